@@ -34,7 +34,7 @@ from benchmarks.load.job import Job
 from benchmarks.load.open_loop import PacedJob
 from benchmarks.load.report import Report
 from benchmarks.produce import windows_of
-from benchmarks.suites.case_load import Measure, Note, Plan, create_topics
+from benchmarks.suites.case_load import Arguments, Measure, Note, create_topics
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite, kept_logs
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
@@ -83,16 +83,16 @@ def data_bytes(quick: bool, free: int) -> int:
     )
 
 
-async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
-    until = trio.current_time() + plan.limit - RESTORE_SECONDS
-    data = data_bytes(plan.quick, _free_bytes(directory))
+async def measure_backup(args: Arguments, directory: Path, note: Note) -> None:
+    until = trio.current_time() + args.limit - RESTORE_SECONDS
+    data = data_bytes(args.quick, _free_bytes(directory))
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
         filled, seconds = await _fill(cluster, leader, data)
         note(Figure("fill", "bodies of 256 KiB, each on three replicas", filled / 1e9, "GB"))
         note(Figure("fill", "bodies a second", filled / 1e6 / seconds, "MB/s"))
-        load = LoadWithBackup(cluster, directory / "backup", 1.0 if plan.quick else WINDOW_SECONDS)
+        load = LoadWithBackup(cluster, directory / "backup", 1.0 if args.quick else WINDOW_SECONDS)
         try:
             await load.run(until)
         finally:  # what was measured before a failure counts
@@ -105,9 +105,9 @@ async def measure_backup(plan: Plan, directory: Path, note: Note) -> None:
                 print(f"bench: sends failed, or the leader changed{kept_logs(directory)}", file=sys.stderr)
 
 
-async def measure_restore(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_restore(args: Arguments, directory: Path, note: Note) -> None:
     _free_bytes(directory)
-    data, probe = (nbytes // 100 if plan.quick else nbytes for nbytes in (RESTORED_BYTES, PROBE_BYTES))
+    data, probe = (nbytes // 100 if args.quick else nbytes for nbytes in (RESTORED_BYTES, PROBE_BYTES))
     backup, replicas = directory / "backup", directory / "replicas"
     async with DevCluster.open(replicas, nodes=1, ports=Ports.free(1), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, "n0")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.suites.case_load import ROOT, Measure, Note, Plan
+from benchmarks.suites.case_load import ROOT, Arguments, Measure, Note
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.local_cluster import DevCluster, Ports
@@ -40,35 +40,37 @@ RECEIVED_GOAL = 100_000.0
 RECEIVED_AT = ("one replica", 128)
 
 
-async def measure_one(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_one(args: Arguments, directory: Path, note: Note) -> None:
     """Measure with one replica. Raises ServersFailed."""
-    await _measure("one replica", 1, plan, directory, note)
+    await _measure("one replica", 1, args, directory, note)
 
 
-async def measure_three(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_three(args: Arguments, directory: Path, note: Note) -> None:
     """Measure with three replicas. Raises ServersFailed."""
-    await _measure("three replicas", 3, plan, directory, note)
+    await _measure("three replicas", 3, args, directory, note)
 
 
-async def _measure(case: str, nodes: int, plan: Plan, directory: Path, note: Note) -> None:
+async def _measure(case: str, nodes: int, args: Arguments, directory: Path, note: Note) -> None:
     async with DevCluster.open(
         directory / "replicas", nodes=nodes, ports=Ports.free(nodes), settings=ANY_DISK
     ) as cluster:
         for load, options in LOADS.items():
             for body in BODIES:
-                result = await _bench("produce", cluster.namesrv, body, plan, ["--warm-up", str(plan.warmup), *options])
+                result = await _bench("produce", cluster.namesrv, body, args, ["--warm-up", str(args.warmup), *options])
                 cluster.check()
                 for figure in figures_of(case, load, body, result):
                     note(figure)
         for body in BODIES:
-            result = await _bench("backlog", cluster.namesrv, body, plan, [])
+            result = await _bench("backlog", cluster.namesrv, body, args, [])
             cluster.check()
             for figure in figures_of_received(case, body, result):
                 note(figure)
 
 
-async def _bench(what: str, namesrv: str, body: int, plan: Plan, options: Sequence[str]) -> dict[str, dict[str, float]]:
-    seconds = str(plan.windows * plan.seconds / 2)
+async def _bench(
+    what: str, namesrv: str, body: int, args: Arguments, options: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    seconds = str(args.windows * args.seconds / 2)
     command = [sys.executable, "-m", "mq.cli", "bench", what, "--json", "--namesrv", namesrv, "--size", str(body)]
     command += ["--seconds", seconds, *options]
     process = await trio.run_process(command, cwd=ROOT, capture_stdout=True)

@@ -28,9 +28,9 @@ from benchmarks.lateness import measure_lateness
 from benchmarks.load.dialogues import Job, Report
 from benchmarks.procfs import rss_bytes
 from benchmarks.suites.case_load import (
+    Arguments,
     Measure,
     Note,
-    Plan,
     create_topics,
     one_broker,
     run_beside,
@@ -55,12 +55,12 @@ async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report
     return report, sum(cpu)
 
 
-def job_of(cluster: DevCluster, node_id: str, plan: Plan, kind: str, **more: Any) -> Job:
+def job_of(cluster: DevCluster, node_id: str, args: Arguments, kind: str, **more: Any) -> Job:
     """A job whose windows begin after the warm-up."""
-    begin = time.clock_gettime(time.CLOCK_MONOTONIC) + plan.sizes.connect_seconds + plan.warmup
+    begin = time.clock_gettime(time.CLOCK_MONOTONIC) + args.sizes.connect_seconds + args.warmup
     given: dict[str, Any] = {"connections": 4, "flows": IN_FLIGHT} | more
     address = ("127.0.0.1", cluster.port(node_id))
-    return Job(address, kind, begin=begin, window_seconds=plan.seconds, windows=plan.windows, **given)
+    return Job(address, kind, begin=begin, window_seconds=args.seconds, windows=args.windows, **given)
 
 
 @asynccontextmanager
@@ -72,14 +72,14 @@ async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]
         yield cluster, leader
 
 
-async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_timers(args: Arguments, directory: Path, note: Note) -> None:
     """Measure memory and recovery with many pending messages."""
-    wanted = plan.sizes.timers // (100 if plan.quick else 1)
+    wanted = args.sizes.timers // (100 if args.quick else 1)
     async with one_broker(directory / "timers") as cluster:
         await create_topics(cluster, 1)
 
         async def store(kind: str, total: int, **options: Any) -> None:
-            await run_flows(cluster, "n0", job_of(cluster, "n0", plan, kind, flows=1024, total=total, options=options))
+            await run_flows(cluster, "n0", job_of(cluster, "n0", args, kind, flows=1024, total=total, options=options))
 
         async def pending() -> int:
             async with Admin(cluster.namesrv) as admin:
@@ -104,13 +104,13 @@ async def measure_timers(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("timers", "resident memory after the restart", rss_bytes(cluster.pid("n0")) / 1e6, "MB"))
 
 
-async def measure_transactions(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_transactions(args: Arguments, directory: Path, note: Note) -> None:
     """Measure transactions beside plain sends."""
     async with three_brokers(directory / "transactions") as (cluster, leader):
         costs: dict[str, float] = {}
         for kind, name in (("sends", "plain sends"), ("transactions", "transactions")):
-            report, cpu = await run_flows(cluster, leader, job_of(cluster, leader, plan, kind))
-            rate = statistics.median(report.done) / plan.seconds
+            report, cpu = await run_flows(cluster, leader, job_of(cluster, leader, args, kind))
+            rate = statistics.median(report.done) / args.seconds
             costs[kind] = 1e6 * cpu / max(1, sum(report.done))
             goal = 5000 if kind == "transactions" else None
             note(Figure("transactions", f"{name}/s, {IN_FLIGHT} calls in flight", rate, "/s", goal, is_limit=False))
@@ -118,13 +118,13 @@ async def measure_transactions(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("transactions", "cost of a transaction in plain sends", costs["transactions"] / costs["sends"], ""))
 
 
-async def measure_pop(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_pop(args: Arguments, directory: Path, note: Note) -> None:
     """Measure one consumer that pops and acknowledges."""
-    wanted = POP_MESSAGES // 10 if plan.quick else POP_MESSAGES
+    wanted = POP_MESSAGES // 10 if args.quick else POP_MESSAGES
     async with three_brokers(directory / "pop") as (cluster, leader):
-        await send_messages(cluster, plan, wanted, leader)
-        report, cpu = await run_flows(cluster, leader, job_of(cluster, leader, plan, "pops", connections=1, flows=8))
-        rate = statistics.median(report.done) / plan.seconds
+        await send_messages(cluster, args, wanted, leader)
+        report, cpu = await run_flows(cluster, leader, job_of(cluster, leader, args, "pops", connections=1, flows=8))
+        rate = statistics.median(report.done) / args.seconds
         note(Figure("pop", "messages/s popped and acknowledged", rate, "/s", 20_000, is_limit=False))
         note(Figure("pop", "CPU of the leader", 1e6 * cpu / max(1, sum(report.done)), "us/message"))
 

@@ -27,7 +27,7 @@ from benchmarks.load.paced_client import Report, run_paced_client
 from benchmarks.noisy_clients import PULLED_BYTES, Job, neighbours
 from benchmarks.procfs import load_average
 from benchmarks.pulling import fill
-from benchmarks.suites.case_load import Measure, Note, Plan
+from benchmarks.suites.case_load import Arguments, Measure, Note
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.client.admin import Admin
@@ -93,7 +93,7 @@ async def _measure(
     case: str,
     cluster: DevCluster,
     leader: str,
-    plan: Plan,
+    args: Arguments,
     note: Note,
     seconds: float,
     *,
@@ -101,8 +101,8 @@ async def _measure(
     beside: Job | None = None,
 ) -> None:
     """Measure a steady client; its neighbours, if there are any, start when its warm-up is over."""
-    seconds = plan.seconds if plan.quick else seconds
-    job = PacedJob(cluster.namesrv, STEADY_TOPIC, RATE, plan.warmup, seconds)
+    seconds = args.seconds if args.quick else seconds
+    job = PacedJob(cluster.namesrv, STEADY_TOPIC, RATE, args.warmup, seconds)
     reports: list[Report] = []
     watch = _Watch(cluster, leader)
     pid = cluster.pid(leader)
@@ -111,7 +111,7 @@ async def _measure(
     async with Admin(cluster.namesrv) as admin, trio.open_nursery() as nursery:
         nursery.start_soon(watch.run, admin)
         if beside is not None:
-            nursery.start_soon(_come_later, plan.warmup, beside)
+            nursery.start_soon(_come_later, args.warmup, beside)
         reports.append(await run_paced_client(job))
         nursery.cancel_scope.cancel()
     used = (cpu_seconds(pid) - cpu) / (trio.current_time() - begin)
@@ -139,15 +139,15 @@ async def _come_later(seconds: float, job: Job) -> None:
         await trio.sleep_forever()
 
 
-async def measure_alone(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_alone(args: Arguments, directory: Path, note: Note) -> None:
     """Measure without other clients."""
     async with _three(directory) as (cluster, leader):
-        await _measure("alone", cluster, leader, plan, note, SECONDS, goal=None)
+        await _measure("alone", cluster, leader, args, note, SECONDS, goal=None)
 
 
-async def measure_many(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_many(args: Arguments, directory: Path, note: Note) -> None:
     """Measure beside many topics, queues and groups."""
-    part = 100 if plan.quick else 1
+    part = 100 if args.quick else 1
     async with _three(directory) as (cluster, leader):
         job = Job("groups", HOST, cluster.port(leader), TOPICS // part, GROUPS // part, SPREAD_RATE)
         begin = trio.current_time()
@@ -156,10 +156,10 @@ async def measure_many(plan: Plan, directory: Path, note: Note) -> None:
             if await cluster.leader() != leader:
                 note(Figure("many", "leader changes during setup", 1, "", 0))
                 leader = await cluster.leader()
-            await _measure("many", cluster, leader, plan, note, MANY_SECONDS)
+            await _measure("many", cluster, leader, args, note, MANY_SECONDS)
 
 
-async def measure_hostile(kind: str, plan: Plan, directory: Path, note: Note) -> None:
+async def measure_hostile(kind: str, args: Arguments, directory: Path, note: Note) -> None:
     """Measure beside clients that request as much as they can."""
     async with _three(directory) as (cluster, leader):
         if kind == "pulls":
@@ -168,7 +168,7 @@ async def measure_hostile(kind: str, plan: Plan, directory: Path, note: Note) ->
             address = (HOST, cluster.port(leader))
             await trio.to_thread.run_sync(partial(fill, address, 100, PULLED_BYTES, 1))
         beside = Job(kind, HOST, cluster.port(leader))
-        await _measure(kind, cluster, leader, plan, note, SECONDS, beside=beside)
+        await _measure(kind, cluster, leader, args, note, SECONDS, beside=beside)
 
 
 CASES: dict[str, Measure] = {

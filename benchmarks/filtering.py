@@ -34,7 +34,7 @@ import wasmtime
 from benchmarks.load.frames import CONSUMERS, QUEUES, TOPIC, pull_frame, request_frame, send_frame
 from benchmarks.procfs import load_average
 from benchmarks.pulling import fill_with, receive_frame
-from benchmarks.suites.case_load import ROOT, Measure, Note, Plan, create_topics, one_broker
+from benchmarks.suites.case_load import ROOT, Arguments, Measure, Note, create_topics, one_broker
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.client import Admin
@@ -125,9 +125,9 @@ async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, i
             await process.wait()
 
 
-async def measure_filters(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_filters(args: Arguments, directory: Path, note: Note) -> None:
     """Measure without a filter, and with each kind, in turns."""
-    messages = MESSAGES // (10 if plan.quick else 1)
+    messages = MESSAGES // (10 if args.quick else 1)
     end = messages // QUEUES
     frames = [
         send_frame(
@@ -148,7 +148,7 @@ async def measure_filters(plan: Plan, directory: Path, note: Note) -> None:
         broker = (HOST, cluster.port("n0"))
         await trio.to_thread.run_sync(partial(fill_with, broker, messages, frames))
         async with filter_server(cluster) as (address, pid):
-            for window in range(plan.windows + 1):
+            for window in range(args.windows + 1):
                 for case, program in programs.items():
                     if program is not None:
                         await trio.to_thread.run_sync(partial(upload, address, *program))

@@ -19,7 +19,7 @@ import trio
 from benchmarks.load.do_job import do_job
 from benchmarks.load.frames import TOPIC
 from benchmarks.load.generators import run_generator
-from benchmarks.suites.case_load import Note, Plan, create_topics
+from benchmarks.suites.case_load import Arguments, Note, create_topics
 from benchmarks.suites.figures import Figure
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
@@ -96,9 +96,9 @@ def share_of(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-async def measure_latency(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_latency(args: Arguments, directory: Path, note: Note) -> None:
     """Measure one message at a time through three replicas."""
-    messages = plan.sizes.latency_messages // (20 if plan.quick else 1)
+    messages = args.sizes.latency_messages // (20 if args.quick else 1)
     async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = Job(cluster.namesrv, TOPIC, 1024, int(messages * _WARM_UP_SHARE), messages)

@@ -19,7 +19,7 @@ from benchmarks.latency import share_of
 from benchmarks.load.do_job import do_job
 from benchmarks.load.frames import TOPIC
 from benchmarks.load.generators import run_generator
-from benchmarks.suites.case_load import Note, Plan, create_topics
+from benchmarks.suites.case_load import Arguments, Note, create_topics
 from benchmarks.suites.figures import Figure
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
@@ -93,11 +93,11 @@ async def watch(job: Job) -> Report:
     return report
 
 
-async def measure_lateness(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_lateness(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the shortest delay level on three replicas."""
     async with DevCluster.open(directory / "lateness", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
-        job = Job(cluster.namesrv, TOPIC, RATE, plan.windows * plan.seconds)
+        job = Job(cluster.namesrv, TOPIC, RATE, args.windows * args.seconds)
         report = await run_generator("benchmarks.lateness", job, Report)
         cluster.check()
     note(Figure("lateness", f"messages of level 1, {RATE:,} a second", len(report.late), ""))

@@ -26,7 +26,7 @@ from benchmarks.load.job import Job
 from benchmarks.load.open_loop import PacedJob
 from benchmarks.load.report import Report, added, quantile
 from benchmarks.produce import windows_of
-from benchmarks.suites.case_load import Measure, Note, Plan, create_topics
+from benchmarks.suites.case_load import Arguments, Measure, Note, create_topics
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
@@ -43,7 +43,7 @@ CONNECT_SECONDS = 3.0
 P999_GOAL_MS = 50.0
 
 
-async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_paced(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the maximum, then half of it. Raises ServersFailed, also if the leader changes meanwhile."""
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
@@ -54,21 +54,21 @@ async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
             connections=CONNECTIONS,
             in_flight=IN_FLIGHT,
             body_bytes=BODY_BYTES,
-            begin=_begin(plan),
-            window_seconds=plan.seconds,
-            windows=plan.windows,
+            begin=_begin(args),
+            window_seconds=args.seconds,
+            windows=args.windows,
             first_slot=1,
         )
         reports, used = await drive(share_out(job), cpu_meters(pids))
-        maximum = statistics.median(each.messages_per_second for each in windows_of(reports, used, plan.seconds))
+        maximum = statistics.median(each.messages_per_second for each in windows_of(reports, used, args.seconds))
         if not maximum:
             raise ServersFailed("paced: no message was acknowledged in half of the windows")
         before = [await writes_of(cluster, node) for node in cluster.node_ids]
         paced = replace(
             job,
             in_flight=IN_FLIGHT_PACED,
-            begin=_begin(plan),
-            window_seconds=PACED_SECONDS_PER_WINDOW * plan.seconds,
+            begin=_begin(args),
+            window_seconds=PACED_SECONDS_PER_WINDOW * args.seconds,
         )
         jobs = [PacedJob(each, maximum / 2 * each.connections / CONNECTIONS) for each in share_out(paced)]
         reports, used = await drive(jobs, [*cpu_meters(pids), *core_meters(pids)], "benchmarks.load.open_loop")
@@ -86,8 +86,8 @@ async def measure_paced(plan: Plan, directory: Path, note: Note) -> None:
     await measure_writes(writes, directory, note)
 
 
-def _begin(plan: Plan) -> float:
-    return time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup
+def _begin(args: Arguments) -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + args.warmup
 
 
 def figures_of(maximum: float, reports: Sequence[Report], windows: Sequence[Window]) -> list[Figure]:

@@ -42,7 +42,7 @@ CONNECT_SECONDS = 1.0
 KEYS = "bench-producer", "bench-secret"
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     nodes: list[int]
@@ -59,7 +59,7 @@ class Plan(argparse.Namespace):
     no_write: bool
 
 
-def parse_arguments(arguments: Sequence[str]) -> Plan:
+def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """The command line as a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -75,21 +75,21 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--signed", action="store_true", help="brokers have accounts and check signatures")
     parser.add_argument("--tls", action="store_true", help="the load uses TLS")
     parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks/produce.md as it is")
-    plan = parser.parse_args(arguments, namespace=Plan())
-    if plan.quick:
-        plan.windows, plan.seconds, plan.warmup, plan.no_write = 3, 0.5, 0.5, True
-    plan.no_write |= plan.signed or plan.tls
-    plan.tls_ca = None
+    args = parser.parse_args(arguments, namespace=Arguments())
+    if args.quick:
+        args.windows, args.seconds, args.warmup, args.no_write = 3, 0.5, 0.5, True
+    args.no_write |= args.signed or args.tls
+    args.tls_ca = None
     known = {case.name for case in all_cases()}
-    if unknown := set(plan.case) - known:
+    if unknown := set(args.case) - known:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(known))}")
-    if unknown_nodes := set(plan.nodes) - {1, 3}:
+    if unknown_nodes := set(args.nodes) - {1, 3}:
         parser.error(f"cases are for 1 and 3 nodes, not {', '.join(map(str, sorted(unknown_nodes)))}")
-    return plan
+    return args
 
 
 async def run_load(
-    address: tuple[str, int], case: Case, plan: Plan, pids: Sequence[int]
+    address: tuple[str, int], case: Case, args: Arguments, pids: Sequence[int]
 ) -> tuple[list[Report], list[list[float]]]:
     """Load ``address`` as the case says; returns the workers' reports, and the CPU seconds of ``pids`` per window.
 
@@ -100,12 +100,12 @@ async def run_load(
         connections=case.connections,
         in_flight=case.in_flight,
         body_bytes=case.body_bytes,
-        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + plan.warmup,
-        window_seconds=plan.seconds,
-        windows=plan.windows,
+        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + args.warmup,
+        window_seconds=args.seconds,
+        windows=args.windows,
         first_slot=1,
-        keys=KEYS if plan.signed else None,
-        tls_ca=plan.tls_ca,
+        keys=KEYS if args.signed else None,
+        tls_ca=args.tls_ca,
     )
     return await drive(share_out(job), cpu_meters(pids))
 
@@ -135,31 +135,31 @@ def windows_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], second
     return tuple(windows)
 
 
-async def measure(cluster: DevCluster, case: Case, plan: Plan) -> Measurement:
+async def measure(cluster: DevCluster, case: Case, args: Arguments) -> Measurement:
     """Measure one case on a running group. Raises ServersFailed if the leader changed meanwhile."""
     leader = await cluster.leader()
     order = [leader, *(node_id for node_id in cluster.node_ids if node_id != leader)]
     pids = [cluster.pid(node_id) for node_id in order]
     before = load_average()
     host, _, port = cluster.address(leader).rpartition(":")
-    reports, cpu = await run_load((host, int(port)), case, plan, pids)
+    reports, cpu = await run_load((host, int(port)), case, args, pids)
     cluster.check()
     if await cluster.leader() != leader:
         raise ServersFailed(f"{case.name}: the leader changed meanwhile; is this machine too busy?")
     return Measurement(
         case=case,
-        windows=windows_of(reports, cpu, plan.seconds),
+        windows=windows_of(reports, cpu, args.seconds),
         rss_mib=tuple(rss_bytes(pid) / 2**20 for pid in pids),
         load_average=before,
-        durability=plan.durability,
+        durability=args.durability,
     )
 
 
-async def measure_ceiling(case: Case, plan: Plan) -> float:
+async def measure_ceiling(case: Case, args: Arguments) -> float:
     """Messages a second that the generator reaches against a server that does nothing."""
     async with _null_server() as port:
-        reports, cpu = await run_load(("127.0.0.1", port), case, plan, [])
-    return statistics.median(window.messages_per_second for window in windows_of(reports, cpu, plan.seconds))
+        reports, cpu = await run_load(("127.0.0.1", port), case, args, [])
+    return statistics.median(window.messages_per_second for window in windows_of(reports, cpu, args.seconds))
 
 
 @asynccontextmanager
@@ -188,33 +188,33 @@ async def _null_server() -> AsyncIterator[int]:
         nursery.cancel_scope.cancel()
 
 
-async def run(plan: Plan, directory: Path) -> tuple[list[Measurement], dict[str, float]]:
+async def run(args: Arguments, directory: Path) -> tuple[list[Measurement], dict[str, float]]:
     """Measure all cases of the plan, and the generator's ceilings by load."""
     cases = [
         case
         for case in all_cases()
-        if (not plan.nodes or case.nodes in plan.nodes) and (not plan.case or case.name in plan.case)
+        if (not args.nodes or case.nodes in args.nodes) and (not args.case or case.name in args.case)
     ]
     loads = list(dict.fromkeys(replace(case, nodes=0) for case in cases if case.connections > 1))
     ceilings = {}
     for load in loads:
-        ceilings[load.load] = await measure_ceiling(load, plan)
+        ceilings[load.load] = await measure_ceiling(load, args)
         print(f"generator alone {load.load:>14}: {ceilings[load.load]:>9,.0f} msgs/s", flush=True)
     measurements = []
     for nodes in sorted({case.nodes for case in cases}):
-        settings = {"durability": plan.durability}
-        if plan.signed:
+        settings = {"durability": args.durability}
+        if args.signed:
             settings["acl_file"] = str(_accounts_file(directory))
-        if plan.tls:
+        if args.tls:
             settings |= _certificate(directory)
-            plan.tls_ca = str(directory / "ca.pem")
+            args.tls_ca = str(directory / "ca.pem")
         async with DevCluster.open(
             directory / f"{nodes}", nodes=nodes, ports=Ports.free(nodes), settings=settings
         ) as cluster:
             async with Admin(cluster.namesrv) as admin:
                 await admin.create_topic(TOPIC, read_queues=QUEUES, write_queues=QUEUES)
             for case in (case for case in cases if case.nodes == nodes):
-                measurement = await measure(cluster, case, plan)
+                measurement = await measure(cluster, case, args)
                 measurements.append(measurement)
                 print(line_of(measurement), flush=True)
     return measurements, ceilings
@@ -259,14 +259,14 @@ def line_of(measurement: Measurement) -> str:
 
 def main() -> None:
     """Measure, print, and write docs/benchmarks/produce.md and benchmarks/results/."""
-    plan = parse_arguments(sys.argv[1:])
-    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+    args = parse_arguments(sys.argv[1:])
+    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
         try:
-            measurements, ceilings = run_trio(partial(run, plan, Path(directory)))
+            measurements, ceilings = run_trio(partial(run, args, Path(directory)))
         except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
-    if plan.no_write:
+    if args.no_write:
         return
     record = RunRecord("produce", "make bench")
     record.keep(generatorCeilings=ceilings, measurements=[asdict(measurement) for measurement in measurements])

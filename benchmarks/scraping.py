@@ -27,7 +27,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.load.frames import topic_name
-from benchmarks.suites.case_load import Measure, Note, Plan, create_topics, job_for, one_broker, run_load
+from benchmarks.suites.case_load import Arguments, Measure, Note, create_topics, job_for, one_broker, run_load
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.addresses import metrics_address_beside
@@ -63,10 +63,10 @@ async def scrape(cluster: DevCluster, node_id: str = "n0") -> tuple[float, list[
     return time.perf_counter() - begin, [line for line in body.splitlines() if not line.startswith(b"#")]
 
 
-async def measure_cost(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_cost(args: Arguments, directory: Path, note: Note) -> None:
     """Measure CPU time per message, scraped and not, alternating window by window."""
-    pairs = plan.windows
-    windows = Plan(**vars(plan) | {"windows": 2 * pairs})
+    pairs = args.windows
+    windows = Arguments(**vars(args) | {"windows": 2 * pairs})
     async with one_broker(directory) as cluster:
         await create_topics(cluster, 1)
         job = job_for(cluster, windows, in_flight=256)
@@ -125,9 +125,9 @@ class Probe:
             self._into = None
 
 
-async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_large(args: Arguments, directory: Path, note: Note) -> None:
     """Measure with many topics and groups."""
-    names = NAMES // 100 if plan.quick else NAMES
+    names = NAMES // 100 if args.quick else NAMES
     async with one_broker(directory) as cluster:
         await create_topics(cluster, names)
         await _consume_everything(cluster, names)
@@ -135,8 +135,8 @@ async def measure_large(plan: Plan, directory: Path, note: Note) -> None:
         pid = cluster.pid("n0")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(probe.run, cluster)
-            await trio.sleep(plan.warmup)
-            for _ in range(SCRAPES // 10 if plan.quick else SCRAPES):
+            await trio.sleep(args.warmup)
+            for _ in range(SCRAPES // 10 if args.quick else SCRAPES):
                 await trio.sleep(KEPT_SECONDS / 2)
                 with probe.window(probe.quiet):
                     await trio.sleep(seconds[-1] if seconds else KEPT_SECONDS / 10)

@@ -24,7 +24,7 @@ from benchmarks.load.generators import Meter, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.procfs import own_cpu_seconds, process_tree, rss_bytes
 from benchmarks.produce import windows_of
-from benchmarks.suites.case_load import BATCH, Measure, Note, Plan, create_topics
+from benchmarks.suites.case_load import BATCH, Arguments, Measure, Note, create_topics
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
@@ -40,18 +40,18 @@ LEADER_GOALS_US = {"pipelined": 9.0, "batches": 5.0}
 INDEX_GOAL_US = 1.0
 
 
-async def measure_pipelined(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_pipelined(args: Arguments, directory: Path, note: Note) -> None:
     """Measure single sends."""
-    await _measure("pipelined", 256, 1, plan, directory, note)
+    await _measure("pipelined", 256, 1, args, directory, note)
 
 
-async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_batches(args: Arguments, directory: Path, note: Note) -> None:
     """Measure batches."""
-    await _measure("batches", 2, BATCH, plan, directory, note)
+    await _measure("batches", 2, BATCH, args, directory, note)
 
 
-async def _measure(case: str, in_flight: int, batch: int, plan: Plan, directory: Path, note: Note) -> None:
-    seconds, seconds_min, bytes_min = (1.0, 4.0, 0) if plan.quick else (WINDOW_SECONDS, SECONDS_MIN, BYTES_MIN)
+async def _measure(case: str, in_flight: int, batch: int, args: Arguments, directory: Path, note: Note) -> None:
+    seconds, seconds_min, bytes_min = (1.0, 4.0, 0) if args.quick else (WINDOW_SECONDS, SECONDS_MIN, BYTES_MIN)
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
@@ -78,7 +78,7 @@ async def _measure(case: str, in_flight: int, batch: int, plan: Plan, directory:
         if await cluster.leader() != leader:
             raise ServersFailed(f"{case}: the leader changed meanwhile; is this machine too busy?")
         children = sum(rss_bytes(child) for pid in pids for child in process_tree(pid)[1:]) / 2**20
-        idle_after, used_after = await _wait_idle(pids, plan.sizes.idle_core)
+        idle_after, used_after = await _wait_idle(pids, args.sizes.idle_core)
     for figure in figures_of(case, windows, seconds):
         note(figure)
     note(Figure(case, "stored by each replica", stored / 1e6, "MB"))

@@ -22,7 +22,7 @@ from benchmarks.load.frames import TOPIC, pull_frame
 from benchmarks.load.paced_client import Job as PacedJob
 from benchmarks.load.paced_client import run_paced_client
 from benchmarks.pulling import receive_frame
-from benchmarks.suites.case_load import Note, Plan, create_topics
+from benchmarks.suites.case_load import Arguments, Note, create_topics
 from benchmarks.suites.figures import Figure
 from mq.broker.limits import DEFAULT
 from mq.client.admin import Admin
@@ -104,12 +104,12 @@ def range_rate(endpoint_url: str, objects: Path, threads: int) -> float:
     return sum(sizes) / 1e6 / seconds
 
 
-async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the case ``cold`` of the package."""
     settings = {"local_retention_bytes": str(1 << 20), "archive_cache_bytes": "0"}
-    async with archiving_group(directory, 1, quick=plan.quick, settings=settings) as (cluster, storage):
+    async with archiving_group(directory, 1, quick=args.quick, settings=settings) as (cluster, storage):
         await create_topics(cluster, 1, "n0")
-        await fill_group(cluster, "n0", COLD_BYTES // (100 if plan.quick else 1), BODY_BYTES)
+        await fill_group(cluster, "n0", COLD_BYTES // (100 if args.quick else 1), BODY_BYTES)
         await wait_archived(cluster, base_moves=True)
         storage.delay(COLD_DELAY_SECONDS)
         ranges = partial(range_rate, storage.url, storage.files(f"{PREFIX}/log"))
@@ -127,7 +127,7 @@ async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
     note(Figure("cold", "read", total / 1e9, "GB"))
     note(Figure("cold", "ranges of 4 MiB, one after the other", rates[1], "MB/s"))
     note(Figure("cold", f"ranges of 4 MiB, {at_once} at a time, as a broker reads", rates[at_once], "MB/s"))
-    note(Figure("cold", "consumed", rate, "MB/s", None if plan.quick else COLD_RATE, is_limit=False))
+    note(Figure("cold", "consumed", rate, "MB/s", None if args.quick else COLD_RATE, is_limit=False))
     share = 100 * rate / rates[1]
     note(Figure("cold", "share of ranges one after the other", share, "%", COLD_SHARE_PERCENT, is_limit=False))
     note(Figure("cold", f"share of ranges {at_once} at a time", 100 * rate / rates[at_once], "%"))
@@ -169,17 +169,17 @@ class ColdReaders:
                 over.set()  # also if this is cancelled: otherwise they read until the broker is gone
 
 
-async def measure_hot(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_hot(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the case ``hot`` of the package."""
     settings = {"local_retention_bytes": str(1 << 20), "archive_cache_bytes": "0"}
-    seconds, pairs = (1.0, 1) if plan.quick else (HOT_SECONDS, HOT_PAIRS)
+    seconds, pairs = (1.0, 1) if args.quick else (HOT_SECONDS, HOT_PAIRS)
     p99: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in ("acknowledged", "delivered")}
     missing = 0
-    async with archiving_group(directory, 1, quick=plan.quick, settings=settings) as (cluster, storage):
+    async with archiving_group(directory, 1, quick=args.quick, settings=settings) as (cluster, storage):
         await create_topics(cluster, 1, "n0")
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(HOT_TOPIC, 4)
-        await fill_group(cluster, "n0", HOT_BYTES // (100 if plan.quick else 1), BODY_BYTES)
+        await fill_group(cluster, "n0", HOT_BYTES // (100 if args.quick else 1), BODY_BYTES)
         await wait_archived(cluster, base_moves=True)
         queues = await queues_of(cluster, TOPIC, 0.8)
         storage.delay(HOT_DELAY_SECONDS)

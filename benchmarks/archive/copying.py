@@ -16,7 +16,7 @@ from benchmarks.archive.groups import archiving_group, fill_group, wait_until
 from benchmarks.backup import LoadWithBackup, figures_of, size_of
 from benchmarks.cases import Window
 from benchmarks.procfs import process_tree
-from benchmarks.suites.case_load import Note, Plan, create_topics
+from benchmarks.suites.case_load import Arguments, Note, create_topics
 from benchmarks.suites.figures import Figure
 from jepsen.deployments.object_storage import ObjectStorage
 from mq.local_cluster import DevCluster
@@ -98,22 +98,22 @@ class ArchiverProcess:
         self._signal(signal.SIGCONT)
 
 
-async def measure_archiving(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_archiving(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the case ``archiving`` of the package."""
     settings = {"archive_bytes_per_second": str(RATE_BYTES)}
-    async with archiving_group(directory, 3, quick=plan.quick, settings=settings) as (cluster, storage):
+    async with archiving_group(directory, 3, quick=args.quick, settings=settings) as (cluster, storage):
         await storage.kill()  # nothing is archived before the load
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
-        data = DATA_BYTES // (100 if plan.quick else 1)
+        data = DATA_BYTES // (100 if args.quick else 1)
         await fill_group(cluster, leader, data)
         note(Figure("archiving", "waited to be archived", data / 1e9, "GB"))
         await storage.start()
         process = ArchiverProcess(cluster, storage)
         await process.wait_begun()
-        window = 1.0 if plan.quick else WINDOW_SECONDS
+        window = 1.0 if args.quick else WINDOW_SECONDS
         load = LoadWithBackup(cluster, directory / "none", window, process, rate=RATE, connect_seconds=6.0)
-        await load.run(trio.current_time() + (0 if plan.quick else ROUNDS_SECONDS))
+        await load.run(trio.current_time() + (0 if args.quick else ROUNDS_SECONDS))
     on = [each for each in load.on if each.follower_us]
     for figure in figures_of(load.off, on, "archiving") if load.off and on else []:
         if figure.name in ("p50, growth", "lost rate"):

@@ -14,7 +14,7 @@ import trio
 from benchmarks.archive.cold_reads import range_rate
 from benchmarks.archive.groups import URL, archiving_group, fill_group, runtime, wait_archived, wait_until
 from benchmarks.backup import disk_rates, size_of
-from benchmarks.suites.case_load import ROOT, Note, Plan, create_topics
+from benchmarks.suites.case_load import ROOT, Arguments, Note, create_topics
 from benchmarks.suites.figures import Figure
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
@@ -33,11 +33,11 @@ WITHOUT_ARCHIVE = ("archive_", "local_retention_")
 """Settings that a replica lacks which gets everything from the leader."""
 
 
-async def measure_join(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_join(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the case ``join`` of the package."""
-    data, kept, probe = (each // (100 if plan.quick else 1) for each in (DATA_BYTES, KEPT_BYTES, PROBE_BYTES))
+    data, kept, probe = (each // (100 if args.quick else 1) for each in (DATA_BYTES, KEPT_BYTES, PROBE_BYTES))
     settings = {"local_retention_bytes": str(kept)}
-    async with archiving_group(directory, 3, quick=plan.quick, settings=settings) as (cluster, storage):
+    async with archiving_group(directory, 3, quick=args.quick, settings=settings) as (cluster, storage):
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
         await fill_group(cluster, leader, data)

@@ -65,7 +65,7 @@ RESULT = "result.json"
 REPORT = ROOT / "docs" / "reports" / "celery-chaos.md"
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     tasks: int
@@ -79,7 +79,7 @@ class Plan(argparse.Namespace):
 class Chaos:
     """One run: its processes, and the numbers of faults."""
 
-    plan: Plan
+    args: Arguments
     directory: Path
     cluster: DevCluster
     relays: Relays
@@ -94,12 +94,12 @@ class Chaos:
 
     async def produce(self) -> None:
         """Send all tasks. Raises subprocess.CalledProcessError."""
-        each = self.plan.tasks // PRODUCERS
+        each = self.args.tasks // PRODUCERS
         module = [sys.executable, "-m", "benchmarks.celery_load.chaos_producer"]
         async with trio.open_nursery() as nursery:
             for number in range(PRODUCERS):
                 output = (self.directory / f"sent-{number}").open("wb")
-                command = [*module, str(each), str(self.plan.seed + number)]
+                command = [*module, str(each), str(self.args.seed + number)]
                 errors = (self.directory / f"producer-{number}.log").open("wb")
                 nursery.start_soon(
                     partial(
@@ -114,7 +114,7 @@ class Chaos:
 
     async def break_things(self, until: trio.CancelScope) -> None:
         """Break one thing after the other until ``until`` is cancelled; then all brokers and workers run."""
-        rng = random.Random(self.plan.seed)
+        rng = random.Random(self.args.seed)
         with until:
             while True:
                 for fault in FAULTS:
@@ -187,7 +187,7 @@ class Chaos:
         return sent_of(lines)
 
 
-async def play(plan: Plan, directory: Path) -> Result:
+async def play(args: Arguments, directory: Path) -> Result:
     """The whole run. Raises ServersFailed, ClientError, OSError, subprocess.CalledProcessError."""
     load, begin = load_average(), trio.current_time()
     ports = Ports.free(3)
@@ -208,7 +208,7 @@ async def play(plan: Plan, directory: Path) -> Result:
             stack.callback(workers.close)
             for name in WORKERS:
                 await workers.start(name)
-            chaos = Chaos(plan, directory, cluster, relays, workers)
+            chaos = Chaos(args, directory, cluster, relays, workers)
             async with trio.open_nursery() as nursery:
                 breaking = trio.CancelScope()
                 nursery.start_soon(chaos.break_things, breaking)
@@ -291,11 +291,11 @@ def main() -> None:
         "--sum", type=Path, nargs="+", metavar="DIR", help="run nothing: report on what runs left there"
     )
     parser.add_argument("--no-write", action="store_true", help=f"leave {REPORT.name} as it is")
-    plan = parser.parse_args(namespace=Plan())
+    args = parser.parse_args(namespace=Arguments())
     if (missing := redis_missing()) is not None:
         parser.exit(2, f"bench: {missing}\n")
     try:
-        results = [_read(each) for each in plan.sum] if plan.sum else [_play(plan)]
+        results = [_read(each) for each in args.sum] if args.sum else [_play(args)]
     except (
         ServersFailed,
         ClientError,
@@ -314,19 +314,19 @@ def main() -> None:
             print(f"{what}: {wrong[:8]}", file=sys.stderr)
     for text in [text for each in results for text in each.errors][:8]:
         print(f"error of a send: {text}", file=sys.stderr)
-    if not plan.no_write:
+    if not args.no_write:
         REPORT.write_text(page)
     sys.exit(0 if counted.is_good else 1)
 
 
-def _play(plan: Plan) -> Result:
+def _play(args: Arguments) -> Result:
     """Do one run, whose result is left in `--dir`."""
     with ExitStack() as stack:
-        if plan.dir is None:
+        if args.dir is None:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="raftmq-celery-")))
         else:
-            (directory := plan.dir.resolve()).mkdir(parents=True)
-        result = run_trio(partial(play, plan, directory))
+            (directory := args.dir.resolve()).mkdir(parents=True)
+        result = run_trio(partial(play, args, directory))
         (directory / RESULT).write_bytes(msgspec.json.encode(result))
     return result
 

@@ -45,7 +45,7 @@ GET_SECONDS_MAX = 60.0
 WARM_UP = 30
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     rounds: int
@@ -102,7 +102,7 @@ class Measured:
         }
 
 
-async def play(plan: Plan, directory: Path) -> list[Measured]:
+async def play(args: Arguments, directory: Path) -> list[Measured]:
     """Measure all. Raises ServersFailed, OSError."""
     with ExitStack() as stack:
         port, _ = stack.enter_context(open_redis(directory / "results"))
@@ -121,19 +121,19 @@ async def play(plan: Plan, directory: Path) -> list[Measured]:
                 await workers.start(f"worker-{number}")
                 app = application(broker.url, backend, system.settings)
                 measured.append(Measured(system, broker, app, workers.pids(f"worker-{number}")))
-            await trio.to_thread.run_sync(_measure, plan, measured)
+            await trio.to_thread.run_sync(_measure, args, measured)
     return measured
 
 
-def _measure(plan: Plan, measured: list[Measured]) -> None:
+def _measure(args: Arguments, measured: list[Measured]) -> None:
     for each in measured:
         each.call(WARM_UP)
         each.seconds.clear()
         each.stages.clear()
-    for _ in range(plan.rounds):
+    for _ in range(args.rounds):
         for each in measured:
-            each.call(plan.calls)
-            each.run(plan.tasks)
+            each.call(args.calls)
+            each.run(args.tasks)
     for each in measured:
         each.app.close()
 
@@ -173,21 +173,21 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200, help="one after the other, of each round and broker")
     parser.add_argument("--tasks", type=int, default=1000, help="at once, of each round and broker")
     parser.add_argument("--no-write", action="store_true", help="leave docs/celery.md as it is")
-    plan = parser.parse_args(namespace=Plan())
+    args = parser.parse_args(namespace=Arguments())
     for missing in (redis_missing(), package_missing(str(RABBITMQ_PROGRAM), "rabbitmq-server")):
         if missing is not None:
             parser.exit(2, f"bench: {missing}\n")
     load = load_average()
     with tempfile.TemporaryDirectory(prefix="raftmq-celery-") as directory:
         try:
-            measured = run_trio(partial(play, plan, Path(directory)))
+            measured = run_trio(partial(play, args, Path(directory)))
         except (ServersFailed, OSError, subprocess.CalledProcessError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
     given = " ".join(sys.argv[1:])
     section = markdown(measured, command="make bench-celery" + (f' ARGS="{given}"' if given else ""), load=load)
     print(section)
-    if not plan.no_write:
+    if not args.no_write:
         PAGE.write_text(replace_section(PAGE.read_text(), section, BEGIN, END))
 
 

@@ -44,7 +44,7 @@ class TracedCluster(DevCluster):
     module: ClassVar[str] = "benchmarks.critical_path.traced"
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     seconds: float
@@ -54,7 +54,7 @@ class Plan(argparse.Namespace):
     dir: Path | None
 
 
-def parse_arguments(arguments: Sequence[str]) -> Plan:
+def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """The command line as a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-critical-path", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -64,13 +64,13 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--no-write", action="store_true", help="leave docs as they are")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--real-time", action="store_true", help=REAL_TIME_HELP)
-    plan = parser.parse_args(arguments, namespace=Plan())
-    if plan.quick:
-        plan.seconds, plan.no_write = 1.0, True
-    return plan
+    args = parser.parse_args(arguments, namespace=Arguments())
+    if args.quick:
+        args.seconds, args.no_write = 1.0, True
+    return args
 
 
-async def measure(case: Case, plan: Plan, directory: Path) -> Traced:
+async def measure(case: Case, args: Arguments, directory: Path) -> Traced:
     """Measure one load on three new replicas. Raises ServersFailed, GeneratorFailed, ClientError."""
     traces = directory / "traces"
     traces.mkdir(parents=True)
@@ -87,7 +87,7 @@ async def measure(case: Case, plan: Plan, directory: Path) -> Traced:
             in_flight=case.in_flight,
             body_bytes=case.body_bytes,
             begin=monotonic_seconds() + 1.0 + WARMUP_SECONDS,
-            window_seconds=plan.seconds,
+            window_seconds=args.seconds,
             windows=1,
             first_slot=1,
         )
@@ -95,7 +95,7 @@ async def measure(case: Case, plan: Plan, directory: Path) -> Traced:
         end = monotonic_seconds()
         cluster.check()
     messages = sum(report.messages[0] for report in reports)
-    begin = end - plan.seconds
+    begin = end - args.seconds
     of = {node: _read(traces / node, begin, end) for node in order}
     found = paths(of[leader], {node: of[node] for node in order[1:]})
     return Traced(
@@ -103,7 +103,7 @@ async def measure(case: Case, plan: Plan, directory: Path) -> Traced:
         entries=len(found),
         path_us=1e6 * sorted(path.seconds for path in found)[len(found) // 2],
         p50_ms=1e3 * quantile(added(report.latencies[0] for report in reports), 0.5),
-        messages_per_second=messages / plan.seconds,
+        messages_per_second=messages / args.seconds,
         cpu_us=tuple(1e6 * seconds / messages for seconds in cpu),
         turns=tuple(turns_per_entry(of[node], len(found)) for node in order),
         load_average=before,
@@ -117,19 +117,19 @@ def _read(path: Path, begin: float, end: float) -> Trace:
 
 def main() -> None:
     """Measure, print, and write docs/benchmarks/critical-path.md, the pictures and benchmarks/results/."""
-    plan = parse_arguments(sys.argv[1:])
-    if plan.real_time:
+    args = parse_arguments(sys.argv[1:])
+    if args.real_time:
         run_before_others()
     found = list[Traced]()
-    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
         try:
             for case in CASES:
-                found.append(run_trio(partial(measure, case, plan, Path(directory) / case.name)))
+                found.append(run_trio(partial(measure, case, args, Path(directory) / case.name)))
                 _print(found[-1])
         except FAILURES as error:
             print(f"bench-critical-path: {error}", file=sys.stderr)
             sys.exit(1)
-    if not plan.no_write:
+    if not args.no_write:
         _write(found)
 
 

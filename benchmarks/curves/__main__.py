@@ -25,7 +25,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.curves import consuming, lite, producing
-from benchmarks.curves.group_load import Note, Plan
+from benchmarks.curves.group_load import Arguments, Note
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.sample import Curve, Measured, Sample, samples_of
 from benchmarks.load.generators import ROOT, GeneratorFailed
@@ -34,7 +34,7 @@ from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed
 
-Measure = Callable[[Plan, Path, Note], Awaitable[None]]
+Measure = Callable[[Arguments, Path, Note], Awaitable[None]]
 CURVES: dict[str, tuple[Curve, Measure]] = {
     curve.name: (curve, measure)
     for curve, measure in (
@@ -51,7 +51,7 @@ CURVES: dict[str, tuple[Curve, Measure]] = {
 }
 
 
-def parse_arguments(arguments: Sequence[str]) -> Plan:
+def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """The command line as a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-curves", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -65,16 +65,16 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--limit", type=float, default=360.0, help="seconds for each curve")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--no-write", action="store_true", help="leave docs as they are")
-    plan = parser.parse_args(arguments, namespace=Plan())
-    if plan.quick:
-        plan.windows, plan.seconds, plan.no_write = 2, 0.5, True
-    return plan
+    args = parser.parse_args(arguments, namespace=Arguments())
+    if args.quick:
+        args.windows, args.seconds, args.no_write = 2, 0.5, True
+    return args
 
 
-async def run_curve(name: str, plan: Plan, directory: Path, note: Note) -> bool:
+async def run_curve(name: str, args: Arguments, directory: Path, note: Note) -> bool:
     """Measure one curve; whether it was done in time."""
-    with trio.move_on_after(plan.limit) as scope:
-        await CURVES[name][1](plan, directory, note)
+    with trio.move_on_after(args.limit) as scope:
+        await CURVES[name][1](args, directory, note)
     return not scope.cancelled_caught
 
 
@@ -88,9 +88,9 @@ def write(curve: Curve, samples: Sequence[Sample]) -> None:
 
 def main() -> None:
     """Measure, print and write one curve after the other. Exit code 1 if one failed or was not done in time."""
-    plan, failed = parse_arguments(sys.argv[1:]), False
+    args, failed = parse_arguments(sys.argv[1:]), False
     for name, (curve, _) in CURVES.items():
-        if plan.curve and name not in plan.curve:
+        if args.curve and name not in args.curve:
             continue
         measured = list[Measured]()
 
@@ -105,17 +105,17 @@ def main() -> None:
                 flush=True,
             )
 
-        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
             try:
-                done = run_trio(partial(run_curve, name, plan, Path(directory), note))
+                done = run_trio(partial(run_curve, name, args, Path(directory), note))
             except (ServersFailed, GeneratorFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
                 print(f"bench-curves: {name}: {error}", file=sys.stderr)
                 failed = True
                 continue
         if not done:
-            print(f"bench-curves: {name} was not done after {plan.limit:g} s", file=sys.stderr)
+            print(f"bench-curves: {name} was not done after {args.limit:g} s", file=sys.stderr)
             failed = True
-        elif not plan.no_write:
+        elif not args.no_write:
             write(curve, samples_of(measured))
     sys.exit(failed)
 

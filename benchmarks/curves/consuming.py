@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.curves.group_load import Note, Plan, Replicas, begin_after, measure_jobs, persist
+from benchmarks.curves.group_load import Arguments, Note, Replicas, begin_after, measure_jobs, persist
 from benchmarks.curves.polling import Job
 from benchmarks.curves.producing import up_and_down
 from benchmarks.curves.sample import Curve, Measured
@@ -27,16 +27,16 @@ CONSUMERS = Curve(
 )
 
 
-async def consumers(plan: Plan, directory: Path, note: Note) -> None:
+async def consumers(args: Arguments, directory: Path, note: Note) -> None:
     """Measure long polls of 1 to 1,000 consumers, each number on a new topic with one queue per consumer."""
-    counts = (1, 20) if plan.quick else (1, 4, 16, 64, 250, 1000)
+    counts = (1, 20) if args.quick else (1, 4, 16, 64, 250, 1000)
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         topics = map(topic_name, itertools.count())
         for count in up_and_down(counts):
-            note(await persist(partial(_measure, cluster, topics, count, plan)))
+            note(await persist(partial(_measure, cluster, topics, count, args)))
 
 
-async def _measure(cluster: DevCluster, topics: Iterator[str], count: int, plan: Plan) -> Measured:
+async def _measure(cluster: DevCluster, topics: Iterator[str], count: int, args: Arguments) -> Measured:
     topic = next(topics)
     async with Admin(cluster.namesrv) as admin:
         await admin.create_topic(topic, count)
@@ -47,8 +47,8 @@ async def _measure(cluster: DevCluster, topics: Iterator[str], count: int, plan:
         consumers=count,
         rate=RATE,
         body_bytes=1024,
-        begin=begin_after(count * JOIN_COST, plan),
-        window_seconds=plan.seconds,
-        windows=plan.windows,
+        begin=begin_after(count * JOIN_COST, args),
+        window_seconds=args.seconds,
+        windows=args.windows,
     )
     return await measure_jobs([cluster], replicas, [job], f"{count:,}", generator="benchmarks.curves.polling")

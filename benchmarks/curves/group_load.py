@@ -27,7 +27,7 @@ START_SECONDS = 2.0
 AGAIN_AFTER_SECONDS = 3.0
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     curve: list[str]
@@ -98,9 +98,9 @@ def _children_cpu_seconds(pid: int) -> float:
     return cpu_seconds(pid) - own_cpu_seconds(pid)
 
 
-async def measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at: str) -> Measured:
+async def measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments, at: str) -> Measured:
     """Put load on the leaders of all groups. Raises as `persist`."""
-    return await persist(partial(_measure, clusters, shape, plan, at))
+    return await persist(partial(_measure, clusters, shape, args, at))
 
 
 async def persist(attempt: Callable[[], Awaitable[Measured]]) -> Measured:
@@ -116,16 +116,16 @@ async def persist(attempt: Callable[[], Awaitable[Measured]]) -> Measured:
     return await attempt()
 
 
-async def _measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at: str) -> Measured:
+async def _measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments, at: str) -> Measured:
     replicas = await Replicas.find(clusters)
     job = Job(
         address=replicas.addresses[0],
         connections=shape.connections,
         in_flight=shape.in_flight,
         body_bytes=shape.body_bytes,
-        begin=begin_after(shape.connections, plan),
-        window_seconds=plan.seconds,
-        windows=plan.windows,
+        begin=begin_after(shape.connections, args),
+        window_seconds=args.seconds,
+        windows=args.windows,
         first_slot=1,
         topics=shape.topics,
         queues=shape.queues,
@@ -137,10 +137,10 @@ async def _measure(clusters: Sequence[DevCluster], shape: Shape, plan: Plan, at:
     return await measure_jobs(clusters, replicas, jobs, at)
 
 
-def begin_after(connections: float, plan: Plan) -> float:
+def begin_after(connections: float, args: Arguments) -> float:
     """The time at which the windows of a job begin that is started now and opens ``connections``."""
     connecting = START_SECONDS + connections / CONNECTS_PER_SECOND
-    return time.clock_gettime(time.CLOCK_MONOTONIC) + connecting + plan.sizes.curve_warm_up_seconds
+    return time.clock_gettime(time.CLOCK_MONOTONIC) + connecting + args.sizes.curve_warm_up_seconds
 
 
 async def measure_jobs(

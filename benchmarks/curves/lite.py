@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.curves.group_load import Note, Plan, Shape, measure
+from benchmarks.curves.group_load import Arguments, Note, Shape, measure
 from benchmarks.curves.sample import Curve
 from benchmarks.load.frames import CODE, QUEUES, TOPIC, complete_bytes, lite_name, send_frame
 from benchmarks.load.generators import GeneratorFailed
@@ -38,9 +38,9 @@ _REST_SECONDS = 6.0
 PAIRS = 8
 
 
-async def lite_topics(plan: Plan, directory: Path, note: Note) -> None:
+async def lite_topics(args: Arguments, directory: Path, note: Note) -> None:
     """Measure with more and more lite topics in one topic, up to the number that can be filled in time."""
-    counts = (10, 1000) if plan.quick else COUNTS
+    counts = (10, 1000) if args.quick else COUNTS
     async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=ANY_DISK) as cluster:
         await _create_topic(cluster)
         address, there, seconds_each = (HOST, cluster.port("n0")), 0, 0.0
@@ -51,20 +51,20 @@ async def lite_topics(plan: Plan, directory: Path, note: Note) -> None:
             await trio.to_thread.run_sync(partial(_fill, address, range(there, count)))
             seconds_each = (trio.current_time() - began) / (count - there)
             there = count
-            await trio.sleep(1.0 if plan.quick else _REST_SECONDS)
+            await trio.sleep(1.0 if args.quick else _REST_SECONDS)
             shape = Shape(in_flight=250, body_bytes=BODY_BYTES, lite_topics=count)
-            measured = await measure([cluster], shape, plan, f"{count:,}")
+            measured = await measure([cluster], shape, args, f"{count:,}")
             pairs = PAIRS if count == counts[-1] else 0
-            times = [await _times(cluster, shape, counts[0], plan) for _ in range(pairs)]
+            times = [await _times(cluster, shape, counts[0], args) for _ in range(pairs)]
             note(replace(measured, state_mib=_state_bytes(directory / "n0") / 2**20, times_first=times))
 
 
-async def _times(cluster: DevCluster, shape: Shape, few: int, plan: Plan) -> float:
+async def _times(cluster: DevCluster, shape: Shape, few: int, args: Arguments) -> float:
     """The leader's CPU for a message to one of all lite topics, divided by that for a message to one of a few.
 
     One window each, one right after the other: the speed of the machine changes more from minute to minute than this.
     """
-    short = copy(plan)
+    short = copy(args)
     short.windows = 1
     costs = [
         (await measure([cluster], replace(shape, lite_topics=count), short, str(count))).windows[0].leader_us

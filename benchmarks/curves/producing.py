@@ -15,8 +15,8 @@ from typing import TypeVar
 import trio
 
 from benchmarks.curves.group_load import (
+    Arguments,
     Note,
-    Plan,
     Replicas,
     Shape,
     begin_after,
@@ -66,25 +66,25 @@ async def _group(directory: Path, nodes: int) -> AsyncIterator[DevCluster]:
         yield cluster
 
 
-async def connections(plan: Plan, directory: Path, note: Note) -> None:
+async def connections(args: Arguments, directory: Path, note: Note) -> None:
     """Measure one message in flight on each of 1 to 10,000 connections."""
-    counts = (1, 16, 200) if plan.quick else (1, 4, 16, 64, 256, 1000, 4000, 10_000)
+    counts = (1, 16, 200) if args.quick else (1, 4, 16, 64, 256, 1000, 4000, 10_000)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         for count in up_and_down(counts):
-            note(await measure([cluster], Shape(connections=count, in_flight=1), plan, f"{count:,}"))
+            note(await measure([cluster], Shape(connections=count, in_flight=1), args, f"{count:,}"))
 
 
-async def idle(plan: Plan, directory: Path, note: Note) -> None:
+async def idle(args: Arguments, directory: Path, note: Note) -> None:
     """Measure one load beside 0 to 10,000 idle connections, each of which has sent only a heartbeat."""
-    counts = (0, 50) if plan.quick else (0, 10, 100, 1000, 4000, 10_000)
+    counts = (0, 50) if args.quick else (0, 10, 100, 1000, 4000, 10_000)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         leader = await cluster.leader()
         for count in up_and_down(counts):
             with _idle_connections((HOST, cluster.port(leader)), count):
                 await trio.sleep(IDLE_AFTER_SECONDS)
-                note(await measure([cluster], Shape(), plan, f"{count:,}"))
+                note(await measure([cluster], Shape(), args, f"{count:,}"))
 
 
 @contextmanager
@@ -98,41 +98,41 @@ def _idle_connections(address: tuple[str, int], count: int) -> Iterator[None]:
         yield
 
 
-async def queues(plan: Plan, directory: Path, note: Note) -> None:
+async def queues(args: Arguments, directory: Path, note: Note) -> None:
     """Measure messages in flight in 1 to 10,000 queues, each in its own where enough exist."""
-    topics = (1, 10, 40) if plan.quick else (1, 10, 125, 1250)
+    topics = (1, 10, 40) if args.quick else (1, 10, 125, 1250)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, topics[-1], await cluster.leader())
         one = Shape(in_flight=2500, body_bytes=128, queues=1)
         shapes = [one, *(replace(one, topics=count, queues=QUEUES) for count in topics)]
         for shape in up_and_down(shapes):
-            note(await measure([cluster], shape, plan, f"{shape.topics * shape.queues:,}"))
+            note(await measure([cluster], shape, args, f"{shape.topics * shape.queues:,}"))
 
 
-async def size(plan: Plan, directory: Path, note: Note) -> None:
+async def size(args: Arguments, directory: Path, note: Note) -> None:
     """Measure bodies from 64 B to 1 MiB."""
-    sizes = (64, 4096) if plan.quick else tuple(64 * 4**step for step in range(8))
+    sizes = (64, 4096) if args.quick else tuple(64 * 4**step for step in range(8))
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         for count in up_and_down(sizes):
             shape = Shape(in_flight=max(1, min(256, 2**20 // count)), body_bytes=count)
-            note(await measure([cluster], shape, plan, bytes_name(count)))
+            note(await measure([cluster], shape, args, bytes_name(count)))
 
 
-async def log(plan: Plan, directory: Path, note: Note) -> None:
+async def log(args: Arguments, directory: Path, note: Note) -> None:
     """Measure while a log grows, as far as the disk and the time allow."""
     async with _group(directory, 1) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         began = trio.current_time()
-        for gigabytes in (0, 0.02) if plan.quick else LOG_GB:
+        for gigabytes in (0, 0.02) if args.quick else LOG_GB:
             while await _log_gigabytes(cluster) < gigabytes:
                 if trio.current_time() > began + FILL_SECONDS_MAX:
                     return
                 if shutil.disk_usage(directory).free < DISK_GB_LEFT * 1e9:
                     return
-                await _fill(cluster, 1.0 if plan.quick else 10.0)
+                await _fill(cluster, 1.0 if args.quick else 10.0)
             stored = await _log_gigabytes(cluster)
-            note(await measure([cluster], Shape(), plan, f"{stored:.1f}"))
+            note(await measure([cluster], Shape(), args, f"{stored:.1f}"))
 
 
 async def _log_gigabytes(cluster: DevCluster) -> float:
@@ -157,29 +157,29 @@ async def _fill(cluster: DevCluster, seconds: float) -> None:
     await drive(share_out(job), [])
 
 
-async def replicas(plan: Plan, directory: Path, note: Note) -> None:
+async def replicas(args: Arguments, directory: Path, note: Note) -> None:
     """Measure groups of 1, 3 and 5."""
-    for nodes in up_and_down((1, 3) if plan.quick else (1, 3, 5)):
+    for nodes in up_and_down((1, 3) if args.quick else (1, 3, 5)):
         async with _group(directory / f"{nodes}", nodes) as cluster:
             await create_topics(cluster, 1, await cluster.leader())
-            note(await measure([cluster], Shape(), plan, f"{nodes}"))
+            note(await measure([cluster], Shape(), args, f"{nodes}"))
         shutil.rmtree(directory / f"{nodes}")
 
 
-async def groups(plan: Plan, directory: Path, note: Note) -> None:
+async def groups(args: Arguments, directory: Path, note: Note) -> None:
     """Measure 1, 2 and 4 groups, each with the same rate, which the cores of a small machine bear for all of them."""
-    for count in up_and_down((1, 2) if plan.quick else (1, 2, 4)):
+    for count in up_and_down((1, 2) if args.quick else (1, 2, 4)):
         home = directory / f"{count}"
         async with open_groups(home, count, ports=Ports.free(3, groups=count), settings=ANY_DISK) as clusters:
             async with Admin(clusters[0].namesrv) as admin:
                 await admin.create_topic(topic_name(0), QUEUES)
-            note(await persist(partial(_measure_groups, clusters, plan)))
+            note(await persist(partial(_measure_groups, clusters, args)))
         shutil.rmtree(home)
 
 
-async def _measure_groups(clusters: Sequence[DevCluster], plan: Plan) -> Measured:
+async def _measure_groups(clusters: Sequence[DevCluster], args: Arguments) -> Measured:
     found = await Replicas.find(clusters)
-    begin = begin_after(4 * len(clusters), plan)
+    begin = begin_after(4 * len(clusters), args)
     jobs = [
         PacedJob(
             Job(
@@ -188,8 +188,8 @@ async def _measure_groups(clusters: Sequence[DevCluster], plan: Plan) -> Measure
                 in_flight=256,
                 body_bytes=1024,
                 begin=begin,
-                window_seconds=plan.seconds,
-                windows=plan.windows,
+                window_seconds=args.seconds,
+                windows=args.windows,
                 first_slot=1,
             ),
             GROUP_RATE,

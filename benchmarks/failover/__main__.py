@@ -53,7 +53,7 @@ RECOVERY_SECONDS_MAX = 60.0
 Try = Callable[[], Awaitable[float]]
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     tries: int
@@ -211,20 +211,20 @@ async def _send(producer: Producer, sends: Sends) -> None:
         await trio.sleep_until(due)
 
 
-async def run(plan: Plan, directory: Path) -> list[Events]:
+async def run(args: Arguments, directory: Path) -> list[Events]:
     """Measure all events of the plan. Raises ClusterFailed, ClientError, OSError."""
     measured = []
     async with open_bench(directory) as bench:
         restarts: list[Try] = [partial(bench.restarted, node) for node in bench.cluster.nodes]
         events: list[tuple[str, float | None, float, list[Try]]] = [
-            ("leader killed", 0.5, 2.0, [bench.killed] * plan.tries),
-            ("leader cut off", 2.5, 5.0, [bench.cut_off] * plan.tries),
-            ("follower gone", None, 5.0, [bench.follower_gone] * plan.tries),
-            ("transfer", 0.1, 0.1, [bench.transferred] * plan.tries),
-            ("rolling restart", None, 4.0, restarts * plan.rounds),
+            ("leader killed", 0.5, 2.0, [bench.killed] * args.tries),
+            ("leader cut off", 2.5, 5.0, [bench.cut_off] * args.tries),
+            ("follower gone", None, 5.0, [bench.follower_gone] * args.tries),
+            ("transfer", 0.1, 0.1, [bench.transferred] * args.tries),
+            ("rolling restart", None, 4.0, restarts * args.rounds),
         ]
         for name, p50_goal, max_goal, tries in events:
-            if plan.only and not any(word in name for word in plan.only):
+            if args.only and not any(word in name for word in args.only):
                 continue
             found = Events(name, p50_goal, max_goal, load_average())
             failed_before, sent_before = sum(bench.sends.failures.values()), bench.sends.sent
@@ -240,7 +240,7 @@ async def run(plan: Plan, directory: Path) -> list[Events]:
     return measured
 
 
-def parse_arguments(arguments: Sequence[str]) -> Plan:
+def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """The command line as a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-failover", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -250,18 +250,18 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--only", action="append", default=[], help="only events with this word (repeatable)")
     parser.add_argument("--dir", type=Path, help="where the brokers keep their data; default: the system's temporary")
     parser.add_argument("--no-write", action="store_true", help="print only")
-    return parser.parse_args(arguments, namespace=Plan())
+    return parser.parse_args(arguments, namespace=Arguments())
 
 
 def main() -> None:
     """Measure, print, and write docs/reports/failover.md and benchmarks/results/."""
-    plan = parse_arguments(sys.argv[1:])
+    args = parse_arguments(sys.argv[1:])
     if (reason := unavailable()) is not None:
         print(f"bench-failover: {reason}", file=sys.stderr)
         sys.exit(1)
-    with tempfile.TemporaryDirectory(prefix="raftmq-failover-", dir=plan.dir) as directory:
+    with tempfile.TemporaryDirectory(prefix="raftmq-failover-", dir=args.dir) as directory:
         try:
-            measured = run_trio(partial(run, plan, Path(directory)))
+            measured = run_trio(partial(run, args, Path(directory)))
         except (ClusterFailed, ClientError, OSError) as error:
             print(f"bench-failover: {error}", file=sys.stderr)
             sys.exit(1)
@@ -270,7 +270,7 @@ def main() -> None:
     machine = f"{record.machine}; {versions}"
     text = markdown(measured, command=record.command, machine=machine, date=record.date)
     print(text)
-    if plan.no_write:
+    if args.no_write:
         return
     (ROOT / "docs" / "reports").mkdir(exist_ok=True)
     (ROOT / "docs" / "reports" / "failover.md").write_text(text)

@@ -88,7 +88,7 @@ class Ledger:
         return not (self.missing or self.repeated or self.phantoms)
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     delayed: int
@@ -101,7 +101,7 @@ class Plan(argparse.Namespace):
 class ExactlyOnceRun:
     """One run: the sent messages, and the kills."""
 
-    plan: Plan
+    args: Arguments
     ledgers: Mapping[str, Ledger] = field(
         default_factory=lambda: {topic: Ledger(topic) for topic in (DELAYED, TIMED, TRANSACTIONS)}
     )
@@ -164,7 +164,7 @@ async def send_delayed(producer: Producer, run: ExactlyOnceRun) -> None:
                 limit.release_on_behalf_of(number)
             on_outcome(ledger, body, outcome)
 
-        for number in range(run.plan.delayed):
+        for number in range(run.args.delayed):
             await trio.sleep_until(begin + number / DELAYED_PER_SECOND)
             await limit.acquire_on_behalf_of(number)
             nursery.start_soon(send, number)
@@ -195,7 +195,7 @@ async def send_transactions(producer: TransactionProducer, run: ExactlyOnceRun) 
                 ledger.fates[body] = Fate.NEVER
 
     async with trio.open_nursery() as nursery:
-        for number in range(run.plan.transactions):
+        for number in range(run.args.transactions):
             await trio.sleep_until(begin + number / TRANSACTIONS_PER_SECOND)
             nursery.start_soon(send, number)
 
@@ -226,9 +226,9 @@ async def read_all(namesrv: str, ledger: Ledger) -> None:
                     quiet_since = trio.current_time()
 
 
-async def play(plan: Plan, directory: Path) -> ExactlyOnceRun:
+async def play(args: Arguments, directory: Path) -> ExactlyOnceRun:
     """The whole run. Raises ServersFailed, ClientError, OSError."""
-    run = ExactlyOnceRun(plan, load_average=load_average())
+    run = ExactlyOnceRun(args, load_average=load_average())
     begin = trio.current_time()
 
     async with DevCluster.open(directory, ports=Ports.free(3), settings=SETTINGS) as cluster:
@@ -298,10 +298,10 @@ def main() -> None:
     parser.add_argument("--transactions", type=int, default=20_000)
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--no-write", action="store_true", help="leave docs/reports/exactly-once.md as it is")
-    plan = parser.parse_args(namespace=Plan())
-    with tempfile.TemporaryDirectory(prefix="raftmq-once-", dir=plan.dir) as directory:
+    args = parser.parse_args(namespace=Arguments())
+    with tempfile.TemporaryDirectory(prefix="raftmq-once-", dir=args.dir) as directory:
         try:
-            run = run_trio(partial(play, plan, Path(directory)))
+            run = run_trio(partial(play, args, Path(directory)))
         except (ServersFailed, ClientError, OSError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
@@ -312,7 +312,7 @@ def main() -> None:
         for what in ("missing", "repeated", "phantoms"):
             if wrong := getattr(ledger, what):
                 print(f"{ledger.topic}: {what}: {wrong[:8]}", file=sys.stderr)
-    if not plan.no_write:
+    if not args.no_write:
         (ROOT / "docs" / "reports" / "exactly-once.md").write_text(page)
     sys.exit(0 if all(ledger.is_good for ledger in run.ledgers.values()) else 1)
 

@@ -46,7 +46,7 @@ START_WORK_SECONDS = 8.0
 """From the start of servers until their first work is done, such as registrations and the first scrub."""
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     system: list[str]
@@ -60,7 +60,7 @@ class Plan(argparse.Namespace):
     dir: Path | None
 
 
-def parse_arguments(arguments: Sequence[str]) -> Plan:
+def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """The command line as a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-low-rate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -77,23 +77,23 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks/low-rate.md as it is")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--real-time", action="store_true", help=REAL_TIME_HELP)
-    plan = parser.parse_args(arguments, namespace=Plan())
-    if plan.quick:
-        plan.seconds = plan.idle = plan.warm_up = 1.0
-    plan.no_write |= plan.quick or bool(plan.rate)  # the page has all rates
-    return plan
+    args = parser.parse_args(arguments, namespace=Arguments())
+    if args.quick:
+        args.seconds = args.idle = args.warm_up = 1.0
+    args.no_write |= args.quick or bool(args.rate)  # the page has all rates
+    return args
 
 
-async def measure(system: System, plan: Plan, directory: Path, samples: list[LowRateSample]) -> None:
+async def measure(system: System, args: Arguments, directory: Path, samples: list[LowRateSample]) -> None:
     """Measure all rates of one system. Raises an error of its servers, GeneratorFailed."""
     async with system.open(directory) as running:
-        await trio.sleep(0.0 if plan.quick else START_WORK_SECONDS)
+        await trio.sleep(0.0 if args.quick else START_WORK_SECONDS)
         if system.is_jvm:
-            await _sample(running, WARM_UP_RATE, plan.warm_up)
+            await _sample(running, WARM_UP_RATE, args.warm_up)
         rates = [0, *RATES] if system.has_idle else RATES
         for rate in rates:
-            if not plan.rate or rate in plan.rate:
-                sample = await _sample(running, rate, plan.seconds if rate else plan.idle)
+            if not args.rate or rate in args.rate:
+                sample = await _sample(running, rate, args.seconds if rate else args.idle)
                 samples.append(sample)
                 print(_line(system, sample), flush=True)
         running.check()
@@ -146,14 +146,14 @@ def _line(system: System, sample: LowRateSample) -> str:
 
 def main() -> None:
     """Measure, print, and write docs/benchmarks/low-rate.md and benchmarks/results/."""
-    plan = parse_arguments(sys.argv[1:])
-    if plan.real_time:
+    args = parse_arguments(sys.argv[1:])
+    if args.real_time:
         run_before_others()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
     samples, left_out = dict[str, list[LowRateSample]](), dict[str, str]()
-    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
         for system in SYSTEMS:
-            if plan.system and system.name not in plan.system:
+            if args.system and system.name not in args.system:
                 left_out[system.name] = "not asked for"
                 continue
             try:
@@ -162,7 +162,7 @@ def main() -> None:
                     kept = samples.setdefault(system.name, [])
                     place = Path(directory) / system.name
                     place.mkdir()
-                    run_trio(partial(measure, system, plan, place, kept))
+                    run_trio(partial(measure, system, args, place, kept))
                     continue
             except FAILURES as error:
                 reason = str(error)
@@ -170,8 +170,8 @@ def main() -> None:
             print(f"{system.name} is left out: {reason}", flush=True)
     for figure in goals(samples):
         print(figure)
-    if not plan.no_write:
-        _write(samples, left_out, plan.warm_up)
+    if not args.no_write:
+        _write(samples, left_out, args.warm_up)
 
 
 def _write(samples: dict[str, list[LowRateSample]], left_out: dict[str, str], warm_up: float) -> None:

@@ -44,7 +44,7 @@ SETTINGS = ANY_DISK | {
 }
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     minutes: float
@@ -54,7 +54,7 @@ class Plan(argparse.Namespace):
     dir: Path | None
 
 
-def parse_arguments(arguments: Sequence[str]) -> Plan:
+def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """The command line as a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-memory", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -64,15 +64,15 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--quick", action="store_true", help="half a minute; docs/benchmarks/memory.md stays as it is")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--no-write", action="store_true", help="leave docs as they are")
-    plan = parser.parse_args(arguments, namespace=Plan())
-    if plan.quick:
-        plan.minutes, plan.no_write = 0.5, True
-    elif 60 * plan.minutes < WARM_UP_SECONDS + 2 * SAMPLE_SECONDS:
+    args = parser.parse_args(arguments, namespace=Arguments())
+    if args.quick:
+        args.minutes, args.no_write = 0.5, True
+    elif 60 * args.minutes < WARM_UP_SECONDS + 2 * SAMPLE_SECONDS:
         parser.error(f"--minutes: growth counts after {WARM_UP_SECONDS / 60:g} minutes; give at least 6")
-    return plan
+    return args
 
 
-async def measure(plan: Plan, directory: Path, samples: list[Sample]) -> Report:
+async def measure(args: Arguments, directory: Path, samples: list[Sample]) -> Report:
     """Run the load and collect samples. Raises ServersFailed, GeneratorFailed, ClientError."""
     reports = list[Report]()
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=SETTINGS) as cluster:
@@ -80,11 +80,11 @@ async def measure(plan: Plan, directory: Path, samples: list[Sample]) -> Report:
             for topic in TOPICS:
                 await admin.create_topic(topic, QUEUES)
         pids = {f"replica {node}": cluster.pid(node) for node in cluster.node_ids}
-        job = Job(cluster.namesrv, TOPICS, plan.rate, 60 * plan.minutes, BODY_BYTES)
+        job = Job(cluster.namesrv, TOPICS, args.rate, 60 * args.minutes, BODY_BYTES)
         async with trio.open_nursery() as nursery:
             clients: trio.Process = await nursery.start(partial(_run_clients, job, reports))
             began = trio.current_time()
-            step = SAMPLE_SECONDS if not plan.quick else 5.0
+            step = SAMPLE_SECONDS if not args.quick else 5.0
             for number in range(1, int(job.seconds / step) + 1):
                 await trio.sleep_until(began + number * step)
                 cluster.check()
@@ -127,14 +127,14 @@ async def _run_clients(
             process.kill()
 
 
-def write(plan: Plan, samples: Sequence[Sample], report: Report) -> None:
+def write(args: Arguments, samples: Sequence[Sample], report: Report) -> None:
     """Write the section, the picture, and the raw figures."""
     record = RunRecord("memory")
     kept = [{"seconds": sample.seconds, "rssMib": dict(sample.rss_mib)} for sample in samples]
-    record.keep(rate=plan.rate, report=asdict(report), samples=kept)
+    record.keep(rate=args.rate, report=asdict(report), samples=kept)
     (ROOT / "docs" / "images" / "memory.svg").write_text(picture(samples))
     load = (
-        f"{plan.rate:,} messages/s of 1 KiB for {plan.minutes:g} minutes; a log of {RETENTION_MIB} MiB. "
+        f"{args.rate:,} messages/s of 1 KiB for {args.minutes:g} minutes; a log of {RETENTION_MIB} MiB. "
         f"{report.acknowledged:,} messages were acknowledged, {report.failed:,} not; {report.handled:,} were handled "
         f"by push consumers and {report.popped:,} popped."
     )
@@ -144,19 +144,19 @@ def write(plan: Plan, samples: Sequence[Sample], report: Report) -> None:
 
 def main() -> None:
     """Measure, print, and write docs. Exit code 1 if a server or the clients failed."""
-    plan = parse_arguments(sys.argv[1:])
+    args = parse_arguments(sys.argv[1:])
     samples = list[Sample]()
-    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
+    with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
         try:
-            report = run_trio(partial(measure, plan, Path(directory) / "replicas", samples))
+            report = run_trio(partial(measure, args, Path(directory) / "replicas", samples))
         except (ServersFailed, GeneratorFailed, ClientError, OSError) as error:
             print(f"bench-memory: {error}", file=sys.stderr)
             sys.exit(1)
     print(report)
-    for name, growth in growths(samples, 0.0 if plan.quick else WARM_UP_SECONDS).items():
+    for name, growth in growths(samples, 0.0 if args.quick else WARM_UP_SECONDS).items():
         print(f"{name}: {growth.first:.1f} MiB, at the end {growth.last:.1f}, {growth.per_hour:+.1f} MiB per hour")
-    if not plan.no_write:
-        write(plan, samples, report)
+    if not args.no_write:
+        write(args, samples, report)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from benchmarks.peers.rabbitmq import RABBITMQ
 from benchmarks.peers.raftmq import RAFTMQ
 from benchmarks.peers.rocketmq import ROCKETMQ
 from benchmarks.peers.samples import Measured
-from benchmarks.peers.turns import Outcome, Plan, measure
+from benchmarks.peers.turns import Arguments, Outcome, measure
 from benchmarks.procfs import load_average
 from benchmarks.report.run_record import RunRecord, earlier_run
 from mq.cli.errors import run_trio
@@ -38,7 +38,7 @@ PEERS = {peer.name: peer for peer in (*RAFTMQ, *ROCKETMQ, *KAFKA, *NATS, *RABBIT
 """By name, in the order of the turns and of the tables."""
 
 
-def parse_arguments(arguments: Sequence[str]) -> Plan:
+def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """The command line as a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -55,12 +55,12 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--after", type=Path, metavar="RESULTS", help="count the rounds of this earlier run, too")
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--no-write", action="store_true", help="leave docs/benchmarks/peers.md as it is")
-    plan = parser.parse_args(arguments, namespace=Plan())
-    if plan.quick:
-        plan.rounds, plan.windows, plan.seconds, plan.warmup = 1, 1, 1.0, 0.3
-        plan.first_warmup = plan.jvm_warmup = 1.0
-    plan.no_write |= plan.quick or bool(plan.peer)  # the page is of one run of all
-    return plan
+    args = parser.parse_args(arguments, namespace=Arguments())
+    if args.quick:
+        args.rounds, args.windows, args.seconds, args.warmup = 1, 1, 1.0, 0.3
+        args.first_warmup = args.jvm_warmup = 1.0
+    args.no_write |= args.quick or bool(args.peer)  # the page is of one run of all
+    return args
 
 
 def say(text: str) -> None:
@@ -114,17 +114,17 @@ def run(
 
 def main() -> None:
     """Measure, print, and write docs/benchmarks/peers.md, its picture and benchmarks/results/."""
-    plan = parse_arguments(sys.argv[1:])
+    args = parse_arguments(sys.argv[1:])
     try:
-        outcome = Outcome() if plan.after is None else earlier_run(plan.after, Outcome)
+        outcome = Outcome() if args.after is None else earlier_run(args.after, Outcome)
     except (OSError, ValueError) as error:
         sys.exit(f"bench: {error}")
     prepares = partial(prepare, outcome=outcome)
-    kept = (lambda _: None) if plan.no_write else keep
-    rounds = partial(measure, plan=plan, outcome=outcome, say=say, keep=kept)
-    run(plan.peer, plan.dir, outcome.left_out, prepares, rounds)
-    if not plan.no_write:
-        write(list(PEERS.values()), outcome, plan)
+    kept = (lambda _: None) if args.no_write else keep
+    rounds = partial(measure, args=args, outcome=outcome, say=say, keep=kept)
+    run(args.peer, args.dir, outcome.left_out, prepares, rounds)
+    if not args.no_write:
+        write(list(PEERS.values()), outcome, args)
 
 
 def keep(outcome: Outcome) -> RunRecord:
@@ -134,11 +134,11 @@ def keep(outcome: Outcome) -> RunRecord:
     return record
 
 
-def write(peers: Sequence[Peer], outcome: Outcome, plan: Plan) -> None:
+def write(peers: Sequence[Peer], outcome: Outcome, args: Arguments) -> None:
     """Put a run into docs/benchmarks/peers.md and benchmarks/results/."""
     record = keep(outcome)
     (ROOT / "docs" / PICTURE).write_text(draw(peers, outcome.measured))
-    text = section(peers, outcome, plan, **record.about)
+    text = section(peers, outcome, args, **record.about)
     record.publish(text, (BEGIN, END))
 
 

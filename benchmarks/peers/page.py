@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.samples import LOADS, Load, Measured, Spread
-from benchmarks.peers.turns import Outcome, Plan
+from benchmarks.peers.turns import Arguments, Outcome
 
 OTHERS_MAX = 0.1
 """Cores used by other processes above which the page mentions them."""
@@ -16,21 +16,24 @@ BEGIN = "<!-- measured by `make bench-peers`: begin -->"
 END = "<!-- measured by `make bench-peers`: end -->"
 
 
-def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str, machine: str, date: str) -> str:
+def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command: str, machine: str, date: str) -> str:
     """The section of the page: how the systems were measured, the systems, and a table for each load."""
     loads = outcome.load_averages
     lines = [
         f"Command: `{command}`. Date: {date}. Load average before each turn: {min(loads):.1f} to {max(loads):.1f}, "
         f"before the first one {loads[0]:.1f}.",
         f"Machine: {machine}; servers and load generators share it.",
-        f"{outcome.rounds} rounds, in which the systems took turns; in each turn {plan.windows} windows of "
-        f"{plan.seconds:g} s of each load, after a warm-up, which lasted {plan.jvm_warmup:g} s for servers in Java.",
+        f"{outcome.rounds} rounds, in which the systems took turns; in each turn {args.windows} windows of "
+        f"{args.seconds:g} s of each load, after a warm-up, which lasted {args.jvm_warmup:g} s for servers in Java.",
         _others(outcome),
         "Figures are medians over all windows, with minimum and maximum in brackets.",
         "",
     ]
-    if outcome.rounds < plan.rounds:
-        lines += [f"The time limit of {plan.limit:g} s ended the run before {plan.rounds} rounds were complete.", ""]
+    if outcome.rounds < args.rounds:
+        lines += [
+            f"The time limit of {args.limit:g} s ended the run before {args.rounds} rounds were complete.",
+            "",
+        ]
     measured = [peer for peer in peers if peer.name in outcome.measured]
     lines += [
         f"![Rate and latency of each system](../{PICTURE})",

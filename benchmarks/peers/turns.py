@@ -29,7 +29,7 @@ CONNECT_SECONDS = 1.0
 Say = Callable[[str], None]
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     peer: list[str]
@@ -57,16 +57,22 @@ class Outcome:
 
 
 async def measure(
-    peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome: Outcome, say: Say, keep: Callable[[Outcome], object]
+    peers: Sequence[Peer],
+    directory: Path,
+    *,
+    args: Arguments,
+    outcome: Outcome,
+    say: Say,
+    keep: Callable[[Outcome], object],
 ) -> None:
     """Measure all rounds that the time allows. Failures are recorded, and the others continue.
 
     ``keep`` gets the outcome after each round: three take most of an hour, and an interrupted run can be continued.
     """
     began = trio.current_time()
-    for done in range(plan.rounds):
+    for done in range(args.rounds):
         spent = trio.current_time() - began
-        if done and spent + spent / done > plan.limit:
+        if done and spent + spent / done > args.limit:
             return
         for peer in peers:
             outcome.load_averages.append(load_average())
@@ -75,7 +81,7 @@ async def measure(
             measured = outcome.measured[peer.name]
             try:
                 with trio.fail_after(TURN_SECONDS_MAX):
-                    await _take_turn(peer, plan, place, measured, say)
+                    await _take_turn(peer, args, place, measured, say)
             except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
                 _note(measured, peer, str(error), say)
             except trio.TooSlowError:
@@ -86,7 +92,7 @@ async def measure(
         keep(outcome)
 
 
-async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured, say: Say) -> None:
+async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Measured, say: Say) -> None:
     began = trio.current_time()
     async with peer.open(directory) as target:
         ready = trio.current_time()
@@ -96,7 +102,7 @@ async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured
             for _ in range(ATTEMPTS_MAX):
                 await rest([pid for server in target.pids for pid in process_tree(server)])
                 try:
-                    samples = await _apply(peer, target, load, plan)
+                    samples = await _apply(peer, target, load, args)
                 except GeneratorFailed as error:
                     _note(measured, peer, f"{load.name}: {error}", say)
                     continue
@@ -110,17 +116,17 @@ async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured
     say(f"({peer.name}: up in {ready - began:.0f} s, its turn took {trio.current_time() - began:.0f} s)")
 
 
-async def _apply(peer: Peer, target: Target, load: Load, plan: Plan) -> list[Sample]:
+async def _apply(peer: Peer, target: Target, load: Load, args: Arguments) -> list[Sample]:
     """Raises GeneratorFailed, ServersFailed."""
-    first = plan.jvm_warmup if peer.is_jvm else plan.first_warmup
-    warmup, windows = (first, 1) if load is WARM_UP else (plan.warmup, plan.windows)
+    first = args.jvm_warmup if peer.is_jvm else args.first_warmup
+    warmup, windows = (first, 1) if load is WARM_UP else (args.warmup, args.windows)
     job = Job(
         address=target.address,
         connections=load.connections,
         in_flight=load.in_flight,
         body_bytes=BODY_BYTES,
         begin=time.clock_gettime(time.CLOCK_MONOTONIC) + CONNECT_SECONDS + warmup,
-        window_seconds=plan.seconds,
+        window_seconds=args.seconds,
         windows=windows,
         first_slot=1,
         batch=load.batch,
@@ -128,7 +134,7 @@ async def _apply(peer: Peer, target: Target, load: Load, plan: Plan) -> list[Sam
     )
     reports, cpu = await drive(share_out(job), [*cpu_meters(target.pids), machine_cpu_seconds])
     target.check()
-    return samples_of(reports, cpu, plan.seconds)
+    return samples_of(reports, cpu, args.seconds)
 
 
 def _note(measured: Measured, peer: Peer, what: str, say: Say) -> None:

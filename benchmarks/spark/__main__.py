@@ -33,7 +33,7 @@ from benchmarks.procfs import disk_bytes_read, rss_bytes
 from benchmarks.spark.process import SparkProcess
 from benchmarks.spark.stages import seconds_of_stages
 from benchmarks.store.follower import burn, cost_of, forget, pin, produce_beside
-from benchmarks.suites.case_load import Measure, Note, Plan, create_topics, job_for, run_load
+from benchmarks.suites.case_load import Arguments, Measure, Note, create_topics, job_for, run_load
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from mq.inspection.cluster import ask_cluster
@@ -54,30 +54,30 @@ SINK_ROWS = 200_000
 
 
 @asynccontextmanager
-async def filled(directory: Path, plan: Plan, messages: int) -> AsyncIterator[tuple[DevCluster, int]]:
+async def filled(directory: Path, args: Arguments, messages: int) -> AsyncIterator[tuple[DevCluster, int]]:
     """Run three replicas that hold ``messages`` messages, and a few more; yields the exact number, too."""
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
         sent = 0
         while sent < messages:
-            seconds = 0.5 if plan.quick else 5.0
-            timed = Plan(**vars(plan) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
+            seconds = 0.5 if args.quick else 5.0
+            timed = Arguments(**vars(args) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
             job = replace(job_for(cluster, timed, in_flight=256, node_id=leader), body_bytes=BODY_BYTES)
             report, _ = await run_load(cluster, job, leader)
             sent += sum(report.messages)
         yield cluster, sent
 
 
-def wanted(plan: Plan, count: int) -> int:
+def wanted(args: Arguments, count: int) -> int:
     """Return ``count``, or a hundredth of it for a quick run."""
-    return count // (100 if plan.quick else 1)
+    return count // (100 if args.quick else 1)
 
 
-async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_scan(args: Arguments, directory: Path, note: Note) -> None:
     """Measure rows out of raftmq and out of Parquet files, alternating."""
     async with (
-        filled(directory / "cluster", plan, wanted(plan, MESSAGES)) as (cluster, _),
+        filled(directory / "cluster", args, wanted(args, MESSAGES)) as (cluster, _),
         SparkProcess.open() as spark,
     ):
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC}
@@ -124,10 +124,10 @@ async def measure_scan(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("scan", "growth including plain pulls and counts", grown / 2**20, "MiB"))
 
 
-async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
     """Measure a scan of a log that is not in memory."""
     async with (
-        filled(directory / "cluster", plan, wanted(plan, MESSAGES)) as (cluster, sent),
+        filled(directory / "cluster", args, wanted(args, MESSAGES)) as (cluster, sent),
         SparkProcess.open() as spark,
     ):
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC}
@@ -146,9 +146,9 @@ async def measure_cold(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("cold", "bodies read", sent * BODY_BYTES / 1e6 / answer.seconds, "MB/s"))
 
 
-async def measure_planning(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_planning(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the query of many queues' ends, as each micro-batch makes it."""
-    topics = 50 if plan.quick else MANY_TOPICS
+    topics = 50 if args.quick else MANY_TOPICS
     async with DevCluster.open(directory / "cluster", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, topics, await cluster.leader())
         names = tuple(topic_name(number) for number in range(topics))
@@ -198,10 +198,10 @@ def replicas_cpu(cluster: DevCluster) -> float:
     return sum(cpu_seconds(cluster.pid(node_id)) for node_id in cluster.node_ids)
 
 
-async def measure_sink(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_sink(args: Arguments, directory: Path, note: Note) -> None:
     """Measure writing rows of 1 KiB from Parquet files into a topic."""
-    rows = wanted(plan, SINK_ROWS)
-    async with filled(directory / "cluster", plan, rows) as (cluster, _), SparkProcess.open() as spark:
+    rows = wanted(args, SINK_ROWS)
+    async with filled(directory / "cluster", args, rows) as (cluster, _), SparkProcess.open() as spark:
         files = str(directory / "parquet")
         source = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "columns": "body"}
         await spark.ask("copy", "raftmq", source, to={"format": "parquet", "mode": "overwrite", "path": files})
@@ -221,10 +221,10 @@ async def measure_sink(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("sink", "CPU of all replicas", 1e6 * (replicas_cpu(cluster) - before[1]) / count, "us/row"))
 
 
-async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_batches(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the overhead of a micro-batch besides reading its rows."""
-    messages = wanted(plan, 100_000)
-    async with filled(directory / "cluster", plan, messages) as (cluster, sent), SparkProcess.open() as spark:
+    messages = wanted(args, 100_000)
+    async with filled(directory / "cluster", args, messages) as (cluster, sent), SparkProcess.open() as spark:
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "startingOffsets": "earliest"}
         options["maxOffsetsPerTrigger"] = str(max(1, sent // 10))
         batches = (await spark.ask("batches", "raftmq", options, path=str(directory / "checkpoint"))).batches
@@ -237,15 +237,15 @@ async def measure_batches(plan: Plan, directory: Path, note: Note) -> None:
         note(Figure("batches", "of that, fetching the latest offsets", statistics.median(offsets), "ms"))
 
 
-async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_leader(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the cost of a scan for the producers at the leader."""
     async with (
-        filled(directory / "cluster", plan, wanted(plan, MESSAGES)) as (cluster, _),
+        filled(directory / "cluster", args, wanted(args, MESSAGES)) as (cluster, _),
         SparkProcess.open() as spark,
     ):
         leader = await cluster.leader()
         # A part of the topic, so that a scan ends with its window.
-        options = up_to(cluster.namesrv, wanted(plan, 8_000))
+        options = up_to(cluster.namesrv, wanted(args, 8_000))
         await spark.ask("count", "raftmq", options)
         cores = sorted(os.sched_getaffinity(0))
         half = len(cores) // 2
@@ -256,11 +256,11 @@ async def measure_leader(plan: Plan, directory: Path, note: Note) -> None:
             pin(cluster.pid(node_id), own if node_id == leader else others)
         spark.pin(others)
         scans = Scans(cluster, spark, leader, options)
-        cost = cost_of(*await produce_beside(cluster, plan, leader, own, scans.run), [])
+        cost = cost_of(*await produce_beside(cluster, args, leader, own, scans.run), [])
         note(Figure("leader", "messages/s produced without a scan", cost.rates[0], "/s"))
         note(Figure("leader", "messages/s produced during a scan", cost.rates[1], "/s"))
         note(Figure("leader", "rows scanned during the run", scans.rows / 1e6, "million"))
-        burnt = cost_of(*await produce_beside(cluster, plan, leader, own, partial(burn, others, scans.share)), [])
+        burnt = cost_of(*await produce_beside(cluster, args, leader, own, partial(burn, others, scans.share)), [])
         note(Figure("leader", "CPU of the scan", 100 * scans.share, "% of one"))
         note(Figure("leader", "cost of a scan", cost.percent, "%"))
         note(Figure("leader", "cost of burning the same CPU time", burnt.percent, "%"))

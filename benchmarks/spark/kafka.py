@@ -29,7 +29,7 @@ from benchmarks.peers.consuming.clients import install_package
 from benchmarks.procfs import load_average
 from benchmarks.spark.process import QueryResult, SparkProcess
 from benchmarks.spark.stages import seconds_of_stages
-from benchmarks.suites.case_load import Measure, Note, Plan, create_topics
+from benchmarks.suites.case_load import Arguments, Measure, Note, create_topics
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 from benchmarks.wires.kafka import create_topic
@@ -86,10 +86,10 @@ class System:
         return {**self.reads, "subscribe": topic, **more}
 
 
-async def measure_kafka(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_kafka(args: Arguments, directory: Path, note: Note) -> None:
     """Measure all cases on all systems, in turns."""
     await trio.to_thread.run_sync(_prepare, directory / "kafka")
-    rows = ROWS // (100 if plan.quick else 1)
+    rows = ROWS // (100 if args.quick else 1)
     jars = sorted((_JARS / "lib").glob("*.jar"))
     async with AsyncExitStack() as stack:
         spark = await stack.enter_async_context(SparkProcess.open(pyspark=CACHE / _PYSPARK, jars=jars))

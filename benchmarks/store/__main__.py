@@ -26,9 +26,9 @@ from benchmarks.procfs import rss_bytes
 from benchmarks.store.follower import measure_follower
 from benchmarks.store.reads import measure_backlog, measure_random
 from benchmarks.suites.case_load import (
+    Arguments,
     Measure,
     Note,
-    Plan,
     create_topics,
     job_for,
     one_broker,
@@ -43,17 +43,17 @@ MANY_TOPICS = 1250
 RESTART_MESSAGES = 10_000_000
 
 
-async def measure_queues(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_queues(args: Arguments, directory: Path, note: Note) -> None:
     """Measure 8 queues and 10,000 queues under the same load."""
-    topics = 50 if plan.quick else MANY_TOPICS
+    topics = 50 if args.quick else MANY_TOPICS
     rates: dict[int, float] = {}
     for count in (1, topics):
         async with one_broker(directory / f"{count}") as cluster:
             await create_topics(cluster, count)
-            report, cpu = await run_load(cluster, job_for(cluster, plan, in_flight=2500, topics=count))
+            report, cpu = await run_load(cluster, job_for(cluster, args, in_flight=2500, topics=count))
             cpu_us = 1e6 * sum(cpu) / max(1, sum(report.messages))
             queues = count * QUEUES
-            rates[count] = statistics.median(report.messages) / plan.seconds
+            rates[count] = statistics.median(report.messages) / args.seconds
             pid = cluster.pid("n0")
             descriptors = len(os.listdir(f"/proc/{pid}/fd"))
             note(Figure("queues", f"messages/s, {queues:,} queues", rates[count], "/s"))
@@ -64,12 +64,12 @@ async def measure_queues(plan: Plan, directory: Path, note: Note) -> None:
     note(Figure("queues", "throughput with many queues, relative to 8 queues", share, "%", 80, is_limit=False))
 
 
-async def measure_restart(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_restart(args: Arguments, directory: Path, note: Note) -> None:
     """Starts of a broker that has many messages."""
-    wanted = RESTART_MESSAGES // 100 if plan.quick else RESTART_MESSAGES
+    wanted = RESTART_MESSAGES // 100 if args.quick else RESTART_MESSAGES
     async with one_broker(directory / "restart") as cluster:
         await create_topics(cluster, 1)
-        sent = await send_messages(cluster, plan, wanted)
+        sent = await send_messages(cluster, args, wanted)
         name = f"{sent / 1e6:.1f} million messages"
 
         async def start(how: str, goal: float | None) -> None:
@@ -80,7 +80,7 @@ async def measure_restart(plan: Plan, directory: Path, note: Note) -> None:
 
         await cluster.stop("n0")
         await start("after a clean stop", 3)
-        await send_messages(cluster, plan, 1)
+        await send_messages(cluster, args, 1)
         cluster.kill("n0")
         await trio.sleep(0.5)
         await start("after a kill under load", 30)

@@ -31,7 +31,7 @@ import trio
 
 from benchmarks.load.frames import QUEUES, complete_bytes, pull_frame
 from benchmarks.pulling import Pulled, pull, walk
-from benchmarks.suites.case_load import ROOT, Note, Plan, create_topics, job_for, run_load, send_messages
+from benchmarks.suites.case_load import ROOT, Arguments, Note, create_topics, job_for, run_load, send_messages
 from benchmarks.suites.figures import Figure
 from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.local_cluster.any_disk import ANY_DISK
@@ -81,15 +81,15 @@ def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads
     return Cost((rates[0], rates[1]), (leader_us[0], leader_us[1]), read, read_seconds)
 
 
-async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_follower(args: Arguments, directory: Path, note: Note) -> None:
     """Measure windows with and without a consumer on a follower."""
-    wanted = plan.sizes.old_messages // (100 if plan.quick else 1)
-    lag = LAG_BYTES // (100 if plan.quick else 1)
+    wanted = args.sizes.old_messages // (100 if args.quick else 1)
+    lag = LAG_BYTES // (100 if args.quick else 1)
     settings = ANY_DISK | {"slow_consumer_bytes": str(lag), "slow_pull_messages_max": str(SLOW_PULL_MESSAGES)}
     async with DevCluster.open(directory / "follower", nodes=3, ports=Ports.free(3), settings=settings) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
-        sent = await send_messages(cluster, plan, wanted, leader)
+        sent = await send_messages(cluster, args, wanted, leader)
         follower = await _where_to_read(cluster, leader)
         note(Figure("follower", "old messages", sent / 1e6, "million"))
         frames = walk(sent // QUEUES // 2, SLOW_PULL_MESSAGES, range(QUEUES))
@@ -106,7 +106,7 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
                 pin(cluster.pid(node_id), own if node_id == leader else others)
             forget(cluster.directory / follower)
             reader = _Reader(cluster, leader, follower, frames, others)
-            messages, cpu, seconds = await produce_beside(cluster, plan, leader, own, reader.read)
+            messages, cpu, seconds = await produce_beside(cluster, args, leader, own, reader.read)
             cost = cost_of(messages, cpu, seconds, reader.reads)
             if await cluster.leader() != leader:
                 raise ServersFailed("follower: the leader changed meanwhile; is this machine too busy?")
@@ -119,7 +119,7 @@ async def measure_follower(plan: Plan, directory: Path, note: Note) -> None:
             note(Figure("follower", f"messages/s read, {name}", rate, "/s"))
             note(Figure("follower", f"messages read, {name}", cost.read / 1e6, "million"))
             if goal is not None:
-                burnt = await produce_beside(cluster, plan, leader, own, partial(burn, others, reader.share))
+                burnt = await produce_beside(cluster, args, leader, own, partial(burn, others, reader.share))
                 note(Figure("follower", f"CPU of the reader, {name}", 100 * reader.share, "% of one"))
                 note(
                     Figure(
@@ -167,12 +167,16 @@ async def burn(cores: Sequence[int], share: float, seconds: float) -> None:
 
 
 async def produce_beside(
-    cluster: DevCluster, plan: Plan, leader: str, own: Sequence[int], disturb: Callable[[float], Awaitable[None]]
+    cluster: DevCluster,
+    args: Arguments,
+    leader: str,
+    own: Sequence[int],
+    disturb: Callable[[float], Awaitable[None]],
 ) -> tuple[list[int], list[float], float]:
     """Messages and the leader's CPU seconds by window, and their length; `has_reader` says which to disturb."""
-    windows = 4 * (1 if plan.quick else _BLOCKS)
-    seconds = min(plan.seconds, _WINDOW_SECONDS)
-    timed = Plan(**vars(plan) | {"windows": windows, "seconds": seconds})
+    windows = 4 * (1 if args.quick else _BLOCKS)
+    seconds = min(args.seconds, _WINDOW_SECONDS)
+    timed = Arguments(**vars(args) | {"windows": windows, "seconds": seconds})
     job = replace(job_for(cluster, timed, in_flight=256, node_id=leader), cores=own)
     done: tuple[list[int], list[float]] = ([], [])
 

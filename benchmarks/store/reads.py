@@ -20,7 +20,7 @@ import trio
 
 from benchmarks.load.frames import QUEUES
 from benchmarks.pulling import Pulled, fill, pull, scattered, walk
-from benchmarks.suites.case_load import Note, Plan, create_topics, one_broker
+from benchmarks.suites.case_load import Arguments, Note, create_topics, one_broker
 from benchmarks.suites.figures import Figure
 from mq.local_cluster import DevCluster
 
@@ -30,25 +30,25 @@ JUMPS_IN_FLIGHT = 64
 _READ_SECONDS = 3.0
 
 
-async def measure_backlog(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_backlog(args: Arguments, directory: Path, note: Note) -> None:
     """Measure a consumer that is far behind."""
-    messages = plan.sizes.backlog_messages // (3 if plan.quick else 1)  # more than a broker caches itself
+    messages = args.sizes.backlog_messages // (3 if args.quick else 1)  # more than a broker caches itself
     for queues in (1, QUEUES):
         async with one_broker(directory / f"{queues}") as cluster:
             await _fill(cluster, messages, 1024, queues)
             frames = walk(messages // queues, PULL_MESSAGES, range(queues), asked=PULL_MESSAGES)
-            windows = await _read(cluster, plan, frames, PULL_MESSAGES, PULLS_IN_FLIGHT)
+            windows = await _read(cluster, args, frames, PULL_MESSAGES, PULLS_IN_FLIGHT)
         name = "1 queue" if queues == 1 else f"{queues} queues"
         note(Figure("backlog", f"messages/s of 1 KiB, {name}", _rate(windows), "/s", 150_000, is_limit=False))
         note(Figure("backlog", f"CPU of the broker, {name}", _cpu_us(windows), "us/answer of 32", 45))
 
 
-async def measure_random(plan: Plan, directory: Path, note: Note) -> None:
+async def measure_random(args: Arguments, directory: Path, note: Note) -> None:
     """Measure a consumer that jumps."""
-    messages = plan.sizes.random_messages // (10 if plan.quick else 1)
+    messages = args.sizes.random_messages // (10 if args.quick else 1)
     async with one_broker(directory / "random") as cluster:
         await _fill(cluster, messages, 4096, QUEUES)
-        windows = await _read(cluster, plan, itertools.cycle(scattered(messages)), 1, JUMPS_IN_FLIGHT)
+        windows = await _read(cluster, args, itertools.cycle(scattered(messages)), 1, JUMPS_IN_FLIGHT)
     note(Figure("random", "reads/s of 4 KiB", _rate(windows), "/s", 20_000, is_limit=False))
     note(Figure("random", "CPU of the broker", _cpu_us(windows), "us/read"))
 
@@ -59,12 +59,14 @@ async def _fill(cluster: DevCluster, messages: int, body_bytes: int, queues: int
     await trio.to_thread.run_sync(fill, address, messages, body_bytes, queues)
 
 
-async def _read(cluster: DevCluster, plan: Plan, frames: Iterable[bytes], count: int, in_flight: int) -> list[Pulled]:
-    """Measure the windows of the plan, after a short one that is discarded."""
+async def _read(
+    cluster: DevCluster, args: Arguments, frames: Iterable[bytes], count: int, in_flight: int
+) -> list[Pulled]:
+    """Measure the windows of the arguments, after a short one that is discarded."""
     address, pid = ("127.0.0.1", cluster.port("n0")), cluster.pid("n0")
     windows: list[Pulled] = []
-    for number in range(plan.windows + 1):
-        seconds = min(plan.seconds, _READ_SECONDS if number else 1.0)
+    for number in range(args.windows + 1):
+        seconds = min(args.seconds, _READ_SECONDS if number else 1.0)
         read = partial(pull, address, frames, count=count, in_flight=in_flight, seconds=seconds, pid=pid)
         windows.append(await trio.to_thread.run_sync(read))
         cluster.check()

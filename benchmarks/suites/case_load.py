@@ -32,7 +32,7 @@ BATCH = 32
 BODY_BYTES = 128
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     case: list[str]
@@ -47,7 +47,7 @@ class Plan(argparse.Namespace):
 
 
 Note = Callable[[Figure], None]
-Measure = Callable[[Plan, Path, Note], Awaitable[None]]
+Measure = Callable[[Arguments, Path, Note], Awaitable[None]]
 """A case: reports each figure as soon as it has it."""
 
 
@@ -106,10 +106,10 @@ async def run_beside(
     return reported, [end - start for start, end in itertools.pairwise(marks)]
 
 
-async def send_messages(cluster: DevCluster, plan: Plan, wanted: int, node_id: str = "n0") -> int:
+async def send_messages(cluster: DevCluster, args: Arguments, wanted: int, node_id: str = "n0") -> int:
     """Store ``wanted`` small messages and a few more, as fast as batches allow; returns the number counted."""
-    seconds = 1.0 if plan.quick else 5.0
-    fill = Plan(**vars(plan) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
+    seconds = 1.0 if args.quick else 5.0
+    fill = Arguments(**vars(args) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
     sent = 0
     while sent < wanted:
         job = job_for(cluster, fill, in_flight=16, batch=BATCH, node_id=node_id)
@@ -119,7 +119,7 @@ async def send_messages(cluster: DevCluster, plan: Plan, wanted: int, node_id: s
 
 
 def job_for(
-    cluster: DevCluster, plan: Plan, *, in_flight: int, topics: int = 1, batch: int = 1, node_id: str = "n0"
+    cluster: DevCluster, args: Arguments, *, in_flight: int, topics: int = 1, batch: int = 1, node_id: str = "n0"
 ) -> Job:
     """A job of four connections to the broker; its windows begin after the warm-up."""
     return Job(
@@ -127,9 +127,9 @@ def job_for(
         connections=4,
         in_flight=in_flight,
         body_bytes=BODY_BYTES,
-        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + plan.sizes.connect_seconds + plan.warmup,
-        window_seconds=plan.seconds,
-        windows=plan.windows,
+        begin=time.clock_gettime(time.CLOCK_MONOTONIC) + args.sizes.connect_seconds + args.warmup,
+        window_seconds=args.seconds,
+        windows=args.windows,
         first_slot=1,
         topics=topics,
         batch=batch,

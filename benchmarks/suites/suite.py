@@ -17,7 +17,7 @@ import trio
 from benchmarks.load.generators import GeneratorFailed
 from benchmarks.procfs import load_average
 from benchmarks.report.run_record import RunRecord
-from benchmarks.suites.case_load import Measure, Plan
+from benchmarks.suites.case_load import Arguments, Measure
 from benchmarks.suites.figures import Figure, table
 from mq.cli.errors import run_trio
 from mq.client.errors import ClientError
@@ -41,7 +41,7 @@ class Suite:
         mark = f"<!-- measured by `make bench-{self.name}`:"
         return f"{mark} begin -->", f"{mark} end -->"
 
-    def parse_arguments(self, arguments: Sequence[str]) -> Plan:
+    def parse_arguments(self, arguments: Sequence[str]) -> Arguments:
         """The command line as a plan. Ends the process on a wrong one."""
         parser = argparse.ArgumentParser(
             prog=f"make bench-{self.name}", description=self.about, formatter_class=argparse.RawTextHelpFormatter
@@ -56,14 +56,14 @@ class Suite:
         parser.add_argument("--limit", type=float, default=600.0, help="seconds for all cases")
         parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
         parser.add_argument("--no-write", action="store_true", help="leave the page as it is")
-        plan = parser.parse_args(arguments, namespace=Plan())
-        if plan.quick:
-            plan.windows, plan.seconds, plan.warmup = 3, 1.0, 1.0
-        if plan.quick or plan.case:
-            plan.no_write = True  # the table is of one run
-        return plan
+        args = parser.parse_args(arguments, namespace=Arguments())
+        if args.quick:
+            args.windows, args.seconds, args.warmup = 3, 1.0, 1.0
+        if args.quick or args.case:
+            args.no_write = True  # the table is of one run
+        return args
 
-    async def run(self, plan: Plan, directory: Path, figures: list[Figure]) -> list[str]:
+    async def run(self, args: Arguments, directory: Path, figures: list[Figure]) -> list[str]:
         """Run all cases of the plan, also after one that failed; returns sentences about missing figures."""
         missing, case = list[str](), ""
 
@@ -71,36 +71,36 @@ class Suite:
             figures.append(figure)
             print(figure, flush=True)
 
-        with trio.move_on_after(plan.limit) as scope:
+        with trio.move_on_after(args.limit) as scope:
             for case, measure in self.cases.items():
-                if plan.case and case not in plan.case:
+                if args.case and case not in args.case:
                     continue
                 begin = trio.current_time()
                 try:
-                    await measure(plan, directory / case, note)
+                    await measure(args, directory / case, note)
                 except FAILURES as error:
                     missing.append(f"The case {case} failed: {error}")
                     print(f"bench: {missing[-1]}{kept_logs(directory / case)}", file=sys.stderr)
                 shutil.rmtree(directory / case, ignore_errors=True)
                 print(f"({case}: {trio.current_time() - begin:.0f} s)", flush=True)
         if scope.cancelled_caught:
-            missing.append(f"The case {case} had not finished after {plan.limit:g} s.")
+            missing.append(f"The case {case} had not finished after {args.limit:g} s.")
             print(f"bench: {missing[-1]}{kept_logs(directory / case)}", file=sys.stderr)
         return missing
 
     def main(self) -> None:
         """Measure, print, and write its page of docs/benchmarks and benchmarks/results/."""
-        plan = self.parse_arguments(sys.argv[1:])
+        args = self.parse_arguments(sys.argv[1:])
         before = load_average()
         figures: list[Figure] = []
-        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=plan.dir) as directory:
-            missing = run_trio(partial(self.run, plan, Path(directory), figures))
-        if figures and not plan.no_write:
-            self._write(plan, figures, missing, before)
+        with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
+            missing = run_trio(partial(self.run, args, Path(directory), figures))
+        if figures and not args.no_write:
+            self._write(args, figures, missing, before)
         if missing:
             sys.exit(1)
 
-    def _write(self, plan: Plan, figures: list[Figure], missing: Sequence[str], before: float) -> None:
+    def _write(self, args: Arguments, figures: list[Figure], missing: Sequence[str], before: float) -> None:
         record = RunRecord(self.name)
         record.keep(loadAverage=before, figures=[asdict(each) for each in figures])
         section = table(figures, load_average=before, **record.about)

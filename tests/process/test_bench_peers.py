@@ -28,11 +28,11 @@ def left_in(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["raftmq", "nats", "etcd"])
 async def test_bench_measures_one_turn_of_each_system(name: str, tmp_path: Path) -> None:
-    outcome, plan = Outcome(), parse_arguments(["--quick", "--peer", name])
-    plan.seconds, plan.first_warmup = 0.3, 0.3
+    outcome, args = Outcome(), parse_arguments(["--quick", "--peer", name])
+    args.seconds, args.first_warmup = 0.3, 0.3
     if (reason := prepare(PEERS[name], outcome)) is not None:
         pytest.skip(reason)
-    await measure([PEERS[name]], tmp_path, plan=plan, outcome=outcome, say=lambda _: None, keep=lambda _: None)
+    await measure([PEERS[name]], tmp_path, args=args, outcome=outcome, say=lambda _: None, keep=lambda _: None)
     measured = outcome.measured[name]
     assert not measured.failures
     assert set(measured.samples) == {load.name for load in LOADS if load.batch == 1 or PEERS[name].has_batches}

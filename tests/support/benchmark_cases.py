@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.store.sizes import TEST_MIN
-from benchmarks.suites.case_load import Measure, Plan
+from benchmarks.suites.case_load import Arguments, Measure
 from benchmarks.suites.figures import Figure
 from benchmarks.suites.suite import Suite
 
 
-def tiny_plan(suite: Suite, seconds: float) -> Plan:
+def tiny_plan(suite: Suite, seconds: float) -> Arguments:
     """One short window, few messages."""
-    plan = suite.parse_arguments(["--quick", "--limit", "120"])
-    plan.sizes = TEST_MIN
-    plan.windows, plan.seconds, plan.warmup = 1, seconds, 0.3
-    return plan
+    args = suite.parse_arguments(["--quick", "--limit", "120"])
+    args.sizes = TEST_MIN
+    args.windows, args.seconds, args.warmup = 1, seconds, 0.3
+    return args
 
 
-async def values(measure: Measure, plan: Plan, directory: Path) -> dict[str, float]:
+async def values(measure: Measure, args: Arguments, directory: Path) -> dict[str, float]:
     """The figures of a case by name."""
     figures: list[Figure] = []
-    await measure(plan, directory, figures.append)
+    await measure(args, directory, figures.append)
     return {figure.name: figure.value for figure in figures}

@@ -21,7 +21,7 @@ from benchmarks.peers.consuming.cases import CASES, Measured
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS
 from benchmarks.peers.consuming.load import BY_POSITION
 from benchmarks.peers.consuming.page import BEGIN, END, section
-from benchmarks.peers.consuming.turns import Outcome, Plan, measure
+from benchmarks.peers.consuming.turns import Arguments, Outcome, measure
 from benchmarks.peers.peer import Peer
 from benchmarks.procfs import REAL_TIME_HELP, run_before_others
 from benchmarks.report.run_record import RunRecord, earlier_run
@@ -29,7 +29,7 @@ from benchmarks.report.run_record import RunRecord, earlier_run
 DOCUMENT = "docs/benchmarks/peers-consuming.md"
 
 
-def parse_arguments(arguments: Sequence[str]) -> Plan:
+def parse_arguments(arguments: Sequence[str]) -> Arguments:
     """The command line as a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-peers-consuming", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -48,20 +48,20 @@ def parse_arguments(arguments: Sequence[str]) -> Plan:
     parser.add_argument("--dir", type=Path, help="where the data goes; default: a temporary directory")
     parser.add_argument("--real-time", action="store_true", help=REAL_TIME_HELP)
     parser.add_argument("--no-write", action="store_true", help=f"leave {DOCUMENT} as it is")
-    plan = parser.parse_args(arguments, namespace=Plan())
-    if plan.quick:
-        plan.rounds, plan.megabytes, plan.seconds, plan.jvm_warmup = 1, 10.0, 2.0, 2.0
-    plan.no_write |= plan.quick or bool(plan.case)  # the page has all cases
-    return plan
+    args = parser.parse_args(arguments, namespace=Arguments())
+    if args.quick:
+        args.rounds, args.megabytes, args.seconds, args.jvm_warmup = 1, 10.0, 2.0, 2.0
+    args.no_write |= args.quick or bool(args.case)  # the page has all cases
+    return args
 
 
 def main() -> None:
     """Measure, print, and write the page and benchmarks/results/."""
-    plan = parse_arguments(sys.argv[1:])
-    if plan.real_time:
+    args = parse_arguments(sys.argv[1:])
+    if args.real_time:
         run_before_others()
     try:
-        outcome = Outcome() if plan.after is None else earlier_run(plan.after, Outcome)
+        outcome = Outcome() if args.after is None else earlier_run(args.after, Outcome)
     except (OSError, ValueError) as error:
         sys.exit(f"bench: {error}")
 
@@ -74,11 +74,11 @@ def main() -> None:
             outcome.measured[peer.name] = Measured(peer.version())
         return reason
 
-    run(plan.peer, plan.dir, outcome.left_out, prepare, partial(measure, plan=plan, outcome=outcome, say=say))
-    if not plan.no_write and any(measured.samples for measured in outcome.measured.values()):
+    run(args.peer, args.dir, outcome.left_out, prepare, partial(measure, args=args, outcome=outcome, say=say))
+    if not args.no_write and any(measured.samples for measured in outcome.measured.values()):
         record, peers = RunRecord("peers-consuming"), list(PEERS.values())
         record.keep(**asdict(outcome))
-        text = section(peers, outcome, plan, **record.about)
+        text = section(peers, outcome, args, **record.about)
         record.publish(text, (BEGIN, END))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.peers.consuming.cases import CASES, RATE, Case, Measured, Sample
 from benchmarks.peers.consuming.clients import CLIENTS
 from benchmarks.peers.consuming.job import DRAIN
-from benchmarks.peers.consuming.turns import Outcome, Plan
+from benchmarks.peers.consuming.turns import Arguments, Outcome
 from benchmarks.peers.peer import Peer
 
 BUSY = 2.0
@@ -25,7 +25,7 @@ HOW: Mapping[str, tuple[str, str]] = {
 """By protocol: how a position is confirmed, and how each message."""
 
 
-def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str, machine: str, date: str) -> str:
+def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command: str, machine: str, date: str) -> str:
     """The section of the page: how the systems were measured, the systems, and a table for each case."""
     measured = [peer for peer in peers if peer.name in outcome.measured]
     loads = [
@@ -38,9 +38,9 @@ def section(peers: Sequence[Peer], outcome: Outcome, plan: Plan, *, command: str
         f"Command: `{command}`. Date: {date}. Load average before each measurement: {min(loads):.1f} to "
         f"{max(loads):.1f}, median {statistics.median(loads):.1f}.",
         f"Machine: {machine}; servers and load generators share it.",
-        f"Messages of 1 KiB. A backlog is {plan.megabytes:g} MB of bodies ({plan.messages:,} messages), sent just "
-        f"before, so that it is in memory. A steady rate lasts {plan.seconds:g} s; servers in Java get "
-        f"{plan.jvm_warmup:g} s of it before. Median of {plan.rounds} round{'s' * (plan.rounds != 1)}.",
+        f"Messages of 1 KiB. A backlog is {args.megabytes:g} MB of bodies ({args.messages:,} messages), sent just "
+        f"before, so that it is in memory. A steady rate lasts {args.seconds:g} s; servers in Java get "
+        f"{args.jvm_warmup:g} s of it before. Median of {args.rounds} round{'s' * (args.rounds != 1)}.",
     ]
     if statistics.median(loads) >= BUSY:
         lines.append(

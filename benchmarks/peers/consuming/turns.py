@@ -35,7 +35,7 @@ BODY_BYTES = 1024
 Say = Callable[[str], None]
 
 
-class Plan(argparse.Namespace):
+class Arguments(argparse.Namespace):
     """The command line."""
 
     peer: list[str]
@@ -63,16 +63,16 @@ class Outcome:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-async def measure(peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome: Outcome, say: Say) -> None:
+async def measure(peers: Sequence[Peer], directory: Path, *, args: Arguments, outcome: Outcome, say: Say) -> None:
     """Measure all rounds. Failures are recorded, and the others continue."""
-    for number in range(plan.rounds):
+    for number in range(args.rounds):
         for peer in peers:
             place = directory / f"{peer.name}-{number}"
             place.mkdir()
             measured = outcome.measured[peer.name]
             try:
                 with trio.fail_after(TURN_SECONDS_MAX):
-                    await _take_turn(peer, plan, place, measured, say)
+                    await _take_turn(peer, args, place, measured, say)
             except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
                 _note(measured, peer, str(error), say)
             except trio.TooSlowError:
@@ -81,23 +81,23 @@ async def measure(peers: Sequence[Peer], directory: Path, *, plan: Plan, outcome
                 shutil.rmtree(place)
 
 
-async def _take_turn(peer: Peer, plan: Plan, directory: Path, measured: Measured, say: Say) -> None:
+async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Measured, say: Say) -> None:
     async with peer.open(directory) as target:
         base = Job(
             "",
             peer.wire,
             target.address,
             pids=target.pids,
-            messages=plan.messages,
+            messages=args.messages,
             body_bytes=BODY_BYTES,
-            seconds=plan.seconds,
+            seconds=args.seconds,
             namesrv=target.namesrv,
         )
         is_full = is_warm = False
-        for case in cases_of(peer, plan):
+        for case in cases_of(peer, args):
             if peer.is_jvm and not is_warm:
                 warm_up = Case("warm-up", "", PACE)
-                await run_load(replace(job_of(warm_up, base, "warm-up"), seconds=plan.jvm_warmup))
+                await run_load(replace(job_of(warm_up, base, "warm-up"), seconds=args.jvm_warmup))
                 is_warm = True
             if case.kind == DRAIN and not is_full:
                 await _fill(replace(base, kind=FILL), 1 if peer.wire in REMOVES else FILLS_MAX)
@@ -151,9 +151,9 @@ async def run_load(job: Job, client: Client | None = None) -> Consumed:
     return await run_generator(module, job, Consumed, {} if client is None else client.environment())
 
 
-def cases_of(peer: Peer, plan: Plan) -> list[Case]:
+def cases_of(peer: Peer, args: Arguments) -> list[Case]:
     """The cases that a system has, and that were asked for."""
-    cases = [case for case in CASES if not plan.case or case.name in plan.case]
+    cases = [case for case in CASES if not args.case or case.name in args.case]
     return [
         case
         for case in cases

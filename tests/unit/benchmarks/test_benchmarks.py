@@ -41,7 +41,7 @@ from benchmarks.pulling import Pulled, walk
 from benchmarks.report.run_record import BEGIN, END, RunRecord, markdown, replace_section
 from benchmarks.steady import figures_of
 from benchmarks.store.follower import cost_of
-from benchmarks.suites.case_load import Note, Plan
+from benchmarks.suites.case_load import Arguments, Note
 from benchmarks.suites.figures import Figure, table
 from benchmarks.suites.suite import Suite
 from mq.monitoring.cpu_time import cpu_seconds
@@ -349,13 +349,13 @@ def test_load_reopens_a_failed_connection_and_counts_its_requests(last: bytes) -
 def test_failed_case_keeps_its_figures_and_logs_and_others_still_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def failing(plan: Plan, directory: Path, note: Note) -> None:
+    async def failing(args: Arguments, directory: Path, note: Note) -> None:
         (directory / "replicas" / "logs").mkdir(parents=True)
         (directory / "replicas" / "logs" / "n0.log").write_text("why")
         note(Figure("first", "rate", 1.0, "/s"))
         raise GeneratorFailed("refused")
 
-    async def good(plan: Plan, directory: Path, note: Note) -> None:
+    async def good(args: Arguments, directory: Path, note: Note) -> None:
         note(Figure("second", "rate", 2.0, "/s"))
 
     suite, figures = Suite("name", "about", {"first": failing, "second": good}), list[Figure]()

@@ -54,8 +54,8 @@ def test_cpu_and_messages_are_of_all_processes() -> None:
 
 
 def test_page_lists_failed_and_omitted_systems() -> None:
-    plan = parse_arguments(["--rounds", "2"])
-    text = section(list(PEERS.values()), outcome(), plan, command="make bench-peers", machine="m", date="d")
+    args = parse_arguments(["--rounds", "2"])
+    text = section(list(PEERS.values()), outcome(), args, command="make bench-peers", machine="m", date="d")
     assert "Load average before each turn: 0.5 to 1.5, before the first one 0.5." in text
     assert "| raftmq | majority, on disk | 2,000 (1,000 to 3,000) | 1.00 (1.00 to 1.00) |" in text
     assert "| nats | majority, page cache | 500 (500 to 500) |" in text
@@ -77,7 +77,7 @@ def test_complete_rounds_are_kept_when_a_run_is_interrupted(tmp_path: Path) -> N
         raise ServersFailed("they do not start")
 
     peer = replace(PEERS["nats"], open=open_servers)
-    run = partial(measure, [peer], tmp_path, plan=parse_arguments(["--rounds", "3"]), say=print)
+    run = partial(measure, [peer], tmp_path, args=parse_arguments(["--rounds", "3"]), say=print)
     with pytest.raises(KeyboardInterrupt):
         trio.run(partial(run, outcome=Outcome({"nats": Measured("1")}), keep=lambda each: kept.append(each.rounds)))
     assert kept == [1, 2]
