@@ -25,7 +25,7 @@ from typing import Any
 import trio
 
 from benchmarks.lateness import measure_lateness
-from benchmarks.load.dialogues import Job, Report
+from benchmarks.load.dialogues import DialogueJob, Report
 from benchmarks.procfs import rss_bytes
 from benchmarks.suites.case_load import (
     Arguments,
@@ -47,7 +47,7 @@ POP_MESSAGES = 3_000_000
 _MINUTE_MS = 60_000
 
 
-async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report, float]:
+async def run_flows(cluster: DevCluster, node_id: str, job: DialogueJob) -> tuple[Report, float]:
     """Run the job in a separate process; also returns the broker's CPU seconds over the windows."""
     report, cpu = await run_beside(
         "benchmarks.load.dialogues", cluster, job, Report, node_id, may_end_early=bool(job.total)
@@ -55,12 +55,12 @@ async def run_flows(cluster: DevCluster, node_id: str, job: Job) -> tuple[Report
     return report, sum(cpu)
 
 
-def job_of(cluster: DevCluster, node_id: str, args: Arguments, kind: str, **more: Any) -> Job:
+def job_of(cluster: DevCluster, node_id: str, args: Arguments, kind: str, **more: Any) -> DialogueJob:
     """A job whose windows begin after the warm-up."""
     begin = time.clock_gettime(time.CLOCK_MONOTONIC) + args.sizes.connect_seconds + args.warmup
     given: dict[str, Any] = {"connections": 4, "flows": IN_FLIGHT} | more
     address = ("127.0.0.1", cluster.port(node_id))
-    return Job(address, kind, begin=begin, window_seconds=args.seconds, windows=args.windows, **given)
+    return DialogueJob(address, kind, begin=begin, window_seconds=args.seconds, windows=args.windows, **given)
 
 
 @asynccontextmanager

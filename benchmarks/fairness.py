@@ -22,9 +22,9 @@ import trio
 
 from benchmarks.latency import share_of
 from benchmarks.load.frames import TOPIC
-from benchmarks.load.paced_client import Job as PacedJob
+from benchmarks.load.paced_client import PacedSendJob as PacedJob
 from benchmarks.load.paced_client import Report, run_paced_client
-from benchmarks.noisy_clients import PULLED_BYTES, Job, neighbours
+from benchmarks.noisy_clients import PULLED_BYTES, NeighbourJob, neighbours
 from benchmarks.procfs import load_average
 from benchmarks.pulling import fill
 from benchmarks.suites.case_load import Arguments, Measure, Note
@@ -98,7 +98,7 @@ async def _measure(
     seconds: float,
     *,
     goal: float | None = WAIT_MS,
-    beside: Job | None = None,
+    beside: NeighbourJob | None = None,
 ) -> None:
     """Measure a steady client; its neighbours, if there are any, start when its warm-up is over."""
     seconds = args.seconds if args.quick else seconds
@@ -133,7 +133,7 @@ async def _measure(
     note(Figure(case, "load average before", load, ""))
 
 
-async def _come_later(seconds: float, job: Job) -> None:
+async def _come_later(seconds: float, job: NeighbourJob) -> None:
     await trio.sleep(seconds)
     async with neighbours(job):
         await trio.sleep_forever()
@@ -149,7 +149,7 @@ async def measure_many(args: Arguments, directory: Path, note: Note) -> None:
     """Measure beside many topics, queues and groups."""
     part = 100 if args.quick else 1
     async with _three(directory) as (cluster, leader):
-        job = Job("groups", HOST, cluster.port(leader), TOPICS // part, GROUPS // part, SPREAD_RATE)
+        job = NeighbourJob("groups", HOST, cluster.port(leader), TOPICS // part, GROUPS // part, SPREAD_RATE)
         begin = trio.current_time()
         async with neighbours(job):
             note(Figure("many", "setup of topics, groups and offsets", trio.current_time() - begin, "s"))
@@ -167,7 +167,7 @@ async def measure_hostile(kind: str, args: Arguments, directory: Path, note: Not
                 await admin.create_topic(TOPIC, 1)
             address = (HOST, cluster.port(leader))
             await trio.to_thread.run_sync(partial(fill, address, 100, PULLED_BYTES, 1))
-        beside = Job(kind, HOST, cluster.port(leader))
+        beside = NeighbourJob(kind, HOST, cluster.port(leader))
         await _measure(kind, cluster, leader, args, note, SECONDS, beside=beside)
 
 

@@ -1,8 +1,8 @@
 """The time from a send to the callback of a push consumer: one message at a time, three replicas, all synced.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.latency`` reads one JSON
-object from standard input (`Job`) and writes one to standard output (`Report`). The next message is sent when the
-previous one has been passed to the callback and acknowledged to the producer. Messages go to the queues in turn.
+object from standard input (`LatencyJob`) and writes one to standard output (`Report`). The next message is sent when
+the previous one has been passed to the callback and acknowledged to the producer. Messages go to the queues in turn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SILENCE_SECONDS_MAX = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LatencyJob:
     """``warmup`` messages, which are not measured, then ``messages`` measured ones, each of ``body_bytes``."""
 
     namesrv: str
@@ -56,7 +56,7 @@ class MessageLost(Exception):
     """A message did not reach the callback within `_SILENCE_SECONDS_MAX`."""
 
 
-async def ping(job: Job) -> Report:
+async def ping(job: LatencyJob) -> Report:
     """Send and receive. Raises ClientError, MessageLost."""
     report = Report([], [])
     arrived: dict[str, float] = {}
@@ -101,7 +101,7 @@ async def measure_latency(args: Arguments, directory: Path, note: Note) -> None:
     messages = args.sizes.latency_messages // (20 if args.quick else 1)
     async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
-        job = Job(cluster.namesrv, TOPIC, 1024, int(messages * _WARM_UP_SHARE), messages)
+        job = LatencyJob(cluster.namesrv, TOPIC, 1024, int(messages * _WARM_UP_SHARE), messages)
         report = await run_generator("benchmarks.latency", job, Report)
         cluster.check()
     delivered, acknowledged = report.delivered, report.acknowledged
@@ -113,4 +113,4 @@ async def measure_latency(args: Arguments, directory: Path, note: Note) -> None:
 
 
 if __name__ == "__main__":
-    do_job(Job, lambda job: run_trio(partial(ping, job)), ClientError, MessageLost)
+    do_job(LatencyJob, lambda job: run_trio(partial(ping, job)), ClientError, MessageLost)

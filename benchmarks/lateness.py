@@ -1,8 +1,8 @@
 """Measures how late delayed messages arrive: 1,000 a second at the shortest level, from send to callback.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.lateness`` reads one JSON
-object from standard input (`Job`) and writes one to standard output (`Report`). Lateness begins with the call of
-`send`, so it includes the time until the message is stored; a message is early if it arrives before its delay has
+object from standard input (`LatenessJob`) and writes one to standard output (`Report`). Lateness begins with the call
+of `send`, so it includes the time until the message is stored; a message is early if it arrives before its delay has
 passed since then.
 """
 
@@ -36,7 +36,7 @@ _SILENCE_SECONDS_MAX = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LatenessJob:
     """``rate`` messages a second for ``seconds``."""
 
     namesrv: str
@@ -55,7 +55,7 @@ class Report:
     repeated: int = 0
 
 
-async def watch(job: Job) -> Report:
+async def watch(job: LatenessJob) -> Report:
     """Send and receive. Raises ClientError."""
     report = Report()
     sent_at: dict[bytes, float] = {}
@@ -97,7 +97,7 @@ async def measure_lateness(args: Arguments, directory: Path, note: Note) -> None
     """Measure the shortest delay level on three replicas."""
     async with DevCluster.open(directory / "lateness", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
-        job = Job(cluster.namesrv, TOPIC, RATE, args.windows * args.seconds)
+        job = LatenessJob(cluster.namesrv, TOPIC, RATE, args.windows * args.seconds)
         report = await run_generator("benchmarks.lateness", job, Report)
         cluster.check()
     note(Figure("lateness", f"messages of level 1, {RATE:,} a second", len(report.late), ""))
@@ -113,4 +113,4 @@ async def measure_lateness(args: Arguments, directory: Path, note: Note) -> None
 
 
 if __name__ == "__main__":
-    do_job(Job, lambda job: run_trio(partial(watch, job)), ClientError)
+    do_job(LatenessJob, lambda job: run_trio(partial(watch, job)), ClientError)

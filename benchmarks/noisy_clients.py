@@ -1,7 +1,7 @@
 """Clients that put heavy load on a broker, to measure their effect on others: each kind is a separate process.
 
-``python -m benchmarks.noisy_clients`` reads one JSON object from standard input (`Job`), writes a line once the load is
-up, and runs until it is killed.
+``python -m benchmarks.noisy_clients`` reads one JSON object from standard input (`NeighbourJob`), writes a line once
+the load is up, and runs until it is killed.
 
 - ``groups``: topics of 16 queues each, and consumer groups, 250 on each connection, which heartbeat every 30 s as stock
   clients do. A group reads the topic of its number and has offsets in all queues of it. In addition, messages to the
@@ -55,7 +55,7 @@ class NeighbourFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class NeighbourJob:
     """``topics``, ``groups`` and ``rate``, in messages a second, are for the kind ``groups``."""
 
     kind: str
@@ -67,7 +67,7 @@ class Job:
 
 
 @asynccontextmanager
-async def neighbours(job: Job) -> AsyncIterator[None]:
+async def neighbours(job: NeighbourJob) -> AsyncIterator[None]:
     """Run the neighbours within the block. Raises NeighbourFailed if they cannot start."""
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "benchmarks.noisy_clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
@@ -96,7 +96,7 @@ class _Client:
         self._received = b""
 
     @classmethod
-    async def open(cls, job: Job) -> _Client:
+    async def open(cls, job: NeighbourJob) -> _Client:
         return cls(await trio.open_tcp_stream(job.host, job.port))
 
     async def ask(self, frames: Iterable[bytes]) -> None:
@@ -129,7 +129,7 @@ class _Client:
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-async def _groups(job: Job, at_work: Callable[[], None]) -> None:
+async def _groups(job: NeighbourJob, at_work: Callable[[], None]) -> None:
     first = await _Client.open(job)
     await first.ask(_topic_request(number) for number in range(job.topics))
     clients = [first]
@@ -153,11 +153,11 @@ def _topic_request(number: int) -> bytes:
     return request_frame(RequestCode.UPDATE_AND_CREATE_TOPIC, number + 1, ext)
 
 
-def _topic_of(job: Job, number: int) -> str:
+def _topic_of(job: NeighbourJob, number: int) -> str:
     return topic_name(number % job.topics + 1)
 
 
-def _group_heartbeat(job: Job, begin: int) -> bytes:
+def _group_heartbeat(job: NeighbourJob, begin: int) -> bytes:
     groups = range(begin, min(begin + _GROUPS_PER_CONNECTION, job.groups))
     consumers = [
         ConsumerData(group=f"group{number}", subscriptions=[SubscriptionData(topic=_topic_of(job, number))])
@@ -166,7 +166,7 @@ def _group_heartbeat(job: Job, begin: int) -> bytes:
     return _heartbeat(HeartbeatData(client_id=f"members{begin}", consumers=consumers).encode())
 
 
-def _offset_request(job: Job, group: int, queue: int, offset: int, *, oneway: bool = False) -> bytes:
+def _offset_request(job: NeighbourJob, group: int, queue: int, offset: int, *, oneway: bool = False) -> bytes:
     ext = UpdateConsumerOffsetExt(
         consumer_group=f"group{group}",
         topic=_topic_of(job, group),
@@ -183,7 +183,7 @@ async def _keep_alive(client: _Client, heartbeat: bytes, delay: float) -> None:
         await trio.sleep(_HEARTBEAT_SECONDS)
 
 
-async def _spread(job: Job, stream: trio.SocketStream) -> None:
+async def _spread(job: NeighbourJob, stream: trio.SocketStream) -> None:
     """Send messages to the queues of all topics in turn; a second later commit the offsets behind them."""
     begin = trio.current_time()
     sent = 0
@@ -200,7 +200,7 @@ async def _spread(job: Job, stream: trio.SocketStream) -> None:
         await trio.sleep(_BURST_SECONDS)
 
 
-def _place(job: Job, number: int) -> tuple[int, int, int]:
+def _place(job: NeighbourJob, number: int) -> tuple[int, int, int]:
     """The place of a message: the number of the topic, the queue, and the offset in it."""
     row, topic = divmod(number, job.topics)
     offset, queue = divmod(row, QUEUES)
@@ -250,7 +250,7 @@ _REPEATED: dict[str, tuple[int, Callable[[], bytes], bool]] = {
 """By kind: connections, what each of them repeats, and whether it reads the responses."""
 
 
-async def _repeat(job: Job, frames: bytes, reads: bool) -> None:
+async def _repeat(job: NeighbourJob, frames: bytes, reads: bool) -> None:
     """Send the same repeatedly, on a new connection when the broker has closed the last one."""
     while True:
         try:
@@ -263,7 +263,7 @@ async def _repeat(job: Job, frames: bytes, reads: bool) -> None:
             await trio.sleep(_PAUSE_SECONDS)
 
 
-async def _hostile(job: Job, at_work: Callable[[], None]) -> None:
+async def _hostile(job: NeighbourJob, at_work: Callable[[], None]) -> None:
     connections, make, reads = _REPEATED[job.kind]
     frames = make()
     async with trio.open_nursery() as nursery:
@@ -274,8 +274,8 @@ async def _hostile(job: Job, at_work: Callable[[], None]) -> None:
 
 def main() -> None:
     """Read a job, and run it until killed."""
-    job = Job(**json.load(sys.stdin))
-    kind: Callable[[Job, Callable[[], None]], Awaitable[None]] = _groups if job.kind == "groups" else _hostile
+    job = NeighbourJob(**json.load(sys.stdin))
+    kind: Callable[[NeighbourJob, Callable[[], None]], Awaitable[None]] = _groups if job.kind == "groups" else _hostile
     try:
         run_trio(lambda: kind(job, lambda: print("at work", flush=True)))
     except (NeighbourFailed, OSError, trio.BrokenResourceError) as error:

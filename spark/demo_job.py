@@ -54,7 +54,7 @@ def begun(writer: Any) -> Any:
     raise AssertionError("unreachable: the loop counts for ever")
 
 
-class Job:
+class DemoQueries:
     """The three queries over one topic, with their files in ``directory``; micro-batches have up to ``batch`` lines."""
 
     def __init__(self, session: SparkSession, namesrv: str, topics: list[str], directory: Path, batch: int) -> None:
@@ -142,7 +142,7 @@ def main() -> None:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    job = Job(session, namesrv, [topic, second_topic], Path(directory), int(batch))
+    job = DemoQueries(session, namesrv, [topic, second_topic], Path(directory), int(batch))
     queries = job.start()
     wanted: list[int] = []
     threading.Thread(target=lambda: wanted.append(int(sys.stdin.readline() or -1)), daemon=True).start()

@@ -24,7 +24,7 @@ BATCH_MAX: Final = TXN_VERSION_MAX
 """The highest micro-batch id, and the highest ``txnVersion``."""
 
 
-class Job(NamedTuple):
+class WriteId(NamedTuple):
     """The identity of a write: the same for each attempt, a new one for new data.
 
     ``name`` is the id of a streaming query, the user's ``txnAppId``, or generated for this one write.
@@ -50,7 +50,7 @@ class Destination(NamedTuple):
         return ", ".join(parts)
 
 
-def producer_id(job: Job, partition: int, destination: Destination) -> str:
+def producer_id(job: WriteId, partition: int, destination: Destination) -> str:
     """The producer id of rows of one destination, at most 64 characters; only the last ones matter."""
     exact = repr((job.name, partition, *destination)).encode()
     digest = hashlib.sha256(exact).hexdigest()[:32]
@@ -58,7 +58,7 @@ def producer_id(job: Job, partition: int, destination: Destination) -> str:
     return f"spark:{readable}:{partition % 1_000_000}:{digest}"
 
 
-def first_number(job: Job, row: int) -> int:
+def first_number(job: WriteId, row: int) -> int:
     """The number of a producer's row, counted from 0."""
     assert 0 <= job.batch <= BATCH_MAX, job
     assert 0 <= row < ROWS_MAX, row

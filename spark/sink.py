@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from mq.protocol.codes import ResponseCode
 from spark.client import NameServers, ServerError, Unreachable
-from spark.numbering import BATCH_MAX, Job
+from spark.numbering import BATCH_MAX, WriteId
 from spark.options import OptionInvalid, WriteOptions
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def batch_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) 
     """A writer for a batch job. Raises OptionInvalid."""
     columns = _planned(options, schema, overwrite=overwrite)
     name, version = options.txn_app_id, options.txn_version
-    job = Job(uuid.uuid4().hex, 0) if name is None or version is None else Job(name, version)
+    job = WriteId(uuid.uuid4().hex, 0) if name is None or version is None else WriteId(name, version)
     return BatchWriter(options, columns, job)
 
 
@@ -65,7 +65,7 @@ class BatchWriter(DataSourceArrowWriter):
     object.
     """
 
-    def __init__(self, options: WriteOptions, columns: SinkColumns, job: Job) -> None:
+    def __init__(self, options: WriteOptions, columns: SinkColumns, job: WriteId) -> None:
         self._options = options
         self._columns = columns
         self._job = job
@@ -124,7 +124,7 @@ def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> S
 
 
 def _write(
-    options: WriteOptions, columns: SinkColumns, job: Job, iterator: Iterator[pa.RecordBatch]
+    options: WriteOptions, columns: SinkColumns, job: WriteId, iterator: Iterator[pa.RecordBatch]
 ) -> WriterCommitMessage:
     from spark.writer import TaskWriter, WriterOptions
 
@@ -144,7 +144,7 @@ def _write(
     return TaskWritten(done.rows, done.already_stored)
 
 
-def _micro_batch() -> Job:
+def _micro_batch() -> WriteId:
     """The micro-batch of the running task. Spark reports it under undocumented names."""
     context = TaskContext.get()
     query = context and context.getLocalProperty(_QUERY_ID)
@@ -156,7 +156,7 @@ def _micro_batch() -> Job:
         )
     if int(batch) > BATCH_MAX:
         raise RuntimeError(f"micro-batch {batch} is above the highest possible number, {BATCH_MAX}")
-    return Job(query, int(batch))
+    return WriteId(query, int(batch))
 
 
 def _count(messages: Sequence[WriterCommitMessage | None]) -> int:

@@ -21,7 +21,7 @@ from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.send_fields import send_header
 from spark.client import BrokerResponse, Connection, NameServers, ServerError, TopicRoute, Unreachable
 from spark.errors import RowInvalid, WriteFailed
-from spark.numbering import ROWS_MAX, Destination, Job, first_number, group_of_producer, producer_id
+from spark.numbering import ROWS_MAX, Destination, WriteId, first_number, group_of_producer, producer_id
 from spark.outgoing import OVERHEAD_BYTES, Codec, Message, SinkColumns, encode_messages, messages_of
 
 _LATER: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
@@ -119,7 +119,7 @@ class TaskWriter:
     def __init__(
         self,
         options: WriterOptions,
-        job: Job,
+        job: WriteId,
         partition: int,
         *,
         connect: Callable[[str, float], Connection] = Connection,

@@ -19,7 +19,7 @@ import trio
 from benchmarks.archive.groups import PREFIX, URL, archiving_group, fill_group, wait_archived
 from benchmarks.latency import share_of
 from benchmarks.load.frames import TOPIC, pull_frame
-from benchmarks.load.paced_client import Job as PacedJob
+from benchmarks.load.paced_client import PacedSendJob as PacedJob
 from benchmarks.load.paced_client import run_paced_client
 from benchmarks.pulling import receive_frame
 from benchmarks.suites.case_load import Arguments, Note, create_topics

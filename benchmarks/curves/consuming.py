@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.curves.group_load import Arguments, Note, Replicas, begin_after, measure_jobs, persist
-from benchmarks.curves.polling import Job
+from benchmarks.curves.polling import PollingJob
 from benchmarks.curves.producing import up_and_down
 from benchmarks.curves.sample import Curve, Measured
 from benchmarks.load.frames import topic_name
@@ -41,7 +41,7 @@ async def _measure(cluster: DevCluster, topics: Iterator[str], count: int, args:
     async with Admin(cluster.namesrv) as admin:
         await admin.create_topic(topic, count)
     replicas = await Replicas.find([cluster])
-    job = Job(
+    job = PollingJob(
         address=replicas.addresses[0],
         topic=topic,
         consumers=count,

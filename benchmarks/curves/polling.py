@@ -1,9 +1,9 @@
 """A load generator: messages at a steady rate to one queue per consumer, with one long poll on each queue.
 
 Raw sockets in one process: a connection for all sends, and one for each consumer, which has sent a heartbeat as a
-member of a group. Latency is from the time at which a message was due to the return of the receive call that brought
-it to its consumer. ``python -m benchmarks.curves.polling`` reads one JSON object from standard input (`Job`) and writes
-one to standard output (`benchmarks.load.report.Report`).
+member of a group. Latency is from the time at which a message was due to the return of the receive call that brought it
+to its consumer. ``python -m benchmarks.curves.polling`` reads one JSON object from standard input (`PollingJob`) and
+writes one to standard output (`benchmarks.load.report.Report`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BODY_AT = 88
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PollingJob:
     """``rate`` messages a second in all, which take turns in the queues of a new topic; a queue for each consumer."""
 
     address: tuple[str, int]
@@ -49,7 +49,7 @@ class Job:
     window_seconds: float
     windows: int
 
-    def at(self, begin: float) -> Job:
+    def at(self, begin: float) -> PollingJob:
         """Copy the job with another begin."""
         return replace(self, begin=begin)
 
@@ -57,7 +57,7 @@ class Job:
 class _Consumer:
     """One consumer with one pull in flight."""
 
-    def __init__(self, job: Job, queue_id: int) -> None:
+    def __init__(self, job: PollingJob, queue_id: int) -> None:
         self.sock = socket.create_connection(job.address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._topic, self._queue_id, self._received = job.topic, queue_id, b""
@@ -97,7 +97,7 @@ def due_times(records: bytes | memoryview) -> Iterator[float]:
 class _Sender:
     """Sends due messages, and discards the answers."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PollingJob) -> None:
         self.sock = socket.create_connection(job.address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         frames = [send_frame(1, job.body_bytes, queue, topic=job.topic) for queue in range(job.consumers)]
@@ -117,7 +117,7 @@ class _Sender:
             self.sock.sendall(b"".join(parts))
 
 
-def generate(job: Job) -> Report:
+def generate(job: PollingJob) -> Report:
     """Send and receive until the last window ends. Raises LoadFailed, OSError."""
     consumers = {each.sock.fileno(): each for each in (_Consumer(job, n) for n in range(job.consumers))}
     epoll = select.epoll()
@@ -153,4 +153,4 @@ def generate(job: Job) -> Report:
 
 
 if __name__ == "__main__":
-    do_job(Job, generate, LoadFailed, OSError)
+    do_job(PollingJob, generate, LoadFailed, OSError)

@@ -1,8 +1,8 @@
 """Dialogues with a broker, as a load generator: what follows a response depends on it, as in transactions and POP.
 
 A dialogue is a generator of requests, which gets the response to each. Many of them share a few connections: the opaque
-is the number of the dialogue. Run as ``python -m benchmarks.load.dialogues``: a `Job` on standard input, a `Report` on
-standard output.
+is the number of the dialogue. Run as ``python -m benchmarks.load.dialogues``: a `DialogueJob` on standard input, a
+`Report` on standard output.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _EMPTY = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_FULL, ResponseCode.P
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DialogueJob:
     """``flows`` of one kind (a name in `FLOWS`) on a number of ``connections``.
 
     ``begin``: when the first window begins, on CLOCK_MONOTONIC. ``total``: the number of operations after which to end,
@@ -96,7 +96,7 @@ def send_request(
     return Request(RequestCode.SEND_MESSAGE_V2, ext, body)
 
 
-def sends(job: Job, slot: int, done: Done) -> Flow:
+def sends(job: DialogueJob, slot: int, done: Done) -> Flow:
     """Send plain messages."""
     body = bytes(job.body_bytes)
     for number in itertools.count():
@@ -104,7 +104,7 @@ def sends(job: Job, slot: int, done: Done) -> Flow:
         done(1)
 
 
-def timed(job: Job, slot: int, done: Done) -> Flow:
+def timed(job: DialogueJob, slot: int, done: Done) -> Flow:
     """Send messages for a time between ``options["from_ms"]`` and ``options["to_ms"]``, epoch milliseconds."""
     rng = random.Random(slot)
     low, high = job.options["from_ms"], job.options["to_ms"]
@@ -115,7 +115,7 @@ def timed(job: Job, slot: int, done: Done) -> Flow:
         done(1)
 
 
-def transactions(job: Job, slot: int, done: Done) -> Flow:
+def transactions(job: DialogueJob, slot: int, done: Done) -> Flow:
     """Send half messages, and commit each as soon as it is stored."""
     body = bytes(job.body_bytes)
     half = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: PRODUCERS}
@@ -135,7 +135,7 @@ def transactions(job: Job, slot: int, done: Done) -> Flow:
         done(1)
 
 
-def pops(job: Job, slot: int, done: Done) -> Flow:
+def pops(job: DialogueJob, slot: int, done: Done) -> Flow:
     """Pop messages of one queue, and acknowledge them in batches."""
     while True:
         answer = yield Request(RequestCode.POP_MESSAGE, pop_ext(CONSUMERS, slot % 8, POP_COUNT))
@@ -147,7 +147,7 @@ def pops(job: Job, slot: int, done: Done) -> Flow:
         done(sum(row.bits.bit_count() for row in acks.acks))
 
 
-FLOWS: dict[str, Callable[[Job, int, Done], Flow]] = {
+FLOWS: dict[str, Callable[[DialogueJob, int, Done], Flow]] = {
     "sends": sends,
     "timed": timed,
     "transactions": transactions,
@@ -177,7 +177,7 @@ class _Connection:
         return [header for header, _ in found]
 
 
-def run(job: Job) -> Report:
+def run(job: DialogueJob) -> Report:
     """Run all flows until the last window ends or the total is reached. Raises LoadFailed, OSError."""
     count = 0
 
@@ -219,4 +219,4 @@ def _encode(opaque: int, request: Request) -> bytes:
 
 
 if __name__ == "__main__":
-    do_job(Job, run, LoadFailed, OSError)
+    do_job(DialogueJob, run, LoadFailed, OSError)

@@ -1,8 +1,8 @@
 """A well-behaved client beside others: a few messages a second, timed from when each is due to the consumer's callback.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.load.paced_client`` reads a
-`Job` from standard input and writes a `Report` to standard output. Messages are sent when they are due, whether earlier
-ones were answered or not, so every delay of the broker shows in full.
+`PacedSendJob` from standard input and writes a `Report` to standard output. Messages are sent when they are due,
+whether earlier ones were answered or not, so every delay of the broker shows in full.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ERRORS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PacedSendJob:
     """``rate`` messages a second: for ``warmup`` seconds, which are not measured, then for ``seconds``."""
 
     namesrv: str
@@ -52,7 +52,7 @@ class Report:
 
 
 class _Client:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: PacedSendJob) -> None:
         self._job = job
         self.report = Report()
         self._begin = 0.0
@@ -119,10 +119,10 @@ class _Client:
         self._arrived.add(number)
 
 
-async def run_paced_client(job: Job) -> Report:
+async def run_paced_client(job: PacedSendJob) -> Report:
     """Run the job in a separate process. Raises GeneratorFailed."""
     return await run_generator("benchmarks.load.paced_client", job, Report)
 
 
 if __name__ == "__main__":
-    do_job(Job, lambda job: run_trio(_Client(job).run), ClientError)
+    do_job(PacedSendJob, lambda job: run_trio(_Client(job).run), ClientError)

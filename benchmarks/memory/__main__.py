@@ -22,7 +22,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.load.generators import ROOT, GeneratorFailed
-from benchmarks.memory.clients import Job, Report
+from benchmarks.memory.clients import MemoryJob, Report
 from benchmarks.memory.page import BEGIN, END, WARM_UP_SECONDS, Sample, growths, picture, section
 from benchmarks.procfs import load_average, process_tree, rss_bytes
 from benchmarks.report.run_record import RunRecord
@@ -80,7 +80,7 @@ async def measure(args: Arguments, directory: Path, samples: list[Sample]) -> Re
             for topic in TOPICS:
                 await admin.create_topic(topic, QUEUES)
         pids = {f"replica {node}": cluster.pid(node) for node in cluster.node_ids}
-        job = Job(cluster.namesrv, TOPICS, args.rate, 60 * args.minutes, BODY_BYTES)
+        job = MemoryJob(cluster.namesrv, TOPICS, args.rate, 60 * args.minutes, BODY_BYTES)
         async with trio.open_nursery() as nursery:
             clients: trio.Process = await nursery.start(partial(_run_clients, job, reports))
             began = trio.current_time()
@@ -104,7 +104,7 @@ def _sample(seconds: float, pids: dict[str, int], clients: int) -> Sample:
 
 
 async def _run_clients(
-    job: Job, reports: list[Report], *, task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED
+    job: MemoryJob, reports: list[Report], *, task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED
 ) -> None:
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "benchmarks.memory.clients"],

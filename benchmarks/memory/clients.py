@@ -1,7 +1,7 @@
 """The clients of the memory benchmark: a producer with a fixed rate, and consumer groups, in a separate process.
 
-``python -m benchmarks.memory.clients`` reads one JSON object from standard input (`Job`) and writes one to standard
-output (`Report`).
+``python -m benchmarks.memory.clients`` reads one JSON object from standard input (`MemoryJob`) and writes one to
+standard output (`Report`).
 
 Messages are sent to the topics in turn, in bursts of `TICK_SECONDS`, but to the last topic only one in twenty; each has
 a key and a tag, and one in a hundred a delay. Two groups of push consumers read: one all topics, one the first topic
@@ -38,7 +38,7 @@ _ERRORS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class MemoryJob:
     """``rate`` messages a second with ``body_bytes`` each to ``topics``, two or more, for ``seconds``."""
 
     namesrv: str
@@ -67,7 +67,7 @@ class _HandlerFailed(Exception):
 
 
 class _Clients:
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: MemoryJob) -> None:
         self._job = job
         self.report = Report()
 
@@ -154,4 +154,4 @@ class _Clients:
 
 if __name__ == "__main__":
     logging.getLogger("mq.client").setLevel(logging.CRITICAL)  # the failures of the handler are on purpose
-    do_job(Job, lambda job: run_trio(_Clients(job).run), ClientError)
+    do_job(MemoryJob, lambda job: run_trio(_Clients(job).run), ClientError)

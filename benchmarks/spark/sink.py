@@ -29,7 +29,7 @@ from mq.client import Admin
 from mq.local_cluster import DevCluster, Ports
 from mq.local_cluster.any_disk import ANY_DISK
 from mq.monitoring.cpu_time import cpu_seconds
-from spark.numbering import Job
+from spark.numbering import WriteId
 from spark.outgoing import Codec, sink_columns
 from spark.writer import TaskWriter, WriterOptions, Written
 
@@ -71,7 +71,7 @@ def run_task(plan: Plan, namesrv: str, partition: int) -> Task:
     whole = pa.record_batch([pa.array(made, pa.binary())], ["body"])
     batches = [whole.slice(0, min(ROWS_PER_BATCH, rows - at)) for at in range(0, rows, ROWS_PER_BATCH)]
     began = time.process_time()
-    written = TaskWriter(options, Job("bench", 0), partition).write(batches)
+    written = TaskWriter(options, WriteId("bench", 0), partition).write(batches)
     return Task(written, time.process_time() - began)
 
 

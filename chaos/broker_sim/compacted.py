@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar, Final, NamedTuple
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
-from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Sent, Stored
+from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, CommittedRecord, Sent
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.limits import replaced
@@ -114,8 +114,8 @@ class Compacted(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def stored(self, stored: Stored) -> None:
-        record = stored.record
+    def on_commit(self, commit: CommittedRecord) -> None:
+        record = commit.record
         if record.topic != self.topic:
             return
         place = record.queue_id, record.properties[props.KEYS]
@@ -124,7 +124,7 @@ class Compacted(Workload):
         if props.CARRIED in record.properties:
             self.counts["carried"] += 1
             if before is None or before.unique_key != unique_key:
-                raise Violation(f"carried: {unique_key} to {stored.place}, behind {before}")
+                raise Violation(f"carried: {unique_key} to {commit.place}, behind {before}")
             self._newest[place] = before._replace(offset=record.queue_offset)
         else:
             self._newest[place] = _Newest(record.queue_offset, unique_key, not record.body, record.store_timestamp_ms)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.log_oracle import CommittedRecord, Sent
 from chaos.broker_sim.workload import Workload
 from chaos.violation import Violation
 from checkers import Checker
@@ -55,7 +55,7 @@ class Dedup(Workload):
     def __init__(self, cluster: BrokerCluster) -> None:
         super().__init__(cluster)
         self._numbers: Counter[int] = Counter()
-        self._first: dict[int, Stored] = {}
+        self._first: dict[int, CommittedRecord] = {}
         self._waiting = 0
         self._level = 1
         self._batched: dict[str, list[Sent]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
@@ -144,16 +144,16 @@ class Dedup(Workload):
             else:
                 self.acknowledged(sent, offset + number, position)
 
-    def _check_part(self, stored: Stored) -> None:
+    def _check_part(self, commit: CommittedRecord) -> None:
         """Check that a record of a batch continues the range of its first record, in the same entry."""
-        part, found = self._part, stored_range(stored.record.properties)
+        part, found = self._part, stored_range(commit.record.properties)
         if found is not None:
             if part is not None:
-                raise Violation(f"half a batch: {part} should follow, but {stored.place} follows")
+                raise Violation(f"half a batch: {part} should follow, but {commit.place} follows")
             part = _Part(found.producer, found.first, found.last)
-        sent = self.ledger.sent[stored.value]
+        sent = self.ledger.sent[commit.value]
         if part is None or (part.producer, part.next) != (sent.asked["producer"], sent.asked["number"]):
-            raise Violation(f"half a batch: {part} should follow, but {stored.place} is {sent}")
+            raise Violation(f"half a batch: {part} should follow, but {commit.place} is {sent}")
         self._part = None if part.next == part.last else part._replace(next=part.next + 1)
 
     def entry_ends(self) -> None:
@@ -177,19 +177,19 @@ class Dedup(Workload):
         """None for messages of remembered producers: an answer may say only that a numbered message is known."""
         return sent.topic if sent.kind in _FORGOTTEN_KINDS else None
 
-    def stored(self, stored: Stored) -> None:
-        topic = stored.record.topic
+    def on_commit(self, commit: CommittedRecord) -> None:
+        topic = commit.record.topic
         if topic == SCHEDULE_TOPIC:
             self._waiting += 1
-        if topic not in (SCHEDULE_TOPIC, self.topic) or self.ledger.sent[stored.value].kind in _FORGOTTEN_KINDS:
+        if topic not in (SCHEDULE_TOPIC, self.topic) or self.ledger.sent[commit.value].kind in _FORGOTTEN_KINDS:
             return
-        if self.ledger.sent[stored.value].kind == "batched":
-            self._check_part(stored)
-        first = self._first.setdefault(stored.value, stored)
-        copies = self.ledger.copies[topic][stored.value]
-        if copies > 1 or (first is not stored and first.record.topic != SCHEDULE_TOPIC):
+        if self.ledger.sent[commit.value].kind == "batched":
+            self._check_part(commit)
+        first = self._first.setdefault(commit.value, commit)
+        copies = self.ledger.copies[topic][commit.value]
+        if copies > 1 or (first is not commit and first.record.topic != SCHEDULE_TOPIC):
             raise Violation(
-                f"duplicate: {self.ledger.sent[stored.value]} is stored at {stored.place} and at {first.place}"
+                f"duplicate: {self.ledger.sent[commit.value]} is stored at {commit.place} and at {first.place}"
             )
 
     def command(self, command: Any) -> None:

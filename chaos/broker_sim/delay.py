@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from chaos.broker_sim.clients import ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.log_oracle import CommittedRecord, Sent
 from chaos.broker_sim.workload import Ends, Workload
 from chaos.violation import Violation
 from checkers import Checker
@@ -36,11 +36,11 @@ class Delay(Workload):
 
     def __init__(self, cluster: BrokerCluster) -> None:
         super().__init__(cluster)
-        self._waiting: dict[Waiting, tuple[int, Stored]] = {}
+        self._waiting: dict[Waiting, tuple[int, CommittedRecord]] = {}
         """Pending messages with their due time by the clock of the leader that stored them."""
         self._levels: Counter[int] = Counter()
         """The delivery position of each delay level."""
-        self._shown: dict[int, list[Stored]] = {}
+        self._shown: dict[int, list[CommittedRecord]] = {}
         self._done: set[Waiting] = set()
         self._done_singly: set[Waiting] = set()
         """Done before earlier ones in their queue, one of which could not be read."""
@@ -116,17 +116,17 @@ class Delay(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def stored(self, stored: Stored) -> None:
-        record = stored.record
+    def on_commit(self, commit: CommittedRecord) -> None:
+        record = commit.record
         waiting = (record.topic, record.queue_id, record.queue_offset)
         waits = record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
-        self._origins[stored.value] += waits or self.ledger.sent[stored.value].kind == "plain"
+        self._origins[commit.value] += waits or self.ledger.sent[commit.value].kind == "plain"
         if record.topic == SCHEDULE_TOPIC:
-            self._waiting[waiting] = (record.store_timestamp_ms + DELAY_LEVELS_MS[record.queue_id], stored)
+            self._waiting[waiting] = (record.store_timestamp_ms + DELAY_LEVELS_MS[record.queue_id], commit)
         elif record.topic == TIMER_TOPIC:
-            self._waiting[waiting] = (int(record.properties[props.TIMER_OUT_MS]), stored)
-        elif record.topic == self.topic and self.ledger.sent[stored.value].kind != "plain":
-            self._shown.setdefault(stored.value, []).append(stored)
+            self._waiting[waiting] = (int(record.properties[props.TIMER_OUT_MS]), commit)
+        elif record.topic == self.topic and self.ledger.sent[commit.value].kind != "plain":
+            self._shown.setdefault(commit.value, []).append(commit)
 
     def command(self, command: Any) -> None:
         if isinstance(command, AdvanceDelay):
@@ -165,7 +165,7 @@ class Delay(Workload):
         self._skips.clear()
         self._shown.clear()
 
-    def _check_shown(self, due_ms: int, origin: Stored, copy: Stored) -> None:
+    def _check_shown(self, due_ms: int, origin: CommittedRecord, copy: CommittedRecord) -> None:
         early_ms = due_ms - copy.record.store_timestamp_ms
         if early_ms > 2 * self.cluster.plan.wall_skew_ms:
             raise Violation(f"early: {copy.value} is visible {early_ms} ms before its time in {copy.place}")
@@ -174,7 +174,7 @@ class Delay(Workload):
         delay = (due_ms - origin.record.store_timestamp_ms) / 1000
         self.late("shown after its time", max(0.0, copy.at - origin.at - delay))
 
-    def _check_at_once(self, copy: Stored) -> None:
+    def _check_at_once(self, copy: CommittedRecord) -> None:
         """Check a message that became visible without being pending: it must have been due when it was sent."""
         self._origins[copy.value] += 1
         due_ms = int(self.ledger.sent[copy.value].properties.get(props.TIMER_DELIVER_MS, 1 << 62))

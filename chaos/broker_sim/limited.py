@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
-from chaos.broker_sim.log_oracle import Stored
+from chaos.broker_sim.log_oracle import CommittedRecord
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
 from mq.broker.base.quota_buckets import BURST_SECONDS
@@ -50,8 +50,8 @@ class Limited(Workload):
         limits = f"+quota.produce.messages={_RATE},+quota.consume.messages={_READ_RATE}"
         self.create_topic(on_response, attributes=limits)
 
-    def stored(self, stored: Stored) -> None:
-        if stored.record.topic != self.topic:
+    def on_commit(self, commit: CommittedRecord) -> None:
+        if commit.record.topic != self.topic:
             return
         self._total += 1
         self.counts["stored within the quota"] += 1

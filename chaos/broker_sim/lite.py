@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 from chaos.broker_sim.clients import Client, ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
+from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, CommittedRecord
 from chaos.broker_sim.ordered_pop import From, OrderedPop, delivered
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload
@@ -201,14 +201,14 @@ class Lite(OrderedPop):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def stored(self, stored: Stored) -> None:
+    def on_commit(self, commit: CommittedRecord) -> None:
         """Check a message of the parent; it must also be the next one of its lite topic."""
-        record = stored.record
+        record = commit.record
         if record.topic != self.topic:
             return
         queue, offset = record.properties[props.LITE_QUEUE], int(record.properties[props.LITE_OFFSET])
-        if queue != lite_queue(self.topic, self.ledger.sent[stored.value].properties[props.LITE_TOPIC]):
-            raise Violation(f"lite: {stored.place} is in the wrong queue {queue}")
+        if queue != lite_queue(self.topic, self.ledger.sent[commit.value].properties[props.LITE_TOPIC]):
+            raise Violation(f"lite: {commit.place} is in the wrong queue {queue}")
         known = self.ledger.queues.get((queue, 0))
         if known is None:
             if offset not in (0, self._former_ends.get(queue)):
@@ -218,7 +218,7 @@ class Lite(OrderedPop):
             known = self.ledger.queues[queue, 0] = [OF_DELETED_TOPIC] * offset
         if offset != len(known):
             raise Violation(f"lite: {queue} continues with {offset}; expected: {len(known)}")
-        known.append(stored)
+        known.append(commit)
         self._committed_ms[queue] = self.cluster.true_ms()
 
     def command(self, command: Any) -> None:
@@ -242,7 +242,7 @@ class Lite(OrderedPop):
             for group in self.groups:
                 self._forget((group, queue, 0))
 
-    def _check_old(self, queue: str, last: Stored) -> None:
+    def _check_old(self, queue: str, last: CommittedRecord) -> None:
         """Check that an ending lite topic is old enough: no message for a minute, or the log has dropped its last."""
         if not self._expires:
             raise Violation(f"alive: {queue} ended, but its topic does not allow that")

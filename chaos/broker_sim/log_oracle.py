@@ -20,7 +20,7 @@ OWN = "own"
 """A property that only clients set; it must be the same in all copies of a message."""
 
 
-class Stored(NamedTuple):
+class CommittedRecord(NamedTuple):
     """A committed record; ``at`` is when it was first applied anywhere, in simulated seconds."""
 
     at: float
@@ -34,7 +34,7 @@ class Stored(NamedTuple):
         return f"{record.topic}/{record.queue_id}/{record.queue_offset} at {record.physical_offset}"
 
 
-OF_DELETED_TOPIC: Final = Stored(0.0, 0, cast("StoredMessage", None))
+OF_DELETED_TOPIC: Final = CommittedRecord(0.0, 0, cast("StoredMessage", None))
 """In place of a record that was deleted with its topic."""
 
 
@@ -65,11 +65,11 @@ class Ledger:
     """The committed queues and the sends of clients. Its methods raise `Violation` for impossible calls."""
 
     def __init__(self) -> None:
-        self.queues: dict[tuple[str, int], list[Stored]] = defaultdict(list)
+        self.queues: dict[tuple[str, int], list[CommittedRecord]] = defaultdict(list)
         self.begins: dict[tuple[str, int], int] = {}
         """Where queues begin because the queue of a deleted topic ended there."""
         self.sent: dict[int, Sent] = {}
-        self.at_position: dict[int, Stored] = {}
+        self.at_position: dict[int, CommittedRecord] = {}
         self.copies: dict[str, Counter[int]] = defaultdict(Counter)
         """How often each value is stored, by topic."""
 
@@ -79,7 +79,7 @@ class Ledger:
         sent = self.sent[value] = Sent(value, kind, topic, body_of(value, nbytes), properties, since, asked)
         return sent
 
-    def committed(self, at: float, record: StoredMessage) -> Stored:
+    def committed(self, at: float, record: StoredMessage) -> CommittedRecord:
         """Add a committed record, the next one in the log."""
         place = record.topic, record.queue_id
         if place not in self.queues:
@@ -93,7 +93,7 @@ class Ledger:
         is_message = record.topic[:1] == "T" or record.body[:1] == b"\0"
         is_message &= props.TRANSACTION_SET not in record.properties  # which has several
         value = value_of(record.body) if is_message else 0
-        stored = Stored(at, value, record)
+        stored = CommittedRecord(at, value, record)
         queue.append(stored)
         self.at_position[record.physical_offset] = stored
         if value:
@@ -118,7 +118,7 @@ class Ledger:
             if continued and end:
                 self.begins[key] = end
 
-    def queues_of(self, topic: str) -> dict[int, list[Stored]]:
+    def queues_of(self, topic: str) -> dict[int, list[CommittedRecord]]:
         """The queues of a topic, by queue id."""
         return {queue_id: queue for (name, queue_id), queue in self.queues.items() if name == topic}
 
@@ -126,7 +126,7 @@ class Ledger:
         """Map the queues of a topic that do not begin at 0 to their first offsets."""
         return {queue_id: begin for (name, queue_id), begin in self.begins.items() if name == topic}
 
-    def restored(self, topic: str, queues: Mapping[int, list[Stored]], begins: Mapping[int, int]) -> None:
+    def restored(self, topic: str, queues: Mapping[int, list[CommittedRecord]], begins: Mapping[int, int]) -> None:
         """Add a restored topic with these queues, which begin at ``begins``."""
         self.begins = {key: begin for key, begin in self.begins.items() if key[0] != topic}
         self.begins |= {(topic, queue_id): begin for queue_id, begin in begins.items()}

@@ -17,7 +17,7 @@ from typing import Any
 from chaos.broker_sim.clients import ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.group_member import Member, MemberQueue
-from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.log_oracle import CommittedRecord, Sent
 from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, OffsetChecker
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload
@@ -64,7 +64,7 @@ class Mixed(Workload):
         self._joined = 0
         self._due_in_order = [0] * _ORDERED_QUEUES
         """How many messages of a queue were stored for the first time."""
-        self._batched: list[Stored] = []
+        self._batched: list[CommittedRecord] = []
         self._asked_back: Counter[_Copy] = Counter()
         self._asked_dead: set[_Copy] = set()
         self._back: Counter[_Copy] = Counter()
@@ -260,42 +260,42 @@ class Mixed(Workload):
         }
         member.ask_to_take_back(ext, on_response)
 
-    def _came_back(self, stored: Stored, *, dead: bool) -> _Copy:
+    def _came_back(self, commit: CommittedRecord, *, dead: bool) -> _Copy:
         """Check a message that was sent back and is now stored, for redelivery or as a dead letter."""
-        copy: _Copy = (stored.value, stored.record.reconsume_times - 1)
+        copy: _Copy = (commit.value, commit.record.reconsume_times - 1)
         self._back[copy] += 1
         if self._back[copy] > self._asked_back[copy]:
             raise Violation(
-                f"duplicate: {copy} was given back {self._asked_back[copy]} times, {stored.place} is one more"
+                f"duplicate: {copy} was given back {self._asked_back[copy]} times, {commit.place} is one more"
             )
         last = copy[1] >= _ATTEMPTS_MAX
         if dead != last and not (dead and copy in self._asked_dead):
             raise Violation(
-                f"attempts: {copy} of {_ATTEMPTS_MAX} is {'dead' if dead else 'to come again'}: {stored.place}"
+                f"attempts: {copy} of {_ATTEMPTS_MAX} is {'dead' if dead else 'to come again'}: {commit.place}"
             )
         return copy
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def stored(self, stored: Stored) -> None:
-        record = stored.record
+    def on_commit(self, commit: CommittedRecord) -> None:
+        record = commit.record
         if record.topic == SCHEDULE_TOPIC:
-            self._waiting[record.queue_id + 1, record.queue_offset] = self._came_back(stored, dead=False)
+            self._waiting[record.queue_id + 1, record.queue_offset] = self._came_back(commit, dead=False)
         elif record.topic == self._dead_topic:
             self.counts["dead"] += 1
-            self._came_back(stored, dead=True)
+            self._came_back(commit, dead=True)
         elif record.topic == self._retry_topic:
-            self._shown[stored.value, record.reconsume_times - 1] += 1
+            self._shown[commit.value, record.reconsume_times - 1] += 1
         elif record.topic == _ORDERED_TOPIC:
-            self._stored_in_order(stored)
-        elif self.ledger.sent[stored.value].kind == "batch":
-            self._batched.append(stored)
+            self._stored_in_order(commit)
+        elif self.ledger.sent[commit.value].kind == "batch":
+            self._batched.append(commit)
 
-    def _stored_in_order(self, stored: Stored) -> None:
-        queue_id, number = stored.record.queue_id, self.ledger.sent[stored.value].asked["number"]
+    def _stored_in_order(self, commit: CommittedRecord) -> None:
+        queue_id, number = commit.record.queue_id, self.ledger.sent[commit.value].asked["number"]
         if number > self._due_in_order[queue_id]:
             raise Violation(
-                f"order: {number} is at {stored.place}, but {self._due_in_order[queue_id]} is missing before it"
+                f"order: {number} is at {commit.place}, but {self._due_in_order[queue_id]} is missing before it"
             )
         self._due_in_order[queue_id] += number == self._due_in_order[queue_id]
 
@@ -344,7 +344,7 @@ class Mixed(Workload):
     def _keys(self) -> Iterable[Key]:
         return (key for plan in self._plans for key in plan.keys)
 
-    def _unread(self, key: Key) -> list[Stored]:
+    def _unread(self, key: Key) -> list[CommittedRecord]:
         return self.ledger.queues[key[1:]][max(0, self._checker.offset(key)) :]
 
     def unfinished(self) -> int:

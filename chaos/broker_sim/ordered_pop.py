@@ -19,7 +19,7 @@ import msgspec
 
 from chaos.broker_sim.clients import Client, ClientResponse, LostResponse, OnResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import Stored
+from chaos.broker_sim.log_oracle import CommittedRecord
 from chaos.broker_sim.pop import received
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload, queue_name
@@ -323,7 +323,7 @@ class OrderedPop(Workload):
         """The queues whose messages must all be acknowledged in the end."""
         return [(_GROUP, self.topic, queue_id) for queue_id in range(self.queues)]
 
-    def _unread(self) -> Iterator[tuple[QueueOfGroup, Stored]]:
+    def _unread(self) -> Iterator[tuple[QueueOfGroup, CommittedRecord]]:
         """The first message of each queue that is not acknowledged."""
         for key in self._keys():
             for stored in self.ledger.queues[key[1:]][self._next(key) :][:1]:

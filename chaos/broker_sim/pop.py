@@ -21,7 +21,7 @@ import msgspec
 
 from chaos.broker_sim.clients import Client, ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import Stored
+from chaos.broker_sim.log_oracle import CommittedRecord
 from chaos.broker_sim.priorities import LEVELS, Priorities
 from chaos.broker_sim.workload import Workload, queue_name
 from chaos.values import value_of
@@ -129,7 +129,7 @@ class Pop(Workload):
         self._acks: dict[MessageAt, set[_Name]] = {}
         """The receipts with which messages may have been acknowledged."""
         self._ended: list[tuple[MessageAt, _Pop]] = []
-        self._copies: dict[str, list[Stored]] = {}
+        self._copies: dict[str, list[CommittedRecord]] = {}
         self._priorities: Priorities | None = None
         self._is_created = True
         if random.Random(f"{cluster.scenario.seed} priorities").random() < _WITH_PRIORITIES:
@@ -343,11 +343,11 @@ class Pop(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def stored(self, stored: Stored) -> None:
+    def on_commit(self, commit: CommittedRecord) -> None:
         if self._priorities is not None:
-            self._priorities.stored(stored)
-        if stored.record.topic == self._retry_topic:
-            self._copies.setdefault(_origin(stored.record), []).append(stored)
+            self._priorities.on_commit(commit)
+        if commit.record.topic == self._retry_topic:
+            self._copies.setdefault(_origin(commit.record), []).append(commit)
 
     def command(self, command: Any) -> None:
         match command:
@@ -424,7 +424,7 @@ class Pop(Workload):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _open_messages(self) -> list[Stored]:
+    def _open_messages(self) -> list[CommittedRecord]:
         return [
             stored
             for (topic, queue_id), queue in self.ledger.queues.items()

@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from typing import Final
 
-from chaos.broker_sim.log_oracle import Ledger, Stored
+from chaos.broker_sim.log_oracle import CommittedRecord, Ledger
 from chaos.violation import Violation
 from mq.broker.state.pop_checkpoints import PopMessages, offsets_of
 from mq.protocol import properties as props
@@ -44,14 +44,14 @@ class Priorities:
         priority = rng.choice((None, 0, 1, 2, 2, 2, 2, 7))
         return {} if priority is None else {props.PRIORITY: str(priority)}
 
-    def stored(self, stored: Stored) -> None:
+    def on_commit(self, commit: CommittedRecord) -> None:
         """Check that a committed record is in the queue of its priority."""
-        record = stored.record
+        record = commit.record
         if record.topic not in (self._topic, self._retry_topic):
             return
         level = min(int(record.properties.get(props.PRIORITY, "0")), LEVELS - 1)
         if record.queue_id != level:
-            raise Violation(f"priority: {stored.place} has a message of level {level}")
+            raise Violation(f"priority: {commit.place} has a message of level {level}")
 
     def taken(self, command: PopMessages, now: float) -> None:
         """Judge the order of a committed pop."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
-from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, Stored
+from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, CommittedRecord
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
@@ -137,10 +137,10 @@ class Recreated(Workload):
                 raise Violation(f"skipped: the reader of queue {queue_id} goes on at {offset}, behind {stored.place}")
         self._read_to[queue_id] = offset
 
-    def _is_missing(self, stored: Stored) -> bool:
-        if stored is OF_DELETED_TOPIC:
+    def _is_missing(self, commit: CommittedRecord) -> bool:
+        if commit is OF_DELETED_TOPIC:
             return False
-        position = stored.record.physical_offset
+        position = commit.record.physical_offset
         return position not in self._taken and position >= self.cluster.dropped_pos
 
     def _check_records(self, queue_id: int, offset: int, response: ClientResponse) -> None:
@@ -166,15 +166,15 @@ class Recreated(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def stored(self, stored: Stored) -> None:
-        self._latest, record = stored.record.physical_offset, stored.record
+    def on_commit(self, commit: CommittedRecord) -> None:
+        self._latest, record = commit.record.physical_offset, commit.record
         if record.topic == SCHEDULE_TOPIC:
-            self._waited_from[stored.value] = self._latest
-        elif record.topic == self.topic and (since := self._waited_from.get(stored.value)) is not None:
+            self._waited_from[commit.value] = self._latest
+        elif record.topic == self.topic and (since := self._waited_from.get(commit.value)) is not None:
             self.counts["delayed messages delivered"] += 1
             is_in_flight = self.cluster.now < self._born_at + _IN_FLIGHT_SECONDS
             if since <= self._born_after and self._exists and not is_in_flight:
-                raise Violation(f"of a deleted topic: {stored.place} waited from {since}, before the topic was created")
+                raise Violation(f"of a deleted topic: {commit.place} waited from {since}, before the topic was created")
 
     def command(self, command: Any) -> None:
         match command:
@@ -263,10 +263,10 @@ class Recreated(Workload):
 class _Deleted:
     """The queues of a deleted topic: where they begin, and their records, also those stored after the deletion."""
 
-    def __init__(self, begins: dict[int, int], queues: dict[int, list[Stored]]) -> None:
+    def __init__(self, begins: dict[int, int], queues: dict[int, list[CommittedRecord]]) -> None:
         self.begins, self.queues = begins, queues
 
-    def add_records(self, queues: dict[int, list[Stored]]) -> None:
+    def add_records(self, queues: dict[int, list[CommittedRecord]]) -> None:
         """Add the records behind the known ones."""
         for queue_id, records in queues.items():
             known = self.queues.setdefault(queue_id, [])

@@ -14,7 +14,7 @@ from typing import Any
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import Stored
+from chaos.broker_sim.log_oracle import CommittedRecord
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload
 from chaos.log_sim.node import Node
@@ -86,9 +86,9 @@ class Scan(Workload):
         """Return 1 until the last scan has ended."""
         return int(self._last is None or not self._last.is_over)
 
-    def stored(self, stored: Stored) -> None:
-        if stored.record.topic == _PASSING:
-            self._incarnation_at[stored.record.physical_offset] = self._deletions
+    def on_commit(self, commit: CommittedRecord) -> None:
+        if commit.record.topic == _PASSING:
+            self._incarnation_at[commit.record.physical_offset] = self._deletions
 
     def command(self, command: Any) -> None:
         if isinstance(command, DeleteTopic) and command.name == _PASSING:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from chaos.broker_sim.clients import ClientResponse, LostResponse, ResponseOrLoss
-from chaos.broker_sim.log_oracle import Stored
+from chaos.broker_sim.log_oracle import CommittedRecord
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.violation import Violation
 from checkers import Checker
@@ -65,7 +65,7 @@ class ScheduledMessages(Workload):
         """What each version was."""
         self._triggered: Counter[str] = Counter()
         """How often each schedule may still be sent beside its ticks."""
-        self._messages: list[tuple[Stored, _Model | None]] = []
+        self._messages: list[tuple[CommittedRecord, _Model | None]] = []
         """Of this entry: each with what its schedule was before it in the log."""
         self._marks: list[tuple[SettleTick, _Model]] = []
         self._exists = False
@@ -153,9 +153,9 @@ class ScheduledMessages(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def stored(self, stored: Stored) -> None:
-        if (name := stored.record.properties.get(SCHEDULE)) is not None:
-            self._messages.append((stored, self._there.get(name)))
+    def on_commit(self, commit: CommittedRecord) -> None:
+        if (name := commit.record.properties.get(SCHEDULE)) is not None:
+            self._messages.append((commit, self._there.get(name)))
 
     def command(self, command: Any) -> None:
         match command:
@@ -238,7 +238,7 @@ class ScheduledMessages(Workload):
             raise Violation(f"late: {mark} was sent {late_ms} ms late")
         self.late("ticks sent", max(0, late_ms) / 1000)
 
-    def _message_of(self, mark: SettleTick, before: _Model) -> Stored:
+    def _message_of(self, mark: SettleTick, before: _Model) -> CommittedRecord:
         """The message of a mark, in the same entry."""
         for at, (stored, known) in enumerate(self._messages):
             properties = stored.record.properties

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 from chaos.broker_sim.clients import Client, ClientResponse, ResponseOrLoss
-from chaos.broker_sim.log_oracle import Ledger, Sent, Stored
+from chaos.broker_sim.log_oracle import CommittedRecord, Ledger, Sent
 from chaos.log_sim.node import Node
 from chaos.violation import Violation
 from mq.broker.state.commands import CommitOffsets
@@ -173,11 +173,11 @@ class SetTransactions:
         self._rows += command.offsets
 
     @staticmethod
-    def is_told_by_offsets(half: Stored) -> bool:
+    def is_told_by_offsets(half: CommittedRecord) -> bool:
         """Whether only offsets tell that a set was committed, since it has no messages."""
         return not TransactionSet.decode(half.record.body)[0]
 
-    def outcome(self, half: Stored, visible: dict[int, list[Stored]]) -> int | None:
+    def outcome(self, half: CommittedRecord, visible: dict[int, list[CommittedRecord]]) -> int | None:
         """Take a set's copies out of ``visible``; returns `COMMITTED` if it was committed in this entry, else None."""
         messages, consumed = TransactionSet.decode(half.record.body)
         keys = {props.find(message.properties, props.UNIQUE_KEY) for message in messages}
@@ -239,6 +239,6 @@ class SetTransactions:
             )
 
 
-def is_set(half: Stored) -> bool:
+def is_set(half: CommittedRecord) -> bool:
     """Whether a half message has several messages."""
     return props.TRANSACTION_SET in half.record.properties

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from chaos.broker_sim.clients import ClientResponse, Connection, LostResponse, OnResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import Sent, Stored
+from chaos.broker_sim.log_oracle import CommittedRecord, Sent
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.transaction_sets import KIND, SetTransactions, is_set
 from chaos.broker_sim.workload import Workload
@@ -46,13 +46,13 @@ class Transactions(Workload):
     def __init__(self, cluster: BrokerCluster) -> None:
         super().__init__(cluster)
         self._checks_max = self.rng.choice((3, 15, 15))
-        self._open: dict[int, Stored] = {}
+        self._open: dict[int, CommittedRecord] = {}
         """Half messages that are not ended, by offset."""
         self._decisions: dict[int, int | None] = {}
         """By offset, the outcome that a client wants; None if it never ends it."""
         self._outcomes: dict[int, int] = {}
         self._done: list[int] = []
-        self._visible: dict[int, list[Stored]] = {}
+        self._visible: dict[int, list[CommittedRecord]] = {}
         self._put_aside: Counter[int | str] = Counter()
         self._sets = SetTransactions(cluster, self, self._set_was_staged, _GROUP)
         self._fenced: dict[int, Callable[[], None]] = {}
@@ -218,16 +218,16 @@ class Transactions(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def stored(self, stored: Stored) -> None:
-        record = stored.record
+    def on_commit(self, commit: CommittedRecord) -> None:
+        record = commit.record
         if record.topic == HALF_TOPIC:
-            self._open[record.queue_offset] = stored
+            self._open[record.queue_offset] = commit
         elif record.topic == self.topic and record.sys_flag & TRANSACTION_MASK:
-            self._visible.setdefault(stored.value, []).append(stored)
-        elif record.topic == self.topic and self.ledger.sent[stored.value].kind in ("half", KIND):
-            raise Violation(f"transaction: {stored.value} is visible as a plain message in {stored.place}")
+            self._visible.setdefault(commit.value, []).append(commit)
+        elif record.topic == self.topic and self.ledger.sent[commit.value].kind in ("half", KIND):
+            raise Violation(f"transaction: {commit.value} is visible as a plain message in {commit.place}")
         elif record.topic == UNENDED_TOPIC:
-            self._put_aside[_name(stored)] += 1
+            self._put_aside[_name(commit)] += 1
 
     def command(self, command: Any) -> None:
         if isinstance(command, CompleteEntries) and (command.topic, command.queue_id) == (HALF_TOPIC, HALF_QUEUE_ID):
@@ -268,7 +268,7 @@ class Transactions(Workload):
         half = self._open.get(offset)
         return half is not None and is_set(half) and self._sets.is_told_by_offsets(half)
 
-    def _is_visible(self, half: Stored) -> bool:
+    def _is_visible(self, half: CommittedRecord) -> bool:
         """Whether a half message became visible in this entry; takes its copies out of the remaining ones."""
         if is_set(half):
             return self._sets.outcome(half, self._visible) == COMMITTED
@@ -303,6 +303,6 @@ class Transactions(Workload):
             self._sets.check_offset(process.node_id, process.metadata.consumer_offsets)
 
 
-def _name(stored: Stored) -> int | str:
+def _name(commit: CommittedRecord) -> int | str:
     """The name that a half message shares with its copy for operators."""
-    return stored.value or stored.record.properties[props.UNIQUE_KEY]
+    return commit.value or commit.record.properties[props.UNIQUE_KEY]

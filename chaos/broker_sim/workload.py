@@ -19,7 +19,7 @@ from chaos.broker_sim.clients import (
     ResponseOrLoss,
     pull_fields,
 )
-from chaos.broker_sim.log_oracle import OWN, Ledger, Sent, Stored
+from chaos.broker_sim.log_oracle import OWN, CommittedRecord, Ledger, Sent
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.sockets import SocketWorld
@@ -143,7 +143,7 @@ class Workload:
         """Do the next operation."""
         raise AssertionError("the workload has no operations")
 
-    def stored(self, stored: Stored) -> None:
+    def on_commit(self, commit: CommittedRecord) -> None:
         """Check a committed record, the next one in the log."""
 
     def command(self, command: Any) -> None:
@@ -230,7 +230,7 @@ class Workload:
             if record.topic == META_TOPIC:
                 self.command(decode_command(record.body))
             else:
-                self.stored(self.ledger.committed(self.cluster.now, record))
+                self.on_commit(self.ledger.committed(self.cluster.now, record))
         self.entry_ends()
 
     def _observe(self, event: Event) -> None:
@@ -481,7 +481,7 @@ class Workload:
         if len(states) > 1:
             raise Violation(f"state: replicas {sorted(states.values())} have different metadata")
 
-    def _check_queue(self, process: BrokerProcess, topic: str, queue_id: int, known: list[Stored]) -> None:
+    def _check_queue(self, process: BrokerProcess, topic: str, queue_id: int, known: list[CommittedRecord]) -> None:
         queue = process.queues.get(topic, queue_id)
         if queue is None or queue.max_offset != len(known):
             end = None if queue is None else queue.max_offset

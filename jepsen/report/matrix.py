@@ -44,7 +44,7 @@ class Row(msgspec.Struct, frozen=True):
     met: dict[str, int] = {}
 
 
-class _Stored(msgspec.Struct, frozen=True):
+class StoredVerdict(msgspec.Struct, frozen=True):
     profile: str
     rows: list[Row]
 
@@ -125,7 +125,7 @@ def table(rows: Sequence[Row]) -> str:
 def read_rows(report: Path, profile: str) -> list[Row]:
     """Read the rows of a report on the same profile; none if it does not exist. Raises OSError."""
     try:
-        stored = msgspec.json.decode(report.with_suffix(".json").read_bytes(), type=_Stored)
+        stored = msgspec.json.decode(report.with_suffix(".json").read_bytes(), type=StoredVerdict)
     except (FileNotFoundError, msgspec.MsgspecError):
         return []
     return stored.rows if stored.profile == profile else []
@@ -205,5 +205,5 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
     lines += [f"- {row.began}, raftmq {row.version}, load {row.load}: `{row.command}`" for row in rows if row.command]
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text("\n".join(lines) + "\n")
-    stored = msgspec.json.format(msgspec.json.encode(_Stored(profile, list(rows))), indent=1)
+    stored = msgspec.json.format(msgspec.json.encode(StoredVerdict(profile, list(rows))), indent=1)
     report.with_suffix(".json").write_bytes(stored + b"\n")

@@ -18,7 +18,7 @@ FAILURES_MAX: Final = 100
 
 
 @dataclass(slots=True)
-class Job:
+class ChangeInProgress:
     """A change under way. ``failures`` names what could not be done, the first `FAILURES_MAX`."""
 
     number: int
@@ -56,29 +56,29 @@ class Jobs:
     """All jobs of a console."""
 
     def __init__(self) -> None:
-        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._jobs: OrderedDict[int, ChangeInProgress] = OrderedDict()
         self._last = 0
 
     def start(
-        self, nursery: trio.Nursery, user: str, what: str, back: str, run: Callable[[Job], Awaitable[None]]
-    ) -> Job:
+        self, nursery: trio.Nursery, user: str, what: str, back: str, run: Callable[[ChangeInProgress], Awaitable[None]]
+    ) -> ChangeInProgress:
         """Begin one in ``nursery``. Raises TooManyJobs."""
         if sum(not each.ended for each in self._jobs.values()) >= RUNNING_MAX:
             raise TooManyJobs(f"{RUNNING_MAX} changes like this are under way: wait until one has ended")
         self._last += 1
-        job = self._jobs[self._last] = Job(self._last, user, what, back)
+        job = self._jobs[self._last] = ChangeInProgress(self._last, user, what, back)
         for number in [each.number for each in self._jobs.values() if each.ended][: max(0, len(self._jobs) - JOBS_MAX)]:
             del self._jobs[number]
         nursery.start_soon(_run, job, run)
         return job
 
-    def find(self, number: int, user: str) -> Job | None:
+    def find(self, number: int, user: str) -> ChangeInProgress | None:
         """A job of this user, None if there is none."""
         job = self._jobs.get(number)
         return job if job is not None and job.user == user else None
 
 
-async def _run(job: Job, run: Callable[[Job], Awaitable[None]]) -> None:
+async def _run(job: ChangeInProgress, run: Callable[[ChangeInProgress], Awaitable[None]]) -> None:
     try:
         await run(job)
     except ClientError as error:

@@ -13,7 +13,7 @@ import trio
 
 from mq.client import Admin
 from mq.local_cluster import DevCluster, Ports
-from spark.numbering import Job
+from spark.numbering import WriteId
 from spark.outgoing import sink_columns
 from spark.writer import TaskWriter, WriterLimits, WriterOptions, Written
 from tests.support.real_groups import SETTINGS
@@ -52,7 +52,7 @@ class Task:
                 client_id="spark",
                 **options,
             ),
-            Job("query", self._number),
+            WriteId("query", self._number),
             0,
         )
         return await trio.to_thread.run_sync(writer.write, self._batches(fail_at))

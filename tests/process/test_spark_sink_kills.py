@@ -23,7 +23,7 @@ import trio
 from mq.client import Admin
 from mq.local_cluster import DevCluster, Ports
 from spark import writer
-from spark.numbering import Job
+from spark.numbering import WriteId
 from spark.outgoing import sink_columns
 from tests.support.real_groups import SETTINGS
 from tests.support.stored_bodies import stored_bodies
@@ -59,7 +59,7 @@ def write(namesrv: str, number: int) -> None:
         whole = pa.record_batch([pa.array(bodies, pa.binary())], ["body"])
         return [whole.slice(at, ROWS_PER_REQUEST) for at in range(0, ROWS, ROWS_PER_REQUEST)]
 
-    writer.TaskWriter(task, Job("query", number), 0).write(batches())
+    writer.TaskWriter(task, WriteId("query", number), 0).write(batches())
 
 
 async def ended(process: ForkServerProcess) -> None:

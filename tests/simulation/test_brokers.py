@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chaos.__main__ import main, regressions, simulate_seed
-from chaos.broker_sim.log_oracle import Ledger, Stored
+from chaos.broker_sim.log_oracle import CommittedRecord, Ledger
 from chaos.broker_sim.workloads import WORKLOADS
 from checkers.append_log import check_log
 from checkers.delays import check_delays
@@ -124,7 +124,7 @@ def test_findings_of_checkers_end_the_simulation(monkeypatch: pytest.MonkeyPatch
 def test_message_stored_more_often_than_sent_ends_the_run(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories allow any number of messages of a value that was sent twice, and those of schedules are not judged."""
 
-    def committed(self: Ledger, at: float, record: StoredMessage) -> Stored:
+    def committed(self: Ledger, at: float, record: StoredMessage) -> CommittedRecord:
         stored = once(self, at, record)
         if stored.value:
             self.copies[record.topic][stored.value] += 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.peers.consuming.job import DRAIN, PACE, Job
+from benchmarks.peers.consuming.job import DRAIN, PACE, ConsumerJob
 from benchmarks.wires.consumer import PULLED_MAX
 from mq.client.consume.pull_loop import PullSettings
 
@@ -92,9 +92,9 @@ class Measured:
     failures: list[str] = field(default_factory=list)
 
 
-def job_of(case: Case, base: Job, group: str) -> Job:
+def job_of(case: Case, base: ConsumerJob, group: str) -> ConsumerJob:
     """The load generator's part of a case; ``base`` has the servers, the number of messages, and the seconds."""
-    return Job(
+    return ConsumerJob(
         kind=case.kind,
         wire=base.wire,
         address=base.address,

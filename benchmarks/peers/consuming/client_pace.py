@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.load.do_job import do_job
 from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
-from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
+from benchmarks.peers.consuming.job import DRAIN, Consumed, ConsumerJob
 from benchmarks.wires.consumer import DUE, DueSlots, stamped
 from mq.monitoring.cpu_time import cpu_seconds
 
@@ -15,7 +15,7 @@ from mq.monitoring.cpu_time import cpu_seconds
 class Tally:
     """Counts the messages of a job, with time and CPU since `begin` was called."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ConsumerJob) -> None:
         self._job = job
         self._body = DueSlots(1, 1, job.body_bytes).body(1)
         self._samples = array("d")
@@ -65,6 +65,6 @@ class Tally:
         )
 
 
-def run(generate: Callable[[Job], Consumed]) -> None:
+def run(generate: Callable[[ConsumerJob], Consumed]) -> None:
     """Read a job, do it, write the result; ends the process with the last line of an error of any library."""
-    do_job(Job, generate, Exception)
+    do_job(ConsumerJob, generate, Exception)

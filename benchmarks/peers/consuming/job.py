@@ -11,7 +11,7 @@ FILL, DRAIN, PACE = "fill", "drain", "pace"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ConsumerJob:
     """The work to do with the servers at ``address``, which speak ``wire``.
 
     Attributes:

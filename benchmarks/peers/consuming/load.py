@@ -1,7 +1,7 @@
 """A load generator of consumers and the messages for them, in the protocol of any server: one process, raw sockets.
 
 Messages carry the time at which they were due. The same process sends and receives, so that both use one clock and no
-other process has to wake up. Run as ``python -m benchmarks.peers.consuming.load``: a `Job` on standard input, a
+other process has to wake up. Run as ``python -m benchmarks.peers.consuming.load``: a `ConsumerJob` on standard input, a
 `Consumed` on standard output, both as JSON.
 """
 
@@ -19,7 +19,7 @@ from typing import TypeVar
 from benchmarks.load.closed_loop import RECEIVE_BUFFER, WIRES
 from benchmarks.load.do_job import do_job
 from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
-from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
+from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, ConsumerJob
 from benchmarks.wires.amqp_consumer import FAN_OUT, AmqpConsumer
 from benchmarks.wires.consumer import DUE, ConsumerWire, DueSlots, Share, stamped
 from benchmarks.wires.kafka import KafkaWire
@@ -93,7 +93,7 @@ class _Socket:
 class _Sender(_Socket):
     """Sends messages of one slot after the other."""
 
-    def __init__(self, job: Job, number: int, in_flight: int) -> None:
+    def __init__(self, job: ConsumerJob, number: int, in_flight: int) -> None:
         super().__init__(job.address)
         exchange = FAN_OUT if job.kind == PACE and job.wire == "amqp" else ""
         first = 1 + number * in_flight
@@ -120,7 +120,7 @@ class _Sender(_Socket):
 
 
 class _Consumer(_Socket):
-    def __init__(self, job: Job, share: Share) -> None:
+    def __init__(self, job: ConsumerJob, share: Share) -> None:
         super().__init__(job.address)
         self.wire = (BY_MESSAGE if share.confirms_each else BY_POSITION)[job.wire](share)
         self.wire.open(self.sock)
@@ -140,12 +140,12 @@ class _Consumer(_Socket):
 S = TypeVar("S", bound=_Socket)
 
 
-def generate(job: Job) -> Consumed:
+def generate(job: ConsumerJob) -> Consumed:
     """Do the job. Raises LoadFailed, OSError."""
     return {FILL: _fill, DRAIN: _drain, PACE: _pace}[job.kind](job)
 
 
-def _fill(job: Job) -> Consumed:
+def _fill(job: ConsumerJob) -> Consumed:
     senders = [_Sender(job, number, FILL_IN_FLIGHT) for number in range(FILL_CONNECTIONS)]
     meters, sent, acknowledged = _Meters(job), 0, 0
     for sender in senders:
@@ -166,7 +166,7 @@ def _more(sender: _Sender, keys: Sequence[Hashable], most: int) -> int:
     return len(taken)
 
 
-def _drain(job: Job) -> Consumed:
+def _drain(job: ConsumerJob) -> Consumed:
     shares = [
         Share(
             job.group,
@@ -194,7 +194,7 @@ def _drain(job: Job) -> Consumed:
     return consumed
 
 
-def _pace(job: Job) -> Consumed:
+def _pace(job: ConsumerJob) -> Consumed:
     fan_out = job.wire == "amqp"
     shares = [
         Share(f"{job.group}-{number}", is_late=True, fan_out=fan_out, confirms_each=job.confirms_each)
@@ -256,7 +256,7 @@ def _ready(sockets: Sequence[S], wait: float) -> list[S]:
 class _Meters:
     """Time and CPU since it was made."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ConsumerJob) -> None:
         self._pids = job.pids
         self._begin, self._servers, self._own = monotonic_seconds(), self._of_servers(), process_cpu_seconds()
         self.end = self._begin + job.limit_seconds
@@ -271,4 +271,4 @@ class _Meters:
 
 
 if __name__ == "__main__":
-    do_job(Job, generate, LoadFailed, OSError)
+    do_job(ConsumerJob, generate, LoadFailed, OSError)

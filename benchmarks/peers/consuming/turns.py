@@ -14,7 +14,7 @@ from benchmarks.load.generators import GeneratorFailed, run_generator
 from benchmarks.load.report import quantile
 from benchmarks.peers.consuming.cases import CASES, Case, Measured, Sample, job_of
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS, Client
-from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, Job
+from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, ConsumerJob
 from benchmarks.peers.consuming.load import BY_MESSAGE
 from benchmarks.peers.peer import Peer, Target
 from benchmarks.peers.resting import rest
@@ -83,7 +83,7 @@ async def measure(peers: Sequence[Peer], directory: Path, *, args: Arguments, ou
 
 async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Measured, say: Say) -> None:
     async with peer.open(directory) as target:
-        base = Job(
+        base = ConsumerJob(
             "",
             peer.wire,
             target.address,
@@ -114,7 +114,7 @@ async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Mea
             say(line_of(peer, case, sample))
 
 
-async def _fill(job: Job, attempts: int) -> None:
+async def _fill(job: ConsumerJob, attempts: int) -> None:
     """Raises GeneratorFailed. What a refused attempt has stored stays there."""
     for left in reversed(range(attempts)):
         try:
@@ -126,7 +126,7 @@ async def _fill(job: Job, attempts: int) -> None:
             return
 
 
-async def _sample(case: Case, base: Job, target: Target) -> Sample:
+async def _sample(case: Case, base: ConsumerJob, target: Target) -> Sample:
     """Raises GeneratorFailed, ServersFailed."""
     load = load_average()
     client = CLIENTS[base.wire] if case.by_client else None
@@ -145,7 +145,7 @@ async def _sample(case: Case, base: Job, target: Target) -> Sample:
     )
 
 
-async def run_load(job: Job, client: Client | None = None) -> Consumed:
+async def run_load(job: ConsumerJob, client: Client | None = None) -> Consumed:
     """Have a load generator, or a client, do a job. Raises GeneratorFailed."""
     module = WIRE_LOAD if client is None else client.module
     return await run_generator(module, job, Consumed, {} if client is None else client.environment())

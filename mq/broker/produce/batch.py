@@ -11,7 +11,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.dedup import Dedup, numbers_of
 from mq.broker.schedule.visible_queues import wanted_priority
-from mq.broker.state.producer_sequences import Stored
+from mq.broker.state.producer_sequences import SequencedRange
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.entry_builder import QueuedMessage
 from mq.broker.write_path.internal_messages import check_sent_bytes
@@ -264,7 +264,7 @@ def _check_properties(nbytes: int, number: int, *, is_copy: bool) -> None:
         )
 
 
-def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored], *, is_copy: bool) -> None:
+def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[SequencedRange], *, is_copy: bool) -> None:
     """Remove messages that are stored already, and record in the remaining ones which sequence numbers they start."""
     messages: list[QueuedMessage] = []
     parts: list[tuple[int, SequenceRange]] = []
@@ -287,7 +287,7 @@ def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Stored
     assert batch.already_stored >= 0, f"{len(messages)} messages of {numbers} are new"
 
 
-def _new(numbers: SequenceRange, stored: Sequence[Stored]) -> list[tuple[int, int]]:
+def _new(numbers: SequenceRange, stored: Sequence[SequencedRange]) -> list[tuple[int, int]]:
     """The ranges of these numbers that are not stored, ascending."""
     new: list[tuple[int, int]] = []
     low = numbers.first

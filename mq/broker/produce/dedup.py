@@ -29,7 +29,7 @@ from mq.broker.produce.sends_in_flight import (
     Overlap,
     SendsOf,
 )
-from mq.broker.state.producer_sequences import Stored
+from mq.broker.state.producer_sequences import SequencedRange
 from mq.broker.write_path.pending import NO_PLACE, SendRequest
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
@@ -124,7 +124,7 @@ class Dedup(Service):
         self._repeated(call, answer)
         return None
 
-    def _look_up(self, numbers: SequenceRange, call: Call[SendRequest]) -> list[Stored] | None:
+    def _look_up(self, numbers: SequenceRange, call: Call[SendRequest]) -> list[SequencedRange] | None:
         """Return the stored ones of these messages; None if some are in flight, for which the request now waits."""
         overlap = self._in_flight.overlapping(numbers)
         if overlap is not None:
@@ -160,7 +160,7 @@ class Dedup(Service):
         assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} are pending without {-nbytes}"
 
     def _answer(
-        self, call: Call[SendRequest], properties: Mapping[str, str], numbers: SequenceRange, stored: Stored
+        self, call: Call[SendRequest], properties: Mapping[str, str], numbers: SequenceRange, stored: SequencedRange
     ) -> bytes:
         try:
             [(position, first)] = self._messages_at(stored)
@@ -194,7 +194,11 @@ class Dedup(Service):
         )
 
     def _batch_answer(
-        self, call: Call[SendRequest], numbers: SequenceRange, stored: Sequence[Stored], unique_keys: Sequence[bytes]
+        self,
+        call: Call[SendRequest],
+        numbers: SequenceRange,
+        stored: Sequence[SequencedRange],
+        unique_keys: Sequence[bytes],
     ) -> bytes:
         more = {SENT_ALREADY_STORED: str(numbers.message_count)}
         queue_id, offset = call.request.ext.queue_id, NO_OFFSET
@@ -210,7 +214,7 @@ class Dedup(Service):
             call.request.opaque, queue_id, offset, places, keys, call.serialization, more
         )
 
-    def _places_of_batch(self, stored: Sequence[Stored]) -> list[tuple[PhysicalOffset, StoredMessage]]:
+    def _places_of_batch(self, stored: Sequence[SequencedRange]) -> list[tuple[PhysicalOffset, StoredMessage]]:
         """The messages of a batch and their places; empty if unknown or too much work."""
         one = stored[0]
         if len(stored) > 1 or one.position is None or one.last - one.first >= _PLACES_MAX:
@@ -223,7 +227,7 @@ class Dedup(Service):
         topic, queue_id, offset = queue[0]
         return found if queue == [(topic, queue_id, offset + number) for number in range(len(queue))] else []
 
-    def _messages_at(self, stored: Stored) -> list[tuple[PhysicalOffset, StoredMessage]]:
+    def _messages_at(self, stored: SequencedRange) -> list[tuple[PhysicalOffset, StoredMessage]]:
         """Read consecutive messages and their places. Raises EntryGone, SegmentError, RecordError."""
         assert stored.position is not None
         count = stored.skip + stored.last - stored.first + 1

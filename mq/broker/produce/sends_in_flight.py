@@ -20,7 +20,7 @@ import msgspec
 
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.state.producer_sequences import Stored
+from mq.broker.state.producer_sequences import SequencedRange
 from mq.broker.write_path.outcome import Outcome, Unknown
 from mq.broker.write_path.pending import SendRequest
 from mq.protocol.messages.sequencing import SequenceRange
@@ -215,7 +215,7 @@ class NumberedSend(NumberedSends):
         in_flight: InFlightSends,
         reserve: Reserve,
         numbers: SequenceRange,
-        stored: Sequence[Stored],
+        stored: Sequence[SequencedRange],
         first: Call[SendRequest],
     ) -> None:
         super().__init__(reserve)

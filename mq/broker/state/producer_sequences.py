@@ -50,7 +50,7 @@ _UINT_BYTES: Final = 4
 assert (array(_INT).itemsize, array(_UINT).itemsize) == (8, _UINT_BYTES)
 
 
-class Stored(NamedTuple):
+class SequencedRange(NamedTuple):
     """Messages with numbers from ``first`` to ``last`` are in the log.
 
     ``position`` is the physical offset of the first record of the range as stored, ``skip`` the number of records from
@@ -121,18 +121,18 @@ class _Window:
         ranges = _pack(self.firsts[gone:]), _pack(self.positions[gone:]), _pack(self.extras[gone:])
         return name, self.floor, self.latest_ms, *ranges, self.stored_from
 
-    def find(self, first: int, last: int) -> list[Stored] | None:
-        found: list[Stored] = []
+    def find(self, first: int, last: int) -> list[SequencedRange] | None:
+        found: list[SequencedRange] = []
         if first <= self.floor:
             if first < self.stored_from:
                 return None
-            found.append(Stored(first, min(last, self.floor), None, 0))
+            found.append(SequencedRange(first, min(last, self.floor), None, 0))
         firsts, extras = self.firsts, self.extras
         at = max(bisect_right(firsts, first) - 1, self.gone)
         while at < len(firsts) and (start := firsts[at]) <= last:
             low, high = max(first, start), min(last, start + extras[at])
             if low <= high:
-                found.append(Stored(low, high, PhysicalOffset(self.positions[at]), low - start))
+                found.append(SequencedRange(low, high, PhysicalOffset(self.positions[at]), low - start))
             at += 1
         return found
 
@@ -306,7 +306,7 @@ class ProducerSequences(StateTable):
         # As `is_generated`, without a call for each message.
         return self._generated if self._is_separate and producer.startswith(GENERATED_MARK) else self._chosen
 
-    def find(self, numbers: SequenceRange) -> list[Stored] | None:
+    def find(self, numbers: SequenceRange) -> list[SequencedRange] | None:
         """Return the stored ones of these messages, ascending; the others are not stored, unless they are in flight.
 
         None if it is unknown for some of them.

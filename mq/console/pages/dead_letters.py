@@ -11,7 +11,7 @@ import trio
 
 from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
-from mq.console.jobs import Job, TooManyJobs
+from mq.console.jobs import ChangeInProgress, TooManyJobs
 from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, one, required
 from mq.console.records import Record
 from mq.console.views.dead_letters import groups_with_letters, letter_rows, place_of, place_text
@@ -115,7 +115,7 @@ async def requeue(visit: Visit, form: Form) -> Done:
     picked = Picked(everything, chosen, wanted)
     back = link("/dead-letters", group=group)
 
-    async def run(job: Job) -> None:
+    async def run(job: ChangeInProgress) -> None:
         fault = "; it was stopped"
         try:
             await _send(visit, group, picked, everybody, job)
@@ -155,7 +155,7 @@ class Picked:
         return self.places is None and self.wanted is None
 
 
-async def _send(visit: Visit, group: str, picked: Picked, everybody: bool, job: Job) -> None:
+async def _send(visit: Visit, group: str, picked: Picked, everybody: bool, job: ChangeInProgress) -> None:
     operator = f"{visit.session.user or 'console'}@console"
     done: dict[MessageQueue, int] = {}
     left = set(picked.places) if picked.places is not None else None

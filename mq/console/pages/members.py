@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, get_args
 
 from mq.client.errors import ClientError
-from mq.console.jobs import Job, TooManyJobs
+from mq.console.jobs import ChangeInProgress, TooManyJobs
 from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, one, required
 from mq.console.records import Record
 from mq.console.views.links import link
@@ -52,7 +52,7 @@ async def make(visit: Visit, form: Form) -> Done:
     _check(change, await _view(visit, name))
     what = f"{change.title} in {name}"
 
-    async def run(job: Job) -> None:
+    async def run(job: ChangeInProgress) -> None:
         fault = "it was stopped"
         try:
             answer = await _change(visit, name, change, one(form, "voter") == "yes", job)
@@ -74,7 +74,7 @@ async def make(visit: Visit, form: Form) -> Done:
     return Done(link("/job", number=job.number), "", what)
 
 
-async def _change(visit: Visit, name: str, change: Change, voter: bool, job: Job) -> GroupAnswer:
+async def _change(visit: Visit, name: str, change: Change, voter: bool, job: ChangeInProgress) -> GroupAnswer:
     session = GroupSession(visit.watch.changing_admin, name, job.set_progress)
     if change.action == "add":
         return await session.add(change.node, change.address, voter=voter, patience=CATCH_UP_SECONDS)

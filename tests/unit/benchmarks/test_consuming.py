@@ -13,7 +13,7 @@ import pytest
 from benchmarks.peers.__main__ import PEERS
 from benchmarks.peers.consuming.__main__ import parse_arguments
 from benchmarks.peers.consuming.cases import CASES, Measured, Sample, job_of
-from benchmarks.peers.consuming.job import DRAIN, Consumed, Job
+from benchmarks.peers.consuming.job import DRAIN, Consumed, ConsumerJob
 from benchmarks.peers.consuming.load import BY_MESSAGE, BY_POSITION
 from benchmarks.peers.consuming.page import HOW, section
 from benchmarks.peers.consuming.turns import Outcome, cases_of
@@ -210,9 +210,9 @@ def test_benchmark_writes_results_only_of_complete_runs() -> None:
 
 
 def test_job_and_its_result_survive_json() -> None:
-    base = Job("", "nats", ("h", 1), (7,), messages=5)
+    base = ConsumerJob("", "nats", ("h", 1), (7,), messages=5)
     job = job_of(next(case for case in CASES if case.kind == DRAIN and case.confirms_each), base, "g")
     assert (job.consumers, job.confirms_each, job.messages) == (8, True, 5)
-    assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == replace(job, pids=[7])
+    assert msgspec.json.decode(msgspec.json.encode(job), type=ConsumerJob) == replace(job, pids=[7])
     found = {"messages": 1, "seconds": 1.0, "server_seconds": 0.1, "client_seconds": 0.1, "latencies": {"5": 1}}
     assert msgspec.json.decode(json.dumps(found), type=Consumed).latencies == {5: 1}

@@ -18,11 +18,11 @@ from mq.protocol.messages.batch import split_batch
 from mq.protocol.messages.sequencing import SequenceRange, sent_range
 from spark.client import BrokerResponse, Connection, Unreachable
 from spark.errors import RowInvalid, WriteFailed
-from spark.numbering import Destination, Job, group_of_producer, producer_id
+from spark.numbering import Destination, WriteId, group_of_producer, producer_id
 from spark.outgoing import sink_columns
 from spark.writer import TEST_MIN, TaskWriter, WriterOptions, Written
 
-JOB = Job("query", 7)
+JOB = WriteId("query", 7)
 REPLICAS = 3
 
 
@@ -163,7 +163,7 @@ class Cluster:
         self,
         batches: Iterator[pa.RecordBatch] | list[pa.RecordBatch],
         *,
-        job: Job = JOB,
+        job: WriteId = JOB,
         partition: int = 0,
         **given: Any,
     ) -> Written:
@@ -237,7 +237,7 @@ def test_repeated_task_adds_no_message_in_any_split() -> None:
         again = cluster.write(batches, codec="zlib", in_flight_bytes_max=1, limits=limits)
         assert (again.rows, again.already_stored) == (first.rows, 200)
     assert {name: list(group.stored) for name, group in cluster.groups.items()} == before
-    assert cluster.write([whole], job=Job("query", 8)).already_stored == 0
+    assert cluster.write([whole], job=WriteId("query", 8)).already_stored == 0
     assert cluster.write([whole], partition=1).already_stored == 0
 
 

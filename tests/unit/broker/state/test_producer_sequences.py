@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mq.broker.limits import StateLimits
 from mq.broker.state.format_level import LEVEL_OF_GENERATED_PRODUCERS, RaiseLevel
 from mq.broker.state.metadata import Metadata
-from mq.broker.state.producer_sequences import ProducerSequences, Stored
+from mq.broker.state.producer_sequences import ProducerSequences, SequencedRange
 from mq.broker.state.table import SnapshotDamaged
 from mq.protocol import properties as props
 from mq.protocol.messages.records import encode_host, encode_record
@@ -304,12 +304,14 @@ def test_numbers_without_gaps_are_remembered_as_one_range() -> None:
     end = start + 500_000
     assert sequences.count == 1024
     [below, *others] = sequences.find(SequenceRange("p", start, end + 9)) or []
-    assert below == Stored(start, end - 102_401, None, 0)
-    assert others == [Stored(first, first + 99, PhysicalOffset(first), 0) for first in range(end - 102_400, end, 100)]
+    assert below == SequencedRange(start, end - 102_401, None, 0)
+    assert others == [
+        SequencedRange(first, first + 99, PhysicalOffset(first), 0) for first in range(end - 102_400, end, 100)
+    ]
     assert sequences.find(SequenceRange("p", start - 1, start)) is None
     again = ProducerSequences()
     again.restore(sequences.capture()())
-    assert again.find(SequenceRange("p", start + 50, start + 149)) == [Stored(start + 50, start + 149, None, 0)]
+    assert again.find(SequenceRange("p", start + 50, start + 149)) == [SequencedRange(start + 50, start + 149, None, 0)]
     assert len(sequences.capture()()[0][3]) == 8 * 1024  # type: ignore[index] # rows
 
 
@@ -317,7 +319,7 @@ def test_range_behind_a_gap_is_known_only_down_to_the_gap() -> None:
     sequences = ProducerSequences()
     for first in (*range(0, 500, 10), *range(600, 600 + 10 * 1100, 10)):
         sequences.committed("p", first, first + 9, first, 1)
-    assert sequences.find(SequenceRange("p", 600, 699)) == [Stored(600, 699, None, 0)]
+    assert sequences.find(SequenceRange("p", 600, 699)) == [SequencedRange(600, 699, None, 0)]
     assert sequences.find(SequenceRange("p", 599, 600)) is None
     assert sequences.find(SequenceRange("p", 0, 9)) is None
 
