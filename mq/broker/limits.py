@@ -257,7 +257,7 @@ class ArchiveLimits:
     read_chunks_seen_max: int = 1024
     """Number of recently read megabytes that are remembered, to tell which readers read on in the log."""
     read_answer_seconds: float = 20.0
-    """A request to the store for archived messages fails when nothing comes for so long, and is repeated once."""
+    """A request to the store for archived messages fails when no data comes for this time, and is repeated once."""
     read_wait_seconds: float = 5.0
     """A reader waits this long for the store; then it is told to try again."""
     expire_seconds: float = 0.1
@@ -272,7 +272,7 @@ class ArchiveLimits:
     key_search_bytes: int = 64 * 1024 * 1024
     """What one of them may take and read: some sixty messages that are far from each other."""
     index_retry_seconds: float = 60.0
-    """No part is copied for so long after one could not be copied or indexed."""
+    """The pause before the next part is copied, after one could not be copied or indexed."""
     refill_look_seconds: float = 0.1
     """Interval at which a replica looks whether its queues lack entries of archived messages."""
     read_blocks_max: int = 131_072

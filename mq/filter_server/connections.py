@@ -47,9 +47,9 @@ _IN_FLIGHT_MAX: Final = 1024
 _SEND_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 120.0
 _JUDGED_SECONDS: Final = 10.0
-"""For so long a consumer that may pull is not asked about again."""
+"""The time for which the broker is not asked again about a consumer that may pull."""
 _QUOTA_SECONDS: Final = 1.0
-"""A consumer that does not say how long it waits, waits so long for its quota."""
+"""The wait for a quota of a consumer that does not say how long it waits."""
 _QUOTA_SECONDS_MAX: Final = 20.0
 _CRC_MASK: Final = 0x7FFFFFFF
 

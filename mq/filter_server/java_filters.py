@@ -33,7 +33,7 @@ _SIMPLE_NAME_MAX: Final = 200
 _FIRST_LINE: Final = "// "
 _COMPILE_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 60.0
-"""A process that was not needed for so long is ended, and started again when it is."""
+"""A process that was not needed for this time is ended, and started again when it is needed."""
 _IDLE_CPU_SECONDS: Final = 1.0
 """So much of a processor may a process use while it has nothing to filter."""
 _PR_SET_DUMPABLE: Final = 4

@@ -160,7 +160,7 @@ class Machine:
 
 
 def without_network() -> list[str]:
-    """The words that run the command behind them without network; empty if this kernel does not allow that."""
+    """The words to put before a command so that it has no network; empty if this kernel does not allow that."""
     unshare = shutil.which("unshare")
     if unshare is None:
         return []

@@ -21,7 +21,7 @@ from mq.filter_server.wasm_sandbox import Sandbox, Verdicts
 from mq.protocol import properties as props
 
 _REFUSED_SECONDS: Final = 5.0
-"""For so long a program that cannot be used is not tried again."""
+"""The pause before an unusable program is tried again."""
 _SHARE_MESSAGES: Final = 256
 """So many messages say how many of the next ones a program lets through."""
 

@@ -17,7 +17,7 @@ EXAMINED_MAX: Final = 512
 """Messages of one pull at the broker."""
 ANSWER_BYTES_MAX: Final = 1024 * 1024
 GATHER_SECONDS: Final = 0.05
-"""For so long an answer that has messages already waits for more that are at hand."""
+"""The time for which an answer with messages waits for more that are at hand."""
 PROGRESS_SECONDS: Final = 1.0
 """So long after its begin a pull is answered whose messages were all filtered out: the offset of the group follows."""
 

@@ -34,7 +34,7 @@ from mq.proxy.brief_cache import BriefCache
 from mq.proxy.callers import Fields
 
 _FRESH_SECONDS: Final = 5.0
-"""For so long the proxy may not know of a change to a topic or a group."""
+"""The time after which the proxy knows of a change to a topic or a group."""
 _ASK_SECONDS: Final = 3.0
 _ANSWER_SECONDS: Final = 5.0
 """Time to wait for the answer to a request after the time for which it may be held."""

@@ -15,7 +15,7 @@ from mq.proxy.grpc.status import BrokenCall
 from mq.proxy.wire import messaging_pb2 as pb
 
 SILENT_SECONDS_MAX: Final = 60.0
-"""A client without a telemetry stream that has been silent for so long is gone; it sends heartbeats every 10 s."""
+"""A client without a telemetry stream is forgotten after this silence; it sends heartbeats every 10 s."""
 CLIENTS_MAX: Final = 100_000
 MEMBERS_MAX: Final = 2_000
 """Members of consumer groups that a proxy names in its heartbeats, some 250 bytes each."""

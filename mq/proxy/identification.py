@@ -14,7 +14,8 @@ from mq.proxy.clients import Clients
 from mq.proxy.mapping.authorization import AllowedTimes, user_of
 
 _KNOWN_SECONDS: Final = 60.0
-"""A signature that a broker has accepted is not checked again for so long. Brokers check each request all the same."""
+"""A signature that a broker has accepted is not checked again for this time. Brokers check each request all the same.
+"""
 
 
 class Identification:

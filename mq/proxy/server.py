@@ -28,7 +28,7 @@ from mq.proxy.service_table import SERVICE, ServiceTable
 
 _LOOK_SECONDS: Final = 1.0
 _GIVE_BACK_SECONDS: Final = 1.0
-"""What calls that have ended did not take may be given back for so long before the process ends."""
+"""The time to give back messages that ended calls did not take, before the process ends."""
 
 Log = structlog.stdlib.BoundLogger
 

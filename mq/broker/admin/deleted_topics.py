@@ -70,7 +70,7 @@ class DeletedTopics(Service):
         return call.response(body=DeletedTopicList(topics=topics).encode())
 
     def handle_restore(self, call: Call[requests.RestoreTopic]) -> None:
-        """Request code 9023: answered when the topic is there again. Raises RequestRefused."""
+        """Request code 9023: restore a deleted topic; answered when it is served again. Raises RequestRefused."""
         topic = call.request.ext.topic
         try:
             check_topic(topic)

@@ -185,7 +185,7 @@ class GroupOffsets(Service):
                 yield queue_row(QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, pulled))
 
     def handle_correction(self, call: Call[QueryCorrectionOffset]) -> bytes:
-        """Request code 308: for each queue the lowest offset of all other groups; the maximum where none is behind.
+        """Request code 308: return for each queue the lowest offset of all other groups; the maximum if none is behind.
 
         An offset below the first message of its queue is meaningless and ignored.
         """
@@ -260,7 +260,7 @@ class GroupOffsets(Service):
     def move(
         self, group: str, topic: str, queue_id: int, offset: QueueOffset, on_outcome: OnOutcome, *, before: PendingGroup
     ) -> None:
-        """Set the offset of a group in one queue, in one entry with the items in ``before``, and tell its members."""
+        """Set the offset of a group in one queue, in one entry with the commands in ``before``; tell its members."""
         assert offset >= FIRST_OFFSET, f"{group} is to stand at {offset} of {topic}/{queue_id}"
         online = self._clients.consumer_group(group)
 

@@ -59,7 +59,9 @@ class Skips(Service):
             assert not self._under_way, f"messages of {sorted(self._under_way)} are skipped, and nothing is pending"
 
     def handle(self, call: Call[SkipMessage]) -> None:
-        """Request code 9010: answered when the dead letter and the new offset are stored. Raises RequestRefused."""
+        """Request code 9010: skip a message; answered once the dead letter and the offset are stored. Raises
+        RequestRefused.
+        """
         ext = call.request.ext
         self._appender.check_room()
         key = (ext.group, ext.topic, ext.queue_id)

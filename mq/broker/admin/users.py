@@ -100,7 +100,7 @@ class UserAdministration(Service):
         yield Periodic(self._reseal_seconds, self.reseal)
 
     def handle_accounts(self, call: Call[ListAccounts]) -> bytes:
-        """Request code 9028: the accounts in the file of this replica; each has its own."""
+        """Request code 9028: list the accounts in the file of this replica; each replica has a file of its own."""
         shown = AccountList(has_file=False) if self._access is None else self._access.shown
         return call.response(body=shown.encode())
 
@@ -153,7 +153,7 @@ class UserAdministration(Service):
         self._change(call, DeleteUser(name=name), name, "deleted")
 
     def handle_get(self, call: Call[GetUser]) -> None:
-        """Request code 3004: an empty answer for an unknown user, as from stock brokers."""
+        """Request code 3004: return a user; nothing for an unknown one, as stock brokers do."""
         name = call.request.ext.name
 
         def answer() -> bytes:

@@ -72,7 +72,7 @@ class Tier:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether this replica is configured for it."""
+        """Whether this replica is configured to serve archived messages."""
         return self._url is not None
 
     @property

@@ -4,7 +4,7 @@ Two things make a message seem older than it is: the clock of the leader that st
 notices while it sees the file grow; or the clock of this machine was set ahead afterwards. Both are a number of
 milliseconds for some files. They are noted in the log, together with the distance of the wall clock from the time since
 boot: so a process that starts later on the same boot notices that the clock was set meanwhile. After a reboot it cannot
-know: it may have been switched off for so long.
+know: it may have been switched off in between.
 
 A replica that copies files gets the notes about them, too: its own clock says nothing of how they were stamped.
 
@@ -117,7 +117,7 @@ class ClockCorrections:
         self._replace([(start, max(self.of(start), copied.of(start))) for start in starts])
 
     def _between(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The steps of these files, beginning with the first of them."""
+        """The steps of the files from ``begin`` to ``end``, beginning with the step of the first file."""
         return [(begin, self.of(begin)), *(step for step in self._steps if begin < step[0] < end)]
 
     def _put(self, steps: list[tuple[int, int]], end: int) -> None:

@@ -19,7 +19,7 @@ NEAR: Final = 16
 
 
 class StampedLog(Protocol):
-    """The part of a log's interface that is needed here; see `raftlog.segment.log_reader.LogReads`."""
+    """The part of `raftlog.segment.log_reader.LogReads` that functions of this module need."""
 
     @property
     def first_index(self) -> LogIndex: ...

@@ -37,7 +37,7 @@ _RUN_BYTES_MAX = 1024 * 1024
 
 
 class ColdLog(Protocol):
-    """The part of `raftlog.segment.log_reader.LogReads` that is needed here. `load` may run in any thread."""
+    """The part of `raftlog.segment.log_reader.LogReads` that `ColdReads` needs. `load` may run in any thread."""
 
     @property
     def base_pos(self) -> int: ...

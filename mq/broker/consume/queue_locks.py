@@ -111,7 +111,7 @@ class QueueLockService(Service):
             assert changes == (0, 0), f"locks are granted and released: {changes}, and nothing is pending"
 
     def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
-        """Request code 41: answered with the queues that the client holds, when that is committed."""
+        """Request code 41: lock queues; answered with the queues that the client holds, once that is committed."""
         self._appender.check_room()
         wanted = self._decoded(call.body)
         client_id, group = wanted.client_id, wanted.group
@@ -163,7 +163,7 @@ class QueueLockService(Service):
         return None
 
     def handle_unlock(self, call: Call[UnlockBatchMq]) -> bytes | None:
-        """Request code 42: a client releases queues. Those that it does not hold are ignored."""
+        """Request code 42: release queues of a client; queues that it does not hold are ignored."""
         given = self._decoded(call.body)
         client_id, group = given.client_id, given.group
         # A lock that is being granted to another client must not be released, even if the metadata still names this

@@ -104,7 +104,7 @@ class Rebalance(Service):
             self._routes.find(query.topic, found)
 
     def handle_set_mode(self, call: Call[SetMessageRequestMode]) -> None:
-        """Request code 401; answered when it is replicated. Raises RequestRefused."""
+        """Request code 401: set the mode of a group; answered when it is replicated. Raises RequestRefused."""
         wanted = decoded(MessageRequestMode.decode, call.body)
         topic, group = wanted.topic, wanted.consumer_group
         if topic.startswith(RETRY_PREFIX):
@@ -128,7 +128,7 @@ class Rebalance(Service):
         replicate(self._appender, [command], call, what="a request mode", check=check)
 
     def handle_modes(self, call: Call[GetAllMessageRequestMode]) -> None:
-        """Request code 402: the modes that operators have set."""
+        """Request code 402: list the modes that operators have set."""
 
         def answer() -> bytes:
             modes: dict[str, dict[str, MessageRequestMode]] = {}

@@ -101,7 +101,7 @@ class RecordReader:
 
 
 def _chunk(places: Iterator[RecordSpan]) -> list[RecordSpan]:
-    """The next places: enough to be worth a read, but not more than may be needed."""
+    """Take the next places: enough to be worth a read, but not more than may be needed."""
     chunk: list[RecordSpan] = []
     left = _CHUNK_BYTES
     for place in islice(places, _CHUNK_COUNT):

@@ -31,7 +31,7 @@ class AbandonedPops(Service):
     """Drops abandoned open pops while this replica leads.
 
     Args:
-        silent_seconds: a new leader waits for so long: clients may not have come yet.
+        silent_seconds: the time that a new leader waits: clients may not have come yet.
     """
 
     def __init__(self, context: BrokerContext, *, pops: LitePops, silent_seconds: float) -> None:

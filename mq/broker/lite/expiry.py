@@ -112,7 +112,7 @@ class LiteExpiry(Service):
         return name not in self._ending and not self._has_pops(name) and self._tails.lite_end(name) == queue.max_offset
 
     def _is_older(self, queue: ConsumeQueue, before_ms: int, reads: _Reads) -> bool:
-        """Whether the last message of a queue was stored before then, or is gone from the log."""
+        """Whether the last message of a queue was stored before ``before_ms``, or is deleted from the log."""
         try:
             last = queue.read(QueueOffset(queue.max_offset - 1), 1)
         except (StoreError, OSError):
@@ -157,7 +157,7 @@ class _Reads:
         self._young: dict[int, int] = {}
 
     def is_older(self, position: PhysicalOffset, size: int, before_ms: int) -> bool:
-        """Whether the record at this position was stored before then; False if that is unknown."""
+        """Whether the record at this position was stored before ``before_ms``; False if that is unknown."""
         if self._remaining <= 0 or position >= self._young.get(before_ms, position + 1):
             return False
         self._remaining -= 1

@@ -44,13 +44,13 @@ from mq.protocol.wire.encoding import RESPONSE_FLAG, encode_header, encode_reque
 
 _EXPIRE_SECONDS = 0.02
 _CHECK_SECONDS = 15.0
-"""A request looks at all subscriptions of its client if that was not done for so long: less than a long poll."""
+"""A request looks at all subscriptions of its client if the last look was this long ago: less than a long poll."""
 _SWEEP_SECONDS = 0.05
 _SWEPT_AT_ONCE = 1000
 """Lite topics that are looked at in one step for clients that read all of them."""
 _QUEUES_MAX = 32
 SILENT_SECONDS = 180.0
-"""A client that was not heard for so long is forgotten; RocketMQ's brokers wait as long."""
+"""A client that was not heard for this time is forgotten, as by RocketMQ's brokers."""
 _LOOK_SECONDS = 5.0
 
 Subscriptions = LiteSubscriptions[ClientConnection]
@@ -267,7 +267,7 @@ class LitePops(Service):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def handle(self, call: Call[PopLiteMessage]) -> None:
-        """Request code 200070: answered when the pop is committed, or held. Raises RequestRefused."""
+        """Request code 200070: pop from lite topics; answered once committed, or held. Raises RequestRefused."""
         ext = call.request.ext
         if self._removed_members.table:
             self._removed_members.check(call.connection, ext.consumer_group, ext.client_id, self._clock())

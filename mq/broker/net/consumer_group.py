@@ -142,7 +142,7 @@ def summary_of(subscriptions: Iterable[GroupSubscription], *known: SubscriptionS
 
 
 def lengths_of(subscriptions: Iterable[SubscriptionData | GroupSubscription]) -> Lengths:
-    """Total characters of these expressions."""
+    """Total characters of the expressions of these subscriptions."""
     in_all = in_sql = 0
     for each in subscriptions:
         in_all += len(each.expression)

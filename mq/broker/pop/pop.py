@@ -291,7 +291,7 @@ class Pops(Service):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def handle_pop(self, call: Call[PopMessage]) -> bytes | None:
-        """Request code 200050: answered when the pop is committed, or held. Raises RequestRefused."""
+        """Request code 200050: pop messages; answered when the pop is committed, or held. Raises RequestRefused."""
         ext = call.request.ext
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         self._selection.check_count(ext.max_messages)

@@ -61,9 +61,9 @@ _EXPIRE_SECONDS: Final = 0.02
 _COUNT_SECONDS: Final = 1.0
 _SUSPEND: Final = 2
 _WAIT_SECONDS: Final = 1.0
-"""A pull whose client does not say how long it waits is put off for so long; so is a peek, and a bulk read at most."""
+"""The delay of a pull whose client does not say how long it waits, and of a peek; a bulk read waits no longer."""
 _HOLD_SECONDS_MAX: Final = 20.0
-"""A pull or pop is put off for so long at most: stock clients wait for 30 s."""
+"""The longest time for which a pull or pop is put off: stock clients wait for 30 s."""
 _REJECTED: Final = "[REJECTREQUEST]"
 """Clients know by it that the message was not stored."""
 Limits = list[tuple[Limited, Quota]]

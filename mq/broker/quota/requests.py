@@ -35,7 +35,7 @@ class QuotaRequests(Service):
         yield Route(ListQuotas, self.handle_list)
 
     def handle_put(self, call: Call[PutUserQuota]) -> None:
-        """Request code 9024: answered when the quota is replicated. Raises RequestRefused."""
+        """Request code 9024: set the quota of a user; answered when it is replicated. Raises RequestRefused."""
         name, quota = call.request.ext.name, decoded(UserQuota.decode, call.body).quota
         if self._access is None:
             raise RequestRefused(

@@ -121,7 +121,7 @@ class ScheduleRequests(Service):
         return None
 
     def handle_trigger(self, call: Call[TriggerSchedule]) -> None:
-        """Request code 9016: answered when the message is stored; also for a paused schedule."""
+        """Request code 9016: send the message of a schedule now, also of a paused one; answered when it is stored."""
         self._check_level()
         self._appender.check_room()
         name = call.request.ext.name

@@ -117,7 +117,7 @@ class LevelDelivery(Service):
         self._log.warning("delayed_message_dropped", topic=topic, reason="its topic was deleted", dropped=self.dropped)
 
     def note_expired(self, level: int, count: int) -> None:
-        """Retention deleted this many messages of a level before they were due."""
+        """Count messages of a level that retention deleted before they were due, and warn."""
         assert count > 0, f"{count} messages of delay level {level} have expired"
         self.expired += count
         self._log.warning("delayed_messages_expired", level=level, expired=self.expired)

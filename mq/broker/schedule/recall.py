@@ -93,7 +93,7 @@ class Recalls(Service):
             search.call.refuse(error)
 
     def handle(self, call: Call[RecallMessage]) -> None:
-        """Request code 370: answered when the message certainly will not be delivered. Raises RequestRefused."""
+        """Request code 370: recall a message; answered once it is sure not to be delivered. Raises RequestRefused."""
         handle = self._checked(call.request)
         call.drop_body()
         search = _PendingRecall(call, handle, self._candidates(handle))

@@ -41,7 +41,7 @@ assert PIECE_ENTRIES == 1 << _INDEX_BITS
 
 
 class SlotQueue(Protocol):
-    """The part of a consume queue that is needed here."""
+    """The part of a consume queue that `TimerWheel` needs."""
 
     @property
     def min_offset(self) -> QueueOffset: ...
@@ -51,7 +51,7 @@ class SlotQueue(Protocol):
 
 
 class SlotMarks(Protocol):
-    """The part of a queue's marks that is needed here."""
+    """The part of a queue's marks that `TimerWheel` needs."""
 
     @property
     def low(self) -> QueueOffset: ...

@@ -111,7 +111,7 @@ class PutPolicies(TableCommand, frozen=True, tag="put_policies"):
 
 
 class DeletePolicies(TableCommand, frozen=True, tag="delete_policies"):
-    """Remove a user's policies for a resource, or all of them; custom ones, others, or for None both."""
+    """Remove a user's policies for a resource, or all of them; only custom ones, only others, or for None both."""
 
     name: str
     custom: bool | None = None

@@ -69,7 +69,7 @@ class ResumeCheck(Service):
             assert not self._under_way, f"messages {sorted(self._under_way)} are resumed, and nothing is pending"
 
     def handle(self, call: Call[ResumeCheckHalfMessage]) -> bytes | None:
-        """Request code 323: answered when the message is a half message again, or was resumed before.
+        """Request code 323: make a half message again of one that was given up; succeeds also if that was done before.
 
         Raises RequestRefused.
         """

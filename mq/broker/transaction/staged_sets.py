@@ -83,7 +83,7 @@ class StagedSets(Service):
     # -- staging -------------------------------------------------------------------------------------------------------
 
     def handle(self, call: Call[StageTransaction]) -> None:
-        """Request code 9011: answered with the place of the half message, once stored. Raises RequestRefused."""
+        """Request code 9011: store a set as a half message; answered with its place. Raises RequestRefused."""
         ext = call.request.ext
         self._check_allowed(ext.producer_group)
         if self._appender.pending_bytes > self._settings.uncommitted_bytes_max:

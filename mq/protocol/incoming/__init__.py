@@ -1,1 +1,1 @@
-"""Bytes from a connection to typed requests and responses."""
+"""Decodes bytes of connections to typed requests and responses."""

@@ -23,11 +23,11 @@ SLOW_LOOKS_MAX: Final = 2
 
 
 class Receiving(Hashable, Protocol):
-    """The interface of a connection that is needed here."""
+    """The part of a connection that `PartialRequests` needs."""
 
     @property
     def unfinished_bytes(self) -> int:
-        """The received bytes of its incomplete frame."""
+        """The received bytes of the connection's incomplete frame."""
         ...
 
     def close(self, reason: str, /) -> None: ...

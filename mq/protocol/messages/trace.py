@@ -57,7 +57,7 @@ class MessageKind(IntEnum):
 
 
 class ContextCode(IntEnum):
-    """The result of handling."""
+    """The result of a consumer's handling of a message."""
 
     SUCCESS = 0
     TIMEOUT = 1

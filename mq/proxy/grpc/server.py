@@ -19,7 +19,7 @@ _LAST_BYTES_SECONDS: Final = 2.0
 
 
 def trust_nobody(host: str) -> bool:
-    """No host may name other addresses."""
+    """Do not trust any host to name the addresses of clients."""
     return False
 
 

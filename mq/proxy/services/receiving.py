@@ -38,7 +38,7 @@ INVISIBLE_MS_MIN: Final = 10_000
 POLL_SECONDS_MIN: Final = 5.0
 POLL_SECONDS_MAX: Final = 20.0
 _MARGIN_SECONDS: Final = 0.5
-"""The answer comes so long before the deadline of the call."""
+"""The time from the answer to the deadline of the call."""
 _AGAIN_MS: Final = 1_000
 """A message that did not reach its client is delivered again after this time."""
 _GIVE_BACK_SECONDS: Final = 5.0

@@ -272,7 +272,7 @@ class ColdBlocks:
         self._read_at, self._read_for, self._is_doubtful = self._clock(), known_pos, False
 
     def _forget(self, start: int) -> bool:
-        """Read the manifest again, which named an object that is missing; whether it names another one now."""
+        """Read the manifest again after an object was missing; returns whether it names another object now."""
         with self._lock:
             before = self._files.get(start)
             self._read_manifest()

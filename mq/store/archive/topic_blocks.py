@@ -84,7 +84,7 @@ class TopicBlocks:
     """An archive, for reading topics. Sends nothing yet. Call `close` at the end.
 
     Args:
-        answer_seconds: a request to the store fails when nothing comes for so long, and is repeated once.
+        answer_seconds: a request to the store fails when no data comes for this time, and is repeated once.
         open_store: for tests; otherwise credentials come from where the AWS command line finds them.
         clock: monotonic seconds.
     """

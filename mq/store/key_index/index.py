@@ -245,8 +245,8 @@ class KeyIndex:
         return os.path.join(self._directory, f"{part:020d}{_COPY_SUFFIX}")
 
     def search_archived(self, query: KeyQuery, read: Read, is_over: Callable[[], bool]) -> KeySearch:
-        """A search of the parts that only the archive has, as far as they have files, for a thread that may wait for
-        the archive. ``read`` reads that; only records of which a file has the hash are read. Raises OSError.
+        """Search the parts with files that only the archive has, in a thread that may wait for the archive. ``read``
+        reads records from it, but only records whose hash is in a file. Raises OSError.
         """
         self.expire()  # the search of the local log did not find messages that were deleted meanwhile
         return KeySearch(
