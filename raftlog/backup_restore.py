@@ -52,16 +52,16 @@ def restore(
     *,
     node_id: NodeId,
     addresses: Mapping[NodeId, str],
-    wanted: Wanted | None = None,
-    copied: Callable[[int], None] = lambda nbytes: None,
+    is_wanted: Wanted | None = None,
+    on_copy: Callable[[int], None] = lambda nbytes: None,
 ) -> Restored:
     """Create the log of one replica of a new group.
 
     Args:
         directory: empty or missing.
         addresses: of all voters of the new group, including this one, ``HOST:PORT``.
-        wanted: default: all entries.
-        copied: called with the bytes of each verified and written piece.
+        is_wanted: default: all entries.
+        on_copy: called with the bytes of each verified and written piece.
 
     Raises:
         BackupRefused: it has no wanted entry, or cannot be restored to such an early point.
@@ -71,7 +71,7 @@ def restore(
     """
     manifest = backup.manifest
     snapshot = backup.snapshot()
-    copy = _Copy(backup, LogImage(disk, directory, manifest.base, manifest.segment_bytes), wanted)
+    copy = _Copy(backup, LogImage(disk, directory, manifest.base, manifest.segment_bytes), is_wanted)
     try:
         if snapshot is not None:
             copy.image.add_snapshot(snapshot)
@@ -79,7 +79,7 @@ def restore(
             for run in runs:
                 if not copy.copy_run(run):
                     break
-                copied(len(run.data))
+                on_copy(len(run.data))
         last = copy.image.last
         first = max(manifest.base.index + 1, manifest.snapshot_index)
         if last.index < first:
@@ -127,12 +127,12 @@ class _Copy:
     ``base_conf`` is the configuration at the base of the log, ``conf`` the one at its end; both are None if unknown.
     """
 
-    def __init__(self, backup: Backup, image: LogImage, wanted: Wanted | None) -> None:
+    def __init__(self, backup: Backup, image: LogImage, is_wanted: Wanted | None) -> None:
         self.image = image
         self.base_conf = decode_conf(backup.manifest.conf) if backup.manifest.conf else None
         self.conf = self.base_conf
         self.newest_body = b""
-        self._wanted = wanted
+        self._wanted = is_wanted
 
     def copy_run(self, run: EntryRun) -> bool:
         """Copy a run, or its beginning; returns whether all its entries are wanted."""

@@ -80,10 +80,10 @@ class ArchivedFiles:
         nbytes: how many bytes of the log were taken from the archive.
     """
 
-    def __init__(self, open_archive: OpenArchive, archived: Base, log: Log, limits: NodeLimits) -> None:
+    def __init__(self, open_archive: OpenArchive, archive_end: Base, log: Log, limits: NodeLimits) -> None:
         self._limits = limits
         self._open_archive = open_archive
-        self._archived = archived
+        self._archived = archive_end
         self._log = log
         self._archive: LogArchive | None = None
         self._rate = Rate()
@@ -130,7 +130,7 @@ class ArchivedFiles:
         """Fetch the missing entries from the archive, until that fails or ``is_over``. Raises StorageFailed."""
         assert self._archive is not None, "files are taken from an archive that is not open"
         send, receive = trio.open_memory_channel[tuple[int, bytes]](1)
-        failed: StorageFailed | None = None
+        failure: StorageFailed | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._read_on, staging, send)
             try:
@@ -142,10 +142,10 @@ class ArchivedFiles:
                     if is_over() or self._begins_trial(pos + len(data)):
                         break
             except StorageFailed as error:
-                failed = error  # not raised here, where it would be wrapped
+                failure = error  # not raised here, where it would be wrapped
             nursery.cancel_scope.cancel()
-        if failed is not None:
-            raise failed
+        if failure is not None:
+            raise failure
 
     def _begins_trial(self, pos: int) -> bool:
         """Whether the leader is to be asked for what begins at ``pos``, since the archive is slow; only once."""
@@ -160,10 +160,10 @@ class ArchivedFiles:
 
     async def _read_on(self, staging: SnapshotInstall, send: trio.MemorySendChannel[tuple[int, bytes]]) -> None:
         """Read ahead of what is staged, one piece."""
-        archive, wanted = self._archive, staging.wanted()
+        archive, request = self._archive, staging.wanted()
         assert archive is not None, "an archive that is not open is read"
-        assert wanted is not None, "nothing is missing"
-        size, pos = staging.manifest.segment_bytes, wanted[1]
+        assert request is not None, "nothing is missing"
+        size, pos = staging.manifest.segment_bytes, request[1]
         nbytes_max = max(1, self._limits.archive_read_bytes // staging.piece_bytes) * staging.piece_bytes
         stop = min(self._archived.pos, staging.manifest.starts.stop)
         async with send:

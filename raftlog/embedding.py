@@ -114,14 +114,14 @@ class Node(Generic[M]):
         Works on every node. Raises `OutcomeUnknown` if it cannot be confirmed, for want of a majority, and `Refused`
         while the node is starting.
         """
-        answered, answers = trio.Event(), list[bool]()
+        event, answers = trio.Event(), list[bool]()
 
         def on_read(certain: bool) -> None:
             answers.append(certain)
-            answered.set()
+            event.set()
 
         self.replica.read(on_read)
-        await answered.wait()
+        await event.wait()
         if not answers[0]:
             raise OutcomeUnknown("no majority answers")
 
@@ -246,9 +246,9 @@ class Node(Generic[M]):
         return NotLeader(self.replica.core.leader_id) if refusal is Refusal.NOT_LEADER else Refused(refusal)
 
     async def _until_applied(self, index: LogIndex) -> LogIndex:
-        done, applied = self._waiting[index] = (trio.Event(), [])
-        await done.wait()
-        if not applied:
+        event, terms = self._waiting[index] = (trio.Event(), [])
+        await event.wait()
+        if not terms:
             raise OutcomeUnknown(f"leadership was lost before entry {index} was committed")
         return index
 

@@ -98,9 +98,9 @@ class FinishedWrites:
 
     def choose_signals(self) -> None:
         """Have the writer wake the event loop only while a caller waits for a write."""
-        wanted = bool(self._waiting) or self._core.waits_for_write
-        if wanted is self._is_signalled:
+        needs_signals = bool(self._waiting) or self._core.waits_for_write
+        if needs_signals is self._is_signalled:
             return
-        self._is_signalled = wanted
-        if self._writer.signal_from(0 if wanted else NO_SIGNALS) > self._noted and wanted:
+        self._is_signalled = needs_signals
+        if self._writer.signal_from(0 if needs_signals else NO_SIGNALS) > self._noted and needs_signals:
             self._wake()

@@ -32,8 +32,8 @@ def configuration_at_base(state: MetaState) -> bytes:
     """The encoded configuration at the base of a log, from its vote file; empty if it is not there."""
     if (note := state.notes.get(CONF)) is not None:
         return note
-    noted = members_in(state.notes)
-    return encode_conf(noted[1]) if noted is not None and noted[0] == 0 else b""
+    members = members_in(state.notes)
+    return encode_conf(members[1]) if members is not None and members[0] == 0 else b""
 
 
 def newest_configuration(state: MetaState, configs: Sequence[tuple[int, bytes]]) -> ConfState | None:
@@ -66,9 +66,9 @@ def steps_to(conf: ConfState | None, addresses: Mapping[NodeId, str]) -> list[Co
         conf = without_outgoing(conf)
         steps.append(conf)
     if conf is not None and conf.voters and set(conf.voters) != set(goal.voters):
-        known = dict(conf.addresses) | dict(addresses)
+        hosts = dict(conf.addresses) | dict(addresses)
         both = (*goal.voters, *(node for node in conf.voters if node not in addresses))
-        steps.append(ConfState(goal.voters, conf.voters, (), tuple((n, known[n]) for n in both if n in known)))
+        steps.append(ConfState(goal.voters, conf.voters, (), tuple((n, hosts[n]) for n in both if n in hosts)))
     if conf != goal or not steps:
         steps.append(goal)
     for step in steps:

@@ -103,10 +103,10 @@ class Offers:
         transport: Transport,
         snapshot: Snapshot,
         log: Log,
-        archived: Callable[[], Base | None] = lambda: None,
+        archive_end: Callable[[], Base | None] = lambda: None,
         note_for_copies: Callable[[], bytes] = lambda: b"",
     ) -> None:
-        self._archived = archived
+        self._archived = archive_end
         self._note_for_copies = note_for_copies
         self._replica = replica
         self._transport = transport
@@ -159,13 +159,13 @@ class Offers:
         if self._offer is not None and self._offer.manifest.base.pos >= self._replica.log.base_pos:
             return self._offer
         replica, log = self._replica, self._replica.log
-        captured = self._snapshot() if replica.applied_index >= max(1, log.base[0]) else None
-        if captured is None and log.base[0] > 0:
+        snapshot = self._snapshot() if replica.applied_index >= max(1, log.base[0]) else None
+        if snapshot is None and log.base[0] > 0:
             return None  # an incomplete log is useless for the peer
         manifest = self._manifest()
         index, data = 0, b""
-        if captured is not None:
-            index, encode = captured
+        if snapshot is not None:
+            index, encode = snapshot
             data = await trio.to_thread.run_sync(encode)
             manifest = msgspec.structs.replace(manifest, snapshot_bytes=len(data), snapshot_crc=zlib.crc32(data))
         self._offer = _Offer(manifest, data, trio.current_time())
@@ -305,9 +305,9 @@ class Puller:
             await self._fetch(staging)
             if staging.complete:
                 await hear_beginnings(self._replica, source, base)
-                noted = trio.Event()
-                note_reset(self._replica, base, noted.set)
-                await noted.wait()
+                reset = trio.Event()
+                note_reset(self._replica, base, reset.set)
+                await reset.wait()
                 await trio.to_thread.run_sync(staging.finish)
             return staging.complete
         finally:
@@ -320,41 +320,41 @@ class Puller:
 
     async def _fetch(self, staging: SnapshotInstall) -> None:
         """Fetch until everything is here, or another offer arrived: archived files from the archive, if it answers."""
-        wanted, archived = staging.wanted(), staging.manifest.archived
-        if self._open_archive is None or archived is None or wanted is None or wanted[0] != "log":
+        request, archive_end = staging.wanted(), staging.manifest.archived
+        if self._open_archive is None or archive_end is None or request is None or request[0] != "log":
             await self._fetch_from(staging, None)
             return
-        archive = ArchivedFiles(self._open_archive, archived, self._log, self._limits)
-        failed: StorageFailed | None = None
+        archive = ArchivedFiles(self._open_archive, archive_end, self._log, self._limits)
+        failure: StorageFailed | None = None
         async with trio.open_nursery() as nursery:
-            if wanted[1] < archived.pos:
-                nursery.start_soon(archive.open, wanted[1])
+            if request[1] < archive_end.pos:
+                nursery.start_soon(archive.open, request[1])
                 with trio.move_on_after(self._limits.archive_open_seconds):
                     await archive.opened.wait()
             try:
                 await self._fetch_from(staging, archive)
             except StorageFailed as error:
-                failed = error  # not raised here, where it would be wrapped
+                failure = error  # not raised here, where it would be wrapped
             nursery.cancel_scope.cancel()
         archive.close()
         self._log.info("install_fetched", source=self._source, archived_bytes=archive.nbytes)
-        if failed is not None:
-            raise failed
+        if failure is not None:
+            raise failure
 
     async def _fetch_from(self, staging: SnapshotInstall, archive: ArchivedFiles | None) -> None:
         await trio.lowlevel.checkpoint()
-        asked: dict[tuple[What, int], float] = {}
+        requests: dict[tuple[What, int], float] = {}
         logged_at = trio.current_time()
         while not staging.complete and self._next is None:
             now = trio.current_time()
-            asked = {key: at for key, at in asked.items() if now < at + ANSWER_SECONDS_MAX}
+            requests = {key: at for key, at in requests.items() if now < at + ANSWER_SECONDS_MAX}
             first = staging.wanted()
             if archive is not None and first is not None and first[0] == "log" and archive.wants(first[1]):
                 await archive.fetch(staging, lambda: self._next is not None)
                 continue
-            while len(asked) < REQUESTS_MAX and (wanted := staging.wanted(asked)) is not None:
-                what, pos, nbytes = wanted
-                asked[what, pos] = now
+            while len(requests) < REQUESTS_MAX and (request := staging.wanted(requests)) is not None:
+                what, pos, nbytes = request
+                requests[what, pos] = now
                 self._ask(RangeReq(what, pos, nbytes, staging.manifest.snapshot_crc))
             if now > logged_at + _PROGRESS_SECONDS:
                 logged_at = now
@@ -367,7 +367,7 @@ class Puller:
                 continue
             what, pos = answer.source, answer.pos
             if answer.refusal is None:
-                asked.pop((what, pos), None)
+                requests.pop((what, pos), None)
                 if not await trio.to_thread.run_sync(staging.accept, what, pos, answer.data):
                     self._log.warning("install_rejected", source=self._source, what=what, pos=pos)
                     await trio.sleep(ANSWER_SECONDS_MAX / 4)

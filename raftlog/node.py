@@ -164,17 +164,17 @@ class NodeRun:
         """Open the log, with mailboxes for its threads. Raises SegmentError."""
 
         def mailbox(deliver: Callable[[object], None]) -> Mailbox:
-            opened = Mailbox(self.reactor, deliver)
-            self.undo.callback(opened.close)
-            return opened
+            box = Mailbox(self.reactor, deliver)
+            self.undo.callback(box.close)
+            return box
 
         settings = self.settings
         # All of them stay open as long as the log, whose threads write to them.
-        failed, damaged = map(mailbox, (self._storage_failed, self._found_damage))
-        done = ThreadSignal(self.reactor, lambda events: self.replica.note_writes())
-        self.undo.callback(done.close)
+        failures, damages = map(mailbox, (self._storage_failed, self._found_damage))
+        write_signal = ThreadSignal(self.reactor, lambda events: self.replica.note_writes())
+        self.undo.callback(write_signal.close)
         writer = this_machine().open_writer(
-            done.fd, failed.put, self.sync_latency.observe, settings.limits.log.sync_bytes_max
+            write_signal.fd, failures.put, self.sync_latency.observe, settings.limits.log.sync_bytes_max
         )
         segment_log = SegmentLog.open(
             settings.directory,
@@ -187,15 +187,15 @@ class NodeRun:
             limits=settings.limits.log,
         )
         self.undo.callback(segment_log.close)
-        segment_log.tell_damage(damaged.put)
+        segment_log.tell_damage(damages.put)
         self._log.info("log_opened", directory=settings.directory, found=segment_log.found)
         return segment_log
 
     def _note_members(self, confs: Confs) -> None:
         """Store the newest configuration in the notes; durable with the next write."""
-        noted = encode_members(*confs[-1])
-        if confs[-1][1].members and len(noted) <= CONF_PROPOSED_BYTES_MAX:
-            self.segment_log.set_note(MEMBERS, noted)
+        note = encode_members(*confs[-1])
+        if confs[-1][1].members and len(note) <= CONF_PROPOSED_BYTES_MAX:
+            self.segment_log.set_note(MEMBERS, note)
 
     def _open_transport(self, incarnation: str) -> Transport:
         transport = Transport(
@@ -435,8 +435,8 @@ class NodeRun:
     def _next_deadline(self) -> float:
         if self._tick_due:
             return float("inf")
-        suspended = self._lease_clock.suspended_seconds() if self._lease_clock is not None else 0.0
-        return self.replica.next_deadline() - suspended
+        suspension = self._lease_clock.suspended_seconds() if self._lease_clock is not None else 0.0
+        return self.replica.next_deadline() - suspension
 
     def _time_is_up(self) -> None:
         """Take a turn, which reads the waiting input before any timeout is judged."""
@@ -481,20 +481,20 @@ async def serve_node(
         SegmentError: the directory is unusable, or the disk failed. The process must end; a restart verifies the files.
     """
     secrets = open_secret(settings, log)
-    found: StorageCorrupt | None = None
+    corruption: StorageCorrupt | None = None
     while True:
         try:
             with contextlib.ExitStack() as undo:
                 run = NodeRun(settings, secrets, host, undo, log)
-                found = None
+                corruption = None
                 if not await run.run(task_status):
                     return
         except StorageCorrupt as damage:
             # A start only verifies the end of the log, and the host read something older. The next one verifies
             # everything, since the damage is recorded; if that finds nothing, it cannot be repaired here.
-            if found is not None:
+            if corruption is not None:
                 raise
-            found = damage
+            corruption = damage
             continue
         except LogDamaged as damaged:
             with contextlib.ExitStack() as undo:
@@ -533,10 +533,10 @@ def open_secret(settings: NodeSettings, log: Log) -> SecretFile:
     path = settings.secret_file
     first = next(iter(settings.members), None)
     try:
-        made = first == settings.node_id and create_secret(path)
+        is_new = first == settings.node_id and create_secret(path)
     except OSError as error:
         raise SecretUnusable(path, f"the secret of the group cannot be written: {error.strerror or error}") from error
-    if made:
+    if is_new:
         log.warning("group_secret_made", path=path, reason="the other replicas of the group need a copy of this file")
     try:
         return SecretFile(path)
@@ -550,8 +550,8 @@ def _addresses(conf: ConfState) -> dict[NodeId, str]:
 
 
 def _first(errors: BaseExceptionGroup[SegmentError]) -> SegmentError:
-    found: BaseException = errors
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, SegmentError), f"{found!r} is no error of a log"
-    return found
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, SegmentError), f"{error!r} is no error of a log"
+    return error

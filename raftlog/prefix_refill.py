@@ -190,7 +190,7 @@ class PrefixRefill:
         return True
 
     async def _fetch(self, staging: SnapshotInstall) -> bool:
-        asked: dict[tuple[What, int], float] = {}
+        requests: dict[tuple[What, int], float] = {}
         useless = 0
         await trio.lowlevel.checkpoint()
         while not staging.complete:
@@ -202,10 +202,10 @@ class PrefixRefill:
                 await self._give_up("the disk fills up again")
                 return False
             now = trio.current_time()
-            asked = {key: at for key, at in asked.items() if now < at + ANSWER_SECONDS_MAX}
-            while len(asked) < REQUESTS_MAX and (wanted := staging.wanted(asked)) is not None:
-                what, pos, nbytes = wanted
-                asked[what, pos] = now
+            requests = {key: at for key, at in requests.items() if now < at + ANSWER_SECONDS_MAX}
+            while len(requests) < REQUESTS_MAX and (request := staging.wanted(requests)) is not None:
+                what, pos, nbytes = request
+                requests[what, pos] = now
                 self._ask(leader, RangeReq(what, pos, nbytes))
             with trio.move_on_after(ANSWER_SECONDS_MAX / 4) as silence:
                 answer = await self._answers.receive()
@@ -215,7 +215,7 @@ class PrefixRefill:
             if answer.source != "log":
                 continue
             if answer.refusal is None:
-                asked.pop(("log", answer.pos), None)
+                requests.pop(("log", answer.pos), None)
                 if await trio.to_thread.run_sync(staging.accept, "log", answer.pos, answer.data):
                     useless = 0
                     continue

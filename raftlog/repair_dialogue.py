@@ -45,11 +45,11 @@ class RepairDialogue:
 
     def request(self, peer: NodeId) -> RangeReq | None:
         """The next request to ``peer``; None if nothing is missing."""
-        wanted = self.repair.wanted()
-        if wanted is None:
+        span = self.repair.wanted()
+        if span is None:
             return None
         self.answered[peer] = "no answer"
-        return RangeReq("log", *wanted, uncommitted=self._uncommitted)
+        return RangeReq("log", *span, uncommitted=self._uncommitted)
 
     def process_answer(self, peer: NodeId, response: RangeResp) -> bool:
         """Process an answer to the last request; returns whether to ask ``peer`` for more. Raises `StorageFailed`."""

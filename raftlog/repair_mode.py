@@ -60,7 +60,7 @@ class RepairMode:
 
     def __init__(
         self,
-        damaged: LogDamaged,
+        damage: LogDamaged,
         *,
         disk: Disk,
         identity: Identity,
@@ -75,14 +75,14 @@ class RepairMode:
     ) -> None:
         self._log = log
         self._patience_seconds = limits.repair_patience_seconds
-        self._repair = Repair(disk, damaged, peers=(), limits=limits.log)
+        self._repair = Repair(disk, damage, peers=(), limits=limits.log)
         undo.callback(self._repair.close)
         notes = self._repair.meta.notes
         conf_index, conf = members_in(notes) or (NO_INDEX, initial)
         if conf_index == 0 and initial.members:
             conf = initial  # the log contains no configuration, so the settings apply
         if conf.voters == (identity.node_id,):
-            raise damaged
+            raise damage
         self._reactor = Reactor()
         undo.callback(self._reactor.close)
         store_id = self._repair.meta.store_id
@@ -108,7 +108,7 @@ class RepairMode:
         self._server = RangeServer(self._transport, self._reactor.wake, self._read, bytes_per_second)
         self._answers_in, self._answers = trio.open_memory_channel[tuple[NodeId, RangeResp]](16)
         missing = ", ".join(f"{pos}..{end}" for pos, end in self._repair.missing)
-        log.warning("log_damaged", directory=damaged.directory, reason=damaged.reason, missing=missing)
+        log.warning("log_damaged", directory=damage.directory, reason=damage.reason, missing=missing)
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         """Return once the log can be opened again.
@@ -135,7 +135,7 @@ class RepairMode:
     async def _fetch(self) -> None:
         await trio.lowlevel.checkpoint()
         dialogue = RepairDialogue(self._repair, trio.current_time(), self._patience_seconds)
-        told: dict[NodeId, str] = {}
+        logged_answers: dict[NodeId, str] = {}
         while not self._repair.done:
             dialogue.begin_round(self._peers())
             for peer in self._peers():
@@ -145,11 +145,11 @@ class RepairMode:
                         break
             waits = dialogue.end_round(trio.current_time())
             if dialogue.has_moved:
-                told = {}
+                logged_answers = {}
                 continue
-            if waits and told != dialogue.answered:
-                told = dict(dialogue.answered)
-                self._log.warning("repair_waits", pos=self._repair.missing[0][0], answers=told)
+            if waits and logged_answers != dialogue.answered:
+                logged_answers = dict(dialogue.answered)
+                self._log.warning("repair_waits", pos=self._repair.missing[0][0], answers=logged_answers)
             await trio.sleep(_RETRY_SECONDS)
 
     def _peers(self) -> list[NodeId]:

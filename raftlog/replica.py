@@ -449,14 +449,14 @@ class Replica:
 
         def job() -> Callable[[], None]:
             try:
-                found: StoredRun | SegmentError = reader()
+                outcome: StoredRun | SegmentError = reader()
             except SegmentError as error:
-                found = error
-            return lambda: self._take_fetched(fetch, found)
+                outcome = error
+            return lambda: self._take_fetched(fetch, outcome)
 
         self._in_background(job)
 
-    def _take_fetched(self, fetch: Fetch, fetched: StoredRun | SegmentError) -> None:
+    def _take_fetched(self, fetch: Fetch, outcome: StoredRun | SegmentError) -> None:
         """Raises `SegmentError` if the disk failed. Damage is reported to the log, and the peer gets nothing for
         now.
         """
@@ -465,16 +465,16 @@ class Replica:
             return  # the log may have been cut since, or something else is needed by now
         del self._fetching[peer]
         spans: tuple[Span, ...] = ()
-        if isinstance(fetched, StoredRun):
-            spans = frames.spans_of(fetched.refs, _bodies(fetched.refs, fetched.data))
-            self._fetched[peer] = (spans, fetched)
-        elif isinstance(fetched, StorageCorrupt):
+        if isinstance(outcome, StoredRun):
+            spans = frames.spans_of(outcome.refs, _bodies(outcome.refs, outcome.data))
+            self._fetched[peer] = (spans, outcome)
+        elif isinstance(outcome, StorageCorrupt):
             # The node then transfers leadership before the log is repaired. The only voter continues without the peer,
             # for which the core retries when it connects again.
-            self.log.damage_found(fetched)
+            self.log.damage_found(outcome)
             return
-        elif not isinstance(fetched, EntryGone):
-            raise fetched
+        elif not isinstance(outcome, EntryGone):
+            raise outcome
         self.core.fetched(peer, spans, self._clock())
 
     def _store(self, op: StorageOp, commit: LogIndex | None) -> None:
@@ -488,8 +488,8 @@ class Replica:
                 self._confs.pop()
         for span in op.spans:
             for index in index_range(max(span.first, log.last_index + 1), span.last + 1):
-                if (received := self._received.get(index, span.term)) is not None:
-                    log.append_framed(*received)
+                if (received_entries := self._received.get(index, span.term)) is not None:
+                    log.append_framed(*received_entries)
                 else:
                     assert span.kind is not EntryKind.NORMAL, f"entry {index} of term {span.term} has no bytes"
                     body = b"" if span.conf is None else encode_conf(span.conf)
@@ -527,8 +527,8 @@ class Replica:
         if not message.spans:
             return frames.encode_append(message, 0, (), 0, ())
         chain: int | None = None
-        if self._fetched and (kept := self._fetched.get(message.dst)) is not None:
-            spans, run = kept
+        if self._fetched and (spans_and_run := self._fetched.get(message.dst)) is not None:
+            spans, run = spans_and_run
             if spans is message.spans:
                 return frames.encode_append(message, run.chain, [run.data], len(run.data), [b""] * len(run.refs))
             if run.refs[-1].index == message.prev.index:
@@ -558,8 +558,8 @@ class Replica:
     def _stored(self, first: LogIndex, last: LogIndex, nbytes: int) -> tuple[list[EntryRef], bytes]:
         """Entries that are no longer in memory, up to ``last`` or about ``nbytes``."""
         refs, data = self.log.read_entries(first, min(nbytes, self._apply_bytes_max))
-        wanted = [ref for ref in refs if ref.index <= last]
-        return wanted, data[: sum(ref.size for ref in wanted)]
+        refs_to_last = [ref for ref in refs if ref.index <= last]
+        return refs_to_last, data[: sum(ref.size for ref in refs_to_last)]
 
     def _apply(self) -> None:
         log = self.log

@@ -41,8 +41,8 @@ async def scrub_log(
     scrub = Scrub(segment_log)
     await trio.sleep(first_round_seconds)
     while True:
-        started = trio.current_time()
-        verified, from_disk = scrub.verified_bytes, scrub.disk_bytes
+        start = trio.current_time()
+        verified_before, from_disk = scrub.verified_bytes, scrub.disk_bytes
         scrub.begin(committed_index())
         while True:
             try:
@@ -55,15 +55,15 @@ async def scrub_log(
             if result.finished or not scrub.is_current():
                 break
             await trio.sleep(result.nbytes / bytes_per_second)
-        if scrub.verified_bytes == verified and scrub.is_current():
+        if scrub.verified_bytes == verified_before and scrub.is_current():
             await trio.sleep(_NOTHING_YET_SECONDS)
             continue
         segment_log.scrubs += scrub.is_current()
         log.info(
             "log_scrubbed",
-            nbytes=scrub.verified_bytes - verified,
+            nbytes=scrub.verified_bytes - verified_before,
             from_disk=scrub.disk_bytes - from_disk,
-            seconds=round(trio.current_time() - started, 1),
+            seconds=round(trio.current_time() - start, 1),
             rounds=scrub.rounds,
         )
         await trio.sleep(round_seconds if scrub.is_current() else 0.0)

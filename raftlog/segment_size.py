@@ -69,12 +69,12 @@ async def group_segment_bytes(
         ListenRefused: the address is not available.
     """
     secrets = open_secret(settings, log)
-    found: list[tuple[str, int]] = []
-    called = trio.Event()
+    sizes: list[tuple[str, int]] = []
+    call = trio.Event()
 
     def on_called(source: str, segment_bytes: int) -> None:
-        found.append((source, segment_bytes))
-        called.set()
+        sizes.append((source, segment_bytes))
+        call.set()
 
     with contextlib.ExitStack() as undo:
         reactor = Reactor()
@@ -95,7 +95,7 @@ async def group_segment_bytes(
             nursery.start_soon(reactor.run)
             nursery.start_soon(transport.run)
             task_status.started()
-            while not called.is_set():
+            while not call.is_set():
                 log.info(
                     "group_awaited",
                     listen=format_address(settings.listen),
@@ -103,9 +103,9 @@ async def group_segment_bytes(
                     "add the node to the group",
                 )
                 with trio.move_on_after(settings.limits.remind_seconds):
-                    await called.wait()
+                    await call.wait()
             nursery.cancel_scope.cancel()
-    source, segment_bytes = found[0]
+    source, segment_bytes = sizes[0]
     log.info("segment_bytes_adopted", segment_bytes=segment_bytes, source=source)
     return segment_bytes
 

@@ -7,8 +7,8 @@ import trio
 
 def seconds_to_step(seconds: float, now: float) -> float:
     """Seconds from ``now`` to the next multiple of ``seconds``; at least half of ``seconds``: pure."""
-    left = seconds - now % seconds
-    return left if left >= seconds / 2 else left + seconds
+    remaining = seconds - now % seconds
+    return remaining if remaining >= seconds / 2 else remaining + seconds
 
 
 def step_after(seconds: float, now: float) -> float:

@@ -140,7 +140,7 @@ def take(
             conf=configuration_at_base(source.state),
             snapshot=snapshot,
             now_ms=time.time_ns() // 1_000_000,
-            copied=pace.copied,
+            on_copy=pace.copied,
         )
     except (SegmentError, OSError) as error:
         raise CommandFailed(f"{error}. {_what_remains(target, before, store)}", EXIT_FAILED) from error

@@ -74,8 +74,8 @@ def restore(
                         str(directory),
                         node_id=node_id,
                         addresses=addresses,
-                        wanted=accept,
-                        copied=pace.copied,
+                        is_wanted=accept,
+                        on_copy=pace.copied,
                     )
                     for node_id, directory in zip(data_dirs, directories, strict=True)
                 ][-1]

@@ -73,8 +73,8 @@ def compile_package(package: str, directory: Path, *, to: Path | None = None, op
             check=False,
             cwd=build,
         )
-        built = [path for name in names for path in Path(build, *package.split(".")).glob(f"{name}.*.so")]
-        if result.returncode or len(built) != len(names):
+        paths = [path for name in names for path in Path(build, *package.split(".")).glob(f"{name}.*.so")]
+        if result.returncode or len(paths) != len(names):
             raise RuntimeError(f"could not compile {directory}:\n{result.stdout}{result.stderr}")
         # A process that runs keeps the old ones.
-        return [path.replace(to / path.name) for path in built]
+        return [path.replace(to / path.name) for path in paths]

@@ -39,20 +39,20 @@ class FollowerRole(CoreState):
         if message.seq > self._following.leader_seq:
             # Not earlier: an answer to another message must not look like acceptance of what was rejected.
             self._following.leader_seq = message.seq
-        taken = self._take_over(message)
+        nbytes = self._take_over(message)
         if message.commit > self._commit and self._verified > self._commit:
             self._commit_to(min(message.commit, self._verified))
-        if not taken:
+        if not nbytes:
             self._following.answer_due |= message.seq > 0
             self.has_effects = True
             return
-        self._following.unreported_bytes += taken
+        self._following.unreported_bytes += nbytes
         if not self.config.durable_commit or self._following.unreported_bytes > self.config.accept_ack_bytes:
             self._following.answer_due = True
 
     def _take_over(self, message: AppendReq) -> int:
         """Make the log agree with the request's entries; returns the size of the new ones in bytes."""
-        taken = 0
+        nbytes = 0
         end = message.prev.index
         for span in message.spans:
             assert span.first == end + 1, f"a request with a span at {span.first} behind entry {end}"
@@ -60,12 +60,12 @@ class FollowerRole(CoreState):
             end = span.last
             # What was once compared with this leader's log stays equal: leaders only append.
             if end > self._verified:
-                taken += self._take_over_span(span)
+                nbytes += self._take_over_span(span)
             else:
                 self._check_term_of(end, span.term)
         if end > self._verified:
             self._verified = end
-        return taken
+        return nbytes
 
     def _take_over_span(self, span: Span) -> int:
         log = self._log

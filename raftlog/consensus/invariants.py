@@ -62,9 +62,9 @@ def _check_confs(core: CoreState) -> None:
         )
         assert index < next_index, f"a configuration at {next_index} follows one at {index}"
         assert may_follow(new, old), f"{old} at {index} and {new} at {next_index} may decide without each other"
-    counted = {progress.peer for _, others in core._quorums for progress in others}
+    peers = {progress.peer for _, others in core._quorums for progress in others}
     voters = {*core._conf.voters, *core._conf.outgoing}
-    assert counted == voters - {core.node_id}, f"{sorted(counted)} are counted, voters are {sorted(voters)}"
+    assert peers == voters - {core.node_id}, f"{sorted(peers)} are counted, voters are {sorted(voters)}"
 
 
 def _check_leader(core: CoreState) -> None:
@@ -99,9 +99,9 @@ def check_group(cores: Iterable[CoreState]) -> None:
             f"{one.node_id} and {other.node_id} both lead in term {one._term}"
         )
         agreement = _agree_up_to(one._log, other._log)
-        committed = min(one._commit, other._commit)
-        assert agreement >= committed, (
-            f"{one.node_id} and {other.node_id} differ behind entry {agreement}, both committed {committed}"
+        commit = min(one._commit, other._commit)
+        assert agreement >= commit, (
+            f"{one.node_id} and {other.node_id} differ behind entry {agreement}, both committed {commit}"
         )
 
 

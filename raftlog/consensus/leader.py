@@ -171,14 +171,14 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
 
     def _take_fetched(self, progress: Progress, spans: tuple[Span, ...]) -> None:
         """Send the requested spans, unless the peer's position has changed in the meantime."""
-        asked, progress.fetching = progress.fetching, 0
-        if not asked or asked != progress.next:
+        first, progress.fetching = progress.fetching, 0
+        if not first or first != progress.next:
             self.has_effects = True
             return
         if not spans:
             self._reset(progress)
             return
-        assert spans[0].first == asked, f"spans from {spans[0].first} were fetched for {asked}"
+        assert spans[0].first == first, f"spans from {spans[0].first} were fetched for {first}"
         assert spans[-1].last <= self._log.last_index, (
             f"spans up to {spans[-1].last} were fetched from a log that ends at {self._log.last_index}"
         )
@@ -201,11 +201,11 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
             if message.seq >= progress.trusted_from:
                 self._raise_match(progress, message.durable if self.config.durable_commit else message.accepted)
             if progress.state is not PeerState.REPLICATE and progress.is_current(message.seq):
-                held = max(message.accepted, progress.match)
+                match = max(message.accepted, progress.match)
                 if message.hint.index == 0 and self._needs_reset(progress, message.hint):
                     self._reset(progress)
-                elif held >= self._log.base.index:
-                    progress.become_replicate(held + 1)
+                elif match >= self._log.base.index:
+                    progress.become_replicate(match + 1)
                 # Otherwise the base has moved since the probe, and will be probed again.
                 self.has_effects = True
             elif progress.next <= self._log.last_index or progress.commit_sent < self._commit:
@@ -220,8 +220,8 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
             agreed_at_most = self._log.last_at_most(message.hint)
             progress.lost(agreed_at_most.index)
             # The same answer twice to the same probe: the peer will make no progress until something changes.
-            stuck = progress.state is PeerState.PROBE and progress.next == agreed_at_most.index + 1
-            self._probe(progress, agreed_at_most.index + 1, awaiting=stuck)
+            is_stuck = progress.state is PeerState.PROBE and progress.next == agreed_at_most.index + 1
+            self._probe(progress, agreed_at_most.index + 1, awaiting=is_stuck)
             self.has_effects = True
 
     def _on_heartbeat_resp(self, message: HeartbeatResp) -> None:

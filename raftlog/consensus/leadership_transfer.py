@@ -34,8 +34,8 @@ class LeadershipTransfer(CoreState):
         if lacking <= NEAR_ENTRIES or progress.match >= self._commit:
             return True
         spans = self._tail.after(progress.match)
-        covered = bool(spans) and spans[0].first <= progress.match + 1
-        return covered and sum(span.nbytes for span in spans) <= NEAR_BYTES
+        reaches_match = bool(spans) and spans[0].first <= progress.match + 1
+        return reaches_match and sum(span.nbytes for span in spans) <= NEAR_BYTES
 
     def _successors(self) -> list[Progress]:
         """The healthy voters that could lead from now on, best first; last those whose log begins later."""
@@ -134,18 +134,18 @@ class LeadershipTransfer(CoreState):
         """Transfer to a voter of higher priority that has been fit to lead for some heartbeats."""
         if self._now < self._transfer.not_before or self._transfer.to is not None or self._commit < self._term_start:
             return
-        preferred = next(iter(self._successors()), None)
+        successor = next(iter(self._successors()), None)
         if (
-            preferred is None
-            or preferred.priority is None
-            or preferred.priority <= self.config.priority
-            or self._begins_later(preferred)
+            successor is None
+            or successor.priority is None
+            or successor.priority <= self.config.priority
+            or self._begins_later(successor)
         ):
             self._transfer.outranked_beats = 0
             return
         self._transfer.outranked_beats += 1
         if self._transfer.outranked_beats >= _OUTRANKED_BEATS:
-            self.transfer(preferred.peer, self._now)
+            self.transfer(successor.peer, self._now)
 
     @property
     def _preferred_next(self) -> int | None:

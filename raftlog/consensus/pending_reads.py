@@ -45,11 +45,11 @@ class ReadRounds:
 
     def confirmed(self, number: int) -> list[tuple[Read, LogIndex]]:
         """Take the reads that are confirmed, with their indexes: a majority answered round ``number`` or later."""
-        confirmed: list[tuple[Read, LogIndex]] = []
+        confirmed_reads: list[tuple[Read, LogIndex]] = []
         while self.under_way and self.under_way[0][0] <= number:
             _, commit, reads = self.under_way.popleft()
-            confirmed += [(read, commit) for read in reads]
-        return confirmed
+            confirmed_reads += [(read, commit) for read in reads]
+        return confirmed_reads
 
     def abandon(self) -> list[Read]:
         """Give up all open reads, which no answer can confirm."""

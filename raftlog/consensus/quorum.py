@@ -35,12 +35,12 @@ def agreed(values: Sequence[Value]) -> Value:
 
 def vote_result(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> VoteResult:
     """The state of an election among ``voters``; votes of others are ignored."""
-    granted = sum(votes.get(voter, False) for voter in voters)
+    votes_for = sum(votes.get(voter, False) for voter in voters)
     open_votes = sum(voter not in votes for voter in voters)
-    needed = majority(len(voters))
-    if granted >= needed:
+    quorum = majority(len(voters))
+    if votes_for >= quorum:
         return VoteResult.WON
-    return VoteResult.PENDING if granted + open_votes >= needed else VoteResult.LOST
+    return VoteResult.PENDING if votes_for + open_votes >= quorum else VoteResult.LOST
 
 
 def joint_vote_result(

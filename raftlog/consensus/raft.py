@@ -311,11 +311,11 @@ class RaftCore(Election, FollowerRole):
         """Called when everything up to ``ticket`` is durable; repeated tickets change nothing."""
         self._now = now
         self._disk_slow = False
-        advanced = self._tickets.complete(ticket)
+        has_advanced = self._tickets.complete(ticket)
         if self._output.held and self._release_held() and self._role is Role.CANDIDATE:
             # The vote requests leave only now, so the round begins now.
             self._wait_to_retry(self._backoff)
-        if not advanced:
+        if not has_advanced:
             return
         if self._role is Role.LEADER:
             self._advance_commit()
@@ -455,13 +455,13 @@ class RaftCore(Election, FollowerRole):
         Deleting entries before it sends no peer back to fetch whole segments. Only a leader knows its peers; other
         replicas return the index after the end of the log.
         """
-        needed = [self._log.last_index + 1]
+        indexes = [self._log.last_index + 1]
         if self._role is Role.LEADER:
             for progress in self._peers.values():
                 if self._is_active(progress):
                     fetches_segments = progress.state is PeerState.SNAPSHOT
-                    needed.append(self._log.base.index + 1 if fetches_segments else progress.match + 1)
-        return min(needed)
+                    indexes.append(self._log.base.index + 1 if fetches_segments else progress.match + 1)
+        return min(indexes)
 
     def take_effects(self) -> Effects:
         """Everything to be done since the last call; see `Effects` for the required order."""
@@ -494,8 +494,8 @@ class RaftCore(Election, FollowerRole):
             output.fetches = []
         if self._commit != output.reported_commit:
             effects.commit = output.reported_commit = self._commit
-        told = output.reported_role
-        if told.role is not self._role or told.term != self._term or told.leader_id != self._leader_id:
+        reported = output.reported_role
+        if reported.role is not self._role or reported.term != self._term or reported.leader_id != self._leader_id:
             effects.role = output.reported_role = RoleChange(self._role, self._term, self._leader_id, self._cause)
         if self._conf is not output.reported_conf:
             effects.conf = output.reported_conf = self._conf

@@ -117,10 +117,10 @@ class ReadIndex(CoreState):
 
     def _send_heartbeat(self, progress: Progress) -> None:
         seq = progress.stamp(self._now)
-        read_round, preferred = self._reads.rounds.newest, self._election.preferred_priority
+        read_round, priority = self._reads.rounds.newest, self._election.preferred_priority
         base, oldest = self._log.base.index, self._oldest_for_followers
         self._post(
-            Heartbeat(self.node_id, progress.peer, self._term, seq, self._commit, read_round, preferred, base, oldest)
+            Heartbeat(self.node_id, progress.peer, self._term, seq, self._commit, read_round, priority, base, oldest)
         )
 
     def _confirm_reads(self) -> None:

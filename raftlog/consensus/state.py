@@ -140,9 +140,9 @@ class CoreState:
             members |= self._confs[-2][1].members
         self._conf = conf
         self._conf_open = index if uncommitted else NEVER
-        known = self._peers
+        peers = self._peers
         self._peers = {
-            peer: known.get(peer) or Progress(peer, self._log.last_index + 1, self._now)
+            peer: peers.get(peer) or Progress(peer, self._log.last_index + 1, self._now)
             for peer in sorted(members - {self.node_id})
         }
         # Per set of voters: whether this node has a vote in it, and the others.
@@ -282,9 +282,9 @@ class CoreState:
         )
         self._commit = index
         self.has_effects = True
-        uncommitted = self._leading.uncommitted
-        while uncommitted and uncommitted[0].last <= index:
-            self._leading.uncommitted_bytes -= uncommitted.popleft().nbytes
+        open_spans = self._leading.uncommitted
+        while open_spans and open_spans[0].last <= index:
+            self._leading.uncommitted_bytes -= open_spans.popleft().nbytes
         if index >= self._conf_open:
             self._conf_open = NEVER
             self._conf_committed = True
@@ -296,13 +296,13 @@ class CoreState:
 
     def _agreed(self, own: Value, value: Callable[[Progress], Value]) -> Value:
         """The largest value that a majority of the voters has reached, in both sets during a change."""
-        reached: list[Value] = []
+        minima: list[Value] = []
         for votes, others in self._quorums:
             values: list[Value] = [value(progress) for progress in others]
             if votes:
                 values.append(own)
-            reached.append(agreed(values))
-        return min(reached)
+            minima.append(agreed(values))
+        return min(minima)
 
     # -- roles and terms ---------------------------------------------------------------------------------------
 
@@ -382,8 +382,8 @@ class CoreState:
 
     @property
     def _is_outranked(self) -> bool:
-        preferred = self._election.preferred_priority
-        return preferred is not None and self.config.priority < preferred
+        priority = self._election.preferred_priority
+        return priority is not None and self.config.priority < priority
 
     def _wait_to_retry(self, factor: int = 1) -> None:
         """Wait a short while before the next round of an election."""
@@ -482,11 +482,11 @@ class CoreState:
         """Release messages that waited for completed tickets, unless their term is over; returns whether any
         were held.
         """
-        held = self._output.held
-        if not held or held[0][0] > self._tickets.done:
+        messages = self._output.held
+        if not messages or messages[0][0] > self._tickets.done:
             return False
-        while held and held[0][0] <= self._tickets.done:
-            message = held.popleft()[1]
+        while messages and messages[0][0] <= self._tickets.done:
+            message = messages.popleft()[1]
             if message.term >= self._term:
                 self._output.released.append(message)
         self.has_effects = True

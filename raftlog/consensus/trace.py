@@ -188,13 +188,13 @@ class TracedCore(RaftCore):
         event = self._trace.event
         before, self._seen = self._seen, _Picture(self)
         runs = self._log.runs()
-        kept = _agreement(before, runs, self.last_index)
-        if kept < before.last:
-            event(self, "TruncateEntries", first=kept + 1)
-        if kept < self.last_index:
+        agreement = _agreement(before, runs, self.last_index)
+        if agreement < before.last:
+            event(self, "TruncateEntries", first=agreement + 1)
+        if agreement < self.last_index:
             own = self.role is Role.LEADER and before.role is Role.LEADER
             name = "Replicate" if own else "AppendEntries"
-            event(self, name, spans=_cut(runs, kept + 1, self.last_index))
+            event(self, name, spans=_cut(runs, agreement + 1, self.last_index))
         if (self.role, self.term) != (before.role, before.term):
             self._tell_role(before)
         elif self.leader_id != before.leader_id and self.role is Role.FOLLOWER:
@@ -261,7 +261,7 @@ def _conf(conf: ConfState) -> dict[str, object]:
 def _message(message: Message) -> dict[str, object]:
     """A message in etcd's fields; plus ``spans`` and further data for the checker."""
     _, kind = _MESSAGES[type(message)]
-    told: dict[str, object] = {
+    fields: dict[str, object] = {
         "type": kind,
         "term": message.term,
         "from": message.src,
@@ -277,26 +277,26 @@ def _message(message: Message) -> dict[str, object]:
     match message:
         case AppendReq(prev=prev, spans=spans, commit=commit):
             entries = spans[-1].last - prev.index if spans else 0
-            told |= {**_log_id_fields(prev), "commit": commit, "entries": entries, "spans": _spans(spans)}
+            fields |= {**_log_id_fields(prev), "commit": commit, "entries": entries, "spans": _spans(spans)}
             if confs := [_conf(s.conf) for s in spans if s.kind is EntryKind.CONFIG and s.conf is not None]:
-                told |= {"confs": confs}
+                fields |= {"confs": confs}
         case AppendResp(ok=ok, accepted=accepted, durable=durable, hint=hint):
-            told |= {"index": durable, "accepted": accepted, "reject": not ok, "rejectHint": 0 if ok else hint.index}
+            fields |= {"index": durable, "accepted": accepted, "reject": not ok, "rejectHint": 0 if ok else hint.index}
         case Heartbeat(commit=commit, read_round=read_round):
-            told |= {"commit": commit, "round": read_round}
+            fields |= {"commit": commit, "round": read_round}
         case HeartbeatResp(durable=durable, read_round=read_round):
-            told |= {"index": durable, "round": read_round}
+            fields |= {"index": durable, "round": read_round}
         case VoteReq(last=last) | PreVoteReq(last=last):
-            told |= _log_id_fields(last)
+            fields |= _log_id_fields(last)
         case VoteResp(granted=granted) | PreVoteResp(granted=granted):
-            told |= {"reject": not granted}
+            fields |= {"reject": not granted}
         case ReadIndexReq(ctx=ctx):
-            told |= {"ctx": ctx}
+            fields |= {"ctx": ctx}
         case ReadIndexResp(ctx=ctx, index=index):
-            told |= {"ctx": ctx, "index": index}
+            fields |= {"ctx": ctx, "index": index}
         case TimeoutNow():
             pass
-    return told
+    return fields
 
 
 def _log_id_fields(log_id: LogId) -> dict[str, object]:

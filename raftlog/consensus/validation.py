@@ -84,7 +84,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
     if not message.spans:
         return
     # The part that was compared with this leader's log; for another leader, the committed part.
-    kept = core._verified if message.term == core._term else core._commit
+    limit = core._verified if message.term == core._term else core._commit
     before = prev
     for span in message.spans:
         if span.first != before.index + 1 or span.last < span.first:
@@ -94,7 +94,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
                 f"{message.src} sends entry {span.first} of term {span.term} behind one of term {before.term}, its own "
                 f"term is {message.term}"
             )
-        first, last = max(span.first, log.base.index), min(span.last, kept)
+        first, last = max(span.first, log.base.index), min(span.last, limit)
         # Terms in a log never decrease, so equal ones at both ends are equal in between.
         if first <= last and not log.term_at(first) == log.term_at(last) == span.term:
             raise PeerMessageInvalid(
@@ -110,13 +110,13 @@ def _check_configurations(core: CoreState, message: AppendReq) -> None:
     """Check that each new configuration is one step away from the one before it."""
     log = core._log
     # Entries up to the one before the request's stay; the first one represents everything before the base.
-    known = [(index, conf) for index, conf in core._confs[1:] if index <= message.prev.index]
-    conf = known[-1][1] if known else core._confs[0][1]
-    held = dict(core._confs)
+    earlier = [(index, conf) for index, conf in core._confs[1:] if index <= message.prev.index]
+    conf = earlier[-1][1] if earlier else core._confs[0][1]
+    confs = dict(core._confs)
     for span in message.spans:
         if span.kind is not EntryKind.CONFIG or span.last <= log.base.index:
             continue
-        own = held.get(span.first) if log.holds(LogId(span.first, span.term)) else None
+        own = confs.get(span.first) if log.holds(LogId(span.first, span.term)) else None
         if own is None or own != span.conf:
             _check_configuration(message, span, conf)
         assert span.conf is not None, f"the configuration at {span.first} was checked and is none"

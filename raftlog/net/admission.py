@@ -124,8 +124,8 @@ class Admission:
 
     def forget(self, nodes: Iterable[str]) -> None:
         """Forget removed members: they may return with any directory."""
-        gone = [node for node in nodes if self._stores.pop(node, None) is not None]
-        if gone:
+        forgotten_nodes = [node for node in nodes if self._stores.pop(node, None) is not None]
+        if forgotten_nodes:
             self._on_learned(dict(self._stores))
 
     def recorded(self, stores: Mapping[str, str]) -> None:
@@ -138,8 +138,8 @@ class Admission:
     def software(self) -> Software:
         """The software of this replica, as reported to peers."""
         mine = self.identity
-        understood = max(self.level, mine.level_newest)
-        return Software(mine.software, mine.oldest, mine.newest, self.level, understood)
+        newest_level = max(self.level, mine.level_newest)
+        return Software(mine.software, mine.oldest, mine.newest, self.level, newest_level)
 
     def hello(self, target: NodeId, lane: str, incarnation: str) -> Hello:
         """The first message when calling ``target``."""
@@ -205,10 +205,10 @@ class Admission:
         mine = self.identity
         if (refusal := _why_implausible_store(store_id, stores, conf_index)) is not None:
             return refusal
-        known = self._stores.get(node)
-        if known is not None and store_id and known != store_id and conf_index <= self.conf_index:
+        previous = self._stores.get(node)
+        if previous is not None and store_id and previous != store_id and conf_index <= self.conf_index:
             return (
-                f"{node} came back with another directory (store {store_id}, known is {known}): "
+                f"{node} came back with another directory (store {store_id}, known is {previous}): "
                 f"remove it from the group and add it again"
             )
         ours = stores.get(mine.node_id)
@@ -225,23 +225,23 @@ class Admission:
 
     def _learn(self, node: str, store_id: str, stores: Mapping[str, str]) -> str | None:
         """Record what is new; returns why the caller is refused if there is no room."""
-        learned = {
+        new_stores = {
             other: its_store
             for other, its_store in stores.items()
             if other != self.identity.node_id and other in self.addresses and other not in self._stores
         }
         if store_id and self._stores.get(node) != store_id:
-            learned[node] = store_id
-        if not learned:
+            new_stores[node] = store_id
+        if not new_stores:
             return None
-        table = self._stores | learned
+        table = self._stores | new_stores
         if _table_bytes(table) > STORES_BYTES_MAX:
             # Guests that never became members make room; members are always kept.
             table = {other: its_store for other, its_store in table.items() if other in self.addresses or other == node}
         if _table_bytes(table) > STORES_BYTES_MAX:
             return f"the stores of {len(self._stores)} replicas are known, which is the maximum; no room for {node}"
         self._stores = table
-        self._unrecorded |= {other: its_store for other, its_store in learned.items() if other in table}
+        self._unrecorded |= {other: its_store for other, its_store in new_stores.items() if other in table}
         self._on_learned(dict(table))
         return None
 

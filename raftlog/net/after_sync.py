@@ -49,11 +49,11 @@ class AfterSync:
                 fd = self._fds[stream] = os.dup(stream.raw_fd)
             except OSError:
                 return False  # this process has no descriptor left
-        sealed = frame + seal.tag(frame)
-        if not writer.send_after(ticket, fd, sealed):
+        frame_and_tag = frame + seal.tag(frame)
+        if not writer.send_after(ticket, fd, frame_and_tag):
             seal.forget_last()
             return False
-        self._stream, self._seal, self._frame, self._has_left = stream, seal, sealed, False
+        self._stream, self._seal, self._frame, self._has_left = stream, seal, frame_and_tag, False
         return True
 
     def before_use(self, stream: StreamSocket) -> None:
@@ -77,9 +77,9 @@ class AfterSync:
         if stream is None or seal is None or self._writer is None:
             return
         self._stream = self._seal = None
-        sent = self._writer.take_back()
-        self._has_left = sent > 0
-        if not sent:
+        nbytes = self._writer.take_back()
+        self._has_left = nbytes > 0
+        if not nbytes:
             seal.forget_last()
-        elif sent < len(self._frame):
-            stream.send(self._frame[sent:])
+        elif nbytes < len(self._frame):
+            stream.send(self._frame[nbytes:])

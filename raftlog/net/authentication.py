@@ -73,44 +73,44 @@ def call(nonce: bytes, secrets: Sequence[bytes]) -> bytes:
     return nonce + b"".join(map(secret_id, secrets))
 
 
-def challenge(purpose: bytes, called: bytes, nonce: bytes, secrets: Sequence[bytes]) -> tuple[bytes, Keys]:
-    """The listener's answer to ``called``, and the keys of the connection.
+def challenge(purpose: bytes, call_payload: bytes, nonce: bytes, secrets: Sequence[bytes]) -> tuple[bytes, Keys]:
+    """The listener's answer to ``call_payload``, and the keys of the connection.
 
     Raises:
-        AuthenticationFailed: ``called`` is malformed, or the caller has none of ``secrets``.
+        AuthenticationFailed: ``call_payload`` is malformed, or the caller has none of ``secrets``.
     """
     assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
-    count, rest = divmod(len(called) - NONCE_BYTES, _ID_BYTES)
+    count, rest = divmod(len(call_payload) - NONCE_BYTES, _ID_BYTES)
     if rest or not 0 < count <= SECRETS_MAX:
         raise AuthenticationFailed(
-            f"the call has {len(called)} bytes, which is not a nonce with 1 to {SECRETS_MAX} secret ids"
+            f"the call has {len(call_payload)} bytes, which is not a nonce with 1 to {SECRETS_MAX} secret ids"
         )
-    theirs = {called[NONCE_BYTES + _ID_BYTES * n : NONCE_BYTES + _ID_BYTES * (n + 1)] for n in range(count)}
-    chosen = next((secret for secret in secrets if secret_id(secret) in theirs), None)
-    if chosen is None:
+    theirs = {call_payload[NONCE_BYTES + _ID_BYTES * n : NONCE_BYTES + _ID_BYTES * (n + 1)] for n in range(count)}
+    common_secret = next((secret for secret in secrets if secret_id(secret) in theirs), None)
+    if common_secret is None:
         raise AuthenticationFailed("the caller uses a different group secret")
-    said = nonce + secret_id(chosen)
-    proof = _proof(chosen, purpose, called, said)
-    return said + proof, _keys(chosen, purpose, called, said)
+    nonce_and_id = nonce + secret_id(common_secret)
+    proof = _proof(common_secret, purpose, call_payload, nonce_and_id)
+    return nonce_and_id + proof, _keys(common_secret, purpose, call_payload, nonce_and_id)
 
 
-def accept(purpose: bytes, called: bytes, challenged: bytes, secrets: Sequence[bytes]) -> Keys:
-    """The keys of the connection for the caller, which sent ``called`` and received ``challenged``.
+def accept(purpose: bytes, call_payload: bytes, challenge_payload: bytes, secrets: Sequence[bytes]) -> Keys:
+    """The keys of the connection for the caller, which sent ``call_payload`` and received ``challenge_payload``.
 
     Raises:
         AuthenticationFailed: the listener has none of ``secrets``, or its proof is wrong.
     """
-    if not challenged:
+    if not challenge_payload:
         raise AuthenticationFailed("the peer does not accept the group secret of this replica")
-    if len(challenged) != CHALLENGE_BYTES:
-        raise AuthenticationFailed(f"the challenge has {len(challenged)} bytes; expected: {CHALLENGE_BYTES}")
-    said, proof = challenged[:-_PROOF_BYTES], challenged[-_PROOF_BYTES:]
-    chosen = next((secret for secret in secrets if secret_id(secret) == said[NONCE_BYTES:]), None)
-    if chosen is None:
+    if len(challenge_payload) != CHALLENGE_BYTES:
+        raise AuthenticationFailed(f"the challenge has {len(challenge_payload)} bytes; expected: {CHALLENGE_BYTES}")
+    nonce_and_id, proof = challenge_payload[:-_PROOF_BYTES], challenge_payload[-_PROOF_BYTES:]
+    common_secret = next((secret for secret in secrets if secret_id(secret) == nonce_and_id[NONCE_BYTES:]), None)
+    if common_secret is None:
         raise AuthenticationFailed("the peer uses a different group secret")
-    if not hmac.compare_digest(proof, _proof(chosen, purpose, called, said)):
+    if not hmac.compare_digest(proof, _proof(common_secret, purpose, call_payload, nonce_and_id)):
         raise AuthenticationFailed("the peer does not have the group secret that it names")
-    return _keys(chosen, purpose, called, said)
+    return _keys(common_secret, purpose, call_payload, nonce_and_id)
 
 
 class Seal:
@@ -150,13 +150,13 @@ def _mac(secret: bytes, *parts: bytes) -> bytes:
     return hmac.digest(secret, b"".join(len(part).to_bytes(4, "big") + part for part in (b"raftmq", *parts)), "sha256")
 
 
-def _proof(secret: bytes, purpose: bytes, called: bytes, said: bytes) -> bytes:
-    return _mac(secret, b"proof of the listener", purpose, called, said)
+def _proof(secret: bytes, purpose: bytes, call_payload: bytes, nonce_and_id: bytes) -> bytes:
+    return _mac(secret, b"proof of the listener", purpose, call_payload, nonce_and_id)
 
 
-def _keys(secret: bytes, purpose: bytes, called: bytes, said: bytes) -> Keys:
+def _keys(secret: bytes, purpose: bytes, call_payload: bytes, nonce_and_id: bytes) -> Keys:
     return Keys(
-        said[NONCE_BYTES:],
-        caller=_mac(secret, b"key of the caller", purpose, called, said),
-        listener=_mac(secret, b"key of the listener", purpose, called, said),
+        nonce_and_id[NONCE_BYTES:],
+        caller=_mac(secret, b"key of the caller", purpose, call_payload, nonce_and_id),
+        listener=_mac(secret, b"key of the listener", purpose, call_payload, nonce_and_id),
     )

@@ -47,12 +47,12 @@ async def shake_hands(
     """
     stream: trio.SocketStream | TlsStream
     stream = TlsStream(sock) if isinstance(sock, TlsSocket) else _unencrypted_stream(sock)
-    called = authentication.call(os.urandom(NONCE_BYTES), secrets)
-    await stream.send_all(wire.encode_opening(Kind.CALL, called))
+    call_payload = authentication.call(os.urandom(NONCE_BYTES), secrets)
+    await stream.send_all(wire.encode_opening(Kind.CALL, call_payload))
     kind, frame, _ = await _one_frame(stream, 0, PLAIN_BYTES_MAX)
-    challenged = wire.decode_opening(Kind.CHALLENGE, kind, frame[8:])
+    challenge_payload = wire.decode_opening(Kind.CHALLENGE, kind, frame[8:])
     purpose = bound_purpose(PURPOSE, sock.peer_certificate() if isinstance(sock, TlsSocket) else None)
-    keys = authentication.accept(purpose, called, challenged, secrets)
+    keys = authentication.accept(purpose, call_payload, challenge_payload, secrets)
     seal = Seal(keys.caller)
     data = wire.encode_cold(hello)
     await stream.send_all(data + seal.tag(data))
@@ -72,19 +72,19 @@ async def _one_frame(
     stream: trio.SocketStream | TlsStream, tag_bytes: int, bytes_max: int
 ) -> tuple[Kind, memoryview, memoryview]:
     """The next frame; the other side sends only one before it gets an answer."""
-    received = bytearray()
+    data = bytearray()
     while True:
         chunk = await stream.receive_some(4096)
         if not chunk:
             raise WireError("the peer closed the connection during the handshake")
-        received += chunk
-        frames, consumed = wire.split_tagged(memoryview(bytes(received)), tag_bytes)
+        data += chunk
+        frames, consumed = wire.split_tagged(memoryview(bytes(data)), tag_bytes)
         if frames:
-            if consumed != len(received) or len(frames) > 1:
+            if consumed != len(data) or len(frames) > 1:
                 raise WireError("the peer sent more than one frame during the handshake")
             return frames[0]
-        if len(received) > bytes_max:
-            raise WireError(f"the peer sent {len(received)} bytes during the handshake, but no complete frame")
+        if len(data) > bytes_max:
+            raise WireError(f"the peer sent {len(data)} bytes during the handshake, but no complete frame")
 
 
 def failure_in_words(error: Exception) -> str:

@@ -21,8 +21,8 @@ class Flushed(Protocol):
     def take_single_buffer(self) -> bytes | None:
         """Take what waits to be sent, in order to send it to ``raw_fd``; None leaves it to `flush`."""
 
-    def put_back(self, data: bytes, sent: int) -> None:
-        """Put back the bytes after the first ``sent``, which were not sent."""
+    def put_back(self, data: bytes, sent_bytes: int) -> None:
+        """Put back the bytes after the first ``sent_bytes``, which were not sent."""
 
 
 class SocketCalls(Protocol):

@@ -248,7 +248,7 @@ def encode_append(
 
     Everything but entries is in the first buffer and, if there are entries, in the last one.
     """
-    fixed = _APPEND.pack(
+    header = _APPEND.pack(
         request.term,
         request.prev.index,
         request.prev.term,
@@ -259,7 +259,7 @@ def encode_append(
         len(annotations),
     )
     hints = b"".join(annotations)
-    head = fixed + b"".join([_LENGTH.pack(len(a)) for a in annotations])
+    head = header + b"".join([_LENGTH.pack(len(a)) for a in annotations])
     crc = zlib.crc32(hints, zlib.crc32(head, Kind.APPEND))
     prefix = _frame(Kind.APPEND, head, entries_bytes + len(hints), crc)
     return [prefix, *entries, hints] if entries else [prefix]

@@ -28,8 +28,8 @@ class Lingering:
 
         ``in_flight``: whether something is in flight that ends in an event.
         """
-        paid = self._paid
+        shares = self._paid
         has_paid = came_at - self._since < LINGER_SECONDS
-        paid[self._in_flight] += (has_paid - paid[self._in_flight]) * _MEMORY
+        shares[self._in_flight] += (has_paid - shares[self._in_flight]) * _MEMORY
         self._in_flight, self._since = in_flight, now
-        return paid[in_flight] >= _WORTH
+        return shares[in_flight] >= _WORTH

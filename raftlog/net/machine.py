@@ -109,14 +109,14 @@ class Machine:
         Two threads at once would wait for each other, and for the event loop. Raises what the job raises; the others
         run in any case. A caller that is cancelled stays until all have run.
         """
-        shared = _Shared(job)
+        joint_job = _Shared(job)
         waiting = _together.get(None)
         if waiting is not None:
-            waiting.append(shared)
+            waiting.append(joint_job)
             with trio.CancelScope(shield=True):
-                await shared.done.wait()
-            return shared.result()
-        _together.set(jobs := [shared])
+                await joint_job.done.wait()
+            return joint_job.result()
+        _together.set(jobs := [joint_job])
         with trio.CancelScope(shield=True):
             await trio.lowlevel.checkpoint()  # the others of this turn come
             _together.set(None)
@@ -127,7 +127,7 @@ class Machine:
                     each.error = error
             for each in jobs:
                 each.done.set()
-        return shared.result()
+        return joint_job.result()
 
     def check_free(self, address: Address) -> None:
         """Raises OSError, UnicodeError if nothing can listen at this address now."""
@@ -150,13 +150,13 @@ class Machine:
         """A connection that does not block. Raises OSError, UnicodeError."""
         infos = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
         family, kind, protocol, _, sockaddr = infos[0]
-        dialed = trio.socket.socket(family, kind, protocol)
+        sock = trio.socket.socket(family, kind, protocol)
         try:
-            await dialed.connect(sockaddr)
+            await sock.connect(sockaddr)
         except BaseException:
-            dialed.close()
+            sock.close()
             raise
-        return socket.socket(fileno=dialed.detach())
+        return socket.socket(fileno=sock.detach())
 
     async def open_stream(self, address: Address) -> trio.SocketStream:
         """A connection for a task. Raises OSError."""

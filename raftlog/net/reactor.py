@@ -265,13 +265,13 @@ class Reactor:
         for callback in self._turn_begin:
             callback()
         if self._left:
-            left, self._left = self._left, {}
-            ready = [*left.items(), *[(fd, events) for fd, events in ready if fd not in left]]
+            remaining, self._left = self._left, {}
+            ready = [*remaining.items(), *[(fd, events) for fd, events in ready if fd not in remaining]]
         self._share = share = max(TURN_SECONDS / (len(ready) + 1), _SHARE_SECONDS_MIN)
         if self._debts:
             ready = self._without_debtors(ready)
         handler_of, clock, patient = self._handlers.get, self._clock, self._patient
-        unfinished = len(self._unfinished)
+        unfinished_count = len(self._unfinished)
         now = clock()
         end = now + TURN_SECONDS
         if self._together is not None:
@@ -288,8 +288,8 @@ class Reactor:
                 if now > end:
                     self._leave(rest)
                     break
-        if unfinished or self._in_line:
-            self._work_off(unfinished, share, max(end, now + _UNFINISHED_SHARE * TURN_SECONDS))
+        if unfinished_count or self._in_line:
+            self._work_off(unfinished_count, share, max(end, now + _UNFINISHED_SHARE * TURN_SECONDS))
         if self._unfinished or self._in_line or self._left or self._begun:
             self.wake()
         self._has_failed = False
@@ -297,18 +297,18 @@ class Reactor:
 
     def _serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]], ready: Ready, end: float) -> Ready:
         """Serve clients together, and do the rest for those that have begun, until ``end``; returns the others."""
-        begun = self._begun
-        if begun:
+        started_calls = self._begun
+        if started_calls:
             # What they sent first is handled first.
-            ready = [each for each in ready if each[0] not in begun]
+            ready = [each for each in ready if each[0] not in started_calls]
         else:
             ready, calls = serve(ready)
-            begun.update(calls)
+            started_calls.update(calls)
         clock = self._clock
-        while begun:
-            fd = next(iter(begun))
+        while started_calls:
+            fd = next(iter(started_calls))
             self._share_until = share_until = clock() + self._share
-            begun.pop(fd)()
+            started_calls.pop(fd)()
             now = clock()
             if now > share_until and fd not in self._debts:
                 self._measure_next(fd)
@@ -431,8 +431,8 @@ class Deadline:
     def refresh(self) -> None:
         """Follow the next deadline, which may have changed."""
         # To move it at each turn of a busy replica, a little later each time, would cost more than a few wake-ups.
-        deadline, planned = self._next_deadline(), self._scope.deadline
-        if deadline < planned or deadline > planned + _LATER_SECONDS:
+        deadline, current = self._next_deadline(), self._scope.deadline
+        if deadline < current or deadline > current + _LATER_SECONDS:
             self._scope.deadline = deadline
 
     async def run(self) -> None:

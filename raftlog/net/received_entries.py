@@ -106,8 +106,8 @@ class ReceivedEntries:
 
     def _end_of(self, entry: LogId) -> tuple[int, int]:
         """Chain value and end of an entry that the core has."""
-        if (kept := self.entries.get((entry.index, entry.term))) is not None:
-            return kept.ref.chain, kept.ref.pos + kept.ref.size
+        if (entry_bytes := self.entries.get((entry.index, entry.term))) is not None:
+            return entry_bytes.ref.chain, entry_bytes.ref.pos + entry_bytes.ref.size
         log = self._log
         if entry.index == log.last_index:
             return log.chain, log.end_pos

@@ -33,13 +33,13 @@ class RefusalLog:
         """Log ``event`` about ``source``; ``times`` is the number since the last line, if more than one."""
         key = source, _NUMBERS.sub("#", error)[:200]
         now = self._now()
-        again_at, skipped = self._known.pop(key, (now, 0))
+        again_at, skip_count = self._known.pop(key, (now, 0))
         if now < again_at:
-            self._known[key] = again_at, skipped + 1
+            self._known[key] = again_at, skip_count + 1
             return
         if len(self._known) >= REASONS_MAX:
             del self._known[next(iter(self._known))]
         self._known[key] = now + self._every_seconds, 0
-        if skipped:
-            values["times"] = skipped + 1
+        if skip_count:
+            values["times"] = skip_count + 1
         self._log.warning(event, error=error, **values)

@@ -55,9 +55,9 @@ class SecretFile:
         Raises:
             SecretMissing, SecretUnusable: `current` is unchanged. Raised once for each change of the file.
         """
-        if (seen := _state_of(self.path)) == self._seen:
+        if (state := _state_of(self.path)) == self._seen:
             return False
-        self._seen = seen
+        self._seen = state
         before, self.current = self.current, read_secrets(self.path)
         return before != self.current
 
@@ -153,7 +153,7 @@ def _sync_name(path: str) -> None:
 
 def _state_of(path: str) -> tuple[int, int, int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode

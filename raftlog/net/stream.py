@@ -126,10 +126,10 @@ class StreamSocket:
         self._dirty = False
         return data
 
-    def put_back(self, data: bytes, sent: int) -> None:
-        """Put back the unsent part of ``data``, after ``sent`` bytes; `take_single_buffer` has returned it."""
-        self._out.append(memoryview(data)[sent:] if sent else data)
-        self.out_bytes = len(data) - sent
+    def put_back(self, data: bytes, sent_bytes: int) -> None:
+        """Put back the unsent part of ``data``, after ``sent_bytes`` bytes; `take_single_buffer` has returned it."""
+        self._out.append(memoryview(data)[sent_bytes:] if sent_bytes else data)
+        self.out_bytes = len(data) - sent_bytes
 
     @property
     def unfinished_bytes(self) -> int:
@@ -174,9 +174,9 @@ class StreamSocket:
                 self.close("closed by peer")
             return
         for _ in range(self._receives_max):
-            received = self._read_more() if self._partial else self._read()
+            nbytes = self._read_more() if self._partial else self._read()
             # The rest of an incomplete message is here already if the buffer was too small for it.
-            if received < RECEIVE_BYTES or not self._partial or not self._reading:
+            if nbytes < RECEIVE_BYTES or not self._partial or not self._reading:
                 break
 
     def _read(self) -> int:
@@ -184,49 +184,49 @@ class StreamSocket:
         # Nearly always a chunk contains whole messages: nothing is kept, nothing is copied.
         buffer = self._reactor.receive_buffer
         try:
-            received = self._sock.recv_into(buffer, RECEIVE_BYTES)
+            nbytes = self._sock.recv_into(buffer, RECEIVE_BYTES)
         except OSError as error:
             self._receive_failed(error)
             return 0
-        if received == 0:
+        if nbytes == 0:
             self.close("closed by peer")
             return 0
-        consumed = self._on_data(buffer[:received])
-        if consumed < received and not self.closed:
-            self._partial = bytes(buffer[consumed:received])
-        return received
+        consumed = self._on_data(buffer[:nbytes])
+        if consumed < nbytes and not self.closed:
+            self._partial = bytes(buffer[consumed:nbytes])
+        return nbytes
 
     def _read_more(self) -> int:
         """`_read` with a kept partial message, which precedes the new data."""
         buffer = self._reactor.receive_buffer
         partial = self._partial
-        held = len(partial)
-        in_front = held <= RECEIVE_BYTES
+        partial_bytes = len(partial)
+        in_front = partial_bytes <= RECEIVE_BYTES
         if in_front:
-            buffer[:held] = partial
+            buffer[:partial_bytes] = partial
         try:
-            received = self._sock.recv_into(buffer[held:] if in_front else buffer, RECEIVE_BYTES)
+            nbytes = self._sock.recv_into(buffer[partial_bytes:] if in_front else buffer, RECEIVE_BYTES)
         except OSError as error:
             self._receive_failed(error)
             return 0
-        if received == 0:
+        if nbytes == 0:
             self.close("closed by peer")
         elif in_front:
-            total = held + received
+            total = partial_bytes + nbytes
             consumed = self._on_data(buffer[:total])
             if not self.closed:
                 rest = buffer[consumed:total]
                 self._partial = bytearray(rest) if total - consumed > RECEIVE_BYTES else bytes(rest)
         else:
             assert isinstance(partial, bytearray)
-            partial += buffer[:received]
+            partial += buffer[:nbytes]
             with memoryview(partial) as view:
                 consumed = self._on_data(view)
             if consumed and not self.closed:
                 del partial[:consumed]
                 if len(partial) <= RECEIVE_BYTES:
                     self._partial = bytes(partial)
-        return received
+        return nbytes
 
     def _receive_failed(self, error: OSError) -> None:
         if not isinstance(error, BlockingIOError):
@@ -237,14 +237,14 @@ class StreamSocket:
         try:
             while out:
                 if self.out_bytes <= _JOIN_BYTES_MAX or len(out) == 1:
-                    sent = self._sock.send(out[0] if len(out) == 1 else b"".join(out))
+                    nbytes = self._sock.send(out[0] if len(out) == 1 else b"".join(out))
                 else:
-                    sent = self._sock.sendmsg(out[:_IOVECS_MAX])
-                if sent == self.out_bytes:
+                    nbytes = self._sock.sendmsg(out[:_IOVECS_MAX])
+                if nbytes == self.out_bytes:
                     out.clear()
                     self.out_bytes = 0
                 else:
-                    self._drop_sent(sent)
+                    self._drop_sent(nbytes)
         except BlockingIOError:
             self._count_unsent(self.out_bytes)
             if not self._writing:
@@ -259,15 +259,15 @@ class StreamSocket:
             self._count_unsent(0)
             self._watch()
 
-    def _drop_sent(self, sent: int) -> None:
-        self.out_bytes -= sent
+    def _drop_sent(self, nbytes: int) -> None:
+        self.out_bytes -= nbytes
         out = self._out
         for position, data in enumerate(out):
-            if sent < len(data):
-                out[position] = memoryview(data)[sent:]
+            if nbytes < len(data):
+                out[position] = memoryview(data)[nbytes:]
                 del out[:position]
                 return
-            sent -= len(data)
+            nbytes -= len(data)
 
     def _count_unsent(self, nbytes: int) -> None:
         self._unsent.nbytes += nbytes - self._unsent_bytes

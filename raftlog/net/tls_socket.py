@@ -79,10 +79,10 @@ class TlsSocket:
                 self._shake_hands()
                 self._send_held()
             while nbytes - total >= _RECORD_BYTES_MAX:
-                received = self._tls.recv_into(buffer[total:nbytes], nbytes - total)
-                if not received:
+                count = self._tls.recv_into(buffer[total:nbytes], nbytes - total)
+                if not count:
                     return total
-                total += received
+                total += count
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             pass
         except ssl.SSLError as error:
@@ -106,7 +106,7 @@ class TlsSocket:
             # Data that the library has begun to send must be passed again unchanged, even if there is more by now.
             if self._retried is None:
                 data = memoryview(data)[:_SEND_BYTES_MAX]
-            sent = self._tls.send(data if self._retried is None else self._retried)
+            count = self._tls.send(data if self._retried is None else self._retried)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             if not self._shaken:
                 assert len(self._held) < _HELD_MAX, "much is sent before the other side has answered anything"
@@ -119,7 +119,7 @@ class TlsSocket:
             self._failed(error)
             raise
         self._retried = None
-        return sent
+        return count
 
     def sendmsg(self, buffers: Sequence[Buffer]) -> int:
         """Encrypt and send the first of several buffers; returns how many bytes were consumed."""

@@ -262,14 +262,14 @@ class Transport:
         """Start and stop calls, so that exactly members and guests are called."""
         if (nursery := self._nursery) is None:
             return
-        wanted = {NodeId(node): text for node, text in self._admission.addresses.items()}
-        wanted |= {node: text for node, (_, text) in self._guests.items()}
-        wanted.pop(self._admission.identity.node_id, None)
+        targets = {NodeId(node): text for node, text in self._admission.addresses.items()}
+        targets |= {node: text for node, (_, text) in self._guests.items()}
+        targets.pop(self._admission.identity.node_id, None)
         for node, (text, scope) in list(self._callers.items()):
-            if wanted.get(node) != text:
+            if targets.get(node) != text:
                 del self._callers[node]
                 scope.cancel()
-        for node, text in wanted.items():
+        for node, text in targets.items():
             if node not in self._callers:
                 scope = trio.CancelScope()
                 self._callers[node] = (text, scope)
@@ -293,7 +293,7 @@ class Transport:
 
     async def _keep_open(self, peer: NodeId, address: Address, lane: Lane) -> None:
         failures = 0
-        reported: deque[str] = deque(maxlen=_REPORTED_MAX)
+        recent_errors: deque[str] = deque(maxlen=_REPORTED_MAX)
         use_tls = self._tls is not None
         while True:
             await trio.sleep(_BACKOFF_SECONDS[min(failures, len(_BACKOFF_SECONDS) - 1)])
@@ -306,12 +306,12 @@ class Transport:
                     self._forget_peer(peer)
                 text = failure_in_words(error)
                 self.failures[peer] = text
-                if text not in reported and text != _WAITS:
-                    reported.append(text)
+                if text not in recent_errors and text != _WAITS:
+                    recent_errors.append(text)
                     self._log.warning("peer_unreachable", peer=peer, lane=lane.label, error=text)
                 continue
             failures, use_tls = 0, self._tls is not None
-            reported.clear()
+            recent_errors.clear()
             self.failures.pop(peer, None)
             if self._incarnations.get(peer, welcome.incarnation) != welcome.incarnation:
                 self._forget_peer(peer)
@@ -354,16 +354,16 @@ class Transport:
         self, peer: NodeId, lane: Lane, sock: socket.socket | TlsSocket, keys: HandshakeKeys, version: int
     ) -> None:
         """Serve one open lane until it closes."""
-        closed = trio.Event()
+        closing = trio.Event()
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
-        stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closed.set())
+        stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closing.set())
         link = self._outbound[peer, lane] = _Link(stream, keys.seal, keys.secret_id, version)
         ping = bytes(wire.stamped(wire.PING, version))
         self._log.info("peer_connected", peer=peer, lane=lane.label, version=version, tls=isinstance(sock, TlsSocket))
         try:
             while True:
                 with trio.move_on_after(seconds_to_step(PING_SECONDS, trio.current_time())):
-                    await closed.wait()
+                    await closing.wait()
                     return
                 if not link.is_used:
                     self._after_sync.before_use(stream)
@@ -381,11 +381,11 @@ class Transport:
         while True:
             await sleep_to_step(SECRET_POLL_SECONDS)
             try:
-                changed = await this_machine().in_thread_together(self._secrets.poll)
+                has_changed = await this_machine().in_thread_together(self._secrets.poll)
             except SecretUnusable as error:
                 self._log.error("group_secret_unusable", error=str(error), reason="the previous secret stays valid")
                 continue
-            if changed:
+            if has_changed:
                 self._log.info("group_secret_changed", secrets=len(self._secrets.current))
                 for link in list(self._outbound.values()):
                     if not self._is_valid(link.secret_id):
@@ -504,10 +504,10 @@ class _Inbound:
             return 0
         if len(frames) > 1:
             raise WireError(f"the caller sent {len(frames)} frames before the challenge")
-        called = wire.decode_opening(Kind.CALL, *frames[0])
+        call_payload = wire.decode_opening(Kind.CALL, *frames[0])
         nonce = os.urandom(NONCE_BYTES)
         purpose = bound_purpose(PURPOSE, shown_certificate(self._sock))
-        answer, keys = authentication.challenge(purpose, called, nonce, self._transport._secrets.current)
+        answer, keys = authentication.challenge(purpose, call_payload, nonce, self._transport._secrets.current)
         self._keys, self._seal = keys, Seal(keys.caller)
         self.stream.send(wire.encode_opening(Kind.CHALLENGE, answer))
         return consumed

@@ -217,11 +217,11 @@ class PythonAppendQueue:
 
     def submit(self, op: WriteOp | None) -> None:
         """Queue an operation, or None to close the writer, as `AppendQueue.submit`."""
-        queued = op, op is not None and self._is_plain(op)
+        entry = op, op is not None and self._is_plain(op)
         with self._lock:
             if self._is_stopped:
                 return
-            self._queue.append(queued)
+            self._queue.append(entry)
             is_waited_for, self._is_waiting = self._is_waiting, False
         # Without the lock, which the woken thread needs at once.
         if is_waited_for:
@@ -235,16 +235,16 @@ class PythonAppendQueue:
 
     def take(self, bytes_min: int) -> tuple[list[WriteOp], bool]:
         """Remove operations of ``bytes_min`` bytes or more in order, as `AppendQueue.take`."""
-        taken: list[WriteOp] = []
+        batch: list[WriteOp] = []
         nbytes = 0
         with self._lock:
             while self._queue and nbytes < bytes_min:
                 op, _ = self._queue.popleft()
                 if op is None:
-                    return taken, False
+                    return batch, False
                 nbytes += op.nbytes
-                taken.append(op)
-        return taken, True
+                batch.append(op)
+        return batch, True
 
     def report(self, ticket: int) -> None:
         """Publish the durable ticket, send its frame, and signal it if it is wanted, as `AppendQueue.report`."""
@@ -289,8 +289,8 @@ class PythonAppendQueue:
         """Drop the unsent frame; returns how many bytes were sent, as `AppendQueue.take_back`."""
         with self._reporting:
             self._frame = None
-            sent, self._frame_sent = self._frame_sent, 0
-            return sent
+            nbytes, self._frame_sent = self._frame_sent, 0
+            return nbytes
 
     def run(
         self,
@@ -343,8 +343,8 @@ class PythonAppendQueue:
 
     def durations(self) -> list[float]:
         """The seconds that each write since the last call took, as `AppendQueue.durations`."""
-        taken, self._durations = self._durations, []
-        return taken
+        seconds, self._durations = self._durations, []
+        return seconds
 
     def _write(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         while True:

@@ -107,13 +107,13 @@ class Backup:
             if not self._superseded(start):
                 raise self.missing(error) from error
             return self.read(pos, length)
-        if stored := self._objects.get(start):
-            if offset == 0 or self._checking.stored != stored:
-                self._checking = _Checksum(stored)
+        if object_ := self._objects.get(start):
+            if offset == 0 or self._checking.stored != object_:
+                self._checking = _Checksum(object_)
             if (reason := self._checking.why_damaged(offset, data, length)) is not None:
-                raise BackupDamaged(self._store.path(stored.name), reason)
+                raise BackupDamaged(self._store.path(object_.name), reason)
             if self._checking.complete:
-                self._whole.add(stored)
+                self._whole.add(object_)
         return data.ljust(length, b"\0")
 
     def runs(self) -> Iterator[EntryRun]:
@@ -178,8 +178,8 @@ class Backup:
         self._store.close()
 
     def _name(self, start: int) -> str:
-        stored = self._objects.get(start)
-        return file_name(start) if stored is None else stored.name
+        object_ = self._objects.get(start)
+        return file_name(start) if object_ is None else object_.name
 
     def _superseded(self, start: int) -> bool:
         """Whether a run has replaced this object in the meantime by one with the same beginning; then that is used."""
@@ -254,14 +254,14 @@ class BackupTarget:
         conf: bytes,
         snapshot: Snapshot | None,
         now_ms: int,
-        copied: Callable[[int], None] = lambda nbytes: None,
+        on_copy: Callable[[int], None] = lambda nbytes: None,
     ) -> BackupManifest:
         """Copy the entries after the last one, as far as the source knows them to be committed.
 
         Args:
             conf: in force at the source's base; only for the first run, like ``snapshot``, which a log without its
                 beginning needs.
-            copied: called for each written piece, with its size; may sleep.
+            on_copy: called for each written piece, with its size; may sleep.
 
         Returns:
             The durable manifest. It has the new time even if there were no new entries.
@@ -283,14 +283,14 @@ class BackupTarget:
             for run in runs:
                 yield run.data
                 last = run.entries[-1] if run.entries else last
-                copied(len(run.data))
+                on_copy(len(run.data))
 
         with _source_errors(source, lambda: last):
-            found = entry_runs(source.read, last, state.commit_hint, state.segment_bytes)
-            for start, runs in groupby(found, lambda run: run.pos - run.pos % state.segment_bytes):
+            all_runs = entry_runs(source.read, last, state.commit_hint, state.segment_bytes)
+            for start, runs in groupby(all_runs, lambda run: run.pos - run.pos % state.segment_bytes):
                 layout.put(start, last, pieces(runs))
-        known, had = state.commit_hint, before.last.index
-        assert had <= last.index <= known, f"copied up to {last.index}, {had} was there, {known} is committed"
+        commit, had = state.commit_hint, before.last.index
+        assert had <= last.index <= commit, f"copied up to {last.index}, {had} was there, {commit} is committed"
         manifest = msgspec.structs.replace(before, last=last, taken_at_ms=now_ms, node_id=state.node_id)
         manifest = layout.complete(manifest, snapshot if first else None)
         store.replace_manifest(encode_backup_manifest(manifest))
@@ -308,7 +308,7 @@ class BackupTarget:
         new_index: Callable[[Base], FileIndex],
         state_for: Callable[[LogIndex], Snapshot | None] = lambda last: None,
         may_tidy: bool = True,
-        copied: Callable[[int], None] = lambda nbytes: None,
+        on_copy: Callable[[int], None] = lambda nbytes: None,
     ) -> BackupManifest:
         """Store the next file of the log with its index; read back what the store has not compared itself, then replace
         the manifest.
@@ -323,7 +323,7 @@ class BackupTarget:
                 backup begins later, at most of that entry, or None.
             may_tidy: whether old objects that the manifest does not name are left by aborted runs. They are not if
                 somebody has replaced it by an older one: then they may be all that is left of a part of the log.
-            copied: called for each piece that was written or read back, with its size; may sleep.
+            on_copy: called for each piece that was written or read back, with its size; may sleep.
 
         Returns:
             The durable manifest, read back.
@@ -332,7 +332,7 @@ class BackupTarget:
         """
         state, store = source.state, self._store
         before, first = self._begin(source, conf, snapshot, now_ms), self.manifest is None
-        layout = objects_for(store, before, first=first, now_ms=now_ms, node_id=state.node_id, verified=copied)
+        layout = objects_for(store, before, first=first, now_ms=now_ms, node_id=state.node_id, on_verify=on_copy)
         begin = before.next_file
         last, index = begin.ref, new_index(begin)
 
@@ -342,11 +342,11 @@ class BackupTarget:
                 index.add(run)
                 yield run.data
                 last = run.entries[-1] if run.entries else last
-                copied(len(run.data))
+                on_copy(len(run.data))
 
         with _source_errors(source, lambda: last):
-            found = entry_runs(source.read, last, state.commit_hint, state.segment_bytes)
-            file = takewhile(lambda run: run.pos < begin.pos + state.segment_bytes, found)
+            all_runs = entry_runs(source.read, last, state.commit_hint, state.segment_bytes)
+            file = takewhile(lambda run: run.pos < begin.pos + state.segment_bytes, all_runs)
             layout.put(begin.pos, begin.ref, pieces(file))
         assert last.index < state.commit_hint, f"the file at {begin.pos} ends with entry {last.index}, the last one"
         layout.put_index(index.content())
@@ -380,7 +380,7 @@ class BackupTarget:
         self.not_tidied = quietly_tidy(layout, manifest)
         return manifest
 
-    def verify_objects(self, copied: Callable[[int], None] = lambda nbytes: None) -> BackupManifest:
+    def verify_objects(self, on_read: Callable[[int], None] = lambda nbytes: None) -> BackupManifest:
         """Read back the complete objects of a backup that was taken without, and note in the manifest that they are
         intact.
 
@@ -396,7 +396,7 @@ class BackupTarget:
         files = []
         for each in before.objects.files:
             if not each.verified and each.start < before.next_file.pos:
-                check_stored(self._store, each, copied)
+                check_stored(self._store, each, on_read)
                 each = msgspec.structs.replace(each, verified=True)
             files.append(each)
         if tuple(files) != before.objects.files:
@@ -405,18 +405,18 @@ class BackupTarget:
         assert self.manifest is not None, "a manifest was replaced by none"
         return self.manifest
 
-    def add_index(self, stored: StoredObject, content: bytes, *, now_ms: int, node_id: str) -> BackupManifest:
+    def add_index(self, object_: StoredObject, content: bytes, *, now_ms: int, node_id: str) -> BackupManifest:
         """Store the index of a complete file that has none, read it back, then replace the manifest. Raises as
         `verify_objects`.
         """
         before = self.manifest
         assert before is not None, f"no file at {self.name} lacks an index"
         assert before.objects is not msgspec.UNSET, f"{self.name} is a copy of a directory"
-        assert stored.index is None, f"{stored.name} has an index"
+        assert object_.index is None, f"{object_.name} has an index"
         layout = objects_for(self._store, before, first=False, now_ms=now_ms, node_id=node_id)
-        indexed = msgspec.structs.replace(stored, index=layout.write_index(stored.start, content))
-        files = tuple(indexed if each == stored else each for each in before.objects.files)
-        assert indexed in files, f"{stored.name} is not an object of {self.name}"
+        with_index = msgspec.structs.replace(object_, index=layout.write_index(object_.start, content))
+        files = tuple(with_index if each == object_ else each for each in before.objects.files)
+        assert with_index in files, f"{object_.name} is not an object of {self.name}"
         manifest = msgspec.structs.replace(before, objects=msgspec.structs.replace(before.objects, files=files))
         self._replace_manifest(manifest)
         return manifest
@@ -504,8 +504,8 @@ class BackupTarget:
 class _Checksum:
     """The checksum of one object, read in ascending pieces that may overlap. Other pieces are ignored."""
 
-    def __init__(self, stored: StoredObject | None) -> None:
-        self.stored = stored
+    def __init__(self, object_: StoredObject | None) -> None:
+        self.stored = object_
         self._nbytes = 0
         self._sha256 = hashlib.sha256()
 
@@ -514,16 +514,16 @@ class _Checksum:
         """Whether all of the object was read, and is intact."""
         return self.stored is not None and self._nbytes == self.stored.nbytes
 
-    def why_damaged(self, offset: int, data: bytes, asked: int) -> str | None:
-        """The reason that ``data``, read at ``offset`` for ``asked`` bytes, is damaged; None if it is not."""
+    def why_damaged(self, offset: int, data: bytes, requested_bytes: int) -> str | None:
+        """The reason that ``data``, read at ``offset`` for ``requested_bytes`` bytes, is damaged; None if it is not."""
         assert self.stored is not None, "a checksum of nothing"
-        written, end = self.stored.nbytes, offset + len(data)
-        if (data and end > written) or (len(data) < asked and end < written):
-            return f"it does not have the {written:,} bytes that were written"
+        nbytes, end = self.stored.nbytes, offset + len(data)
+        if (data and end > nbytes) or (len(data) < requested_bytes and end < nbytes):
+            return f"it does not have the {nbytes:,} bytes that were written"
         if offset <= self._nbytes < end:
             self._sha256.update(memoryview(data)[self._nbytes - offset :])
             self._nbytes = end
-            if end == written and self._sha256.hexdigest() != self.stored.sha256:
+            if end == nbytes and self._sha256.hexdigest() != self.stored.sha256:
                 return "its content differs from what was written: the SHA-256 is different"
         return None
 

@@ -106,7 +106,7 @@ def objects_for(
     first: bool,
     now_ms: int,
     node_id: str,
-    verified: Callable[[int], None] | None = None,
+    on_verify: Callable[[int], None] | None = None,
 ) -> ImmutableObjects:
     """The layout in object storage; see `layout_for` and `ImmutableObjects`. Raises BackupRefused."""
     if not first and before.objects is msgspec.UNSET:
@@ -114,7 +114,7 @@ def objects_for(
             store.name, "it is a copy of a backup in a directory, which can only be continued there: use a new prefix"
         )
     run = f"{now_ms}.{_ODD.sub('_', node_id)}"
-    return ImmutableObjects(store, before, run, now_ms, verified=verified)
+    return ImmutableObjects(store, before, run, now_ms, on_verify=on_verify)
 
 
 class GrowingFiles:
@@ -162,13 +162,13 @@ class ImmutableObjects:
         run: str,
         now_ms: int,
         *,
-        verified: Callable[[int], None] | None = None,
+        on_verify: Callable[[int], None] | None = None,
     ) -> None:
-        known = before.objects
-        self._before = ObjectList(last_file=before.base, files=()) if known is msgspec.UNSET else known
+        objects = before.objects
+        self._before = ObjectList(last_file=before.base, files=()) if objects is msgspec.UNSET else objects
         self.resume_after = before.next_file.ref
         self._store = store
-        self._verified = verified
+        self._verified = on_verify
         self._run = run
         self._now_ms = now_ms
         self._last_file = self._before.last_file
@@ -190,17 +190,17 @@ class ImmutableObjects:
 
         name = f"{file_name(start)}.{self._run}"
         was_compared = self._store.write(name, counted())
-        stored = StoredObject(start, name, nbytes, checksum.hexdigest(), verified=self._verified is not None)
+        object_ = StoredObject(start, name, nbytes, checksum.hexdigest(), verified=self._verified is not None)
         if self._verified is not None and not was_compared:
-            check_stored(self._store, stored, self._verified)
-        self._new.append(stored)
+            check_stored(self._store, object_, self._verified)
+        self._new.append(object_)
         self._last_file = Base(before.index, before.term, start, before.chain)
 
     def put_index(self, content: bytes) -> None:
         """Store the index of the file that was put last."""
         assert self._new, f"an index of {len(content)} bytes, and no file was stored"
-        stored = self._new[-1]
-        self._new[-1] = msgspec.structs.replace(stored, index=self.write_index(stored.start, content))
+        object_ = self._new[-1]
+        self._new[-1] = msgspec.structs.replace(object_, index=self.write_index(object_.start, content))
 
     def write_index(self, start: int, content: bytes) -> StoredIndex:
         """Store the index of the file that begins at a physical offset, and read it back."""
@@ -236,8 +236,8 @@ class ImmutableObjects:
             name = f"{SNAPSHOT_NAME}/{snapshot.index:020d}.{self._run}"
             self._store.write(name, (snapshot.data,))
             if self._verified is not None:
-                stored = StoredIndex(name, len(snapshot.data), hashlib.sha256(snapshot.data).hexdigest())
-                check_stored(self._store, stored, self._verified)
+                index_object = StoredIndex(name, len(snapshot.data), hashlib.sha256(snapshot.data).hexdigest())
+                check_stored(self._store, index_object, self._verified)
         objects = ObjectList(
             last_file=self._last_file,
             files=(*(each for each in self._before.files if each.start < start), *self._new),
@@ -258,11 +258,11 @@ class ImmutableObjects:
         name it, or did so in a newer manifest, which another run has replaced by this one.
         """
         assert manifest.objects is not msgspec.UNSET, "objects without a list of them"
-        wanted = manifest.objects.names | _with_indexes(manifest.objects.superseded) | self._before.names
-        superseded = _with_indexes(self._before.superseded)
+        used_names = manifest.objects.names | _with_indexes(manifest.objects.superseded) | self._before.names
+        old_names = _with_indexes(self._before.superseded)
         newest_state = max(manifest.snapshot_index, *(each.index for each in manifest.objects.states), 0)
         for name in list(self._names()):
-            if name in wanted:
+            if name in used_names:
                 continue
             folder, _, its_name = name.rpartition("/")
             run = _RUN.fullmatch(its_name)
@@ -270,7 +270,7 @@ class ImmutableObjects:
             if old and run is not None:
                 number = int(run[1])
                 old = number <= newest_state if folder == SNAPSHOT_NAME else number < manifest.next_file.pos
-            if old or name in superseded:
+            if old or name in old_names:
                 self._store.remove(name)
 
     def _names(self) -> Iterator[str]:
@@ -299,7 +299,7 @@ def without_beginning(manifest: BackupManifest, begin: Base) -> BackupManifest:
         snapshot, index, nbytes, crc = first.name, first.index, first.nbytes, first.crc
     else:
         states = [each for each in states if each.index > index]
-    listed = msgspec.structs.replace(
+    new_list = msgspec.structs.replace(
         objects,
         files=tuple(each for each in objects.files if each.start >= begin.pos),
         states=tuple(states),
@@ -310,14 +310,16 @@ def without_beginning(manifest: BackupManifest, begin: Base) -> BackupManifest:
         manifest,
         base=begin,
         conf=b"",
-        objects=listed,
+        objects=new_list,
         snapshot_index=index,
         snapshot_bytes=nbytes,
         snapshot_crc=crc,
     )
 
 
-def check_stored(store: BackupStore, stored: StoredObject | StoredIndex, read: Callable[[int], None] = _ignore) -> None:
+def check_stored(
+    store: BackupStore, object_: StoredObject | StoredIndex, read: Callable[[int], None] = _ignore
+) -> None:
     """Read an object and compare its length and SHA-256. ``read`` is called with the size of each piece.
 
     Raises:
@@ -326,22 +328,22 @@ def check_stored(store: BackupStore, stored: StoredObject | StoredIndex, read: C
     """
     checksum, nbytes = hashlib.sha256(), 0
     try:
-        while piece := store.read(stored.name, _READ_BYTES, nbytes):
+        while piece := store.read(object_.name, _READ_BYTES, nbytes):
             checksum.update(piece)
             nbytes += len(piece)
             read(len(piece))
     except NotStored as error:
         raise BackupDamaged(error.path, "it is missing") from error
-    if (nbytes, checksum.hexdigest()) != (stored.nbytes, stored.sha256):
+    if (nbytes, checksum.hexdigest()) != (object_.nbytes, object_.sha256):
         raise BackupDamaged(
-            store.path(stored.name),
-            f"what was read back ({nbytes:,} bytes) differs from what was written ({stored.nbytes:,} bytes)",
+            store.path(object_.name),
+            f"what was read back ({nbytes:,} bytes) differs from what was written ({object_.nbytes:,} bytes)",
         )
 
 
-def stored_at_ms(stored: StoredObject) -> int | None:
+def stored_at_ms(object_: StoredObject) -> int | None:
     """The time at which the run began that stored an object, by its clock; None if the name does not tell."""
-    run = _RUN.fullmatch(stored.name.rpartition("/")[2])
+    run = _RUN.fullmatch(object_.name.rpartition("/")[2])
     return None if run is None else int(run[2])
 
 

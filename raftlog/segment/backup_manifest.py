@@ -163,12 +163,12 @@ def encode_backup_manifest(manifest: BackupManifest) -> bytes:
 def decode_backup_manifest(data: bytes, path: str = MANIFEST_NAME) -> BackupManifest:
     """Raises ValueError for anything but a result of `encode_backup_manifest`, FormatTooNew for a newer version."""
     try:
-        sealed = msgspec.json.decode(data, type=_Sealed)
-        inner = bytes(sealed.backup)
-        if (crc := zlib.crc32(inner)) != sealed.crc32:
-            raise ValueError(f"its checksum is {crc:#010x} instead of {sealed.crc32:#010x}")
-        if (found := msgspec.json.decode(inner, type=_Format).format) > OBJECTS_FORMAT:
-            raise FormatTooNew(path, "the backup", found, OBJECTS_FORMAT)
+        envelope = msgspec.json.decode(data, type=_Sealed)
+        inner = bytes(envelope.backup)
+        if (crc := zlib.crc32(inner)) != envelope.crc32:
+            raise ValueError(f"its checksum is {crc:#010x} instead of {envelope.crc32:#010x}")
+        if (version := msgspec.json.decode(inner, type=_Format).format) > OBJECTS_FORMAT:
+            raise FormatTooNew(path, "the backup", version, OBJECTS_FORMAT)
         manifest = msgspec.json.decode(inner, type=BackupManifest)
         reason = why_impossible(manifest.as_offer()) or _why_objects_impossible(manifest)
         if reason is not None:

@@ -221,14 +221,14 @@ class DirectoryStore:
                 if (size := disk.size(fd)) < offset:
                     raise BackupDamaged(path, f"it has {size} bytes, but {offset} were written")
                 disk.truncate(fd, offset)
-                unsynced = 0
+                unsynced_bytes = 0
                 for piece in pieces:
                     write_fully(disk.pwritev, fd, [piece], offset)
                     offset += len(piece)
-                    unsynced += len(piece)
-                    if unsynced >= SYNC_EVERY_BYTES:
+                    unsynced_bytes += len(piece)
+                    if unsynced_bytes >= SYNC_EVERY_BYTES:
                         disk.fdatasync(fd)
-                        unsynced = 0
+                        unsynced_bytes = 0
                 disk.fdatasync(fd)
             finally:
                 disk.close(fd)

@@ -85,7 +85,7 @@ def closed_files(
 
     ``locate`` finds an entry by index, including the one before the first, and may raise.
     """
-    found: list[tuple[int, bytes]] = []
+    sidecars: list[tuple[int, bytes]] = []
     while (behind := start + segment_bytes) <= end_pos:
         first_index, end_index = index.first_at(start), index.first_at(behind)
         assert first_index is not None, f"no entry begins at {start}"
@@ -93,9 +93,9 @@ def closed_files(
         assert first_index < end_index, f"entries {first_index} to {end_index} in the file at {start}"
         part = index.part(first_index, end_index)
         sidecar = ClosedFileIndex(locate(first_index - 1).chain, locate(end_index - 1), part)
-        found.append((start, encode_sidecar(sidecar)))
+        sidecars.append((start, encode_sidecar(sidecar)))
         start = behind
-    return found
+    return sidecars
 
 
 def scan_log(
@@ -113,25 +113,25 @@ def scan_log(
     """
     segment_bytes, read = files.segment_bytes, files.pread_padded
     present = set(files.starts)
-    unsaved: list[tuple[int, bytes]] = []
-    last, start, trusted = base, base.pos, False
+    new_sidecars: list[tuple[int, bytes]] = []
+    last, start, is_trusted = base, base.pos, False
     while start in present:
         before, file_end = last, start + segment_bytes
-        known = file_end <= trusted_end and file_end in present and files.size(start) == segment_bytes
-        sidecar = decode_sidecar(files.read_sidecar(start)) if known else None
+        has_sidecar = file_end <= trusted_end and file_end in present and files.size(start) == segment_bytes
+        sidecar = decode_sidecar(files.read_sidecar(start)) if has_sidecar else None
         if sidecar is not None and agrees(read, sidecar, start, segment_bytes, last):
             index.extend(sidecar.part)
-            last, trusted = sidecar.last, True
+            last, is_trusted = sidecar.last, True
         else:
             last, stop = scan_file(read, start, segment_bytes, last, index)
             if stop is not None:
-                if last is before and trusted and is_intact(read, start, file_end):
+                if last is before and is_trusted and is_intact(read, start, file_end):
                     # A good entry that does not continue the sidecars: then scan the entries.
                     index.truncate(base.index + 1)
                     return scan_log(files, base, 0, index)
-                return last, stop, unsaved
+                return last, stop, new_sidecars
             if file_end in present and last is not before:
                 part = index.part(before.index + 1, last.index + 1)
-                unsaved.append((start, encode_sidecar(ClosedFileIndex(before.chain, last, part))))
+                new_sidecars.append((start, encode_sidecar(ClosedFileIndex(before.chain, last, part))))
         start = file_end
-    return last, Stop(start, "the segment file is missing"), unsaved
+    return last, Stop(start, "the segment file is missing"), new_sidecars

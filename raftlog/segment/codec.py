@@ -111,9 +111,9 @@ def frame(kind: int, index: LogIndex, term: Term, pos: int, body: bytes, chain: 
     """Build an entry's header; returns it and the chain after the entry. ``chain`` is the one before it."""
     body_crc = _crc32(body)
     body_len = len(body)
-    chained = _CHAINED.pack(kind, HEADER_BYTES + body_len, index, term, pos, FLAGS, body_crc)
-    chain = _crc32(chained, chain)
-    return chained[:36] + _REST.pack(chain, body_crc, body_len), chain
+    fields = _CHAINED.pack(kind, HEADER_BYTES + body_len, index, term, pos, FLAGS, body_crc)
+    chain = _crc32(fields, chain)
+    return fields[:36] + _REST.pack(chain, body_crc, body_len), chain
 
 
 def chain_after(header: bytes | memoryview, chain: int) -> int:

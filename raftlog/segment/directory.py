@@ -114,31 +114,31 @@ def open_directory(
             undo.callback(meta.close)
             files = SegmentFiles(disk, directory, segment_bytes, preallocation, limits)
             undo.callback(files.close)
-            given = MetaState(cluster_id, node_id, segment_bytes)
-            stored = _stored_state(meta, files, given)
-            changed = install(disk, directory, files, meta, stored)
-            if changed:
-                stored = _stored_state(meta, files, given)
-            changed |= install_prefix(disk, directory, meta, stored)
-            if changed:
+            requested_state = MetaState(cluster_id, node_id, segment_bytes)
+            disk_state = _stored_state(meta, files, requested_state)
+            has_changed = install(disk, directory, files, meta, disk_state)
+            if has_changed:
+                disk_state = _stored_state(meta, files, requested_state)
+            has_changed |= install_prefix(disk, directory, meta, disk_state)
+            if has_changed:
                 files.close()
                 files = SegmentFiles(disk, directory, segment_bytes, preallocation, limits)
                 undo.callback(files.close)
-                stored = _stored_state(meta, files, given)
+                disk_state = _stored_state(meta, files, requested_state)
             # Remains of files that were deleted from the front before a crash.
-            files.base_pos = stored.starts_at.pos
+            files.base_pos = disk_state.starts_at.pos
             if files.starts and files.starts[0] < files.base_pos:
                 meta.write_again()  # if its sync failed, a power cut would restore the older base
             files.drop_below(files.base_pos)
             index = SparseIndex(segment_bytes, limits.anchor_bytes)
-            last, found = _recover(files, stored, index)
+            last, recovery = _recover(files, disk_state, index)
             if foreign := foreign_names(disk.listdir(directory), segment_bytes):
-                found += f"; not ours and left alone: {', '.join(foreign)}"
+                recovery += f"; not ours and left alone: {', '.join(foreign)}"
             boot_id = disk.boot_id()
-            state = _starting_state(stored, meta, last, boot_id)
+            state = _starting_state(disk_state, meta, last, boot_id)
             notes = {key: value for key, value in state.notes.items() if key != UNSYNCED}
-            unclean = not stored.clean and stored.boot_id != ""
-            if unclean and (acknowledges_unsynced or UNSYNCED in stored.notes):
+            unclean = not disk_state.clean and disk_state.boot_id != ""
+            if unclean and (acknowledges_unsynced or UNSYNCED in disk_state.notes):
                 # Unsynced acknowledged entries of the last process are lost with it, whether the machine continued or
                 # not.
                 notes[ABSTAINING] = b"1"
@@ -156,7 +156,7 @@ def open_directory(
         except StorageFailed as error:
             raise _translate(directory, error.errno, error.path) from error
         undo.pop_all()
-    return Opened(disk, lock_fd, files, meta, state, index, last, unclean, found)
+    return Opened(disk, lock_fd, files, meta, state, index, last, unclean, recovery)
 
 
 def foreign_names(names: Iterable[str], segment_bytes: int) -> list[str]:
@@ -184,21 +184,21 @@ def lock_directory(disk: Disk, directory: str) -> int:
     return fd
 
 
-def _stored_state(meta: MetaFile, files: SegmentFiles, given: MetaState) -> MetaState:
-    stored = meta.state
-    if stored is None:
+def _stored_state(meta: MetaFile, files: SegmentFiles, requested_state: MetaState) -> MetaState:
+    state = meta.state
+    if state is None:
         # The first segment is created before this node may vote, so without segments there was no vote.
         if files.starts:
             raise MetaCorrupt(meta.path)
-        return given
+        return requested_state
     for field in ("cluster_id", "node_id", "segment_bytes"):
-        if (was := getattr(stored, field)) != (now := getattr(given, field)):
+        if (was := getattr(state, field)) != (now := getattr(requested_state, field)):
             raise DirectoryMismatch(files.directory, field, was, now)
-    return stored
+    return state
 
 
-def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: str) -> MetaState:
-    term, voted_for = stored.term, stored.voted_for
+def _starting_state(state: MetaState, meta: MetaFile, last: EntryRef, boot_id: str) -> MetaState:
+    term, voted_for = state.term, state.voted_for
     if last.term > term:
         # The newest slot is lost: the vote file is always ahead of the log. A vote in that term is lost with it.
         term, voted_for = last.term, None
@@ -207,11 +207,11 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
         lost = meta.damaged_slots > 0
     if lost and voted_for is None:
         # The lost slot's vote in this term is unknown. A node that votes for itself votes for no other.
-        voted_for = stored.node_id
+        voted_for = state.node_id
     end_pos = last.pos + last.size
-    notes = {key: value for key, value in stored.notes.items() if key not in (DAMAGED, REPLACING)}
+    notes = {key: value for key, value in state.notes.items() if key not in (DAMAGED, REPLACING)}
     return msgspec.structs.replace(
-        stored,
+        state,
         term=term,
         voted_for=voted_for,
         durable_pos=end_pos,
@@ -223,38 +223,38 @@ def _starting_state(stored: MetaState, meta: MetaFile, last: EntryRef, boot_id: 
     )
 
 
-def _recover(files: SegmentFiles, stored: MetaState, index: SparseIndex) -> tuple[EntryRef, str]:
+def _recover(files: SegmentFiles, state: MetaState, index: SparseIndex) -> tuple[EntryRef, str]:
     try:
-        return _recovered(files, stored, index)
+        return _recovered(files, state, index)
     except EntryTooNew as error:
         path = files.path(files.start_of(error.physical_offset))
         what = f"the entry at physical offset {error.physical_offset}"
         raise FormatTooNew(path, what, error.found, error.newest) from error
 
 
-def _recovered(files: SegmentFiles, stored: MetaState, index: SparseIndex) -> tuple[EntryRef, str]:
+def _recovered(files: SegmentFiles, state: MetaState, index: SparseIndex) -> tuple[EntryRef, str]:
     """The last good entry, and a description of the log's state. Raises EntryTooNew, LogDamaged."""
     segment_bytes = files.segment_bytes
     starts = files.starts
     read = files.pread_padded
-    base = stored.starts_at.ref
-    _write_again(files, stored)
+    base = state.starts_at.ref
+    _write_again(files, state)
     # After damage was found at run time, verify everything.
-    last, stop, unsaved = scan_log(files, base, 0 if DAMAGED in stored.notes else stored.durable_pos, index)
-    if (stale := stale_end(read, index, last, stored)) is not None:
+    last, stop, new_sidecars = scan_log(files, base, 0 if DAMAGED in state.notes else state.durable_pos, index)
+    if (stale := stale_end(read, index, last, state)) is not None:
         raise LogDamaged(
             files.directory, [stale], stale.pos, "the last durable entry differs from the one in the vote file"
         )
     end_pos = last.pos + last.size
     tail_start = files.start_of(end_pos)
     decision: Decision = Keep()
-    found = f"closed in order: last index {last.index} ends at {end_pos}"
-    if not (stored.clean and stored.durable_pos == end_pos):
+    recovery = f"closed in order: last index {last.index} ends at {end_pos}"
+    if not (state.clean and state.durable_pos == end_pos):
         evidence = examine(
-            read, stop, last, starts, segment_bytes, stored.durable_pos, stored.commit_hint, files.limits.sync_bytes_max
+            read, stop, last, starts, segment_bytes, state.durable_pos, state.commit_hint, files.limits.sync_bytes_max
         )
         decision = decide(evidence)
-        found = in_words(decision, evidence)
+        recovery = in_words(decision, evidence)
         if isinstance(decision, Corrupt):
             # The part known from sidecars may be damaged, too.
             index.truncate(base.index + 1)
@@ -265,8 +265,8 @@ def _recovered(files: SegmentFiles, stored: MetaState, index: SparseIndex) -> tu
                 last,
                 starts,
                 segment_bytes,
-                stored.durable_pos,
-                stored.commit_hint,
+                state.durable_pos,
+                state.commit_hint,
                 files.limits.sync_bytes_max,
             )
             ranges, good_end = damaged_ranges(read, evidence, last, starts, segment_bytes)
@@ -277,24 +277,24 @@ def _recovered(files: SegmentFiles, stored: MetaState, index: SparseIndex) -> tu
         if isinstance(decision, TruncateAt):
             file_end = tail_start + segment_bytes
             files.zero(decision.pos, end_of_data(files.pread_padded, decision.pos, file_end))
-        if not stored.clean:
-            _end_cut(files, end_pos, stored.cut_end)
-    for start, sidecar in unsaved:
+        if not state.clean:
+            _end_cut(files, end_pos, state.cut_end)
+    for start, sidecar in new_sidecars:
         files.write_sidecar(start, sidecar)
     files.reopen()
-    return last, found
+    return last, recovery
 
 
-def _write_again(files: SegmentFiles, stored: MetaState) -> None:
+def _write_again(files: SegmentFiles, state: MetaState) -> None:
     """Make what the last process may have left only in the cache durable, before reading it.
 
     Everything below the stored durable position was synced. After it, a sync may be missing, or may have failed.
     """
-    if replacing := stored.notes.get(REPLACING):
+    if replacing := state.notes.get(REPLACING):
         begin, end = map(int, replacing.split())
         files.write_again(begin, end, needs_all=False)  # damage is still detected, and written again
-    if (starts := files.starts) and not stored.clean:
-        files.write_again(stored.durable_pos, starts[-1] + files.segment_bytes)
+    if (starts := files.starts) and not state.clean:
+        files.write_again(state.durable_pos, starts[-1] + files.segment_bytes)
 
 
 def _end_cut(files: SegmentFiles, end_pos: int, cut_end: int) -> None:

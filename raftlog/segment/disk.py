@@ -179,8 +179,8 @@ class RealDisk:
             os.close(fd)
 
     def usage(self, path: str) -> tuple[int, int]:
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize, (found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize, (status.f_blocks - status.f_bfree + status.f_bavail) * status.f_frsize
 
     def boot_id(self) -> str:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -218,13 +218,13 @@ def write_fully(write: Write, fd: int, buffers: Sequence[Buffer], offset: int) -
     for first in range(0, len(buffers), IOVECS_MAX):
         part = buffers if len(buffers) <= IOVECS_MAX else buffers[first : first + IOVECS_MAX]
         nbytes = sum(map(len, part))
-        written = write(fd, part, offset)
-        if written < nbytes:
+        total = write(fd, part, offset)
+        if total < nbytes:
             rest = memoryview(b"".join(part))
-            while written < nbytes:
+            while total < nbytes:
                 # A full disk writes what fits and fails only on the next call.
-                taken = write(fd, [rest[written:]], offset + written)
-                if taken <= 0:
-                    raise OSError(errno.EIO, f"write took {written} of {nbytes} bytes")
-                written += taken
+                count = write(fd, [rest[total:]], offset + total)
+                if count <= 0:
+                    raise OSError(errno.EIO, f"write took {total} of {nbytes} bytes")
+                total += count
         offset += nbytes

@@ -28,9 +28,9 @@ class FrameCorrupt(SegmentError):
 class EntryTooNew(FrameCorrupt):
     """An intact entry of an unsupported, newer format version."""
 
-    def __init__(self, physical_offset: int, found: int, newest: int) -> None:
-        super().__init__(physical_offset, "format version is too new", newest, found)
-        self.found = found
+    def __init__(self, physical_offset: int, version: int, newest: int) -> None:
+        super().__init__(physical_offset, "format version is too new", newest, version)
+        self.found = version
         self.newest = newest
 
 
@@ -40,13 +40,13 @@ class FormatTooNew(SegmentError):
     ``found`` is the version of the file, ``newest`` the highest supported one.
     """
 
-    def __init__(self, path: str, what: str, found: int, newest: int) -> None:
+    def __init__(self, path: str, what: str, version: int, newest: int) -> None:
         super().__init__(
-            f"{path}: {what} has format version {found}, and this version of the software understands none above "
+            f"{path}: {what} has format version {version}, and this version of the software understands none above "
             f"{newest}; nothing was changed. Run the newer version that wrote it"
         )
         self.path = path
-        self.found = found
+        self.found = version
         self.newest = newest
 
 
@@ -66,11 +66,11 @@ class EntryGone(SegmentError):
     ``unit`` says what the numbers count: ``index`` or ``position``. ``first`` is the lowest existing one.
     """
 
-    def __init__(self, path: str, unit: str, wanted: int, first: int) -> None:
-        super().__init__(f"{path}: {unit} {wanted} is deleted, the log begins at {unit} {first}")
+    def __init__(self, path: str, unit: str, number: int, first: int) -> None:
+        super().__init__(f"{path}: {unit} {number} is deleted, the log begins at {unit} {first}")
         self.path = path
         self.unit = unit
-        self.wanted = wanted
+        self.wanted = number
         self.first = first
 
 
@@ -104,12 +104,12 @@ class StorageFailed(SegmentError):
 class DirectoryMismatch(SegmentError):
     """The directory belongs to another cluster or node, or was created with another segment size."""
 
-    def __init__(self, path: str, field: str, stored: str | int, given: str | int) -> None:
-        super().__init__(f"{path}: made for {field} {stored!r}, opened with {given!r}")
+    def __init__(self, path: str, field: str, recorded_value: str | int, requested_value: str | int) -> None:
+        super().__init__(f"{path}: made for {field} {recorded_value!r}, opened with {requested_value!r}")
         self.path = path
         self.field = field
-        self.stored = stored
-        self.given = given
+        self.stored = recorded_value
+        self.given = requested_value
 
 
 class DirectoryLocked(SegmentError):

@@ -94,7 +94,7 @@ class SegmentFiles:
         self._hurry = threading.Event()
         self._closing = False
         names = disk.listdir(directory)
-        self._sidecars = {int(found[1]) for name in names if (found := _SIDECAR_NAME.fullmatch(name))}
+        self._sidecars = {int(match[1]) for name in names if (match := _SIDECAR_NAME.fullmatch(name))}
         for name in names:
             if name.endswith(".tmp"):
                 disk.unlink(os.path.join(directory, name))

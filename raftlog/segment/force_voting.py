@@ -52,7 +52,7 @@ def trust(disk: Disk, directory: str) -> bool:
     return _change(disk, directory, forget)
 
 
-def cut(disk: Disk, damaged: LogDamaged) -> int:
+def cut(disk: Disk, damage: LogDamaged) -> int:
     """Discard everything after the first damage of a log that no process has open, durably, intact or not.
 
     The replica abstains then: it does not vote until it has caught up, or is trusted.
@@ -65,10 +65,10 @@ def cut(disk: Disk, damaged: LogDamaged) -> int:
         MetaCorrupt: term and vote are damaged.
         StorageFailed: a disk error; the log is damaged as before, or cut.
     """
-    repair = Repair(disk, damaged, peers=())
+    repair = Repair(disk, damage, peers=())
     try:
         repair.cut()
-        assert repair.cut_at is not None, f"{damaged.directory}: nothing was cut"
+        assert repair.cut_at is not None, f"{damage.directory}: nothing was cut"
         repair.finish()
         return repair.cut_at
     finally:

@@ -107,8 +107,8 @@ class GroupCommit:
             StorageFailed: the state of everything not durable before is unknown, and nothing may be applied afterwards.
         """
         state = self._state
-        moved: Base | None = None
-        closed: list[tuple[int, bytes]] = []
+        new_base: Base | None = None
+        sidecars: list[tuple[int, bytes]] = []
         for op in ops:
             if op.hard_state is not None:
                 assert op.hard_state[0] >= state.term, f"term {op.hard_state[0]} after {state.term}"
@@ -120,31 +120,31 @@ class GroupCommit:
                 state = msgspec.structs.replace(state, base=op.base)
         if state is not self._state and state != self._state:
             # The term is written first: no entry may be on disk with a term that the vote file has never had.
-            moved = state.base if state.base != self._state.base else None
+            new_base = state.base if state.base != self._state.base else None
             self._write_meta(state)
             self._markers_stale = True
         for op in ops:
             if op.cut is not None:
                 self._flush()
                 self._cut(op.cut)
-                closed = [sidecar for sidecar in closed if sidecar[0] + self._segment_bytes <= op.cut.pos]
+                sidecars = [sidecar for sidecar in sidecars if sidecar[0] + self._segment_bytes <= op.cut.pos]
             for entry in op.entries:
                 self._add(entry)
             if op.commit_hint is not None and op.commit_hint > self._commit_hint:
                 self._commit_hint = op.commit_hint
                 self._markers_stale = True
             if op.closed:
-                closed += op.closed
+                sidecars += op.closed
         self._flush()
-        for start, sidecar in closed:
+        for start, sidecar in sidecars:
             end = start + self._segment_bytes
             assert end <= self._durable_pos, f"the file up to {end} is complete, durable is {self._durable_pos}"
             self._files.write_sidecar(start, sidecar)
-        if moved is not None:
+        if new_base is not None:
             # Both slots have the new base before a file is deleted, so that damage to one of them cannot restore the
             # old one.
             self._write_meta(self._state)
-            self._files.drop_below(moved.pos)
+            self._files.drop_below(new_base.pos)
 
     @property
     def end_pos(self) -> int:

@@ -135,12 +135,12 @@ class SparseIndex:
         assert base_pos % segment_bytes == 0, f"no file of {segment_bytes} bytes begins at {base_pos}"
         assert base_pos <= end_pos, f"a log from {base_pos} to {end_pos}"
         active = end_pos - end_pos % segment_bytes
-        found: list[SegmentInfo] = []
+        segments: list[SegmentInfo] = []
         for start in range(base_pos, active, segment_bytes):
             behind = self.first_at(start + segment_bytes) or last_index + 1
-            found.append(SegmentInfo(start, start + segment_bytes, first_index, behind - 1, True))
+            segments.append(SegmentInfo(start, start + segment_bytes, first_index, behind - 1, True))
             first_index = behind
-        return [*found, SegmentInfo(active, end_pos, first_index, last_index, False)]
+        return [*segments, SegmentInfo(active, end_pos, first_index, last_index, False)]
 
     def part(self, first_index: LogIndex, end_index: LogIndex) -> IndexPart:
         """The index of the entries ``first_index`` up to ``end_index`` (exclusive), at least one."""

@@ -67,20 +67,20 @@ class SegmentLog(LogReads):
             were intact then.
     """
 
-    def __init__(self, opened: Opened, writer: LogWriter, tail_bytes_max: int) -> None:
-        self._set_base(opened.meta_state.starts_at)
-        self.last_index = opened.last.index
-        self.last_term = opened.last.term
-        self.end_pos = opened.last.pos + opened.last.size
-        self.chain = opened.last.chain
-        self.meta: MetaState = opened.meta_state
-        self.store_id = opened.meta_state.store_id
-        self.stopped_unclean = opened.stopped_unclean
+    def __init__(self, directory: Opened, writer: LogWriter, tail_bytes_max: int) -> None:
+        self._set_base(directory.meta_state.starts_at)
+        self.last_index = directory.last.index
+        self.last_term = directory.last.term
+        self.end_pos = directory.last.pos + directory.last.size
+        self.chain = directory.last.chain
+        self.meta: MetaState = directory.meta_state
+        self.store_id = directory.meta_state.store_id
+        self.stopped_unclean = directory.stopped_unclean
         self.scrubs = self.scrubbed_bytes = 0
-        self._opened = opened
-        self._files = opened.files
-        self._index = opened.index
-        self._segment_bytes = opened.files.segment_bytes
+        self._opened = directory
+        self._files = directory.files
+        self._index = directory.index
+        self._segment_bytes = directory.files.segment_bytes
         self._writer = writer
         self._tail = Tail(self.last_index + 1, tail_bytes_max)
         self.entry = self._tail.entry
@@ -95,13 +95,13 @@ class SegmentLog(LogReads):
         self._file_end = self._end_of_file(self.end_pos)
         self._submitted_index = self._durable_index = self.last_index
         self._last_ticket = 0
-        self._commit_hint = opened.meta_state.commit_hint
-        self.boot_id = opened.meta_state.boot_id
-        self._notes = dict(opened.meta_state.notes)
+        self._commit_hint = directory.meta_state.commit_hint
+        self.boot_id = directory.meta_state.boot_id
+        self._notes = dict(directory.meta_state.notes)
         self._notes_changed = False
         self._base_moved = False
         self._closed = False
-        writer.start(Store(opened.files, opened.meta, self.end_pos, self.last_index, self.chain))
+        writer.start(Store(directory.files, directory.meta, self.end_pos, self.last_index, self.chain))
 
     @classmethod
     def open(
@@ -135,7 +135,7 @@ class SegmentLog(LogReads):
             MetaCorrupt, LogDamaged: acknowledged state is damaged; the files are left unchanged.
             StorageFailed: a disk error.
         """
-        opened = open_directory(
+        open_dir = open_directory(
             disk,
             directory,
             cluster_id=cluster_id,
@@ -146,7 +146,7 @@ class SegmentLog(LogReads):
             acknowledges_unsynced=acknowledges_unsynced,
             limits=limits,
         )
-        return cls(opened, InlineWriter() if writer is None else writer, tail_bytes_max)
+        return cls(open_dir, InlineWriter() if writer is None else writer, tail_bytes_max)
 
     @property
     def limits(self) -> LogLimits:
@@ -320,21 +320,21 @@ class SegmentLog(LogReads):
         """The files with entries, ascending; the last one is the active one."""
         return self._index.files(self.first_index, self.last_index, self.base_pos, self.end_pos)
 
-    def manifest(self, committed: LogIndex, *, conf: bytes) -> Manifest:
+    def manifest(self, commit: LogIndex, *, conf: bytes) -> Manifest:
         """Describe the log that another replica may start with instead of its own: the base and all following closed
         files that are durable here and committed, with a committed entry after them, so that whole files can be read.
         It names no snapshot.
 
         Args:
-            committed: the highest index known to be committed.
+            commit: the highest index known to be committed.
             conf: the configuration in force at the base.
 
         Raises:
             StorageCorrupt, StorageFailed: as `locate`.
         """
-        limit = min(committed, self.durable_index)
-        closed = [segment for segment in self.segments() if segment.closed and segment.last_index < limit]
-        last = self.locate(closed[-1].last_index) if closed else self._base.ref
+        limit = min(commit, self.durable_index)
+        closed_segments = [segment for segment in self.segments() if segment.closed and segment.last_index < limit]
+        last = self.locate(closed_segments[-1].last_index) if closed_segments else self._base.ref
         return Manifest(self._base, last, conf, self._segment_bytes)
 
     def prefix_before(self, pos: int, bytes_max: int, conf_at: Callable[[LogIndex], bytes]) -> Manifest | None:
@@ -361,7 +361,7 @@ class SegmentLog(LogReads):
             base = Base(before.index, before.term, starts[0], before.chain)
         return Manifest(base, last, conf_at(base.index), self._segment_bytes)
 
-    def drop_prefix(self, base_pos: int, conf: bytes, committed: LogIndex = NO_INDEX) -> None:
+    def drop_prefix(self, base_pos: int, conf: bytes, commit: LogIndex = NO_INDEX) -> None:
         """Move the beginning of the log to ``base_pos``, the start of a file above the current base whose first entry
         is durable and committed: if it could still be truncated, a smaller one might belong into the previous file.
 
@@ -369,7 +369,7 @@ class SegmentLog(LogReads):
 
         Args:
             conf: the configuration in force at the new base.
-            committed: highest index known to be committed, if it is higher than in the last `submit`.
+            commit: highest index known to be committed, if it is higher than in the last `submit`.
 
         Raises:
             StorageCorrupt, StorageFailed: the entry before the new base cannot be read; nothing happened.
@@ -377,7 +377,7 @@ class SegmentLog(LogReads):
         first = self._index.first_at(base_pos)
         assert first is not None, f"no file with entries begins at {base_pos}"
         assert base_pos > self.base_pos, f"base {base_pos}, it is at {self.base_pos} already"
-        self._commit_hint = max(self._commit_hint, committed)
+        self._commit_hint = max(self._commit_hint, commit)
         assert first <= self._commit_hint, f"first entry {first}, committed is {self._commit_hint}"
         assert first <= self.durable_index, f"first entry {first}, durable is {self._durable_index}"
         last = self.locate(first - 1)
@@ -421,14 +421,14 @@ class SegmentLog(LogReads):
             self._submitted_end, self._submitted_index = self.end_pos, self.last_index
         self._cut = None
         self._submitted.append((ticket, self._submitted_end, self._submitted_index))
-        closed = self._closed_files() if self.end_pos >= self._file_end else ()
+        sidecars = self._closed_files() if self.end_pos >= self._file_end else ()
         notes = None
         if self._notes_changed:
             notes, self._notes_changed = dict(self._notes), False
         base = None
         if self._base_moved:
             base, self._base_moved = self._base, False
-        self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint, notes, base, closed))
+        self._writer.submit(WriteOp(ticket, entries, nbytes, cut, hard_state, commit_hint, notes, base, sidecars))
         if self._tail.nbytes > self._tail.nbytes_max:
             self._tail.evict(self.durable_index)
 
@@ -507,7 +507,7 @@ class SegmentLog(LogReads):
 
     def _note_durable(self) -> None:
         """Process finished tickets. The writer's thread only sets a number."""
-        done = self._writer.done_ticket
-        submitted = self._submitted
-        while submitted and submitted[0][0] <= done:
-            _, self._durable_pos, self._durable_index = submitted.popleft()
+        ticket = self._writer.done_ticket
+        writes = self._submitted
+        while writes and writes[0][0] <= ticket:
+            _, self._durable_pos, self._durable_index = writes.popleft()

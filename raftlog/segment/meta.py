@@ -133,8 +133,8 @@ def read_slots(disk: Disk, fd: int) -> list[bytes]:
 
 def newest_state(slots: bytes, path: str = FILE_NAME) -> MetaState | None:
     """The newest state in a vote file; None without a valid slot. Raises the errors of `decode_slot`."""
-    decoded = (decode_slot(slots[at : at + SLOT_BYTES], path) for at in (0, SLOT_BYTES))
-    newest = max((slot for slot in decoded if slot is not None), key=lambda slot: slot[0], default=None)
+    slots_read = (decode_slot(slots[at : at + SLOT_BYTES], path) for at in (0, SLOT_BYTES))
+    newest = max((slot for slot in slots_read if slot is not None), key=lambda slot: slot[0], default=None)
     return None if newest is None else newest[1]
 
 
@@ -155,21 +155,21 @@ class MetaFile:
             disk.allocate(self._fd, 2 * SLOT_BYTES)
         try:
             slots = read_slots(disk, self._fd)
-            decoded = [decode_slot(data, path) for data in slots]
+            states = [decode_slot(data, path) for data in slots]
         except BaseException:
             self.close()
             raise
-        valid = [slot for slot in decoded if slot is not None]
+        valid = [slot for slot in states if slot is not None]
         newest = max(valid, key=lambda slot: slot[0], default=None)
         self.state: MetaState | None = None if newest is None else newest[1]
         self._seq = 0 if newest is None else newest[0]
         # The state read may be only in the system's cache, if its sync failed, with an older slot on the disk. The
         # other slot is on the disk, and must not be overwritten before this one is there, too.
-        self._undurable = b"" if newest is None else slots[decoded.index(newest)]
+        self._undurable = b"" if newest is None else slots[states.index(newest)]
         # Continue with the other slot: after a fault the parity of the sequence is arbitrary.
-        self._newest_slot = 1 if newest is None else decoded.index(newest)
+        self._newest_slot = 1 if newest is None else states.index(newest)
         self.damaged_slots = sum(
-            slot is None and data.count(0) != len(data) for slot, data in zip(decoded, slots, strict=True)
+            slot is None and data.count(0) != len(data) for slot, data in zip(states, slots, strict=True)
         )
 
     def write(self, state: MetaState) -> None:

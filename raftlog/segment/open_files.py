@@ -53,26 +53,26 @@ class OpenFiles:
     def use(self, start: int, path: Callable[[int], str]) -> Descriptor:
         """The file at ``start``, opened if necessary, for one ``with``. Raises `OSError`."""
         with self._lock:
-            found = self._open.get(start)
-            if found is None:
-                found = self._add(start, self._disk.open(path(start)))
+            descriptor = self._open.get(start)
+            if descriptor is None:
+                descriptor = self._add(start, self._disk.open(path(start)))
             else:
                 self._open.move_to_end(start)
-            found.users += 1
-            return found
+            descriptor.users += 1
+            return descriptor
 
     def put(self, start: int, fd: int) -> None:
         """Take over an open descriptor. One of a file that this one replaces is closed as soon as it is not in use."""
         with self._lock:
-            if (replaced := self._open.pop(start, None)) is not None:
-                self._doom(replaced)
+            if (previous := self._open.pop(start, None)) is not None:
+                self._doom(previous)
             self._add(start, fd)
 
     def forget(self, start: int) -> None:
         """Close a file as soon as it is not in use."""
         with self._lock:
-            if (found := self._open.pop(start, None)) is not None:
-                self._doom(found)
+            if (descriptor := self._open.pop(start, None)) is not None:
+                self._doom(descriptor)
 
     def close(self) -> None:
         """Close all files, those in use afterwards."""
@@ -81,13 +81,13 @@ class OpenFiles:
                 self._doom(self._open.popitem()[1])
 
     def _add(self, start: int, fd: int) -> Descriptor:
-        added = Descriptor(fd, self._lock, self._disk.close)
-        self._open[start] = added
+        descriptor = Descriptor(fd, self._lock, self._disk.close)
+        self._open[start] = descriptor
         if len(self._open) > DESCRIPTORS_MAX:
-            idle = next((key for key, other in self._open.items() if not other.users and other is not added), None)
+            idle = next((key for key, other in self._open.items() if not other.users and other is not descriptor), None)
             if idle is not None:
                 self._doom(self._open.pop(idle))
-        return added
+        return descriptor
 
     def _doom(self, descriptor: Descriptor) -> None:
         descriptor.doomed = True

@@ -29,8 +29,8 @@ def is_cached(fd: int, length: int, offset: int) -> bool:
     is read elsewhere, and a read of cached data would otherwise start reading megabytes ahead, which a fast processor
     would then wait for after all.
     """
-    found = _cached_by_count(fd, length, offset)
-    return _is_read_at_once(fd, length, offset) if found is None else found
+    answer = _cached_by_count(fd, length, offset)
+    return _is_read_at_once(fd, length, offset) if answer is None else answer
 
 
 def pread_cached(fd: int, length: int, offset: int) -> bytes | None:

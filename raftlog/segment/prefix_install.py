@@ -36,7 +36,7 @@ def fits_before(manifest: Manifest, base: Base, segment_bytes: int) -> bool:
     )
 
 
-def install_prefix(disk: Disk, directory: str, meta: MetaFile, stored: MetaState) -> bool:
+def install_prefix(disk: Disk, directory: str, meta: MetaFile, disk_state: MetaState) -> bool:
     """Put staged files in front of the log, if they are ready. The directory is locked, with no log open.
 
     If the log begins elsewhere by now, they are removed. The note `REFILLED` is set.
@@ -55,22 +55,22 @@ def install_prefix(disk: Disk, directory: str, meta: MetaFile, stored: MetaState
     if not names & {READY, INSTALL}:
         return False
     manifest = stored_manifest(disk, root)
-    base = stored.starts_at
-    if manifest is None or not fits_before(manifest, base, stored.segment_bytes):
+    base = disk_state.starts_at
+    if manifest is None or not fits_before(manifest, base, disk_state.segment_bytes):
         # With the mark `INSTALL` too: the base was moved already, and only the marks are left.
         discard(disk, directory, REFILL_NAME)
         return False
     if INSTALL not in names:
         disk.rename(os.path.join(root, READY), os.path.join(root, INSTALL))
         disk.sync_directory(root)
-    wanted = {f"{start:020d}" for start in manifest.starts}
+    names_to_install = {f"{start:020d}" for start in manifest.starts}
     for name in sorted(names):
-        if (found := _FILE_NAME.fullmatch(name)) and found[1] in wanted:
+        if (match := _FILE_NAME.fullmatch(name)) and match[1] in names_to_install:
             disk.rename(os.path.join(root, name), os.path.join(directory, name))
     disk.sync_directory(directory)
     disk.sync_directory(root)
-    notes = {**stored.notes, CONF: manifest.conf, REFILLED: b"1"}
-    state = msgspec.structs.replace(stored, base=manifest.base, notes=notes)
+    notes = {**disk_state.notes, CONF: manifest.conf, REFILLED: b"1"}
+    state = msgspec.structs.replace(disk_state, base=manifest.base, notes=notes)
     # Both slots, so that damage to one of them cannot restore the later base, below which files are removed.
     meta.write(state)
     meta.write(state)

@@ -38,9 +38,9 @@ class RangesAhead:
         self._request()
         if not self._pending or self._pending[0][:2] != (name, offset):
             return None
-        _, _, length, requested = self._pending.popleft()
+        _, _, length, future = self._pending.popleft()
         self._request()
-        data = requested.result()
+        data = future.result()
         return data, len(data) < length
 
     def close(self) -> None:

@@ -26,14 +26,14 @@ def read_ahead(items: Iterable[T], ahead: int = ITEMS_AHEAD) -> Generator[T, Non
     used or closed elsewhere: then that thread has ended.
     """
     queue: Queue[T | _End] = Queue(ahead)
-    stopped = threading.Event()
+    stop = threading.Event()
 
     def produce() -> None:
         error: Exception | None = None
         try:
             for item in items:
                 queue.put(item)
-                if stopped.is_set():
+                if stop.is_set():
                     break
         except Exception as raised:  # raised again on the other thread
             error = raised
@@ -48,7 +48,7 @@ def read_ahead(items: Iterable[T], ahead: int = ITEMS_AHEAD) -> Generator[T, Non
         if item.error is not None:
             raise item.error
     finally:
-        stopped.set()
+        stop.set()
         while thread.is_alive():
             while not queue.empty():
                 queue.get()

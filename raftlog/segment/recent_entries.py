@@ -80,12 +80,12 @@ class Tail:
         if entry.pos + HEADER_BYTES <= pos and end <= entry.pos + entry.size:
             begin = pos - entry.pos - HEADER_BYTES
             return entry.body[begin : begin + end - pos]
-        first_pos = expected = entry.pos
+        first_pos = next_pos = entry.pos
         parts: list[bytes] = []
-        while expected < end:
+        while next_pos < end:
             entry = entries[at]
-            parts += (blank_bytes(expected, entry.pos), entry.header, entry.body)
-            expected = entry.pos + entry.size
+            parts += (blank_bytes(next_pos, entry.pos), entry.header, entry.body)
+            next_pos = entry.pos + entry.size
             at += 1
         return b"".join(parts)[pos - first_pos : end - first_pos]
 

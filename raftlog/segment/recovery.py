@@ -229,10 +229,10 @@ def scan_file(
 
 def end_of_data(read: Read, pos: int, end: int) -> int:
     """The end of the last nonzero byte in ``pos..end``; ``pos`` if there is none."""
-    found = pos
+    data_end = pos
     for block_pos, block in _blocks(read, pos, end):
-        found = block_pos + len(block.rstrip(b"\0"))
-    return found
+        data_end = block_pos + len(block.rstrip(b"\0"))
+    return data_end
 
 
 def end_of_all(read: Read, pos: int, starts: Sequence[int], segment_bytes: int) -> int:
@@ -240,8 +240,8 @@ def end_of_all(read: Read, pos: int, starts: Sequence[int], segment_bytes: int) 
     end = pos
     for start in starts:
         begin, file_end = max(start, pos), start + segment_bytes
-        if begin < file_end and (found := end_of_data(read, begin, file_end)) > begin:
-            end = found
+        if begin < file_end and (data_end := end_of_data(read, begin, file_end)) > begin:
+            end = data_end
     return end
 
 
@@ -402,14 +402,14 @@ def next_entry(read: Read, pos: int, starts: Sequence[int], segment_bytes: int, 
     for start in starts:
         end = start + segment_bytes
         at = max(start, pos)
-        while at < end and (found := find_intact(read, at, end)) is not None:
-            kind, size, index, term, _, _, chain, _, _ = HEADER.unpack(read(found, HEADER_BYTES))
+        while at < end and (entry_pos := find_intact(read, at, end)) is not None:
+            kind, size, index, term, _, _, chain, _, _ = HEADER.unpack(read(entry_pos, HEADER_BYTES))
             if index > last.index and term >= last.term:
-                entry = EntryRef(index, term, kind, found, size, chain)
+                entry = EntryRef(index, term, kind, entry_pos, size, chain)
                 if _is_confirmed(read, entry, starts, segment_bytes):
                     return entry
                 doubtful = doubtful or entry
-            at = found + 1
+            at = entry_pos + 1
     return doubtful
 
 

@@ -70,41 +70,41 @@ class Repair:
         cut_at: where the log was cut, since no peer had more of it; None while it was not.
     """
 
-    def __init__(self, disk: Disk, damaged: LogDamaged, *, peers: Iterable[str], limits: LogLimits = DEFAULT) -> None:
+    def __init__(self, disk: Disk, damage: LogDamaged, *, peers: Iterable[str], limits: LogLimits = DEFAULT) -> None:
         """Lock the directory. ``limits`` are those of the log.
 
         Raises:
             DirectoryLocked: another process has the directory.
-            MetaCorrupt, StorageFailed: it changed since ``damaged`` was raised, or a disk error.
+            MetaCorrupt, StorageFailed: it changed since ``damage`` was raised, or a disk error.
         """
-        self.directory = damaged.directory
+        self.directory = damage.directory
         self.replaced: list[Replaced] = []
         self.cut_at: int | None = None
         self._disk = disk
         self._limits = limits
         self.peers = set(peers)
-        self._ranges = list(damaged.ranges)
-        self._good_end = damaged.end_pos
+        self._ranges = list(damage.ranges)
+        self._good_end = damage.end_pos
         self._unreadable: set[int] = set()
         """Blocks that were intact when the log was opened, and became unreadable."""
         self._held, self._holder = b"", ""
-        self._side_path = os.path.join(damaged.directory, SIDE_FILE_NAME)
+        self._side_path = os.path.join(damage.directory, SIDE_FILE_NAME)
         with contextlib.ExitStack() as undo:
             try:
-                undo.callback(disk.close, lock_directory(disk, damaged.directory))
-                meta = MetaFile(disk, os.path.join(damaged.directory, FILE_NAME))
+                undo.callback(disk.close, lock_directory(disk, damage.directory))
+                meta = MetaFile(disk, os.path.join(damage.directory, FILE_NAME))
                 undo.callback(meta.close)
                 if meta.state is None:
                     raise MetaCorrupt(meta.path)
                 self._meta, self._state = meta, meta.state
                 self._segment_bytes = meta.state.segment_bytes
                 allocation = Preallocation.for_segment(self._segment_bytes)
-                self._files = SegmentFiles(disk, damaged.directory, self._segment_bytes, allocation, limits)
+                self._files = SegmentFiles(disk, damage.directory, self._segment_bytes, allocation, limits)
                 undo.callback(self._files.close)
                 self._side = disk.open(self._side_path, create=True)
                 undo.callback(disk.close, self._side)
             except OSError as error:
-                raise StorageFailed(error.filename or damaged.directory, error.errno or 0, "repair") from error
+                raise StorageFailed(error.filename or damage.directory, error.errno or 0, "repair") from error
             self._begin_range()
             if DAMAGED not in self._state.notes:
                 # Until this is finished, every opening verifies all entries, whatever their sidecars contain.

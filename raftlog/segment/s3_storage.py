@@ -104,10 +104,10 @@ class S3Store:
     def below(self, folder: str) -> S3Store:
         """The objects in a folder, over the same connections, which are closed with either of the two."""
         assert not f"{folder}/".endswith("//"), folder
-        connected = [self._client]
+        clients = [self._client]
 
         def open_client(is_impatient: bool) -> Any:
-            return connected.pop() if connected and not is_impatient else self._open_client(is_impatient)
+            return clients.pop() if clients and not is_impatient else self._open_client(is_impatient)
 
         return S3Store(open_client, self._bucket, f"{self._prefix}{folder}/")
 
@@ -141,8 +141,8 @@ class S3Store:
         """Read at least as far as asked, and keep the rest for the next call."""
         if self._ahead is not None and name not in self._ahead.names:
             return self._ranged(name, length, offset)
-        known, start, block, is_end = self._block
-        if known != name or not start <= offset <= start + len(block):
+        block_name, start, block, is_end = self._block
+        if block_name != name or not start <= offset <= start + len(block):
             start, block, is_end = offset, b"", False
         while not is_end and offset + length > start + len(block):
             more, is_end = self._following(name, start + len(block), length)
@@ -153,12 +153,12 @@ class S3Store:
     def _following(self, name: str, offset: int, length: int) -> tuple[bytes, bool]:
         """Read ``length`` bytes or more of an object; also returns whether the object ends there."""
         if self._ahead is not None:
-            if (taken := self._ahead.take(name, offset)) is not None:
-                return taken
+            if (ahead := self._ahead.take(name, offset)) is not None:
+                return ahead
             self._read_nothing_ahead()
-        asked = max(length, READ_BYTES)
-        found = self._ranged(name, asked, offset)
-        return found, len(found) < asked
+        nbytes = max(length, READ_BYTES)
+        data = self._ranged(name, nbytes, offset)
+        return data, len(data) < nbytes
 
     def _read_nothing_ahead(self) -> None:
         if self._ahead is not None:
@@ -267,8 +267,8 @@ class S3Store:
         assert source._bucket == self._bucket, "a copy within a bucket"
         config = TransferConfig(multipart_threshold=COPY_BYTES_MAX, multipart_chunksize=COPY_BYTES_MAX)
         with self._failures(source.path(name), f"copying it to {self.path(target)}"):
-            wanted = {"Bucket": source._bucket, "Key": source._prefix + name}
-            self._client.copy(wanted, self._bucket, self._prefix + target, Config=config)
+            copy_source = {"Bucket": source._bucket, "Key": source._prefix + name}
+            self._client.copy(copy_source, self._bucket, self._prefix + target, Config=config)
 
     def names_below(self, folder: str = "") -> Iterator[str]:
         """The names of all objects in a folder and in its subfolders, relative to it; a thousand per request."""
@@ -363,7 +363,7 @@ def open_s3(url: str, endpoint_url: str | None = None, *, answer_seconds: float 
     """
     if has_secret(url) or (endpoint_url and has_secret(endpoint_url)):
         raise BackupRefused("the URL of a backup", SECRET_IN_URL)
-    if (found := _URL.fullmatch(url)) is None:
+    if (match := _URL.fullmatch(url)) is None:
         raise BackupRefused(url, NO_BUCKET)
     try:
         from boto3.session import Session
@@ -371,7 +371,7 @@ def open_s3(url: str, endpoint_url: str | None = None, *, answer_seconds: float 
         from botocore.session import get_session
     except ImportError as error:
         raise BackupRefused(url, "this needs boto3: pip install 'raftmq[s3]'") from error
-    bucket, prefix = found[1], (found[2] or "").strip("/")
+    bucket, prefix = match[1], (match[2] or "").strip("/")
     # What is read is verified against the manifest and the chain of the log. Some services name the checksum of the
     # whole object when a range of it is read, and boto3 would refuse that.
     config = Config(connect_timeout=CONNECT_SECONDS, response_checksum_validation="when_required")
@@ -384,14 +384,14 @@ def open_s3(url: str, endpoint_url: str | None = None, *, answer_seconds: float 
     def open_client(is_impatient: bool) -> Any:
         if not is_impatient or not sessions:
             core = get_session()  # a new one reads files with credentials again
-            wanted = config
+            options = config
             if _is_checksum_enough(core):
-                wanted = config.merge(Config(s3={"payload_signing_enabled": False}))
-            sessions[:] = [(Session(botocore_session=core), wanted)]
-        session, wanted = sessions[0]
+                options = config.merge(Config(s3={"payload_signing_enabled": False}))
+            sessions[:] = [(Session(botocore_session=core), options)]
+        session, options = sessions[0]
         if is_impatient:
-            wanted = wanted.merge(Config(retries={"total_max_attempts": 1}))
-        return session.client("s3", endpoint_url=endpoint_url, config=wanted)
+            options = options.merge(Config(retries={"total_max_attempts": 1}))
+        return session.client("s3", endpoint_url=endpoint_url, config=options)
 
     with _Failures(url, "opening it"):
         try:
@@ -411,11 +411,11 @@ def _is_checksum_enough(session: Any) -> bool:
 class _Failures:
     """Turns boto3's exceptions in a block into our errors, without credentials."""
 
-    def __init__(self, path: str, operation: str, refused: Callable[[], None] = lambda: None) -> None:
-        """``refused`` is called if the store refuses the credentials."""
+    def __init__(self, path: str, operation: str, on_refusal: Callable[[], None] = lambda: None) -> None:
+        """``on_refusal`` is called if the store refuses the credentials."""
         self._path = path
         self._operation = operation
-        self._refused = refused
+        self._refused = on_refusal
 
     def __enter__(self) -> None:
         pass
@@ -432,10 +432,10 @@ class _Failures:
                 raise NotStored(self._path) from error
             if code in _CREDENTIALS:
                 self._refused()
-            said = error.response.get("Error", {})
+            details = error.response.get("Error", {})
             remedy = _REMEDIES.get(code, "")
             raise StoreFailed(
-                self._path, self._operation, f"{code}: {said.get('Message', '')}{remedy and f' ({remedy})'}"
+                self._path, self._operation, f"{code}: {details.get('Message', '')}{remedy and f' ({remedy})'}"
             ) from error
         # While a body is read, botocore passes on errors of TLS as they are.
         if isinstance(error, BotoCoreError | Boto3Error | HTTPError):

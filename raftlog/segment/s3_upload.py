@@ -63,27 +63,27 @@ class Uploads:
         from urllib3.exceptions import HTTPError
 
         has_checksums = client.meta.config.request_checksum_calculation != "when_required"
-        named = {"ChecksumAlgorithm": "CRC32"} if has_checksums else {}
-        created = client.create_multipart_upload(Bucket=self._bucket, Key=key, **named)
-        upload = {"Bucket": self._bucket, "Key": key, "UploadId": created["UploadId"]}
+        checksum_option = {"ChecksumAlgorithm": "CRC32"} if has_checksums else {}
+        response = client.create_multipart_upload(Bucket=self._bucket, Key=key, **checksum_option)
+        upload = {"Bucket": self._bucket, "Key": key, "UploadId": response["UploadId"]}
         try:
             compares = has_checksums and self._finds_wrong_checksums(upload)
-            sent = list(_send(client, upload, parts, has_checksums=has_checksums))
-            done = [part for part, _, _ in sent]
-            client.complete_multipart_upload(**upload, MultipartUpload={"Parts": done})
+            uploads = list(_send(client, upload, parts, has_checksums=has_checksums))
+            part_list = [part for part, _, _ in uploads]
+            client.complete_multipart_upload(**upload, MultipartUpload={"Parts": part_list})
         except BaseException:
             with suppress(BotoCoreError, ClientError, HTTPError):
                 client.abort_multipart_upload(**upload)
             raise
-        if not compares or not all(is_repeated for _, _, is_repeated in sent):
+        if not compares or not all(is_repeated for _, _, is_repeated in uploads):
             return False
         try:
-            stored: int = client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
+            nbytes_stored: int = client.head_object(Bucket=self._bucket, Key=key)["ContentLength"]
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") not in _MISSING:
                 raise
             return False  # reading it back tells whether it is lost, or only not there yet
-        return stored == sum(nbytes for _, nbytes, _ in sent)
+        return nbytes_stored == sum(nbytes for _, nbytes, _ in uploads)
 
     def _finds_wrong_checksums(self, upload: Mapping[str, str]) -> bool:
         """Whether the store refuses a first part whose checksum is wrong; if not, the right one replaces it."""
@@ -113,12 +113,12 @@ def _send(
 
     def send(number: int, data: bytes) -> tuple[dict[str, Any], int, bool]:
         checksum = _checksum(data)
-        given = {"ChecksumCRC32": checksum} if has_checksums else {}
-        answer = client.upload_part(**upload, PartNumber=number, Body=data, **given)
+        checksum_field = {"ChecksumCRC32": checksum} if has_checksums else {}
+        answer = client.upload_part(**upload, PartNumber=number, Body=data, **checksum_field)
         part = {"PartNumber": number, "ETag": answer["ETag"]}
-        if repeated := answer.get("ChecksumCRC32"):  # not if the header is there and empty
-            part["ChecksumCRC32"] = repeated
-        return part, len(data), repeated == checksum
+        if response_checksum := answer.get("ChecksumCRC32"):  # not if the header is there and empty
+            part["ChecksumCRC32"] = response_checksum
+        return part, len(data), response_checksum == checksum
 
     pending: deque[Future[tuple[dict[str, Any], int, bool]]] = deque()
     with ThreadPoolExecutor(PARTS_AT_ONCE, "upload") as pool:
@@ -136,16 +136,16 @@ def _checksum(data: bytes) -> str:
 
 def _parts(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:
     """Cut bytes into parts of ``part_bytes``, only the last one smaller; none is empty."""
-    taken: list[memoryview] = []
+    chunks: list[memoryview] = []
     nbytes = 0
     for piece in pieces:
         rest = memoryview(piece)
         while nbytes + len(rest) >= part_bytes:
             room = part_bytes - nbytes
-            yield b"".join((*taken, rest[:room]))
-            rest, taken, nbytes = rest[room:], [], 0
+            yield b"".join((*chunks, rest[:room]))
+            rest, chunks, nbytes = rest[room:], [], 0
         if rest:
-            taken.append(rest)
+            chunks.append(rest)
             nbytes += len(rest)
-    if taken:
-        yield b"".join(taken)
+    if chunks:
+        yield b"".join(chunks)

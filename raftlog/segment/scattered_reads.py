@@ -41,10 +41,10 @@ class PieceReader:
 
     __slots__ = ("_gap_max", "_kept", "_kept_min", "_run_max", "_segment_bytes", "_tail", "_verified")
 
-    def __init__(self, verified: VerifiedReads, segment_bytes: int, tail: Tail, limits: LogLimits) -> None:
+    def __init__(self, reads: VerifiedReads, segment_bytes: int, tail: Tail, limits: LogLimits) -> None:
         self._gap_max, self._run_max = limits.gap_bytes_max, limits.pieces_bytes_max
         self._kept_min = limits.pieces_kept_min
-        self._verified = verified
+        self._verified = reads
         self._segment_bytes = segment_bytes
         self._tail = tail
         self._kept: list[_CachedRange] = []
@@ -89,8 +89,8 @@ class PieceReader:
 
     def _load(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int]:
         """Works like `_find`, from the files."""
-        start, wanted = pieces[first]
-        end = first_end = start + wanted
+        start, nbytes = pieces[first]
+        end = first_end = start + nbytes
         segment_bytes = self._segment_bytes
         run_end = min(start + self._run_max, start - start % segment_bytes + segment_bytes)
         following, gap_max = first + 1, self._gap_max
@@ -98,7 +98,7 @@ class PieceReader:
             if pos - end > gap_max or pos + length > run_end:
                 break
             end = pos + length
-            wanted += length
+            nbytes += length
             following += 1
         try:
             data = self._verified.read(start, end, trusts_page_cache=True)
@@ -107,7 +107,7 @@ class PieceReader:
                 raise
             # A damaged entry may be between two pieces.
             return start, self._verified.read(start, first_end, trusts_page_cache=True), first + 1
-        if end - start >= max(2 * wanted, self._kept_min):
+        if end - start >= max(2 * nbytes, self._kept_min):
             self._kept.append(_CachedRange(start, end, data))
             del self._kept[:-KEPT_MAX]
         return start, data, following

@@ -65,9 +65,9 @@ CheckEntry = Callable[[EntryRef, memoryview], None]
 class ManifestTooNew(ValueError):
     """A manifest of a newer format version."""
 
-    def __init__(self, found: int) -> None:
-        super().__init__(f"a manifest of format version {found}, and none above {_FORMAT} is understood here")
-        self.found = found
+    def __init__(self, version: int) -> None:
+        super().__init__(f"a manifest of format version {version}, and none above {_FORMAT} is understood here")
+        self.found = version
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -115,8 +115,8 @@ def decode_manifest(data: bytes) -> Manifest:
     """Raises ValueError for an invalid one; `ManifestTooNew` for one of a newer format."""
     try:
         value = decode_safe(data)
-        if isinstance(value, dict) and isinstance(found := value.get("format"), int) and found > _FORMAT:
-            raise ManifestTooNew(found)
+        if isinstance(value, dict) and isinstance(version := value.get("format"), int) and version > _FORMAT:
+            raise ManifestTooNew(version)
         manifest = msgspec.convert(value, Manifest)
     except ManifestTooNew:
         raise
@@ -137,13 +137,13 @@ def why_impossible(manifest: Manifest) -> str | None:
         return "a checksum has more than 32 bits"
     if base.pos % segment_bytes:
         return f"its base at {base.pos} does not begin a file of {segment_bytes} bytes"
-    if (archived := manifest.archived) is not None and (
-        min(archived.index, archived.term, archived.pos) < 0
-        or max(archived.index, archived.term, archived.pos) > _NUMBER_MAX
-        or not 0 <= archived.chain < 2**32
-        or archived.pos % segment_bytes
+    if (archive_end := manifest.archived) is not None and (
+        min(archive_end.index, archive_end.term, archive_end.pos) < 0
+        or max(archive_end.index, archive_end.term, archive_end.pos) > _NUMBER_MAX
+        or not 0 <= archive_end.chain < 2**32
+        or archive_end.pos % segment_bytes
     ):
-        return f"its archive ends with entry {archived.index} at {archived.pos}"
+        return f"its archive ends with entry {archive_end.index} at {archive_end.pos}"
     if len(manifest.note) > _NOTE_BYTES_MAX:
         return f"its note has {len(manifest.note)} bytes"
     if last == base.ref:
@@ -412,7 +412,7 @@ class SnapshotInstall:
         return self._snapshot_done
 
 
-def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, stored: MetaState) -> bool:
+def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, disk_state: MetaState) -> bool:
     """Install a ready replacement for the log, if there is one. The directory is locked, with no log open.
 
     A log that has the replacement's last entry, or is known to have been committed beyond it, is kept, and the
@@ -436,38 +436,38 @@ def install(disk: Disk, directory: str, files: SegmentFiles, meta: MetaFile, sto
     if not names & {READY, INSTALL}:
         return False
     manifest = stored_manifest(disk, root)
-    is_damaged = DAMAGED in stored.notes
+    is_damaged = DAMAGED in disk_state.notes
     if INSTALL not in names:
-        if manifest is None or (not is_damaged and _is_superseded(files, manifest, stored)):
+        if manifest is None or (not is_damaged and _is_superseded(files, manifest, disk_state)):
             discard(disk, directory)
             return False
         disk.rename(os.path.join(root, READY), os.path.join(root, INSTALL))
         disk.sync_directory(root)
     assert manifest is not None, f"{root}: marked for installing without a manifest"
-    assert manifest.segment_bytes == stored.segment_bytes, (
-        f"{root}: files of {manifest.segment_bytes} bytes for a log of {stored.segment_bytes}"
+    assert manifest.segment_bytes == disk_state.segment_bytes, (
+        f"{root}: files of {manifest.segment_bytes} bytes for a log of {disk_state.segment_bytes}"
     )
-    wanted = {f"{start:020d}" for start in manifest.starts}
+    names_to_install = {f"{start:020d}" for start in manifest.starts}
     for name in disk.listdir(directory):
-        found = _OLD_NAME.fullmatch(name)
-        if (found and found[1] not in wanted) or (name == SNAPSHOT_NAME and not manifest.snapshot_bytes):
+        match = _OLD_NAME.fullmatch(name)
+        if (match and match[1] not in names_to_install) or (name == SNAPSHOT_NAME and not manifest.snapshot_bytes):
             disk.unlink(os.path.join(directory, name))
     for name in sorted(names):
-        if name == SNAPSHOT_NAME or ((found := _OLD_NAME.fullmatch(name)) and found[1] in wanted):
+        if name == SNAPSHOT_NAME or ((match := _OLD_NAME.fullmatch(name)) and match[1] in names_to_install):
             disk.rename(os.path.join(root, name), os.path.join(directory, name))
     disk.sync_directory(directory)
     disk.sync_directory(root)
-    notes = {key: value for key, value in stored.notes.items() if key not in (DAMAGED, COPIED)}
+    notes = {key: value for key, value in disk_state.notes.items() if key not in (DAMAGED, COPIED)}
     notes[CONF] = manifest.conf
     if manifest.note:
         notes[COPIED] = manifest.note
-    if is_damaged and (stored.commit_hint > manifest.end_index or stored.durable_pos > manifest.end_pos):
+    if is_damaged and (disk_state.commit_hint > manifest.end_index or disk_state.durable_pos > manifest.end_pos):
         notes[ABSTAINING] = b"1"
-    newer_term = manifest.last.term > stored.term
+    newer_term = manifest.last.term > disk_state.term
     state = msgspec.structs.replace(
-        stored,
-        term=max(stored.term, manifest.last.term),
-        voted_for=None if newer_term else stored.voted_for,
+        disk_state,
+        term=max(disk_state.term, manifest.last.term),
+        voted_for=None if newer_term else disk_state.voted_for,
         base=manifest.base,
         durable_pos=manifest.end_pos,
         durable_chain=manifest.last.chain,
@@ -490,8 +490,8 @@ def discard(disk: Disk, directory: str, name: str = DIRECTORY_NAME) -> None:
     _remove(disk, root, disk.listdir(root))
 
 
-def _is_superseded(files: SegmentFiles, manifest: Manifest, stored: MetaState) -> bool:
-    if stored.commit_hint >= manifest.end_index > 0:
+def _is_superseded(files: SegmentFiles, manifest: Manifest, state: MetaState) -> bool:
+    if state.commit_hint >= manifest.end_index > 0:
         return True
     last = manifest.last
     if files.start_of(last.pos) not in files.starts:

@@ -266,13 +266,13 @@ class VerifiedReads:
         """Cache the part of a run that is not cached yet. Two threads may have loaded overlapping ranges."""
         first = max(0, bisect_right(self._begins, run.begin) - 1)
         for begin in self._begins[first : bisect_left(self._begins, run.next)]:
-            kept = self._runs[begin]
-            if run.begin <= begin and kept.next <= run.next:
+            other = self._runs[begin]
+            if run.begin <= begin and other.next <= run.next:
                 self._remove(begin)
-            elif kept.begin <= run.begin < kept.next:
-                if run.next <= kept.next:
+            elif other.begin <= run.begin < other.next:
+                if run.next <= other.next:
                     return
-                run = VerifiedRun(kept.next, run.end, run.next, run.data[kept.next - run.begin :])
+                run = VerifiedRun(other.next, run.end, run.next, run.data[other.next - run.begin :])
             elif run.begin < begin < run.next:
                 run = VerifiedRun(run.begin, begin, begin, run.data[: begin - run.begin])
         assert run.begin not in self._runs, f"two runs begin at {run.begin}"

@@ -142,8 +142,8 @@ class StoppedLog:
             ]
             return Report(self.directory, DAMAGED_STATE, findings, state, base.index + 1, stale.before, [stale])
         evidence = examine(self.pread, stop, last, starts, self._segment_bytes, state.durable_pos, state.commit_hint)
-        closed = state.clean and state.durable_pos == evidence.end_pos
-        decision: Decision = Keep() if closed else decide(evidence)
+        is_clean = state.clean and state.durable_pos == evidence.end_pos
+        decision: Decision = Keep() if is_clean else decide(evidence)
         findings.append(in_words(decision, evidence))
         ranges: list[DamagedRange] = []
         verdict = INTACT
@@ -251,9 +251,9 @@ class StoppedLog:
 
     def _slot_findings(self) -> Iterator[str]:
         for number, data in enumerate(self._slots):
-            decoded = decode_slot(data)
-            if decoded is not None:
-                seq, state = decoded
+            slot = decode_slot(data)
+            if slot is not None:
+                seq, state = slot
                 yield f"vote file, slot {number}: sequence {seq}, term {state.term}, vote {state.voted_for or 'none'}"
             elif len(data) < SLOT_BYTES:
                 yield f"vote file, slot {number}: truncated to {len(data)} bytes"
@@ -263,14 +263,14 @@ class StoppedLog:
                 yield f"vote file, slot {number}: never written"
 
     def _file_findings(self, base_pos: int) -> Iterator[str]:
-        expected = base_pos
+        next_start = base_pos
         for start in self.starts:
             if start < base_pos:
                 yield f"segment {start:020d} lies before the log's beginning and would be removed"
                 continue
-            if start > expected:
-                yield f"gap between segments: {expected:020d} to {start:020d} is missing"
-            expected = start + self._segment_bytes
+            if start > next_start:
+                yield f"gap between segments: {next_start:020d} to {start:020d} is missing"
+            next_start = start + self._segment_bytes
 
 
 def _range_in_words(damage: DamagedRange) -> str:

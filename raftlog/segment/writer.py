@@ -145,9 +145,9 @@ class QueueTurns:
         is_open = True
         with self._opened() as (fd, start, limit):
             seconds = commit.marker_seconds()
-            found = queue.run(fd, start, limit, commit.end_pos, commit.commit_hint, is_due, seconds)
+            has_work = queue.run(fd, start, limit, commit.end_pos, commit.commit_hint, is_due, seconds)
         self._note_written(start)
-        if found:
+        if has_work:
             is_open = self._carry_out_others()
         if commit.marker_delay() == 0.0:
             # After the report, so that nothing waits for it.
@@ -178,8 +178,8 @@ class QueueTurns:
     def _carry_out_others(self) -> bool:
         batch, is_open = self._queue.take(self._files.limits.sync_bytes_max)
         if batch:
-            done = self._queue.done_ticket
-            assert batch[0].ticket > done, f"ticket {batch[0].ticket} after {done}"
+            ticket = self._queue.done_ticket
+            assert batch[0].ticket > ticket, f"ticket {batch[0].ticket} after {ticket}"
             began = self._clock()
             self.commit.apply(batch)
             seconds = self._clock() - began

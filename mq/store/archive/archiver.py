@@ -155,7 +155,7 @@ class _Archiver:
             now_ms=self._now_ms(),
             new_index=lambda begin: FileIndexBuilder(begin, size),
             state_for=self._state_for(),
-            copied=self._copied,
+            on_copy=self._copied,
         )
 
     def _state_for(self) -> Callable[[LogIndex], Snapshot | None]:

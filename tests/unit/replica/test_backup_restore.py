@@ -73,7 +73,7 @@ class Home:
         backup = Backup(DirectoryStore(self.disk, TARGET))
         directory = f"/new/{node_id}"
         try:
-            end = restore(backup, self.disk, directory, node_id=node_id, addresses=new, wanted=wanted)
+            end = restore(backup, self.disk, directory, node_id=node_id, addresses=new, is_wanted=wanted)
         finally:
             backup.close()
         log = self.open(directory, node_id)

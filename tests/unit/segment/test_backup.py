@@ -38,7 +38,7 @@ class Operator:
         target = BackupTarget(DirectoryStore(self.disk, TARGET))
         self.copied = 0
         try:
-            return target.extend(source, conf=b"conf", snapshot=snapshot, now_ms=now_ms, copied=self._count)
+            return target.extend(source, conf=b"conf", snapshot=snapshot, now_ms=now_ms, on_copy=self._count)
         finally:
             source.close()
             target.close()
@@ -146,7 +146,7 @@ def test_target_that_disappears_midway_leaves_no_backup(tmp_path: Path, entries:
         BackupTarget(DirectoryStore(RealDisk(), str(tmp_path / "backup"))),
     )
     with pytest.raises(StorageFailed, match="No such file"):
-        target.extend(source, conf=b"", snapshot=None, now_ms=1, copied=lambda nbytes: shutil.rmtree(target.name))
+        target.extend(source, conf=b"", snapshot=None, now_ms=1, on_copy=lambda nbytes: shutil.rmtree(target.name))
     source.close()
     target.close()
     assert not (tmp_path / "backup").exists()

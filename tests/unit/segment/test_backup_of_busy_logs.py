@@ -75,7 +75,7 @@ def test_backup_is_always_a_prefix_of_committed_entries(seed: int) -> None:
         state = source.state
         snapshot = Snapshot(state.commit_hint, b"state") if state.commit_hint > state.starts_at.index else None
         try:
-            target.extend(source, conf=b"", snapshot=snapshot, now_ms=1, copied=lambda nbytes: busy.step())
+            target.extend(source, conf=b"", snapshot=snapshot, now_ms=1, on_copy=lambda nbytes: busy.step())
         except BackupRefused:
             known = target.manifest
             if known is not None and state.starts_at.pos > known.last.pos:
