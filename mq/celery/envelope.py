@@ -135,7 +135,7 @@ def encode_body(body: str | bytes) -> tuple[str, str]:
 
 
 def priority_of(message: ReceivedMessage) -> int:
-    """0 to 9; the highest comes first."""
+    """The priority of a message, 0 to 9; the highest comes first."""
     return _priority(message.properties.get(PRIORITY))
 
 

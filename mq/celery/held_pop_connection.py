@@ -59,8 +59,8 @@ class HeldPopConnection:
         return messages
 
     async def finish(self) -> None:
-        """Pop nothing more: a broker drops a pop that it holds. Returns when the last pop has ended: it may have got
-        messages before the broker knew. It fails otherwise.
+        """Pop nothing more: a broker drops a held pop. Wait for the end of the last pop, which may have got messages
+        before the broker knew; otherwise it fails.
         """
         self._is_over = True
         if self._connection is not None:
