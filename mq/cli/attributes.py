@@ -23,7 +23,7 @@ Properties = Annotated[
 
 
 def attributes_of(texts: Iterable[str]) -> dict[str, str | None]:
-    """Attributes and their values, None for those to remove. Raises CommandFailed."""
+    """Parse attributes; None as the value of those to remove. Raises CommandFailed."""
     attributes: dict[str, str | None] = {}
     for each in texts:
         name, equals, value = (part.strip() for part in each.partition("="))
@@ -34,7 +34,7 @@ def attributes_of(texts: Iterable[str]) -> dict[str, str | None]:
 
 
 def as_changes(attributes: Mapping[str, str | None]) -> dict[str, str]:
-    """Attributes as brokers want them: ``+name`` sets one, ``-name`` removes it."""
+    """Encode attributes for brokers: ``+name`` sets one, ``-name`` removes it."""
     return {f"-{name}" if value is None else f"+{name}": value or "" for name, value in attributes.items()}
 
 
@@ -44,7 +44,7 @@ def after(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[
 
 
 def properties_of(texts: Iterable[str]) -> dict[str, str]:
-    """``NAME=VALUE`` texts as properties of a message. Raises CommandFailed."""
+    """Parse ``NAME=VALUE`` texts as properties of a message. Raises CommandFailed."""
     properties: dict[str, str] = {}
     for each in texts:
         name, equals, value = each.partition("=")

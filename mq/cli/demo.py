@@ -177,7 +177,7 @@ class _DemoState:
     moved: trio.Event = field(default_factory=trio.Event)
 
     def on_outcome(self, number: int, outcome: SendResult | ClientError) -> None:
-        """The producer's result for one message."""
+        """Record the producer's result for one message."""
         self.in_flight -= 1
         self.room.set()
         if isinstance(outcome, SendResult):

@@ -80,7 +80,7 @@ class History:
         self.acknowledgements[number] = Acknowledgement(queue, queue_offset, first_attempt)
 
     def delivered(self, consumer: str, queue: Queue, queue_offset: int, number: int, *, intact: bool) -> None:
-        """A consumer got message ``number``; ``intact`` says whether its body is the sent line."""
+        """Record that a consumer got message ``number``; ``intact`` says whether its body is the sent line."""
         self.deliveries += 1
         self.consumed.add(number)
         if not intact:

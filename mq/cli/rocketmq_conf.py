@@ -188,7 +188,7 @@ _ADDRESS_KEYS: Final = ("listenPort", "brokerIP1", "aclEnable")
 
 
 def convert(text: str, directory: Path) -> Converted:
-    """Settings from the text of a ``broker.conf`` in ``directory``. Raises ConfInvalid."""
+    """Read settings from the text of a ``broker.conf`` in ``directory``. Raises ConfInvalid."""
     lines = _parse(text)
     settings: dict[str, Any] = {}
     warnings: list[str] = []

@@ -165,7 +165,7 @@ def _check_replica_named(settings: BrokerSettings) -> None:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` as a pair. Raises CommandFailed."""
+    """Parse ``HOST:PORT`` to a pair. Raises CommandFailed."""
     host, separator, port = text.strip().rpartition(":")
     if not separator or not host or not port.isdigit() or int(port) > 65535:
         raise CommandFailed(f"{text!r} is not HOST:PORT")
@@ -175,7 +175,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def split_settings(pairs: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE`` texts as a dict. Raises CommandFailed."""
+    """Parse ``NAME=VALUE`` texts to a dict. Raises CommandFailed."""
     settings: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
@@ -186,7 +186,7 @@ def split_settings(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def checked_level(level: str) -> str:
-    """``level`` if it is a valid log level. Raises CommandFailed."""
+    """Return ``level`` if it is a valid log level. Raises CommandFailed."""
     if level not in LEVELS:
         raise CommandFailed(f"--log-level {level!r} is not one of {', '.join(LEVELS)}")
     return level

@@ -48,11 +48,11 @@ class Arrivals:
         self._acknowledged: set[int] = set()
 
     def sent(self, numbers: range, due_at: float) -> None:
-        """Messages were sent, which were due at ``due_at``, in seconds."""
+        """Note sent messages and the time ``due_at``, in seconds, at which they were due."""
         self._due.update(dict.fromkeys(numbers, due_at))
 
     def acknowledged(self, numbers: range) -> None:
-        """Messages are stored, so they must be delivered."""
+        """Note that messages are stored, so that they must be delivered."""
         self._acknowledged.update(number for number in numbers if number in self._due)
 
     def delivered(self, number: int, now: float) -> bool:

@@ -28,7 +28,7 @@ class Latencies:
         return int(self.histogram.get_total_count())
 
     def as_milliseconds(self) -> dict[str, float]:
-        """``p50`` to ``p99_9``, and ``max``."""
+        """The latencies ``p50`` to ``p99_9``, and ``max``."""
         names = [f"p{percentile:g}".replace(".", "_") if percentile < 100 else "max" for percentile in PERCENTILES]
         values = [self.histogram.get_value_at_percentile(percentile) / 1000 for percentile in PERCENTILES]
         return dict(zip(names, values, strict=True))

@@ -117,7 +117,7 @@ def mirror(
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Errors of clients and of the mirror as messages with an exit code."""
+    """Turn errors of clients and of the mirror into messages with an exit code."""
     try:
         with client_errors():
             yield
@@ -139,7 +139,7 @@ def _check_addresses(source: str, target: str) -> None:
 
 @asynccontextmanager
 async def both(source: str, target: str, source_keys: Path | None) -> AsyncIterator[tuple[ClusterAdmin, ClusterAdmin]]:
-    """Both clusters. Raises CommandFailed if they are one, ClientError if one does not answer."""
+    """Return both clusters. Raises CommandFailed if they are one, ClientError if one does not answer."""
     settings = RemotingSettings()
     try:
         ours = settings if source_keys is None else replace(settings, credentials=Credentials.from_file(source_keys))
@@ -195,7 +195,7 @@ async def _verify(source: ClusterAdmin, target: ClusterAdmin, path: Path, *, as_
 
 
 def comparison_line(comparison: Comparison) -> str:
-    """One queue as text."""
+    """Format the comparison of one queue."""
     text = f"{comparison.queue}: {comparison.compared:,} equal, checksum {comparison.checksum}"
     if comparison.difference is not None:
         text = f"{comparison.queue}: DIFFERS after {comparison.compared:,} equal messages: {comparison.difference}"
@@ -330,19 +330,19 @@ class Display:
         return SHOW_SECONDS[0]
 
     def print_line(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line of its own."""
         self._close_line()
         print(f"raftmq mirror: {text}", file=sys.stderr, flush=True)
 
     def print_troubles(self, copier: Copier) -> None:
-        """The new reasons of blocked queues."""
+        """Print the new reasons of blocked queues."""
         for text in (*copier.refused.values(), *copier.troubles.values(), *copier.blocked.values()):
             if text not in self._printed:
                 self._printed.add(text)
                 self.print_line(text)
 
     def figures(self, figures: Figures, copier: Copier, *, final: bool = False) -> None:
-        """The progress."""
+        """Print the progress, at most once per interval."""
         now = trio.current_time()
         interval = SHOW_SECONDS[0] if self._is_terminal or self._as_json else SHOW_SECONDS[1]
         if not final and now - self._shown_at < interval:
@@ -365,7 +365,7 @@ class Display:
             print(figures.text(), file=sys.stderr, flush=True)
 
     def end(self, copier: Copier) -> None:
-        """The last lines."""
+        """Print the last lines."""
         self._close_line()
         for text in (*copier.refused.values(), *copier.blocked.values()):
             print(f"raftmq mirror: does not go on: {text}", file=sys.stderr, flush=True)

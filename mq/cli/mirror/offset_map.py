@@ -37,7 +37,7 @@ class OffsetMap:
         return sum(each.length for each in self._stretches)
 
     def add(self, source: int, target: int, count: int) -> None:
-        """The next messages. Raises ValueError unless they are behind all others, on both sides."""
+        """Note the next messages. Raises ValueError unless they are behind all earlier ones, on both sides."""
         if count < 1 or source < 0 or target < 0:
             raise ValueError(f"{count} messages from {source} to {target} cannot be noted: numbers must be positive")
         if not self._stretches:

@@ -60,7 +60,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
+    """Format a duration: ``45 s``, ``12 min``, ``3 h 20 min``, ``2 d 4 h``."""
     whole = max(round(seconds), 0)
     if whole < 90:
         return f"{whole} s"
