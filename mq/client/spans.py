@@ -131,7 +131,7 @@ class Spans:
 
     @contextmanager
     def settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]] = ()) -> Iterator[None]:
-        """The span of settling these messages at a broker; an exception in the block becomes its error."""
+        """Run the block in a span of settling these messages at a broker; an exception becomes the span's error."""
         span = self._settling(operation, topic, messages)
         try:
             yield

@@ -182,7 +182,7 @@ class Consumer(Client, Generic[BodyT]):
         return HeartbeatData(self.client_id).encode()
 
     def _note_route(self, route: TopicRoute) -> None:
-        """The route of a topic became known or changed."""
+        """Called when the route of a topic became known or changed."""
 
     def _answer_server(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater

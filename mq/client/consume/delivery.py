@@ -76,7 +76,7 @@ class DeliveryBoard:
             self._offered.set()
 
     def release(self, queue: ProcessQueue) -> None:
-        """Messages that were taken exclusively are finished or returned."""
+        """Deliver the queue again, after its exclusively taken messages were finished or returned."""
         queue.leased = False
         self.offer(queue)
 

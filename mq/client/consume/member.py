@@ -111,7 +111,7 @@ class GroupMember:
         self.rebalance_soon()
 
     def note_route(self, route: TopicRoute) -> None:
-        """The queues or leaders of a topic changed."""
+        """Rebalance after the queues or leaders of a topic changed."""
         self.assignment.note_route(route)
         self.rebalance_soon()
 
@@ -134,7 +134,7 @@ class GroupMember:
                 self._board.offer(process_queue)
 
     def note_progress(self, process_queue: ProcessQueue) -> None:
-        """Messages of a queue were finished, so that its pulling may continue."""
+        """Let pulling of a queue continue, after messages of it were finished."""
         puller = self.assignment.puller(process_queue.queue)
         if puller is not None:
             puller.note_progress()

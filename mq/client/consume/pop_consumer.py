@@ -298,7 +298,7 @@ class PopConsumer(Consumer[BodyT]):
         return batch
 
     async def nack(self, message: PoppedMessage[Any], delay: float = 0.0) -> None:
-        """Redeliver a message in `delay` seconds from now, earlier or later than otherwise. Raises ClientError.
+        """Redeliver a message in `delay` seconds, not at the end of its invisible time. Raises ClientError.
 
         Afterwards it can no longer be acknowledged. With `ordered`, those behind it come after it.
         """

@@ -124,7 +124,7 @@ class Puller:
         self._scope.cancel()
 
     def note_progress(self) -> None:
-        """Messages of the queue were finished, or it was resumed; pulling may continue."""
+        """Let pulling continue, after messages of the queue were finished or it was resumed."""
         self._progress.set()
 
     def note_route(self, route: TopicRoute) -> None:

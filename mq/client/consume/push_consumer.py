@@ -461,7 +461,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
                 )
 
         async def ended() -> None:
-            """The handler acknowledges its messages, or gets them again."""
+            """Do nothing: the handler acknowledges its messages, or gets them again."""
 
         ranges = {queue: (offsets[0], offsets[-1] + 1) for queue, offsets in offsets_by_queue.items()}
         return Consumed(self.group, ranges, ended, ended, ended)

@@ -328,7 +328,7 @@ class Assignment:
         self._tasks.start_soon(puller.run)
 
     def restart_at(self, process_queue: ProcessQueue, offset: int) -> None:
-        """The broker moved the offset: restart the queue there, dropping cached messages."""
+        """Restart a queue at the offset to which the broker moved it, dropping cached messages."""
         puller = self._pullers.get(process_queue.queue)
         if puller is not None and puller.process_queue is process_queue:
             puller.stop()

@@ -272,7 +272,7 @@ class Recorder:
         self._add(families.SETTLED, count, topic, outcome)
 
     def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """The handler, with its duration measured; `settled` counts what became of failures."""
+        """Wrap the handler, to measure its duration; `settled` counts the outcomes of failures."""
 
         async def measured(argument: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
             messages = argument if isinstance(argument, list) else [argument]

@@ -442,7 +442,7 @@ class ClientCore:
         return None
 
     def _note_forwarded(self, address: str) -> None:
-        """The broker at `address` serves us by forwarding: find the leader to save a hop."""
+        """Look for the leader, to save a hop: the broker at `address` only forwards requests to it."""
         now = anyio.current_time()
         if now < self._ask_again_at or self._closed:
             return

@@ -17,7 +17,7 @@ class InProcessNetwork(Protocol):
     """A network of servers in this process. Any thread may call it."""
 
     def connect(self, port: int) -> socket.socket:
-        """Our end of a new connection. Raises OSError if no server listens at this port."""
+        """Return the client's end of a new connection. Raises OSError if no server listens at this port."""
 
 
 in_process_networks: dict[str, InProcessNetwork] = {}

@@ -205,7 +205,7 @@ class Client:
         return 0
 
     def _note_own_task(self) -> None:
-        """The session runs an asynchronous function of the application in this task; `aclose` cannot wait in it."""
+        """Note that this task runs an asynchronous function of the application: `aclose` cannot wait in it."""
         _host_here.set(self._host)
 
     def _check_open(self) -> None:

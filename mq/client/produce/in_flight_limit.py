@@ -22,7 +22,7 @@ class InFlightLimit:
 
     @property
     def waiting(self) -> int:
-        """Senders that wait."""
+        """The number of senders that wait."""
         return len(self._waiting)
 
     @property

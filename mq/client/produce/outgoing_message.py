@@ -386,7 +386,7 @@ class Pending:
     """Its former name."""
 
     async def wait(self) -> SendResult:
-        """The result. Raises the errors of `Producer.send`. If cancelled, the message stays in flight."""
+        """Wait for the result. Raises the errors of `Producer.send`. If cancelled, the message stays in flight."""
         outcome = await self.wait_outcome()
         if isinstance(outcome, ClientError):
             raise outcome

@@ -40,7 +40,7 @@ class OpenRequest:
         return self.reply
 
     def complete(self, reply: ReceivedMessage) -> None:
-        """The reply arrived."""
+        """End the wait of the request with its reply."""
         self.reply = reply
         self._came.set()
 

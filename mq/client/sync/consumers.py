@@ -252,7 +252,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
 
     @contextlib.contextmanager
     def _draining_on_signals(self, seconds: float) -> Iterator[None]:
-        """The signals of this process drain the consumer within the block, which ends after that.
+        """Drain the consumer when this process gets a signal within the block, which ends after that.
 
         Raises ValueError in another thread.
         """

@@ -231,7 +231,7 @@ def waits(method: Callable[Concatenate[C, P], Awaitable[R]]) -> Callable[Concate
 
 
 def at_once(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[Facade[C], P], R]:
-    """The method for a function that does not wait."""
+    """Wrap a method that does not wait."""
 
     @functools.wraps(method)
     def call(facade: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:
