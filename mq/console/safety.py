@@ -30,7 +30,7 @@ TOKEN_FIELD: Final = "token"  # noqa: S105 - the name of a field
 
 
 def exposure_fault(listen_host: str, *, login: bool, encrypts: bool, plain_http: bool) -> str | None:
-    """Why a console must not listen at this address with these settings; None if it may."""
+    """The reason that a console must not listen at this address with these settings; None if it may."""
     if is_loopback(listen_host):
         return None
     if not login:

@@ -101,7 +101,7 @@ class LoginLimit:
         return max((self._wait(key, now) for key in keys), default=0.0)
 
     def failed(self, keys: tuple[str, ...], now: float) -> None:
-        """A login failed."""
+        """Count a failed login."""
         for key in keys:
             recent = self._recent(key, now)
             self._failures[key] = [*recent, now][-FAILURES_MAX:]

@@ -129,7 +129,7 @@ class Shared(Generic[T]):
                 self._asked = trio.current_time()
 
     def forget(self) -> None:
-        """The next one asks the servers: something was changed."""
+        """Let the next caller ask the servers, after a change."""
         self._asked = float("-inf")
 
 

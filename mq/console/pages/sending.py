@@ -48,7 +48,7 @@ async def send(visit: Visit, form: Form) -> Done:
 
 
 def properties_of(text: str) -> dict[str, str]:
-    """Properties, one ``name=value`` a line. Raises InputInvalid."""
+    """Parse properties, one ``name=value`` a line. Raises InputInvalid."""
     found: dict[str, str] = {}
     for line in filter(str.strip, text.splitlines()):
         name, equals, value = line.partition("=")

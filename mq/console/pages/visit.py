@@ -54,7 +54,7 @@ class Visit:
 
     @property
     def page(self) -> int:
-        """The page of a list that is asked for, from 1."""
+        """The number of the requested page of a list, from 1."""
         return self.number("page", 1)
 
     def number(self, parameter: str, default: int) -> int:

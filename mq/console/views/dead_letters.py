@@ -53,12 +53,12 @@ def letter_rows(letters: Sequence[Letter], *, hide_bodies: bool) -> list[LetterR
 
 
 def place_text(letter: Letter) -> str:
-    """Broker group, queue and offset: ``broker-a/0 17``."""
+    """Format broker group, queue and offset: ``broker-a/0 17``."""
     return f"{queue_name(letter.queue)} {letter.queue_offset}"
 
 
 def place_of(text: str) -> tuple[str, int, int]:
-    """Broker group, queue and offset of such a text. Raises ValueError."""
+    """Parse broker group, queue and offset from such a text. Raises ValueError."""
     queue, _, offset = text.rpartition(" ")
     broker, _, number_text = queue.rpartition("/")
     if not broker:

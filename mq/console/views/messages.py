@@ -65,7 +65,7 @@ def message_rows(messages: Sequence[ReceivedMessage], *, hide_bodies: bool) -> l
 
 
 def message_row(message: ReceivedMessage, *, hide_bodies: bool) -> MessageRow:
-    """One message in a list."""
+    """The row of one message in a list."""
     return MessageRow(
         stored=time_of(message.record.store_timestamp_ms) or "-",
         place=f"{message.queue.broker_name}/{message.queue.queue_id} {message.queue_offset:,}",
@@ -150,7 +150,7 @@ def body_of(message: ReceivedMessage, form: BodyForm, bytes_max: int | None) -> 
 
 
 def lines(text: str) -> str:
-    """A text with its lines and tabs; other characters without a shape as escapes."""
+    """A text with its lines and tabs; other invisible characters as escapes."""
     return "\n".join("\t".join(map(visible, line.split("\t"))) for line in text.replace("\r\n", "\n").split("\n"))
 
 

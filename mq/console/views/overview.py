@@ -76,7 +76,7 @@ def cards(groups: Sequence[GroupStatus], history: History, now: float) -> tuple[
 
 
 def card(group: GroupStatus, history: History, now: float) -> GroupCard:
-    """One broker group; ``now`` is on the clock of the history."""
+    """The card of one broker group; ``now`` is on the clock of the history."""
     leader = next((each for each in group.replicas if each.role == "leader"), None)
     if leader is None and group.is_stock:
         leader = next((each for each in group.replicas if each.broker_id == 0), None)

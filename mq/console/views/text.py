@@ -32,7 +32,7 @@ def percent(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """``3 s``, ``4 min``, ``2 h 5 min``, ``3 days``; a dash if not known."""
+    """Format a duration: ``3 s``, ``4 min``, ``2 h 5 min``, ``3 days``; a dash if not known."""
     if seconds is None:
         return "-"
     whole = max(0, round(seconds))
