@@ -88,5 +88,5 @@ def letter_fields(letter: Letter) -> dict[str, Any]:
 
 
 def queue_name(queue: MessageQueue) -> str:
-    """Broker group and number: ``broker-a/3``."""
+    """Format broker group and queue number: ``broker-a/3``."""
     return f"{queue.broker_name}/{queue.queue_id}"

@@ -118,5 +118,5 @@ def removed_member_text(kept: KeptOutMember) -> str:
 
 
 def queue_text(queue: MessageQueue) -> str:
-    """Topic, broker group and number: ``Orders broker-a/3``."""
+    """Format topic, broker group and queue number: ``Orders broker-a/3``."""
     return f"{queue.topic} {queue.broker_name}/{queue.queue_id}"

@@ -184,7 +184,7 @@ def _leadership(group: GroupStatus) -> Iterator[Finding]:
 
 
 def _archive_limits(group: GroupStatus) -> Iterator[Finding]:
-    """Replicas keep archived messages for different times, or the leader does not know for how long."""
+    """Find replicas that keep archived messages for different times, or a leader that does not know for how long."""
     if kept := different_archive_limits(group):
         yield Finding(
             Severity.WARNING,
