@@ -56,7 +56,7 @@ class Cause(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def milliseconds(self) -> int | None:
-        """``seconds``, rounded."""
+        """The ``seconds`` as milliseconds, rounded."""
         return None if self.seconds is None else round(self.seconds * 1000)
 
     def __str__(self) -> str:

@@ -50,7 +50,7 @@ class Election(Membership):
 
     @property
     def _backoff(self) -> int:
-        """Split votes are retried soon; if writing the vote is slow, each round waits longer than the last."""
+        """The factor of the wait before a retry; doubles in each failed round, since writing the vote may be slow."""
         return int(min(2**self._election.failed_rounds, _BACKOFF_MAX))
 
     def _on_election_timeout(self) -> None:
@@ -131,7 +131,7 @@ class Election(Membership):
             self._become_leader()
 
     def _on_timeout_now(self, message: TimeoutNow) -> None:
-        """The leader transfers leadership: no need to ask whether it is alive."""
+        """Campaign at once, since the leader transfers leadership: no need to ask whether it is alive."""
         if self._electable and self._role is not Role.LEADER:
             self._cause = Cause(CauseKind.ASKED_TO_LEAD, message.src)
             self._campaign(force=True)

@@ -13,7 +13,7 @@ class FollowerRole(CoreState):
     """Handling of a leader's messages."""
 
     def _follow(self, leader_id: NodeId) -> None:
-        """A message of this term's leader arrived."""
+        """Follow this term's leader, from which a message arrived."""
         if self._role is not Role.FOLLOWER or self._leader_id != leader_id:
             assert self._role is not Role.LEADER, f"{leader_id} and {self.node_id} both lead in term {self._term}"
             assert self._leader_id in (None, leader_id), (
@@ -88,7 +88,7 @@ class FollowerRole(CoreState):
         return max(span.nbytes, 1)
 
     def _check_term_of(self, index: LogIndex, term: Term) -> None:
-        """Verified or committed entries cannot have another term in the leader's log."""
+        """Assert that a verified or committed entry has the same term in the leader's log."""
         log = self._log
         assert index <= log.base.index or log.term_at(index) == term, (
             f"entry {index} has term {log.term_at(index)} and was verified, leader {self._leader_id} has term {term}"

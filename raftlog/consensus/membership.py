@@ -80,7 +80,7 @@ class Membership(LeaderRole):
         return index
 
     def _follow_conf(self) -> None:
-        """Once the configuration in force is committed: end a joint one, and drop peers that are no longer members."""
+        """End a joint configuration, and drop peers that are not members, once the present one is committed."""
         while self._conf_committed:
             self._conf_committed = False
             if self._role is not Role.LEADER:

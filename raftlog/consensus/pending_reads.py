@@ -38,7 +38,7 @@ class ReadRounds:
         self.waiting.append(Read(asker, ctx, commit))
 
     def begin(self, commit: LogIndex) -> None:
-        """Heartbeats sent from now on confirm all waiting reads, which are answered with ``commit``."""
+        """Begin a round of heartbeats that confirms all waiting reads, which are answered with ``commit``."""
         self.newest += 1
         self.under_way.append((self.newest, commit, self.waiting))
         self.waiting = []

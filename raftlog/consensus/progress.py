@@ -154,7 +154,7 @@ class Progress:
         return seq >= self._epoch_seq
 
     def sent(self, seq: int, spans: tuple[Span, ...]) -> None:
-        """Request ``seq`` with ``spans`` was sent."""
+        """Note that request ``seq`` with ``spans`` was sent."""
         self.append_seq = seq
         if self.state is PeerState.PROBE:
             self.awaiting = True

@@ -422,7 +422,7 @@ class RaftCore(Election, FollowerRole):
             self._become_follower(self._term, None)
 
     def fetched(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
-        """The spans that `Effects.fetch` requested, from exactly that entry on; empty if they were deleted."""
+        """Take the spans that `Effects.fetch` requested, from exactly that entry on; empty if they were deleted."""
         self._now = now
         if self._role is Role.LEADER and (progress := self._peers.get(peer)) is not None:
             self._take_fetched(progress, tuple(spans))
@@ -464,7 +464,7 @@ class RaftCore(Election, FollowerRole):
         return min(indexes)
 
     def take_effects(self) -> Effects:
-        """Everything to be done since the last call; see `Effects` for the required order."""
+        """Take everything to be done since the last call; see `Effects` for the required order."""
         effects = Effects()
         if self._conf_committed:
             self._follow_conf()

@@ -254,7 +254,7 @@ class CoreState:
             self._adopt_conf()
 
     def _truncate(self, first: LogIndex) -> None:
-        """Cut the end of the log, wherever it has been written already."""
+        """Cut the end of the log, in memory and on its way to the disk."""
         assert first > self._commit, f"entries from {first} were to be cut, {self._commit} is committed"
         assert self._role is not Role.LEADER, f"the leader of term {self._term} was to cut its own log at {first}"
         self._log.truncate(first)
@@ -276,7 +276,7 @@ class CoreState:
             self._adopt_conf()
 
     def _commit_to(self, index: LogIndex) -> None:
-        """Entries up to ``index`` are committed."""
+        """Note that entries up to ``index`` are committed."""
         assert self._commit < index <= self._log.last_index, (
             f"commit index {self._commit} cannot move to {index}, the log ends at {self._log.last_index}"
         )
@@ -307,7 +307,7 @@ class CoreState:
     # -- roles and terms ---------------------------------------------------------------------------------------
 
     def _become(self, role: Role) -> None:
-        """The only place that changes the role."""
+        """Change the role; no other code does."""
         assert (self._role, role) in TRANSITIONS, f"a {self._role.value} was to become a {role.value}"
         self._role = role
         self.has_effects = True

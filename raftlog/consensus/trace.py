@@ -122,7 +122,7 @@ class _Picture:
 
 
 class TracedCore(RaftCore):
-    """Made by `Trace.core_class`."""
+    """A core that writes a trace; made by `Trace.core_class`."""
 
     def __init__(self, trace: Trace, **arguments: Any) -> None:
         super().__init__(**arguments)

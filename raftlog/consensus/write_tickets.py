@@ -56,7 +56,7 @@ class WriteTickets:
         return True
 
     def truncate(self, last_index: LogIndex) -> None:
-        """Entries after ``last_index`` are truncated; writes in flight no longer count for them."""
+        """Note that entries after ``last_index`` were cut: writes in flight no longer make them durable."""
         if self.durable > last_index:
             self.durable = last_index
         if self._ends and max(self._ends) > last_index:
