@@ -182,7 +182,7 @@ class Backup:
         return file_name(start) if object_ is None else object_.name
 
     def _superseded(self, start: int) -> bool:
-        """Whether a run has replaced this object in the meantime by one with the same beginning; then that is used."""
+        """Whether a run has replaced this object meanwhile by one with the same beginning, which is used then."""
         if start not in self._objects or (now := _load_manifest(self._store)) is None:
             return False
         newer = _objects(now).get(start)
@@ -204,7 +204,7 @@ class FileIndex(Protocol):
     """Builds the index of one file of the log."""
 
     def add(self, run: EntryRun) -> None:
-        """The next entries of the file."""
+        """Add the next entries of the file."""
 
     def content(self) -> bytes:
         """The index, after all of the file; not empty."""
@@ -530,7 +530,7 @@ class _Checksum:
 
 @contextmanager
 def _source_errors(source: RunningLog, last: Callable[[], EntryRef]) -> Iterator[None]:
-    """Errors of entries that are read from a source, with its path; ``last`` returns the last intact one."""
+    """Add the source's path to errors of entries read in the block; ``last`` returns the last intact entry."""
     try:
         yield
     except EntryTooNew as error:

@@ -379,7 +379,7 @@ def drop_leftovers(store: BackupStore, manifest: BackupManifest | None) -> None:
 
 
 def quietly_tidy(layout: Layout, manifest: BackupManifest) -> SegmentError | None:
-    """`Layout.tidy`; returns the error. The backup is complete all the same: a later run retries."""
+    """Call `Layout.tidy` and return its error. The backup is complete all the same: a later run retries."""
     try:
         layout.tidy(manifest)
     except SegmentError as error:

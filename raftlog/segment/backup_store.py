@@ -133,7 +133,7 @@ class EagerStore(BackupStore, Protocol):
     """A store that is faster if it knows the next reads."""
 
     def will_read(self, objects: Sequence[tuple[str, int]]) -> None:
-        """A hint: these objects, of these sizes, are read next, from first to last, as wholes."""
+        """Prepare to read these objects, of these sizes, from first to last, as wholes."""
 
 
 class DirectoryStore:

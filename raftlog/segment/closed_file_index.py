@@ -81,7 +81,7 @@ def agrees(read: Read, sidecar: ClosedFileIndex, start: int, segment_bytes: int,
 def closed_files(
     index: SparseIndex, start: int, end_pos: int, segment_bytes: int, locate: Callable[[LogIndex], EntryRef]
 ) -> list[tuple[int, bytes]]:
-    """Start and sidecar of each complete file from ``start`` on of a log that ends at ``end_pos``.
+    """The start and the sidecar of each complete file from ``start`` on, of a log that ends at ``end_pos``.
 
     ``locate`` finds an entry by index, including the one before the first, and may raise.
     """

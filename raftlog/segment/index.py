@@ -93,7 +93,7 @@ class SparseIndex:
             self._set_next_anchor(pos)
 
     def note_config(self, index: LogIndex, body: bytes) -> None:
-        """The entry at ``index``, just added, is a configuration."""
+        """Note that the entry at ``index``, just added, is a configuration."""
         self.configs.append((index, body))
 
     def truncate(self, from_index: LogIndex) -> None:

@@ -248,7 +248,7 @@ class LogReads:
         self._verified.on_damage = on_damage
 
     def damage_found(self, damage: StorageCorrupt) -> None:
-        """A reader of `stored` found a damaged entry: call the `tell_damage` callback."""
+        """Call the `tell_damage` callback: a reader of `stored` found a damaged entry."""
         self._verified.on_damage(damage)
 
     def _last_before(self, index: LogIndex) -> EntryRef:

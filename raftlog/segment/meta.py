@@ -88,7 +88,7 @@ class MetaState(msgspec.Struct, frozen=True):
 
 
 def encode_slot(state: MetaState, seq: int) -> bytes:
-    """One slot, `SLOT_BYTES` long."""
+    """Encode one slot, `SLOT_BYTES` long."""
     payload = cbor2.dumps(msgspec.to_builtins(state, builtin_types=(bytes,)))
     assert len(payload) <= SLOT_BYTES - _PAYLOAD_AT, f"meta payload of {len(payload)} bytes does not fit a slot"
     prefix = _PREFIX.pack(_MAGIC, _VERSION, seq, len(payload))

@@ -34,8 +34,8 @@ def is_cached(fd: int, length: int, offset: int) -> bool:
 
 
 def pread_cached(fd: int, length: int, offset: int) -> bytes | None:
-    """``length`` >= 1 bytes from ``offset`` of a file if the page cache has all of them; None otherwise, or if the
-    system does not tell. A read that does not wait (RWF_NOWAIT) tells nothing: a fast disk has answered it by then.
+    """Read ``length`` >= 1 bytes from ``offset`` if the page cache has all of them; None otherwise, or if the system
+    does not tell. A read that does not wait (RWF_NOWAIT) tells nothing: a fast disk has answered it by then.
 
     A page that is evicted between check and read, a microsecond later, comes from the disk.
     """
@@ -43,10 +43,10 @@ def pread_cached(fd: int, length: int, offset: int) -> bytes | None:
 
 
 def pread_disk(fd: int, length: int, offset: int) -> tuple[bytes, bool]:
-    """``length`` >= 1 bytes from ``offset`` of a file, after dropping them from the page cache; and whether it had
-    dropped all of them. It keeps what is not written back yet, and some file systems keep everything. It drops folios
-    (groups of pages) only as a whole: a range to drop begins and ends at multiples of `FOLIO_BYTES_MAX`, or at the end
-    of the file.
+    """Read ``length`` >= 1 bytes from ``offset``, after dropping them from the page cache; and tell whether it dropped
+    all of them. It keeps pages that are not written back yet, and some file systems keep all. It drops folios (groups
+    of pages) only as a whole: a range to drop begins and ends at multiples of `FOLIO_BYTES_MAX`, or at the end of the
+    file.
 
     Ranges that were completely cached before are cached again, all others are dropped again.
     """

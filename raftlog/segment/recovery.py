@@ -236,7 +236,7 @@ def end_of_data(read: Read, pos: int, end: int) -> int:
 
 
 def end_of_all(read: Read, pos: int, starts: Sequence[int], segment_bytes: int) -> int:
-    """Find the end like `end_of_data`, over all files after ``pos``, of which the last ones may have no data yet."""
+    """Find the end like `end_of_data`, over all files after ``pos``; the last ones may have no data yet."""
     end = pos
     for start in starts:
         begin, file_end = max(start, pos), start + segment_bytes

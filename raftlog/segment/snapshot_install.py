@@ -101,7 +101,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def starts(self) -> range:
-        """Starts of the files."""
+        """The positions at which the files start."""
         size = self.segment_bytes
         return range(self.base.pos, -(-self.end_pos // size) * size, size)
 
