@@ -274,7 +274,7 @@ async def open_node(settings: NodeSettings, machine: Callable[[], M]) -> AsyncIt
 
 
 def _library_log() -> Any:
-    """structlog, if the program has configured it; else Python's own logging under the name ``raftlog``."""
+    """Return structlog, if the program has configured it; else Python's own logging under the name ``raftlog``."""
     if structlog.is_configured():
         return structlog.get_logger("raftlog")
     return structlog.wrap_logger(

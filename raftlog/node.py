@@ -337,7 +337,7 @@ class NodeRun:
             await sleep_to_step(settings.limits.disk_poll_seconds)
 
     def _found_damage(self, damage: object) -> None:
-        """A read found a damaged entry; it was refused, and this run must end for the log to be repaired."""
+        """End this run, so that the log is repaired: a read found a damaged entry, and was refused."""
         assert isinstance(damage, StorageCorrupt)
         if self._damage is None:
             self._damage = damage

@@ -54,7 +54,7 @@ class ReadBarriers:
         return self._last_ctx
 
     def complete(self, ctx: int, index: LogIndex | None) -> None:
-        """The core's answer: the index to be applied, or None if it could not be confirmed."""
+        """Note the core's answer: the index to be applied, or None if it could not be confirmed."""
         for batch in self.open:
             if batch.ctx == ctx:
                 batch.index = index

@@ -21,5 +21,5 @@ def step_after(seconds: float, now: float) -> float:
 
 
 async def sleep_to_step(seconds: float) -> None:
-    """Sleep for about ``seconds``; all that sleep so for as long, or for a multiple of it, wake up together."""
+    """Sleep for about ``seconds``; tasks that sleep for the same time, or a multiple of it, wake up together."""
     await trio.sleep(seconds_to_step(seconds, trio.current_time()))

@@ -197,7 +197,7 @@ class StreamSocket:
         return nbytes
 
     def _read_more(self) -> int:
-        """`_read` with a kept partial message, which precedes the new data."""
+        """Works like `_read` with a kept partial message, which precedes the new data."""
         buffer = self._reactor.receive_buffer
         partial = self._partial
         partial_bytes = len(partial)
