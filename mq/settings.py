@@ -74,7 +74,7 @@ class ProcessSettings(BaseSettings):
     def _sources(
         cls, flags: PydanticBaseSettingsSource, environment: PydanticBaseSettingsSource
     ) -> list[PydanticBaseSettingsSource]:
-        """Flags before the environment, which may use former names too."""
+        """Order the sources: flags before the environment, which may use former names too."""
         return [flags, environment, InitSettingsSource(cls, init_kwargs=cls._former_environment(flags()))]
 
     @classmethod

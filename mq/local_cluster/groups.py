@@ -19,7 +19,7 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 
 
 def group_name(number: int) -> str:
-    """``broker-a``, ``broker-b``, ..."""
+    """The name of the group with this number: ``broker-a``, ``broker-b``, ..."""
     return f"broker-{chr(ord('a') + number)}"
 
 

@@ -16,7 +16,7 @@ class EventLoopLag:
         self._longest: deque[tuple[int, float]] = deque()
 
     def add(self, seconds: float, now: float) -> None:
-        """A callback ran ``seconds`` late, or took so long."""
+        """Record that a callback ran ``seconds`` late, or took this time."""
         span = int(now) // _SPAN_SECONDS
         if not self._longest or self._longest[-1][0] != span:
             self._longest.append((span, seconds))
