@@ -171,7 +171,7 @@ def _read(selection: Selection, read_runs: ReadRuns) -> Iterator[bytes | memoryv
 
 
 def _whole_or_joined(records: list[memoryview], run_bytes: int) -> Iterable[bytes | memoryview]:
-    """The records as they are, or joined to one piece if they are small or keep much larger runs in memory."""
+    """Return the records as they are, or joined if they are small or keep much larger runs in memory."""
     nbytes = sum(map(len, records))
     if nbytes >= PIECE_BYTES_MIN * len(records) and nbytes * 4 >= run_bytes * 3:
         return records

@@ -1,4 +1,4 @@
-"""What delay levels mean: how long the messages of each wait, by the setting `delay_levels`, and which have queues.
+"""The meaning of delay levels: the delay of each, by the setting `delay_levels`, and which of them have queues.
 
 Only levels with the default delay have queues of their own: so each queue is ordered by due time, whatever the settings
 are or were. Messages of other levels wait as timers.

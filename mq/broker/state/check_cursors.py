@@ -44,7 +44,7 @@ class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_
 
 
 class CheckCursors(StateTable):
-    """For each number of checks, from 1, the offset below which half messages were checked that often.
+    """Maps each number of checks, from 1, to the offset below which half messages were checked that often.
 
     Attributes:
         put_off: the postponed half messages, ascending; some may be ended.

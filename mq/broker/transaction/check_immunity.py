@@ -1,6 +1,4 @@
-"""For how long a producer may postpone the checks of a half message, and when such messages are checked: later than
-others, and the same number of times.
-"""
+"""Immunity of half messages: producers postpone their checks, which come later, and the same number of times."""
 
 from __future__ import annotations
 
