@@ -155,7 +155,7 @@ class Broker:
     def close_connections(self) -> None:
         """Close every client connection."""
         self.connections.close_all()
-        self.services.stopped()  # only now: a reply without its client is sent to other replicas
+        self.services.on_stop()  # only now: a reply without its client is sent to other replicas
 
     def confirm(self, on_known: Callable[[bool], None]) -> None:
         """Call back with whether all committed entries are applied here, which a leader must confirm."""
@@ -196,7 +196,7 @@ class Broker:
             elif entry.kind == EntryKind.NOOP and self._replica.is_leader and entry.term == self._replica.core.term:
                 self._lead(entry.term)
             elif entry.kind == EntryKind.CONFIG:
-                self.services.configured(entry.index, decode_conf(entry.body), self.connections)
+                self.services.members_changed(entry.index, decode_conf(entry.body), self.connections)
             self._applied_index = entry.index
             if self._catch_up is not None and entry.index == self._catch_up.until_index:
                 try:
@@ -205,8 +205,8 @@ class Broker:
                     raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
                 self._catch_up = None
         self.appender.committed(self._applied_index)
-        if self._store.grown:
-            self.services.grown(self._store.take_grown())
+        if self._store.new_entries:
+            self.services.on_new_messages(self._store.take_new_entries())
 
     def role_changed(self, change: RoleChange) -> None:
         """Resign when another replica leads; a new leader waits until its first entry is committed."""

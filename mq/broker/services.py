@@ -155,7 +155,7 @@ class Services:
         self.requests.sends = self.sends
         # Bound once: these are called in every turn, or for every entry.
         self.end_turns = self._that_define(Service.end_turn)
-        self._growns = self._that_define(Service.grown)
+        self._message_watchers = self._that_define(Service.on_new_messages)
         self._have_unsent_replies = self._that_define(Service.has_unsent_replies)
         self._topics_changed = self._that_define(Service.topic_changed)
         self._groups_changed = self._that_define(Service.consumer_group_changed)
@@ -401,10 +401,10 @@ class Services:
         for service in self._services:
             service.role_changed(change)
 
-    def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
+    def members_changed(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
         """Tell all services that the entry at ``index``, which changes the members of the group, was applied."""
         for service in self._services:
-            service.configured(index, conf, connections)
+            service.members_changed(index, conf, connections)
 
     def replicas_changed(self) -> None:
         """Tell all services that the client address of a replica changed."""
@@ -426,11 +426,11 @@ class Services:
         for service in self._services:
             service.topic_deleted(topic)
 
-    def grown(self, grown: Iterable[tuple[str, int, bytearray]]) -> None:
+    def on_new_messages(self, queues: Iterable[tuple[str, int, bytearray]]) -> None:
         """Tell services that queues got messages: topic, queue id, and the new entries of the consume queue."""
-        for topic, queue_id, entries in grown:
-            for of_service in self._growns:
-                of_service(topic, queue_id, entries)
+        for topic, queue_id, entries in queues:
+            for handle in self._message_watchers:
+                handle(topic, queue_id, entries)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Tell services that an operator changed settings."""
@@ -450,10 +450,10 @@ class Services:
         for service in self._services:
             service.check_invariants()
 
-    def stopped(self) -> None:
+    def on_stop(self) -> None:
         """Tell all services that the broker stops, and has closed the connections of its clients."""
         for service in self._services:
-            service.stopped()
+            service.on_stop()
 
     def counters(self) -> dict[str, int]:
         """Counters of all services, by name; those with one name are added."""

@@ -158,7 +158,7 @@ class _Peer:
     def unfinished_bytes(self) -> int:
         return len(self.received)
 
-    def admitted(self) -> None:
+    def on_admit(self) -> None:
         self.room.set()
 
     def close(self, reason: str) -> None:

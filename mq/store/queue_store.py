@@ -83,7 +83,7 @@ class QueueStore:
 
     Attributes:
         lite_count: how many queues of lite topics there are.
-        grown: new entries of watched queues that `take_grown` has not returned yet.
+        new_entries: those of watched queues that `take_new_entries` has not returned yet.
         floors: the first offsets of queues whose older messages have expired, as far as this has been noted since the
             queues were derived; None if it was not. Needed by `prepend`.
         refilled_pos: the queues have all entries from this physical offset on, as far as this process has put older
@@ -97,7 +97,7 @@ class QueueStore:
         self._settings = settings
         self._files = QueueFiles(root, settings.open_files_max)
         self.watched: Container[QueueKey] = _All()
-        """The queues that `take_grown` reports: all by default. Empty containers disable it."""
+        """The queues that `take_new_entries` reports: all by default. Empty containers disable it."""
         self._queues: dict[QueueKey, ConsumeQueue] = {}
         self._queues_of: Counter[str] = Counter()
         self._by_name: dict[tuple[bytes, int], ConsumeQueue] = {}
@@ -108,7 +108,7 @@ class QueueStore:
         self._dirty: dict[QueueKey, int] = {}
         self._full: dict[QueueKey, None] = {}
         self._flush_call = 0
-        self.grown: dict[QueueKey, bytearray] = {}
+        self.new_entries: dict[QueueKey, bytearray] = {}
         self._to_expire: deque[QueueKey] = deque()
         self._expire_before = LOG_BEGIN
         self._captures = 0
@@ -197,7 +197,7 @@ class QueueStore:
         count = queue.append(run.first_offset, run.entries)
         if count:
             if key in self.watched:
-                self.grown.setdefault(key, bytearray()).extend(run.entries[-count * QUEUE_ENTRY_BYTES :])
+                self.new_entries.setdefault(key, bytearray()).extend(run.entries[-count * QUEUE_ENTRY_BYTES :])
             self._note_tail(queue)
         return count
 
@@ -228,7 +228,7 @@ class QueueStore:
             entries = annotation[start:end]
             pending_bytes = queue.extend(entries, count)
             if is_watched and queue.key in watched:
-                self.grown.setdefault(queue.key, bytearray()).extend(entries)
+                self.new_entries.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == end - start or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
             position = end
@@ -257,7 +257,7 @@ class QueueStore:
                 continue
             pending_bytes = queue.extend(entries, count)
             if is_watched and queue.key in watched:
-                self.grown.setdefault(queue.key, bytearray()).extend(entries)
+                self.new_entries.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == len(entries) or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
 
@@ -302,14 +302,14 @@ class QueueStore:
         queue.prepend(run.entries[skipped * QUEUE_ENTRY_BYTES : (end - run.first_offset) * QUEUE_ENTRY_BYTES])
         return end - first
 
-    def take_grown(self) -> list[tuple[str, int, bytearray]]:
+    def take_new_entries(self) -> list[tuple[str, int, bytearray]]:
         """Watched queues with new entries since the last call, as (topic, queue id, the new entries).
 
         Waiting pulls need to check only these. Call it after each batch of runs; it holds 20 bytes for every entry
         since the last call.
         """
-        grown, self.grown = self.grown, {}
-        return [(topic, queue_id, entries) for (topic, queue_id), entries in grown.items()]
+        queues, self.new_entries = self.new_entries, {}
+        return [(topic, queue_id, entries) for (topic, queue_id), entries in queues.items()]
 
     @property
     def dirty_count(self) -> int:
@@ -372,7 +372,7 @@ class QueueStore:
                 del self._by_name[key[0].encode(), key[1]]
             queue.max_offset = _GONE
             self._files.forget_queue(queue)
-            for table in (self._dirty, self._full, self.grown, self.floors or {}):
+            for table in (self._dirty, self._full, self.new_entries, self.floors or {}):
                 table.pop(key, None)
         moved = [self._move_aside(name) for name in dict.fromkeys(name for name, _ in doomed)]
         if any(moved) or not is_lite_queue(topic):
@@ -525,7 +525,7 @@ class QueueStore:
                 f"{queue} has {queue.pending_bytes} bytes in memory, and is not due to be written"
             )
             assert queue.captured <= self._captures, f"{queue} is in capture {queue.captured} of {self._captures}"
-        for what, keys in (("to be written", self._dirty), ("grown", self.grown)):
+        for what, keys in (("to be written", self._dirty), ("new", self.new_entries)):
             assert keys.keys() <= self._queues.keys(), f"{what}, and not there: {keys.keys() - self._queues.keys()}"
         stray = self._full.keys() - self._dirty.keys()
         assert not stray, f"a page in memory, and not to be written: {stray}"

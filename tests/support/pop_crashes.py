@@ -268,7 +268,7 @@ class CrashMachine(RuleBasedStateMachine):
             self.log.append("T", queue_id, b"%d" % self.sent)
             self.sent += 1
         queue = self.log.queues["T", queue_id]
-        self.pops.grown("T", queue_id, b"".join(queue.entries[before:]))
+        self.pops.on_new_messages("T", queue_id, b"".join(queue.entries[before:]))
 
     @rule(
         most=st.integers(1, 5),
@@ -374,7 +374,7 @@ class CrashMachine(RuleBasedStateMachine):
                 if isinstance(item, PendingCommand) and item.on_outcome is not None:
                     item.on_outcome(Stored(QueueOffset(0), PhysicalOffset(0)))
         for topic, entries in retried:
-            self.pops.grown(topic, 0, entries)
+            self.pops.on_new_messages(topic, 0, entries)
         self.read_answers()
 
     def apply(self, groups: list[PendingGroup]) -> list[tuple[str, bytes]]:

@@ -177,7 +177,7 @@ class RaftMembers(Service):
 
     # -- events from the log -------------------------------------------------------------------------------------------
 
-    def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
+    def members_changed(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
         """Answer the requests that wait for this committed configuration, unless a second step follows."""
         assert index > NO_INDEX, f"entry {index} has the members {sorted(conf.members)}"
         if not conf.is_joint:

@@ -68,7 +68,7 @@ class _Held(Generic[PullT]):
 
 
 class LongPolling(Generic[PullT]):
-    """Waiting pulls by queue. Each is returned at most once, by `grown` or `expired`, or dropped with its connection.
+    """Waiting pulls by queue. Each is returned at most once, by `wake` or `expired`, or dropped with its connection.
 
     Args:
         held_max, held_per_connection_max, held_bytes_max: above these, `hold` refuses and the pull is answered at once.
@@ -140,7 +140,7 @@ class LongPolling(Generic[PullT]):
         self.nbytes += nbytes
         return True
 
-    def grown(self, key: QueueKey, entries: bytes | bytearray, first_offset: QueueOffset | None = None) -> list[PullT]:
+    def wake(self, key: QueueKey, entries: bytes | bytearray, first_offset: QueueOffset | None = None) -> list[PullT]:
         """Remove and return the pulls that new entries of a queue may satisfy; see `growing`."""
         return list(self.growing(key, entries, first_offset)) if key in self._by_queue else []
 

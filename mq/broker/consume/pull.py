@@ -171,11 +171,11 @@ class Pulls(Service):
         """Figures: pulls that wait now, and their memory."""
         return {"held_pulls": len(self.polling), "held_bytes": self.polling.nbytes}
 
-    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
+    def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Answer the pulls that wait for new messages of a queue; if that would keep others waiting, in turns."""
         key = topic, queue_id
         if self.polling.count_at(key) <= ANSWERED_AT_ONCE and not self._woken:
-            for pull in self.polling.grown(key, entries):
+            for pull in self.polling.wake(key, entries):
                 self.resume(pull)
             return
         self._woken.append(self.polling.growing(key, entries))

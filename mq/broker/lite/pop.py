@@ -161,7 +161,7 @@ class LitePops(Service):
 
     # -- news ----------------------------------------------------------------------------------------------------------
 
-    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
+    def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Serve clients that wait for messages of a lite topic."""
         if is_lite_queue(topic):
             self._serve_clients_of(topic, None)

@@ -216,7 +216,7 @@ class ClientConnection:
         """Close the connection."""
         self._stream.close(reason)
 
-    def admitted(self) -> None:
+    def on_admit(self) -> None:
         """Read the rest of a request that began to arrive: there is room in memory for it now."""
         assert self._waits_for_room, f"{self.peer} did not wait for memory, {self.unfinished_bytes} bytes are here"
         self._waits_for_room = False
@@ -347,7 +347,7 @@ class ClientConnection:
             self._log.warning("client_too_slow", client=self.peer, waiting_bytes=stream.out_bytes)
             stream.close("too slow")
         elif stream.out_bytes > MUCH_BYTES:
-            self._unread.grown(self)
+            self._unread.add(self)
 
     def _refused(self, request: Any, serialization: int, error: Exception) -> bytes | None:
         """The reply to a failed request; the failure of an assertion is raised again."""

@@ -66,7 +66,7 @@ class UnreadReplies(Generic[ConnectionT]):
         """The number of clients that are paused until they have read replies."""
         return len(self._kept_waiting)
 
-    def grown(self, connection: ConnectionT) -> None:
+    def add(self, connection: ConnectionT) -> None:
         """Drop clients if unread replies exceed the limit; above half of it, pause this one until it has read."""
         waiting = connection.waiting_bytes
         assert waiting >= MUCH_BYTES, f"{waiting} bytes of replies wait, which is less than {MUCH_BYTES}"

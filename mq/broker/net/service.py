@@ -54,7 +54,7 @@ class Service:
     def role_changed(self, change: RoleChange) -> None:
         """Called when the role, term or leader of this replica changed; after `resign` if it stopped leading."""
 
-    def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
+    def members_changed(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
         """Called when entry ``index``, which changes the group's members, was applied; with all open connections."""
 
     def replicas_changed(self) -> None:
@@ -69,7 +69,7 @@ class Service:
     def topic_deleted(self, topic: str) -> None:
         """Called on each replica while a log entry is applied that has deleted a topic."""
 
-    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
+    def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Called when a queue in `QueueStore.watched` got messages: ``entries`` of the consume queue, 20 bytes each."""
 
     def settings_changed(self, settings: BrokerSettings) -> None:
@@ -93,7 +93,7 @@ class Service:
     def check_invariants(self) -> None:
         """Assert the invariants of this service between two turns; for tests, it may look at its whole state."""
 
-    def stopped(self) -> None:
+    def on_stop(self) -> None:
         """Called when the broker stops and has closed the connections of its clients: close all others."""
 
     def counters(self) -> Mapping[str, int]:

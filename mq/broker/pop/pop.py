@@ -224,9 +224,9 @@ class Pops(Service):
             self._resume(pop)
         self.watch()
 
-    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
+    def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Serve pops that wait for new messages of a queue; ``entries`` are consume queue entries, 20 bytes each."""
-        for pop in self._waiting.grown(topic, queue_id, entries):
+        for pop in self._waiting.wake(topic, queue_id, entries):
             self._resume(pop)
 
     def _take_queued(self, runs: list[BuiltRun]) -> None:
@@ -250,7 +250,7 @@ class Pops(Service):
         """Whether a waiting pop takes some of these messages; then its commands are appended.
 
         None says that no later pop of its group takes any. What needs more than a tag to decide is served when they
-        are committed, see `grown`. ``codes`` are their tag codes, ``done`` the groups that are served.
+        are committed, see `on_new_messages`. ``codes`` are their tag codes, ``done`` the groups that are served.
         """
         request = pop.call.request
         if not isinstance(request, PopMessage) or (group := request.ext.consumer_group) in done:

@@ -56,7 +56,7 @@ class WaitingPops:
         waiting = self.polling.waiting_for((topic, max(queue_id, ANY_QUEUE)))
         return sum(pop.call.request.ext.consumer_group == group for pop in waiting)
 
-    def grown(self, topic: str, queue_id: int, entries: bytes | bytearray) -> Iterator[HeldPop]:
+    def wake(self, topic: str, queue_id: int, entries: bytes | bytearray) -> Iterator[HeldPop]:
         """Yield the waiting pops for new messages of a queue, one at a time: the caller serves each before the next.
 
         ``entries`` are consume queue entries, 20 bytes each.
@@ -84,7 +84,7 @@ class WaitingPops:
             yield from self.polling.take_matching(key, wanted)
 
     def of_group(self, group: str, topic: str, count: int) -> Iterator[HeldPop]:
-        """Take the pops of a group for which a topic has messages that it may get again; see `grown`."""
+        """Take the pops of a group for which a topic has messages that it may get again; see `wake`."""
         assert count > 0, f"group {group} is woken for {count} messages of {topic}"
         if not len(self.polling):
             return

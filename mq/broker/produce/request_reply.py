@@ -109,7 +109,7 @@ class Replies(Service):
         """Called when this replica stops leading: pushes through other replicas count as failed."""
         self._calls.close()
 
-    def stopped(self) -> None:
+    def on_stop(self) -> None:
         """Close the connections to other replicas, over which replies for their clients were forwarded."""
         self._calls.close()
 

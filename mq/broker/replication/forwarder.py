@@ -209,7 +209,7 @@ class Forwarder(Service):
     def tasks(self) -> Iterator[Task]:
         yield self.run
 
-    def stopped(self) -> None:
+    def on_stop(self) -> None:
         """Close the connection to the leader; waiting requests are never answered."""
         if self._upstream is not None:
             self._upstream.close()

@@ -144,7 +144,7 @@ class PeerAuthentication(Service):
         if identity != self._identity:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {identity}")
 
-    def configured(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
+    def members_changed(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
         """End the trust in connections of former members, after a change of members."""
         members = self._members()
         for connection in connections:

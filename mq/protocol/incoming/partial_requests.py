@@ -32,7 +32,7 @@ class Receiving(Hashable, Protocol):
 
     def close(self, reason: str, /) -> None: ...
 
-    def admitted(self) -> None:
+    def on_admit(self) -> None:
         """Called when the waiting frame is admitted: continue reading."""
         ...
 
@@ -154,4 +154,4 @@ class PartialRequests(Generic[ConnectionT]):
             if waits:
                 del self._waiting[frame.connection]
                 self._admit(frame)
-                frame.connection.admitted()
+                frame.connection.on_admit()

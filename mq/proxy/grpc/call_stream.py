@@ -90,7 +90,7 @@ class CallStream:
         """The received bytes of the incomplete message."""
         return self.reader.unfinished_bytes
 
-    def admitted(self) -> None:
+    def on_admit(self) -> None:
         """Note that the rest of the message has room."""
         self.waiting = False
         self.connection.give_back(self)

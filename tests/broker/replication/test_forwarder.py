@@ -188,7 +188,7 @@ async def a_world(directory: Path, **given: Any) -> AsyncIterator[World]:
         try:
             yield world
         finally:
-            world.forwarder.stopped()
+            world.forwarder.on_stop()
         nursery.cancel_scope.cancel()
     world.reactor.close()
 

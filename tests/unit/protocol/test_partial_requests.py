@@ -16,7 +16,7 @@ class Connection:
     def close(self, reason: str) -> None:
         self.closed = True
 
-    def admitted(self) -> None:
+    def on_admit(self) -> None:
         self.reads = True
 
 

@@ -62,7 +62,7 @@ BROKEN: dict[str, Callable[[QueueStore], object]] = {
     "has 20 bytes in memory, and is not due to be written": lambda store: store._dirty.pop(("T", 0)),
     "is in capture 3 of 0": lambda store: setattr(store._queues["T", 0], "captured", 3),
     "to be written, and not there": lambda store: store._dirty.update({("X", 0): 0}),
-    "grown, and not there": lambda store: store.grown.update({("X", 0): bytearray(20)}),
+    "new, and not there": lambda store: store.new_entries.update({("X", 0): bytearray(20)}),
     "a page in memory, and not to be written": lambda store: store._full.update({("X", 0): None}),
     "not written in the order of their first entries": lambda store: store._dirty.update({("T", 0): 7}),
 }

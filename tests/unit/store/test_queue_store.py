@@ -96,15 +96,15 @@ def test_queues_with_new_entries_are_reported_once(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 3))
     store.append_run(run_of("B", 7, 0, 1))
     store.append_run(run_of("A", 0, 3, 5))
-    assert store.take_grown() == [
+    assert store.take_new_entries() == [
         ("A", 0, bytearray(run_of("A", 0, 0, 5).entries)),
         ("B", 7, bytearray(run_of("B", 7, 0, 1).entries)),
     ]
-    assert store.take_grown() == []
+    assert store.take_new_entries() == []
     assert store.append_run(run_of("A", 0, 2, 5)) == 0
-    assert store.take_grown() == []
+    assert store.take_new_entries() == []
     assert store.append_run(run_of("A", 0, 4, 6)) == 1
-    assert store.take_grown() == [("A", 0, bytearray(run_of("A", 0, 5, 6).entries))]
+    assert store.take_new_entries() == [("A", 0, bytearray(run_of("A", 0, 5, 6).entries))]
 
 
 def test_flush_takes_full_queues_at_once_and_others_when_old(tmp_path: Path, store: QueueStore) -> None:
@@ -190,7 +190,7 @@ def test_dropped_topic_is_gone_and_may_be_recreated(store: QueueStore) -> None:
     store.drop_topic("A")
     assert store.get("A", 0) is None
     assert store.get("A", 1) is None
-    assert [row[0] for row in store.take_grown()] == ["AB"]
+    assert [row[0] for row in store.take_new_entries()] == ["AB"]
     assert store.append_run(run_of("A", 0, 0, 2, position=7000)) == 2
     store.flush_all()
     assert queue_of(store).read(QueueOffset(0), 9) == run_of("A", 0, 0, 2, position=7000).entries
@@ -326,7 +326,7 @@ def test_shipped_runs_arrive_as_the_runs_themselves(entries: list[list[tuple[str
                 plain.append_run(run)
             shipped.append_shipped(encode_runs(batch))
             assert shipped.table() == plain.table()
-            assert shipped.take_grown() == plain.take_grown()
+            assert shipped.take_new_entries() == plain.take_new_entries()
             assert shipped.dirty_count == plain.dirty_count
             assert shipped.flush_some(2) == plain.flush_some(2)
         assert files_of(Path(one)) == files_of(Path(other))
@@ -357,7 +357,7 @@ def test_built_runs_arrive_as_the_runs_themselves(
             for store in (plain, built):
                 store.expire_some(PhysicalOffset(position * expired // 100))
             assert built.table() == plain.table()
-            assert built.take_grown() == plain.take_grown()
+            assert built.take_new_entries() == plain.take_new_entries()
             assert built.dirty_count == plain.dirty_count
             assert built.flush_some(2) == plain.flush_some(2)
         assert files_of(Path(one)) == files_of(Path(other))
@@ -385,7 +385,7 @@ def test_only_watched_queues_are_reported(store: QueueStore) -> None:
     store.watched = {("B", 0)}
     for first in (0, 2):
         store.append_shipped(encode_runs([run_of("A", 0, first, first + 2), run_of("B", 0, first, first + 2)]))
-        assert store.take_grown() == [("B", 0, bytearray(run_of("B", 0, first, first + 2).entries))]
+        assert store.take_new_entries() == [("B", 0, bytearray(run_of("B", 0, first, first + 2).entries))]
 
 
 def test_older_entries_are_prepended_down_to_the_expiry_floor(store: QueueStore) -> None:

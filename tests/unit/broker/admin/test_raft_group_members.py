@@ -47,7 +47,7 @@ def test_self_removed_leader_answers_the_change() -> None:
     admin = admin_with(answers)
     admin.role_changed(resigned(CauseKind.NOT_A_VOTER))
     assert answers == []
-    admin.configured(LogIndex(6), LEFT, ())
+    admin.members_changed(LogIndex(6), LEFT, ())
     assert answers == [(True, "", "n1 is not a member any more")]
 
 

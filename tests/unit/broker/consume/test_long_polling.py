@@ -41,8 +41,8 @@ def test_message_wakes_the_pulls_of_its_queue_in_order_of_arrival(polling: LongP
         assert polling.hold(KEY, QueueOffset(5), 10.0, Pull(name), "c1")
     assert polling.hold(("T", 1), QueueOffset(5), 10.0, Pull("other queue"), "c1")
     assert polling.hold(("U", 0), QueueOffset(5), 10.0, Pull("other topic"), "c1")
-    assert polling.grown(KEY, entries(0)) == [Pull("a"), Pull("b")]
-    assert polling.grown(KEY, entries(0)) == []
+    assert polling.wake(KEY, entries(0)) == [Pull("a"), Pull("b")]
+    assert polling.wake(KEY, entries(0)) == []
     assert len(polling) == 2
 
 
@@ -54,15 +54,15 @@ def test_waiting_pull_wakes_only_for_a_matching_tag(
 ) -> None:
     for name, code in (("one", 1), ("three", 3), ("negative", -5)):
         polling.hold(KEY, QueueOffset(0), 10.0, Pull(name, frozenset([code])), "c1")
-    assert [pull.name for pull in polling.grown(KEY, entries(*codes))] == woken
+    assert [pull.name for pull in polling.wake(KEY, entries(*codes))] == woken
     assert len(polling) == 3 - len(woken)
 
 
 def test_waiting_pull_wakes_only_for_entries_from_its_offset(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(12), 10.0, Pull("late", frozenset([1])), "c1")
-    assert polling.grown(KEY, entries(1, 1), first_offset=QueueOffset(10)) == []
-    assert polling.grown(KEY, entries(1, 2, 3), first_offset=QueueOffset(11)) == []
-    assert polling.grown(KEY, entries(2, 1), first_offset=QueueOffset(11)) == [Pull("late", frozenset([1]))]
+    assert polling.wake(KEY, entries(1, 1), first_offset=QueueOffset(10)) == []
+    assert polling.wake(KEY, entries(1, 2, 3), first_offset=QueueOffset(11)) == []
+    assert polling.wake(KEY, entries(2, 1), first_offset=QueueOffset(11)) == [Pull("late", frozenset([1]))]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def test_pulls_woken_in_portions_wait_for_their_turn(polling: LongPolling[Pull])
     assert next(woken).name == "3"
     polling.check_invariants()
     assert polling.count_at(KEY) == 3
-    assert [pull.name for pull in polling.grown(KEY, entries(0))] == ["4", "5", "later"]
+    assert [pull.name for pull in polling.wake(KEY, entries(0))] == ["4", "5", "later"]
     assert list(woken) == []
     assert len(polling) == polling.count_at(KEY) == 0
 
@@ -162,7 +162,7 @@ def test_pulls_that_expire_together_are_answered_in_portions(polling: LongPollin
 def test_woken_pull_neither_expires_nor_counts_for_the_next_deadline(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a", frozenset([1])), "c1")
     polling.hold(KEY, QueueOffset(0), 20.0, Pull("b", frozenset([2])), "c1")
-    polling.grown(KEY, entries(1))
+    polling.wake(KEY, entries(1))
     assert polling.next_deadline() == 20.0
     assert polling.expired(15.0) == []
     assert polling.expired(20.0) == [Pull("b", frozenset([2]))]
@@ -171,7 +171,7 @@ def test_woken_pull_neither_expires_nor_counts_for_the_next_deadline(polling: Lo
 def test_expired_pull_is_not_woken(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     polling.expired(10.0)
-    assert polling.grown(KEY, entries(0)) == []
+    assert polling.wake(KEY, entries(0)) == []
 
 
 def test_closed_connection_takes_its_pulls_along(polling: LongPolling[Pull]) -> None:
@@ -180,7 +180,7 @@ def test_closed_connection_takes_its_pulls_along(polling: LongPolling[Pull]) -> 
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c2")
     assert polling.drop_connection("c1") == 2
     assert polling.drop_connection("c1") == 0
-    assert polling.grown(KEY, entries(0)) == [Pull("c")]
+    assert polling.wake(KEY, entries(0)) == [Pull("c")]
     assert polling.expired(99.0) == []
 
 
@@ -196,7 +196,7 @@ def test_pulls_beyond_the_total_limit_are_refused() -> None:
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c2")
     assert not polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c3")
-    assert len(polling.grown(KEY, entries(0))) == 2
+    assert len(polling.wake(KEY, entries(0))) == 2
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c3")
 
 
@@ -225,14 +225,14 @@ def test_answered_pulls_do_not_pile_up(polling: LongPolling[Pull]) -> None:
     polling.hold(("quiet", 0), QueueOffset(0), 1e9, Pull("quiet"), "c0")
     for _ in range(2000):
         polling.hold(KEY, QueueOffset(0), 1e9, Pull("a"), "c1")
-        polling.grown(KEY, entries(0))
+        polling.wake(KEY, entries(0))
     assert polling.memory_count() < 200
     assert len(polling) == 1
 
 
 _steps = st.one_of(
     st.tuples(st.just("hold"), st.integers(0, 2), st.integers(0, 3), st.integers(0, 2), st.integers(1, 30)),
-    st.tuples(st.just("grown"), st.integers(0, 2), st.lists(st.integers(1, 3), max_size=3)),
+    st.tuples(st.just("new"), st.integers(0, 2), st.lists(st.integers(1, 3), max_size=3)),
     st.tuples(st.just("drop"), st.integers(0, 2)),
     st.tuples(st.just("later"), st.integers(0, 15)),
 )
@@ -252,9 +252,9 @@ def test_long_polling_agrees_with_a_list(steps: list[tuple[object, ...]]) -> Non
                 assert polling.hold(("T", queue_id), QueueOffset(0), float(now + seconds), pull, connection) == room
                 if room:
                     model.append((queue_id, now + seconds, pull, connection))
-            case ("grown", int(queue_id), list(codes)):
+            case ("new", int(queue_id), list(codes)):
                 woken = [row for row in model if row[0] == queue_id and any(map(row[2].matches, codes))]
-                assert polling.grown(("T", queue_id), entries(*codes)) == [row[2] for row in woken]
+                assert polling.wake(("T", queue_id), entries(*codes)) == [row[2] for row in woken]
                 model = [row for row in model if row not in woken]
             case ("drop", int(connection)):
                 dropped = [row for row in model if row[3] == connection]

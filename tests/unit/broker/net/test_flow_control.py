@@ -34,14 +34,14 @@ def unread(*connections: Connection) -> UnreadReplies[Connection]:
 def test_few_unread_bytes_block_no_connection() -> None:
     one, other = Connection(3 * MIB), Connection(MIB)
     kept = unread(one, other)
-    kept.grown(one)
+    kept.add(one)
     assert [one.waits, one.closed] == [False, False]
 
 
 def test_client_over_half_its_limit_waits_until_it_has_read() -> None:
     one, other = Connection(3 * MIB), Connection(2 * MIB)
     kept = unread(one, other)
-    kept.grown(other)
+    kept.add(other)
     assert [one.waits, other.waits, kept.kept_waiting] == [False, True, 1]
     other.waiting_bytes = MUCH_BYTES // 2
     kept.resume_readers()
@@ -55,14 +55,14 @@ def test_clients_with_the_most_unread_bytes_are_dropped_at_the_limit() -> None:
     clients = [Connection(3 * MIB), Connection(4 * MIB), Connection(MIB), Connection(3 * MIB)]
     replica = Connection(5 * MIB // 4, trusted=True)
     kept = unread(*clients, replica)
-    kept.grown(clients[2])
+    kept.add(clients[2])
     assert [each.closed for each in clients] == [True, True, False, False]
     assert not replica.closed
 
 
 def test_replica_is_never_kept_waiting() -> None:
     replica = Connection(6 * MIB, trusted=True)
-    unread(replica).grown(replica)
+    unread(replica).add(replica)
     assert not replica.waits
 
 
@@ -78,7 +78,7 @@ def test_drop_notices_do_not_recurse() -> None:
 
         def close(self, reason: str) -> None:
             super().close(reason)
-            kept.grown(next(other for other in members if not other.closed))
+            kept.add(next(other for other in members if not other.closed))
 
     members = [Member(MUCH_BYTES) for _ in range(600)]
     kept = unread(*members)
@@ -89,6 +89,6 @@ def test_drop_notices_do_not_recurse() -> None:
 def test_disconnected_client_is_forgotten() -> None:
     one = Connection(6 * MIB)
     kept = unread(one)
-    kept.grown(one)
+    kept.add(one)
     kept.forget(one)
     assert kept.kept_waiting == 0
