@@ -187,19 +187,19 @@ class BackupProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has begun and not ended; it may be stopped."""
+        """Whether the backup has begun and not ended; it may be stopped."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has done all. Raises ServersFailed if it has failed."""
+        """Whether the backup is complete. Raises ServersFailed if it has failed."""
         code = None if self._process is None else self._process.poll()
         if code:
             raise ServersFailed(f"raftmq backup ended with exit code {code}")
         return code == 0
 
     async def work(self, seconds: float) -> bool:
-        """Let it run for so long, then stop it. Returns whether it had work for all that time."""
+        """Let the backup run for ``seconds``, then stop it. Returns whether it had work for all that time."""
         if self._process is None:
             with self._output.open("wb") as output:
                 self._process = await trio.lowlevel.open_process(self._command, stdout=output, cwd=ROOT)
@@ -219,7 +219,7 @@ class BackupProcess:
         return False
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """End the backup, if it has not ended."""
         if self._process is not None and self.is_running:
             self._process.kill()
 
@@ -342,7 +342,7 @@ async def _follow(job: Job, backup: Copying, without: int, worked: list[bool | N
 
 
 def figures_of(off: Sequence[Window], on: Sequence[Window], what: str = "a backup") -> list[Figure]:
-    """Medians of the windows without a backup and with it, and how they differ."""
+    """The medians of the windows without a backup and with it, and their differences."""
 
     def median(windows: Sequence[Window], name: str) -> float:
         return statistics.median(float(getattr(window, name)) for window in windows)
@@ -372,7 +372,7 @@ def figures_of(off: Sequence[Window], on: Sequence[Window], what: str = "a backu
 
 
 def _restore(backup: Path, directory: Path, probe: int) -> list[Figure]:
-    """Restore one replica. The disk is measured in front of it and after it, with a plain file."""
+    """Restore one replica. Before and after that, the disk is measured with a plain file."""
     nbytes = size_of(backup)
     before = disk_rates(directory / "probe", probe)
     _forget(backup)

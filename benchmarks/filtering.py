@@ -179,7 +179,7 @@ async def measure_filters(args: Arguments, directory: Path, note: Note) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One reading of everything."""
+    """The figures of reading all queues once."""
 
     done: ReadOutcome
     leader_us: float

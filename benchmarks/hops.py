@@ -47,7 +47,7 @@ _COMPREHENSIONS: Final = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 @dataclass
 class Walk:
-    """The functions of a walk, in order: how many of ours have called each, its file and its name."""
+    """The functions of a walk, in order: the number of ours that have called each, its file and its name."""
 
     hops: list[tuple[int, str, str]] = field(default_factory=list)
 

@@ -48,7 +48,7 @@ def core_figures(used: Sequence[Sequence[float]], seconds: float) -> list[Figure
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """The synced writes of one replica until now, or in ``seconds``: how many of them took at most each of `BOUNDS`."""
+    """The synced writes of one replica until now, or in ``seconds``: the number that took at most each of `BOUNDS`."""
 
     seconds: float
     nbytes: float

@@ -251,7 +251,7 @@ _REPEATED: dict[str, tuple[int, Callable[[], bytes], bool]] = {
 
 
 async def _repeat(job: NeighbourJob, frames: bytes, reads: bool) -> None:
-    """Send the same repeatedly, on a new connection when the broker has closed the last one."""
+    """Send the same frames repeatedly, on a new connection when the broker has closed the last one."""
     while True:
         try:
             async with await trio.open_tcp_stream(job.host, job.port) as stream, trio.open_nursery() as nursery:

@@ -24,12 +24,12 @@ def run_before_others() -> None:
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident set of the process. 0 once it is gone."""
+    """The resident set of the process, in bytes. 0 once it is gone."""
     return _status_bytes(pid, "VmRSS:")
 
 
 def anonymous_bytes(pid: int) -> int:
-    """The anonymous part of the resident set. 0 once it is gone."""
+    """The anonymous part of the resident set, in bytes. 0 once it is gone."""
     return _status_bytes(pid, "RssAnon:")
 
 

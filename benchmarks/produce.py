@@ -60,7 +60,7 @@ class Arguments(argparse.Namespace):
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """The command line as a plan. Ends the process on a wrong one."""
+    """Parse the command line into a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -156,7 +156,7 @@ async def measure(cluster: DevCluster, case: Case, args: Arguments) -> Measureme
 
 
 async def measure_ceiling(case: Case, args: Arguments) -> float:
-    """Messages a second that the generator reaches against a server that does nothing."""
+    """The messages a second that the generator reaches against a server that does nothing."""
     async with _null_server() as port:
         reports, cpu = await run_load(("127.0.0.1", port), case, args, [])
     return statistics.median(window.messages_per_second for window in windows_of(reports, cpu, args.seconds))
@@ -221,7 +221,7 @@ async def run(args: Arguments, directory: Path) -> tuple[list[Measurement], dict
 
 
 def _certificate(directory: Path) -> dict[str, str]:
-    """Settings of brokers with a certificate, whose authority is in ``ca.pem``."""
+    """Make a certificate; returns the brokers' settings. Its authority is in ``ca.pem``."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(directory / "ca.pem"))
     issued = authority.issue_cert("127.0.0.1")
@@ -232,7 +232,7 @@ def _certificate(directory: Path) -> dict[str, str]:
 
 
 def _accounts_file(directory: Path) -> Path:
-    """Accounts for the load and for this process, which gets an administrator's keys."""
+    """Write accounts for the load and for this process, which gets an administrator's keys."""
     os.environ |= {"RAFTMQ_ACCESS_KEY": "bench-administrator", "RAFTMQ_SECRET_KEY": KEYS[1]}
     rows = (
         f"{{accessKey: bench-administrator, secretKey: {KEYS[1]}, admin: true}}",

@@ -109,7 +109,7 @@ def fill_with(address: tuple[str, int], messages: int, frames: Sequence[bytes]) 
 
 
 def receive_frame(sock: socket.socket) -> bytes:
-    """The next frame, without its length. Blocks. Raises ConnectionError."""
+    """Receive the next frame, without its length. Blocks. Raises ConnectionError."""
     data = bytearray()
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         more = sock.recv(_RECEIVE_BYTES)

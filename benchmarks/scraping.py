@@ -98,7 +98,7 @@ def _steps(begin: float, end: float, step: float) -> Iterator[float]:
 
 @dataclass
 class Probe:
-    """Requests to a broker, one at a time, with the duration of each."""
+    """Sends requests to a broker, one at a time, and measures the duration of each."""
 
     quiet: list[float] = field(default_factory=list)
     scraped: list[float] = field(default_factory=list)

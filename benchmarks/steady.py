@@ -98,7 +98,7 @@ def _meters(pids: Sequence[int]) -> list[Meter]:
 
 
 async def _wait_idle(pids: Sequence[int], idle_core: float) -> tuple[float, float]:
-    """Seconds until the replicas are idle after the load, and the CPU seconds that they use meanwhile."""
+    """Wait until the replicas are idle after the load; returns the seconds, and their CPU seconds meanwhile."""
 
     def used() -> float:
         return sum(map(cpu_seconds, pids))
@@ -113,7 +113,7 @@ async def _wait_idle(pids: Sequence[int], idle_core: float) -> tuple[float, floa
 
 
 def figures_of(case: str, windows: Sequence[Window], seconds: float) -> list[Figure]:
-    """The first window, and the second half of them: pure.
+    """The figures of the first window, and of the second half of all: pure.
 
     CPU of each window is of the leader itself, then of the followers themselves, then of the child processes of each.
     """

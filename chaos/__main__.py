@@ -54,7 +54,7 @@ def _seed_range(text: str) -> range:
 
 
 def regressions(workload: str = LOG) -> list[int]:
-    """Seeds that once broke a promise; a line is a seed, or the name of a workload and a seed."""
+    """The seeds that once broke a promise; a line of the file is a seed, or the name of a workload and a seed."""
     lines = (line.partition("#")[0].split() for line in REGRESSIONS.read_text().splitlines())
     named = [words if len(words) == 2 else [LOG, *words] for words in lines if words]
     return [int(seed) for name, seed in named if name == workload]
@@ -97,7 +97,7 @@ def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tu
 def _run_all(
     seeds: Iterable[int], seconds: float | None, workload: str, jobs: int
 ) -> Generator[tuple[Outcome, float], None, None]:
-    """Outcomes as they complete; closing the iterator stops the workers."""
+    """Yield outcomes as they complete; closing the iterator stops the workers."""
     if jobs == 1:
         yield from (run_seed(seed, seconds, workload) for seed in seeds)
         return
@@ -177,7 +177,7 @@ def form() -> str:
 
 
 def _run_other_form(arguments: Sequence[str], parser: argparse.ArgumentParser) -> int:
-    """Run the same in another process: a process has one form."""
+    """Run the same command in another process, with the other form of the modules: a process has one form."""
     environment = {name: value for name, value in os.environ.items() if name != PURE_PYTHON}
     if form() == COMPILED:
         environment[PURE_PYTHON] = "1"

@@ -47,7 +47,7 @@ class Strand:
         self._begun = False
 
     def resume(self) -> None:
-        """Let it run to its next pause, or its end."""
+        """Let the strand run to its next pause, or its end."""
         if self.has_ended():
             return
         failure = self._switch()

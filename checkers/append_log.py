@@ -161,7 +161,7 @@ class _Floors:
             self._highest.append(each if is_higher else self._highest[-1])
 
     def before(self, time: int) -> _Floor | None:
-        """The highest floor that a client knew before this time; None if there was none."""
+        """The highest floor that a client knew before ``time``; None if there was none."""
         at = bisect_left(self._times, time) - 1
         return self._highest[at] if at >= 0 else None
 

@@ -80,7 +80,7 @@ def _answers(history: History, findings: Findings) -> dict[Key, list[Operation]]
 def _went_back(
     asked: Sequence[Operation], commits: Sequence[Operation], still_open: Collection[int | None], findings: Findings
 ) -> Iterator[str]:
-    """The answers below an offset committed or reported before the query."""
+    """Yield the answers below an offset committed or reported before the query."""
     known = [(op.ended or 0, op.offset or 0, f"process {op.process} committed it") for op in commits]
     known += [(op.ended or 0, op.offset or 0, f"{op.node} said so") for op in asked]
     known.sort()

@@ -118,7 +118,7 @@ class Plan(msgspec.Struct):
 
 
 class Begins(msgspec.Struct):
-    """A fault that begins."""
+    """The value of an event: a fault begins."""
 
     id: int
     kind: str
@@ -128,27 +128,27 @@ class Begins(msgspec.Struct):
 
 
 class Confirmed(msgspec.Struct):
-    """A fault whose effect was seen."""
+    """The value of an event: the effect of a fault was seen."""
 
     id: int
     seen: str
 
 
 class Ends(msgspec.Struct):
-    """A fault that is over."""
+    """The value of an event: a fault is over."""
 
     id: int
 
 
 class TookPart(msgspec.Struct):
-    """The work of a client in a separate process."""
+    """The value of an event: the work of a client in a separate process."""
 
     sent: int
     received: int
 
 
 class SendPaths(msgspec.Struct):
-    """Messages by the form of the send path that they took; see `COMPILED`."""
+    """The value of an event: the numbers of messages by form of the send path; see `COMPILED`."""
 
     compiled: int
     others: int

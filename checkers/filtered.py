@@ -23,7 +23,7 @@ def check_filtered(history: History) -> Result:
 
 
 def check_filtered_offsets(history: History) -> Result:
-    """Check each `stored` (a query of the group's offset): what passes and lies before it was received by then."""
+    """Check each `stored` (a query of the group's offset): passing messages before it were received by then."""
     findings = Findings("filtered offsets", PROMISE)
     got: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for batch in batches(history):

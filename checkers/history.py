@@ -91,7 +91,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def messages(self) -> Sequence[Sequence[Any]]:
-        """Offset and value of each, and the checksum of the stored record if it is known."""
+        """Offset and value of each message, and the checksum of the stored record if it is known."""
         operation = self.operation
         return [(operation.offset, operation.result)] if operation.name == "receive" else operation.result
 
@@ -222,7 +222,7 @@ class _Texts(dict[str, str]):
         return text
 
     def share_in(self, values: list[Any]) -> list[Any]:
-        """The list, with texts in it, and in nested lists, interned."""
+        """Return a list with its texts interned, also in nested lists."""
         for at, each in enumerate(values):
             if type(each) is str:
                 values[at] = self[each]
@@ -268,7 +268,7 @@ def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
 
 
 def _faults(events: list[Event]) -> list[Fault]:
-    """Raises HistoryDamaged if one begins or ends twice, or was confirmed or ends without a beginning."""
+    """Gather faults. Raises HistoryDamaged if one begins or ends twice, or is confirmed or ends without a begin."""
     faults: dict[int, Fault] = {}
     for event in events:
         if event.p != NEMESIS:
@@ -294,7 +294,7 @@ def _faults(events: list[Event]) -> list[Fault]:
 
 
 def batches(history: History) -> list[Batch]:
-    """Everything that was received, in order."""
+    """List everything that was received, in order."""
     found = [
         Batch(operation.ended, operation.queue, operation)
         for operation in history.named("receive", "read", "bulk-read", "poll", "final-read")

@@ -26,7 +26,7 @@ class Access(NamedTuple):
 
 
 def is_linearizable(accesses: Sequence[Access], initial: Any, *, steps_max: int = STEPS_MAX) -> bool | None:
-    """Whether such an order exists; None if unknown after ``steps_max`` steps."""
+    """Whether the accesses have such an order; None if unknown after ``steps_max`` steps."""
     chain = _Chain(accesses)
     value, taken, left = initial, 0, sum(access.ended is not None for access in accesses)
     met = {(taken, value)}

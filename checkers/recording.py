@@ -25,7 +25,7 @@ class Recording:
         self._faults = itertools.count()
 
     def new_process(self) -> int:
-        """An unused process id."""
+        """Return an unused process id."""
         return next(self._processes)
 
     def add(self, process: int | str, what: Type, name: str, **fields: Any) -> None:

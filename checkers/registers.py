@@ -49,7 +49,7 @@ def _accesses(operations: list[Operation], until: int | None = None) -> list[Acc
 
 
 def _first_wrong(operations: list[Operation]) -> str:
-    """The first operation after whose end no order exists for its key."""
+    """Describe the first operation after whose end no order exists for its key."""
     ends = sorted((op for op in operations if op.outcome == "ok"), key=lambda op: op.ended or 0)
     # If some operations have no order, more operations have none either.
     at = bisect_left(ends, True, key=lambda op: is_linearizable(_accesses(operations, op.ended), None) is False)

@@ -82,13 +82,13 @@ class _Causes:
         self._begins, self._ends = _merged([(begin, end + CAUSE_NS) for begin, end in spans])
 
     def explain(self, one: int, other: int) -> bool:
-        """Whether there was a cause between two deliveries, at ``one`` and later at ``other``."""
+        """Whether redelivery had a cause between two deliveries, at ``one`` and later at ``other``."""
         at = bisect_left(self._begins, other) - 1
         return at >= 0 and self._ends[at] >= one
 
 
 def _merged(spans: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Overlapping time spans, merged; beginnings and ends, both increasing."""
+    """Merge overlapping time spans; returns beginnings and ends, both increasing."""
     begins: list[int] = []
     ends: list[int] = []
     for begin, end in sorted(spans):

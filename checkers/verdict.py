@@ -96,7 +96,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def merge(each: Iterable[Valid]) -> Valid:
-    """Several verdicts as one: the worst. "unknown" for none at all."""
+    """Merge verdicts into the worst; "unknown" for none at all."""
     listed = list(each)
     if any(valid is False for valid in listed):
         return False

@@ -341,7 +341,7 @@ def check(directory: Annotated[Path, typer.Argument(help="Of a run.", metavar="D
 
 @app.command("list")
 def names() -> None:
-    """Say which workloads, faults and back ends there are, and which of them can be used here."""
+    """List workloads, faults and back ends, and tell which can be used here."""
     typer.echo("workloads")
     for workload in WORKLOADS.values():
         typer.echo(f"  {workload.name:<12} {workload.summary}")

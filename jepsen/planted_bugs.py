@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The first cell of its line."""
+        """The first cell of the bug's line in the table."""
         return self.scenario or self.mistake
 
     @property

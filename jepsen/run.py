@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The command that repeats it."""
+        """The command that repeats the run."""
         nemeses = f"--openchaos {','.join(self.openchaos)}" if self.openchaos else f"--nemesis {','.join(self.nemeses)}"
         workload = f"--workload {self.workload}"
         what = f"scenario {self.scenario} {workload}" if self.scenario else f"run {workload} {nemeses}"
@@ -237,7 +237,7 @@ def archive_settings(endpoint_url: str) -> dict[str, str]:
 
 
 def _first(group: BaseExceptionGroup[NotRecovered]) -> BaseException:
-    """One of the errors in nested groups."""
+    """Return one of the errors in nested groups."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -245,7 +245,7 @@ def _first(group: BaseExceptionGroup[NotRecovered]) -> BaseException:
 
 
 def _programs(plan: Plan, cluster: Cluster, topic: str, say: Callable[[str], None]) -> dict[str, Sequence[str]]:
-    """Separate client processes: the Java client if it is available, SDK clients if some are to die."""
+    """Separate client processes: the Java client if it is available, SDK clients if the faults kill clients."""
     programs: dict[str, Sequence[str]] = {}
     if "clients" in plan.nemeses:
         programs |= sdk_programs(cluster.namesrv, topic, GROUP)
@@ -299,7 +299,7 @@ async def _create_topic(cluster: Cluster, topic: str, attributes: Mapping[str, s
 
 async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str], paths: SendPathCounts) -> None:
     """Record leaders with their terms, wrong clocks, unexpected exits, the peak memory of each server, in bytes, and
-    how many messages took which send path, until cancelled.
+    the numbers of messages by send path, until cancelled.
     """
     known: dict[str, tuple[str, str]] = {}
     skews = ClockSkews()

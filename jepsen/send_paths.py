@@ -10,7 +10,7 @@ _FIGURES = {COMPILED: "raftmq.messagesCompiled", "all": "raftmq.messages"}
 
 
 class SendPathCounts:
-    """Adds the counts of all lives of all brokers: each life begins at 0. What a life did after its last figures is
+    """Adds the counts of all lives of all brokers: each life begins at 0. Messages after a life's last figures are
     missing.
     """
 

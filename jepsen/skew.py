@@ -11,7 +11,7 @@ _RUNTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds
 
 
 def broker_time(table: Mapping[str, str]) -> float | None:
-    """The wall clock of a broker when it wrote these figures, in seconds since the epoch; None if it is not in them.
+    """The wall clock of a broker when it wrote its figures, in seconds since the epoch; None if they lack it.
 
     Only for a clock that is not behind the time at which the broker started: the runtime is never negative.
     """

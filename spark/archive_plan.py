@@ -109,7 +109,7 @@ class ArchivePlan:
     def _proven_places(
         self, begin_pos: int, archive: ArchivedLog, claims: Iterable[ArchiveClaim]
     ) -> dict[int, LogPlace]:
-        """Works like `TopicBlocks.places_from`. Raises also ArchiveUnreadable unless all replicas speak of this log."""
+        """Look places up as `TopicBlocks.places_from`. Raises ArchiveUnreadable unless all replicas name this log."""
         claims = sorted(claims, key=lambda each: each.address)
         for address, told in claims:
             if (told.url, told.log_identity) != (archive.url, archive.log_identity):
@@ -128,7 +128,7 @@ class ArchivePlan:
         return places
 
     def _places_from(self, begin_pos: int, archive: ArchivedLog) -> dict[int, LogPlace]:
-        """Works like `TopicBlocks.places_from`; waits for a slow store until the deadline of the query."""
+        """Look places up as `TopicBlocks.places_from`; waits for a slow store until the deadline of the query."""
         until = self._clock() + self._options.read_deadline_ms / 1000
         pause = _PAUSE_SECONDS_MIN
         while True:
@@ -171,7 +171,7 @@ def _without_end(archive: ArchivedLog) -> ArchivedLog:
 
 
 def _extent(part: LogRange, archive: ArchivedLog, survey: Survey) -> tuple[int, int]:
-    """The files in which a partition's archived messages are: physical offsets, both at the beginning of a file."""
+    """The begin and end of the files that have a partition's archived messages, as physical offsets."""
     key = part.topic, part.broker_name
     size = archive.segment_bytes
     places = survey.places.get(key, ())

@@ -79,7 +79,7 @@ class ArchiveTaskReader(BulkTaskReader):
         done.replicas[url] = done.replicas.get(url, 0) + len(records.data)
 
     def _gave_up(self, error: ArchiveUnreadable) -> None:
-        """Raises ReadFailed, unless brokers may be read instead."""
+        """Raise ReadFailed, unless brokers may be read instead."""
         each = next(iter(self._remaining.values()))
         where = (
             f"topic {self._part.topic!r}, queue {self._part.broker_name}:{each.queue_id}, from offset {each.start} on"

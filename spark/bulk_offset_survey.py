@@ -133,7 +133,7 @@ class BulkSurveyor(Surveyor):
     def _answers(
         self, order: list[str], identities: Mapping[str, str], known: Mapping[str, TopicPlan], *, current: bool
     ) -> Iterator[tuple[str, dict[str, TopicPlan]]]:
-        """The answers of one replica after the other about the topics that are not ``known`` by then."""
+        """Ask one replica after the other about the topics that are not ``known`` by then; yields the answers."""
         for address in order:
             if not (topics := [topic for topic in identities if topic not in known]):
                 return
@@ -313,7 +313,7 @@ def _checked(address: str, response: BrokerResponse) -> BrokerResponse:
 
 
 def _joined(one: TopicPlan, other: TopicPlan) -> TopicPlan:
-    """The combined view of two replicas: committed is what either has, and deleted is what either lacks."""
+    """Join the views of two replicas: committed is what either has, and deleted is what either lacks."""
     if one.identity != other.identity:
         # One of them has not yet applied that the topic was recreated; the identity starts with the number of the
         # change.

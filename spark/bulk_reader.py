@@ -42,7 +42,7 @@ _OFFSET_AT: Final = 20
 
 
 class Busy(Exception):
-    """The replica is busy; retry it."""
+    """The replica is busy; the request can be repeated."""
 
 
 class BulkTaskReader(TaskReader):
@@ -160,7 +160,7 @@ class BulkTaskReader(TaskReader):
                 return True
 
     def _check_response(self, response: BrokerResponse, connection: Connection) -> BulkResponse:
-        """A response that has records or advances the position.
+        """Check a response: it must have records or advance the position.
 
         Raises Busy, ReplicaBehind, ServerError, AnswerDamaged, DataLoss, ReadFailed.
         """
@@ -195,7 +195,7 @@ class BulkTaskReader(TaskReader):
                 )
 
     def _wait(self, seconds: float, address: str) -> None:
-        """Wait as long as a busy replica says. Raises ReplicaBehind if it has been busy for too long already."""
+        """Wait for the time that a busy replica names. Raises ReplicaBehind if it has been busy for too long."""
         if self._clock() - self._progress_at >= self._options.fetch_seconds:
             raise ReplicaBehind(f"{address} has been busy for {self._options.fetch_seconds:g} s")
         self._sleep(min(max(seconds, 0.001), self._options.fetch_seconds))
@@ -261,7 +261,7 @@ class BulkTaskReader(TaskReader):
         super()._progressed(connection, chunk)
 
     def _check_offsets(self, response: BulkResponse, left: dict[int, QueueRange]) -> None:
-        """Raises AnswerDamaged unless the records of each queue continue from the position up to the next one."""
+        """Raise AnswerDamaged unless the records of each queue continue from the position up to the next one."""
         queue_ids = np.asarray(response.queue_ids)
         sizes = np.asarray(response.sizes, dtype=np.int64)
         counted = dict.fromkeys(response.offsets, 0)

@@ -127,7 +127,7 @@ class Connection:
         return self._opaque
 
     def receive(self, opaque: int) -> BrokerResponse:
-        """The response to a request. Raises Unreachable."""
+        """Wait for the response to a request. Raises Unreachable."""
         while (answer := self._answers.pop(opaque, None)) is None:
             self._receive_one()
         return answer
@@ -150,7 +150,7 @@ class Connection:
             self._socket.close()
 
     def _has_decrypted(self) -> bool:
-        """Whether TLS has bytes that were read from the socket already."""
+        """Whether TLS has bytes that it has read from the socket already."""
         return self._is_encrypted and cast("ssl.SSLSocket", self._socket).pending() > 0
 
     def _receive_one(self) -> None:

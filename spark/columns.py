@@ -148,7 +148,7 @@ class _Table(NamedTuple):
 
 
 def _inflated(table: _Table, source: Source, limits: BodyLimits, *, keep_bad: bool) -> Iterator[tuple[int, Any]]:
-    """Runs of decompressed bodies: (number of the first record, binary array)."""
+    """Yield runs of decompressed bodies: (number of the first record, binary array)."""
     stored = table.columns["body"]
     compressed = (table.sys_flags & COMPRESSED) != 0
     if not compressed.any():
@@ -214,8 +214,8 @@ def _decode_together(
     source: Source,
     without_bodies: bool,
 ) -> _Table | None:
-    """Decode all records at once; None if they differ in shape, have unusual texts, or are damaged: then decode each
-    alone.
+    """Decode all records at once; None if they must be decoded one by one: they differ in shape, have unusual texts, or
+    are damaged.
     """
     octets = np.frombuffer(data, dtype=np.uint8)
     ends = np.cumsum(lengths)
@@ -281,7 +281,7 @@ def _decode_together(
 
 
 def _spans(buffer: Any, starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any], kind: Any) -> Any:
-    """Ascending, disjoint pieces [start, end) of one buffer as an Arrow array, in one pass over the bytes.
+    """Copy ascending, disjoint pieces [start, end) of one buffer into an Arrow array, in one pass over the bytes.
 
     The pieces and the gaps between them are one array without a copy; taking every other value copies the pieces.
     """
@@ -341,7 +341,7 @@ class _Properties(NamedTuple):
 
 
 def _pairs(texts: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Names and values in property texts: the index of the text of each pair, and a row for each pair.
+    """Find names and values in property texts: the index of the text of each pair, and a row for each pair.
 
     A row has the start and end of the name and of the value, in the bytes of all texts. Malformed pairs, and those with
     an empty name or value, are left out.
@@ -414,7 +414,7 @@ def _constant(text: str, count: int) -> Any:
 
 
 def _times(milliseconds: np.ndarray[Any, Any]) -> Any:
-    """Timestamps; null for producer times that no timestamp can hold."""
+    """Convert times to timestamps; null for producer times that no timestamp can hold."""
     outside = (milliseconds > _TIME_MS_MAX) | (milliseconds < -_TIME_MS_MAX)
     if not outside.any():
         return pa.array(milliseconds * 1000).view(TIMESTAMP)

@@ -178,8 +178,8 @@ def table_of(state: DemoState) -> Table:
 
 
 async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path | None = None) -> DemoState:
-    """The whole demonstration in ``directory``; the table is one of Iceberg with the PySpark in ``iceberg``. Without
-    it, or if it cannot be fetched, it is Parquet files.
+    """Run the demonstration in ``directory``; the table is Iceberg's with the PySpark in ``iceberg``. Without that, or
+    if it cannot be fetched, the table is Parquet files.
 
     Raises ServersFailed, ClientError, OSError.
     """
@@ -226,7 +226,7 @@ async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path 
 
 
 def _surroundings(pyspark: Path | None = None) -> dict[str, str]:
-    """The environment of a process of Spark, with the PySpark that it is to have."""
+    """The environment of a process of Spark, with ``pyspark`` if given."""
     found = {
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
@@ -291,7 +291,7 @@ async def _spark(
     *,
     task_status: trio.TaskStatus[trio.abc.SendStream] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run Spark; started when it has connected. Raises ServersFailed if it ends without a result."""
+    """Run Spark; the task has started when Spark has connected. Raises ServersFailed if Spark ends without a result."""
     module = ["spark.demo_job", cluster.namesrv, TOPIC, SECOND_TOPIC, str(directory), str(state.lines // 10)]
     async with cluster.running_module("spark", module, _surroundings()) as process:
         assert process.stdin is not None

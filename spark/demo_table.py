@@ -49,7 +49,7 @@ class TableMade:
 
     @property
     def is_good(self) -> bool:
-        """All messages were compared, rows are equal to them, and both kills happened."""
+        """Whether all messages were compared, rows are equal to them, and both kills happened."""
         is_whole = self.messages == self.lines and self.rows == self.rows_expected
         return self.is_equal and is_whole and bool(self.follower and self.commits_before_kill)
 
@@ -112,7 +112,7 @@ class _Command:
         self._say = say
 
     async def run(self, made: TableMade, command: str, file: Path, on_commit: Any = None) -> int:
-        """Returns its exit code. Raises ServersFailed if it says nothing for minutes."""
+        """Run one command; returns its exit code. Raises ServersFailed if it prints nothing for minutes."""
         arguments = ["mq.cli", "table", command, str(file), "--json", "--master", "local[2]"]
         async with self._cluster.running_module("table", arguments, self._environment) as process:
             assert process.stdout is not None

@@ -20,7 +20,7 @@ _PLACES: Final = {"topic": 0, "broker_name": 1, "queue_id": 2}
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """The rest of a scan. ``allowed`` has sets of topics, broker groups and queue ids, None for all.
+    """The part of a scan that remains. ``allowed`` has sets of topics, broker groups and queue ids, None for all.
 
     Queue offsets are ``first`` up to but not including ``end``.
     """
@@ -31,7 +31,7 @@ class Narrowing:
 
 
 def narrow(narrowing: Narrowing, condition: Any) -> Narrowing | None:
-    """The rest with one more condition; None if it must be left to Spark."""
+    """Narrow a scan by one more condition; None if it must be left to Spark."""
     attribute: tuple[str, ...] = getattr(condition, "attribute", ())
     kind = type(condition).__name__
     if len(attribute) != 1 or attribute[0] not in _NEVER_NULL:
@@ -75,7 +75,7 @@ def _narrow_offsets(narrowing: Narrowing, kind: str, value: Any) -> Narrowing | 
 
 
 def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
-    """The rest with all these conditions, and the ones that must be left to Spark."""
+    """Narrow a scan by all these conditions; returns also the ones that must be left to Spark."""
     found, left = Narrowing(), []
     for condition in conditions:
         narrower = narrow(found, condition)

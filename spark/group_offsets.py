@@ -43,7 +43,7 @@ class GroupOffsets:
     def commit(
         self, offsets: Mapping[QueueName, int], routes: Mapping[str, TopicRoute], *, at_once: bool = False
     ) -> None:
-        """Store the next offset of each queue, now or, if that was done recently, with a later call."""
+        """Store the next offset of each queue, now or, after a recent store, with a later call."""
         self._wanted.update(offsets)
         now = self._clock()
         if at_once or self._tried_at is None or now - self._tried_at >= PAUSE_SECONDS:

@@ -25,7 +25,7 @@ class KeptConnections:
         return _Lent(connection, self._failed)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close the kept connections."""
         while self._open:
             self._open.popitem()[1].close()
 
@@ -36,7 +36,7 @@ class KeptConnections:
 
 
 class _Lent(Connection):
-    """A connection that its owner closes."""
+    """A connection that `KeptConnections` closes, not its user."""
 
     def __init__(self, lender: Connection, on_failure: Callable[[Connection], None]) -> None:
         self.address = lender.address

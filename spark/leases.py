@@ -33,7 +33,7 @@ LeaseKey = tuple[str, str]
 
 
 def new_lease_id() -> str:
-    """A unique id."""
+    """Make a unique lease id."""
     return f"spark-{uuid.uuid4().hex}"
 
 

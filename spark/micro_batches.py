@@ -54,7 +54,7 @@ class Loss(NamedTuple):
 
     @property
     def key(self) -> tuple[LossKind, QueueName]:
-        """Equal for the same problem, however far it has progressed."""
+        """A key that is equal for the same problem, however far it has progressed."""
         return self.kind, self.queue
 
 
@@ -70,7 +70,7 @@ class ClusterChanged(Exception):
 
 
 def check_cluster(position: Position, seen: ClusterSnapshot) -> None:
-    """Raises ClusterChanged unless both are of the same cluster."""
+    """Raise ClusterChanged unless both are of the same cluster."""
     if position.cluster and seen.cluster and not set(position.cluster.split(",")) & set(seen.cluster.split(",")):
         raise ClusterChanged(
             f"the checkpoint belongs to the cluster {position.cluster!r}, the name servers lead to {seen.cluster!r}. "

@@ -66,7 +66,7 @@ def first_number(job: WriteId, row: int) -> int:
 
 
 def group_of_producer(producer: str, groups: Iterable[str]) -> str:
-    """The broker group that stores a producer's rows when they name none.
+    """The broker group that stores a producer's rows if their destination names none.
 
     The highest of the hashes decides: a new group takes over its share of producers and moves no others.
     """

@@ -93,7 +93,7 @@ class Surveyor:
         return Survey(routes, self._ends(routes, queues))
 
     def detailed(self, survey: Survey) -> Survey:
-        """Survey also what only planning needs: sizes and places, as far as brokers have them."""
+        """Survey also sizes and places, which only planning needs, as far as brokers have them."""
         return survey
 
     def by_time(self, survey: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:

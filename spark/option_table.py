@@ -45,7 +45,7 @@ class AtOffsets:
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """Works like `AtTime`, for each queue."""
+    """The first message of each queue stored at its time or later, as `AtTime`."""
 
     times: Mapping[QueueName, int]
 
@@ -173,7 +173,7 @@ def _columns(value: str) -> tuple[str, ...]:
 
 
 def check_columns(names: Iterable[str]) -> None:
-    """Raises ValueError for an unknown column, with the nearest one."""
+    """Raise ValueError for an unknown column, with the nearest one."""
     for name in names:
         if name not in COLUMN_NAMES:
             raise ValueError(f"names the unknown column {name!r}{nearest(name, COLUMN_NAMES)}")

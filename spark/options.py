@@ -25,7 +25,7 @@ class OptionInvalid(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Whole topics."""
+    """Topics by name, with all their queues."""
 
     names: tuple[str, ...]
 
@@ -96,7 +96,7 @@ class WriteOptions:
 
 @dataclass(slots=True)
 class _Given:
-    """The options that a user set, by their own names, parsed; ``spelled`` is how the user wrote each."""
+    """The options that a user set, by their own names, parsed; ``spelled`` has the user's spelling of each."""
 
     values: dict[str, Any] = field(default_factory=dict)
     spelled: dict[str, str] = field(default_factory=dict)

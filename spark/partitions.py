@@ -36,7 +36,7 @@ def plan_partitions(
     *,
     repeatable: bool = False,
 ) -> list[LogRange]:
-    """The partitions of a scan, with the replicas to read from.
+    """Plan the partitions of a scan, with the replicas to read from.
 
     Args:
         turn: selects the follower of the first partition; the next partitions rotate through the followers.

@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 
 def decode_row(data: bytes | bytearray | memoryview, start: int, size: int, *, without_body: bool = False) -> Row:
-    """The record of ``size`` bytes at ``start``. Invalid UTF-8 is replaced.
+    """Decode the record of ``size`` bytes at ``start``. Invalid UTF-8 is replaced.
 
     ``without_body``: the body was cut out, while the head still has its length.
 

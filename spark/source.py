@@ -55,26 +55,26 @@ class RaftmqDataSource(DataSource):
         return struct_of(columns_in(self.options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """A writer for a batch job."""
+        """Make a writer for a batch job."""
         from spark.sink import batch_writer
 
         return batch_writer(parse_write_options(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """A writer for the micro-batches of a stream."""
+        """Make a writer for the micro-batches of a stream."""
         from spark.sink import stream_writer
 
         return stream_writer(parse_write_options(self.options), schema, overwrite=overwrite)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch reader for these columns, which a user may have given as the schema."""
+        """Make a batch reader for these columns, which a user may have given as the schema."""
         options = parse_read_options(self.options, "batch")
         # Spark refuses every reader that has `pushFilters` unless configured to allow it.
         kind = FilteringTopicReader if options.push_filters else TopicReader
         return kind(options, columns_of(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A streaming reader for these columns."""
+        """Make a streaming reader for these columns."""
         from spark.stream import TopicStreamReader
 
         return TopicStreamReader(parse_read_options(self.options, "stream"), columns_of(schema))
@@ -94,7 +94,7 @@ class TopicReader(DataSourceReader):
         return [TopicPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The messages of a partition as record batches."""
+        """Read the messages of a partition as record batches."""
         from_earliest = self._options.starting == "earliest"
         yield from read_partition(partition, self._options, self._columns, from_earliest=from_earliest)
 

@@ -85,5 +85,5 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._made = None
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The messages of a partition as record batches. Raises DataLoss, ReadFailed, BodyUnreadable."""
+        """Read the messages of a partition as record batches. Raises DataLoss, ReadFailed, BodyUnreadable."""
         yield from read_partition(partition, self._options, self._columns)

@@ -278,7 +278,7 @@ class StreamProgress:
     # -- what is lost ----------------------------------------------------------------------------------------------
 
     def _check(self, lost: Iterable[Loss]) -> list[Loss]:
-        """Returns losses that may be temporary. Raises DataLoss for the rest, or logs them once if the query may
+        """Return losses that may be temporary. Raises DataLoss for the rest, or logs them once if the query may
         continue.
         """
         now = self._clock()
@@ -313,7 +313,7 @@ class StreamProgress:
 
 
 def _seen(survey: Survey) -> ClusterSnapshot:
-    """A survey in the form that micro-batches are planned from."""
+    """Turn a survey into the form that micro-batches are planned from."""
     clusters = sorted({name for route in survey.routes.values() for name in route.cluster.split(",") if name})
     identities = {
         (topic, broker_name): survey.identities.get((topic, broker_name), "")

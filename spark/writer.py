@@ -415,11 +415,11 @@ class _Line:
         self.addresses.extend(addresses)
 
     def next_address(self) -> str:
-        """The next replica to try."""
+        """Take the next replica to try."""
         return self.addresses.popleft()
 
     def receive(self) -> BrokerResponse:
-        """The response to the first request in flight. Raises Unreachable."""
+        """Wait for the response to the first request in flight. Raises Unreachable."""
         assert self.connection is not None
         opaque = self.under_way[0].opaque
         assert opaque is not None, "what is under way is sent when a connection is made"

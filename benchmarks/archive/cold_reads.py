@@ -53,7 +53,7 @@ _FOUND, _RETRY = 0, 20
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Offsets of a queue."""
+    """The offsets of a queue."""
 
     number: int
     begin: int
@@ -150,7 +150,7 @@ class ColdReaders:
         self.nbytes = 0
 
     async def run(self, seconds: float) -> None:
-        """Read for so long."""
+        """Read for ``seconds``."""
         over = threading.Event()
 
         def read(number: int) -> None:

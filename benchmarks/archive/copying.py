@@ -78,7 +78,7 @@ class ArchiverProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all is archived."""
+        """Whether all files are archived."""
         return not self._is_running
 
     async def work(self, seconds: float) -> bool:

@@ -56,7 +56,7 @@ async def fill_group(cluster: DevCluster, leader: str, nbytes: int, body_bytes: 
 
 
 async def wait_until(what: str, is_so: Callable[[], Awaitable[bool]], seconds: float = WAIT_SECONDS_MAX) -> None:
-    """Ask until it is so. Raises ServersFailed if that takes too long."""
+    """Ask until ``is_so`` returns True. Raises ServersFailed if that takes too long."""
     with trio.move_on_after(seconds):
         while not await is_so():  # noqa: ASYNC110 - other processes have no event to wait for
             await trio.sleep(0.05)
@@ -65,7 +65,7 @@ async def wait_until(what: str, is_so: Callable[[], Awaitable[bool]], seconds: f
 
 
 async def runtime(admin: Admin, address: str) -> dict[str, int]:
-    """The figures of a replica that are numbers."""
+    """The numeric figures of a replica."""
     table = await admin.broker_runtime(address)
     return {name: int(text) for name, text in table.items() if text.isdigit()}
 

@@ -188,7 +188,7 @@ class Chaos:
 
 
 async def play(args: Arguments, directory: Path) -> Result:
-    """The whole run. Raises ServersFailed, ClientError, OSError, subprocess.CalledProcessError."""
+    """Play the run. Raises ServersFailed, ClientError, OSError, subprocess.CalledProcessError."""
     load, begin = load_average(), trio.current_time()
     ports = Ports.free(3)
     (directory / "notes").touch()

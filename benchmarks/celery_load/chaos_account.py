@@ -27,7 +27,7 @@ class TaskRun:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A task that ran once more. `killed` is when the process of the run before was killed, None if it was not."""
+    """A task that ran once more. `killed` is when the process of its earlier run was killed, None if it was not."""
 
     task: str
     before: TaskRun
@@ -43,7 +43,7 @@ class Again:
 
 @dataclass(slots=True)
 class Account:
-    """Tasks that were sent, and how they ran."""
+    """The tasks that were sent, and their runs."""
 
     sent: int = 0
     chords: int = 0
@@ -111,7 +111,7 @@ class Progress:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bool:
-        """Read further notes; whether they have the end of a run."""
+        """Read further notes; returns whether they have the end of a run."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         has_end = False
         for line in lines:

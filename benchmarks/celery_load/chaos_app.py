@@ -60,7 +60,7 @@ def work(self: Task[Any, Any], seconds: float) -> None:
 
 @app.task(bind=True)  # type: ignore[untyped-decorator]
 def part(self: Task[Any, Any], number: int) -> int:
-    """A task of a chord."""
+    """Return a number, as a part of a chord."""
     with _Noting(self):
         return number
 

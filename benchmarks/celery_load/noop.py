@@ -72,7 +72,7 @@ class Measured:
     """Per task of each round of many."""
 
     def call(self, count: int) -> None:
-        """Call the task so often, one after the other."""
+        """Call the task ``count`` times, one after the other."""
         noop = self.app.tasks["noop"]
         for _ in range(count):
             began = time.time()  # the clock of the worker's processes, too
@@ -103,7 +103,7 @@ class Measured:
 
 
 async def play(args: Arguments, directory: Path) -> list[Measured]:
-    """Measure all. Raises ServersFailed, OSError."""
+    """Measure all systems. Raises ServersFailed, OSError."""
     with ExitStack() as stack:
         port, _ = stack.enter_context(open_redis(directory / "results"))
         backend = f"redis://127.0.0.1:{port}/0"
@@ -139,7 +139,7 @@ def _measure(args: Arguments, measured: list[Measured]) -> None:
 
 
 def markdown(measured: list[Measured], *, command: str, load: float) -> str:
-    """The section."""
+    """Write the section of docs/celery.md."""
     count, calls = len(measured[0].rates), len(measured[0].seconds)
     lines = [
         f"Command: `{command}`. Date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Load average before: {load:.1f}.",

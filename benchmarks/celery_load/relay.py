@@ -40,7 +40,7 @@ class Relays:
             self._flows.set()
 
     async def cut(self, seconds: float) -> None:
-        """Reset all connections, and accept none for some time."""
+        """Reset all connections, and accept none for ``seconds``."""
         self._refuses = True
         try:
             for stream in list(self._streams):
@@ -84,7 +84,7 @@ def _reset(stream: trio.SocketStream) -> None:
 
 @asynccontextmanager
 async def open_relays(ports: Sequence[int]) -> AsyncIterator[Relays]:
-    """Relays for servers with these ports, until the block ends. Raises OSError."""
+    """Run relays for servers with these ports, until the block ends. Raises OSError."""
     relays = Relays()
     async with trio.open_nursery() as nursery:
         for port in ports:

@@ -60,9 +60,9 @@ class Workers:
             self.kills[pid] = time.time()
 
     def check(self) -> None:
-        """Raises ServersFailed if one has ended by itself."""
+        """Raise ServersFailed if a worker has ended by itself."""
         self._processes.check()
 
     def close(self) -> None:
-        """Kill all of them."""
+        """Kill all workers and their pools."""
         self._processes.kill_all()

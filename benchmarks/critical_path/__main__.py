@@ -39,7 +39,7 @@ WARMUP_SECONDS: Final = 2.0
 
 
 class TracedCluster(DevCluster):
-    """Three replicas that note when entries pass."""
+    """A cluster of three replicas that note when entries pass the points."""
 
     module: ClassVar[str] = "benchmarks.critical_path.traced"
 
@@ -55,7 +55,7 @@ class Arguments(argparse.Namespace):
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """The command line as a plan. Ends the process on a wrong one."""
+    """Parse the command line into a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-critical-path", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

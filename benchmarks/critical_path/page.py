@@ -114,7 +114,7 @@ def _shares(each: Traced) -> str:
 
 
 def picture(traced: Traced) -> str:
-    """A bar for each step at the medians of its begin and end, a row for each thread, SVG."""
+    """Draw as SVG a bar for each step at the medians of its begin and end, and a row for each thread."""
     span = max(row.end_us for row in traced.rows)
     height = _TOP + _LANE_HEIGHT * len(_LANES) + 40
     right = WIDTH - _RIGHT
@@ -166,7 +166,7 @@ def picture(traced: Traced) -> str:
 
 
 def _nice(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ..."""
+    """The next of 1, 2, 5, 10, 20, ... that is not below ``value``."""
     scale = 1.0
     while True:
         for factor in (1.0, 2.0, 5.0):

@@ -31,8 +31,8 @@ class Point(enum.IntEnum):
 
 
 class Event(msgspec.Struct, array_like=True, gc=False):
-    """``at``: seconds of CLOCK_MONOTONIC. ``index``: everything up to this entry has passed the point; 0 for points
-    without. ``peer``: the replica that sent something, or got it.
+    """An entry passed a point. ``at``: seconds of CLOCK_MONOTONIC. ``index``: all entries up to this one have passed; 0
+    for points without. ``peer``: the replica that sent something, or got it.
     """
 
     at: float
@@ -58,7 +58,7 @@ class Lane(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``begin``, ``end``: seconds since the leader woke up with the request.
+    """A step. ``begin``, ``end``: seconds since the leader woke up with the request.
 
     ``is_critical``: the reply waits for it.
     """
@@ -115,7 +115,7 @@ class _Turns:
         return self._begins[place - 1]
 
     def sending_after(self, at: float) -> tuple[float, float]:
-        """Begin and end of the first sending after ``at``. Raises KeyError."""
+        """The begin and end of the first sending after ``at``. Raises KeyError."""
         place = bisect.bisect_left(self._sent_at, at)
         while place + 1 < len(self._sent):
             if self._sent[place].point is Point.SENDING:
@@ -133,7 +133,7 @@ class _Turns:
 
 
 def paths(leader: Trace, followers: Mapping[str, Trace]) -> list[Path]:
-    """The path of each entry that all replicas have seen completely; those at the edges of the traces are left out."""
+    """Yield the path of each entry that all replicas have seen completely, without those at the edges of traces."""
     of_leader = _Turns(leader)
     of_followers = {name: _Turns(trace) for name, trace in followers.items()}
     found = list[Path]()

@@ -133,7 +133,7 @@ def _start_writer(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Wrap the points of this process."""
+    """Wrap the functions at the points, so that this process notes them."""
     _wrap(Reactor, "_turn", _turn)
     _wrap(reactor, "flush_streams", _sending)
     _wrap(Replica, "append", _append)

@@ -52,7 +52,7 @@ CURVES: dict[str, tuple[Curve, Measure]] = {
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """The command line as a plan. Ends the process on a wrong one."""
+    """Parse the command line into a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-curves", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -72,7 +72,7 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
 
 
 async def run_curve(name: str, args: Arguments, directory: Path, note: Note) -> bool:
-    """Measure one curve; whether it was done in time."""
+    """Measure one curve; returns whether it was done in time."""
     with trio.move_on_after(args.limit) as scope:
         await CURVES[name][1](args, directory, note)
     return not scope.cancelled_caught

@@ -66,7 +66,7 @@ class Replicas:
 
     @classmethod
     async def find(cls, clusters: Sequence[DevCluster]) -> Replicas:
-        """Raises ServersFailed if a group has no leader."""
+        """Find the replicas' roles. Raises ServersFailed if a group has no leader."""
         found = cls([], [], [])
         for cluster in clusters:
             leader = await cluster.leader()
@@ -104,7 +104,7 @@ async def measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments,
 
 
 async def persist(attempt: Callable[[], Awaitable[Measured]]) -> Measured:
-    """Measure, and once more if a leader changed, as happens where others use the disk and the cores.
+    """Measure, and once more if a leader changed, as happens on machines with other load.
 
     Raises GeneratorFailed, ServersFailed.
     """

@@ -124,7 +124,7 @@ class Bench:
         raise ClusterFailed(f"no acknowledgement by another leader within {RECOVERY_SECONDS_MAX:g} s")
 
     async def killed(self) -> float:
-        """The leader's process is killed and restarted."""
+        """Kill the leader's process and restart it."""
         leader = self.leader
 
         async def kill() -> None:
@@ -154,7 +154,7 @@ class Bench:
         self.recoveries.append(trio.current_time() - healed)
 
     async def cut_off(self) -> float:
-        """The leader's network is cut and restored."""
+        """Cut the leader's network and restore it."""
         leader = self.leader
         gap = await self.around(partial(self.networks.cut_off, leader), moves=True)
         await self.networks.heal()
@@ -241,7 +241,7 @@ async def run(args: Arguments, directory: Path) -> list[Events]:
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """The command line as a plan. Ends the process on a wrong one."""
+    """Parse the command line into a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-failover", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

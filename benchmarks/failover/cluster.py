@@ -45,7 +45,7 @@ def _is_in_step(status: GroupStatus) -> bool:
 
 @asynccontextmanager
 async def open_failover_cluster(directory: Path) -> AsyncIterator[tuple[Cluster, Networks]]:
-    """Start everything, and stop it at the end of the block. Raises ClusterFailed, OSError,
+    """Start the cluster, and stop it at the end of the block. Raises ClusterFailed, OSError,
     subprocess.CalledProcessError.
     """
     async with AsyncExitStack() as stack:

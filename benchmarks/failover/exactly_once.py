@@ -84,7 +84,7 @@ class Ledger:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything is as expected."""
+        """Whether every message has its expected fate."""
         return not (self.missing or self.repeated or self.phantoms)
 
 
@@ -206,9 +206,7 @@ def wanted(body: bytes) -> bool:
 
 
 async def read_all(namesrv: str, ledger: Ledger) -> None:
-    """Read the topic until nothing arrived for a while and nothing is missing, or the time is over. Raises
-    ClientError.
-    """
+    """Read the topic until no message came for a while and none is missing, or the time is over. Raises ClientError."""
     async with PullConsumer(namesrv, "once_readers", consume_from="first") as consumer:
         await consumer.assign(await consumer.queues(ledger.topic))
         places: dict[tuple[int, int], bytes] = {}
@@ -227,7 +225,7 @@ async def read_all(namesrv: str, ledger: Ledger) -> None:
 
 
 async def play(args: Arguments, directory: Path) -> ExactlyOnceRun:
-    """The whole run. Raises ServersFailed, ClientError, OSError."""
+    """Play the run. Raises ServersFailed, ClientError, OSError."""
     run = ExactlyOnceRun(args, load_average=load_average())
     begin = trio.current_time()
 
@@ -260,7 +258,7 @@ async def play(args: Arguments, directory: Path) -> ExactlyOnceRun:
 
 
 def markdown(run: ExactlyOnceRun, *, command: str) -> str:
-    """The page."""
+    """Write the page."""
     lines = [
         "# Exactly once, measured",
         "",

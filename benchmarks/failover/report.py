@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Events:
-    """Unavailability at each run of an event; goals in seconds, None where there is none."""
+    """The unavailability at each run of an event; goals in seconds, None for none."""
 
     name: str
     p50_goal: float | None
@@ -24,12 +24,12 @@ class Events:
 
     @property
     def p50(self) -> float:
-        """The median."""
+        """The median unavailability in seconds."""
         return statistics.median(self.gaps)
 
     @property
     def maximum(self) -> float:
-        """The longest."""
+        """The longest unavailability in seconds."""
         return max(self.gaps)
 
     @property

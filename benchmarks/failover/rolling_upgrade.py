@@ -102,7 +102,7 @@ class Load:
 
 @dataclass(slots=True)
 class Step:
-    """A replica was stopped and started with the other version. ``pause_ms``: nothing was acknowledged for so long."""
+    """A replica was restarted with the other version. ``pause_ms``: the longest time without an acknowledgement."""
 
     what: str
     seconds: float
@@ -124,7 +124,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing failed and nothing was lost."""
+        """Whether no send failed and no message was lost."""
         return not self.failed and not self.lost
 
     def lines(self) -> list[str]:
@@ -168,7 +168,7 @@ def build(reference: str, directory: Path) -> Path:
 
 
 def last_tag() -> str:
-    """Raises UpgradeFailed if there is none."""
+    """The last tag of this repository. Raises UpgradeFailed without one."""
     found = subprocess.run(["git", "describe", "--tags", "--abbrev=0"], check=False, capture_output=True, text=True)
     if found.returncode:
         raise UpgradeFailed("this repository has no tag: say which version to begin with, --from REF")
@@ -206,7 +206,7 @@ class Upgrade:
         self.steps: list[Step] = []
 
     async def run(self) -> None:
-        """Raises UpgradeFailed."""
+        """Run all steps. Raises UpgradeFailed."""
         report = await safe_report(self._cluster)
         first = next(member.node_id for member in report.members if member.role != "leader")
         await self._step(f"{first} to this version", first, None)
@@ -294,7 +294,7 @@ async def read_all(namesrv: str, wanted: int) -> Counter[bytes]:
 
 
 async def measure(directory: Path, earlier: Path, rate: int) -> Outcome:
-    """Run it all, and print figures."""
+    """Run the upgrade, and print figures."""
     outcome = Outcome()
     async with DevCluster.open(directory, ports=Ports.free(3), checkout=earlier) as cluster:
         async with Admin(cluster.namesrv) as admin:
@@ -327,7 +327,7 @@ def described(reference: str) -> str:
 
 
 def main() -> int:
-    """Exit code 1 if a send failed or a message is lost."""
+    """Run the command; returns 1 if a send failed or a message is lost."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--from", dest="reference", metavar="REF", help="tag or commit; default: the last tag")
     parser.add_argument("--rate", type=int, default=1000, help="messages a second, default 1000")

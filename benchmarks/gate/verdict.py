@@ -15,7 +15,7 @@ class DumpUnreadable(Exception):
 
 
 def instructions_in(dump: str) -> int:
-    """The instruction count of a callgrind dump. Raises DumpUnreadable."""
+    """The number of instructions in a callgrind dump. Raises DumpUnreadable."""
     found = _SUMMARY.search(dump)
     if found is None:
         raise DumpUnreadable("a dump of callgrind has no summary")
@@ -47,12 +47,12 @@ class Verdict:
 
     @property
     def change(self) -> float:
-        """0.1 for ten percent more."""
+        """The change as a fraction: 0.1 for ten percent more."""
         return 0.0 if self.before is None else self.now / self.before - 1
 
     @property
     def is_good(self) -> bool:
-        """Whether it has not risen beyond `RISE_MAX`."""
+        """Whether the figure has not risen beyond `RISE_MAX`."""
         return self.before is None or self.now <= self.before * (1 + RISE_MAX)
 
     def __str__(self) -> str:

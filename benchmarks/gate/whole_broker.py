@@ -36,7 +36,7 @@ _READY_SECONDS_MAX = 120.0
 
 
 async def ask(stream: trio.SocketStream, frames: Sequence[bytes]) -> list[bytes]:
-    """Send everything at once; returns the codes of the responses when all have arrived."""
+    """Send all frames at once; returns the codes of the responses when all have arrived."""
     await stream.send_all(b"".join(frames))
     received, codes = b"", list[bytes]()
     while len(codes) < len(frames):

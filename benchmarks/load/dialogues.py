@@ -76,7 +76,7 @@ class Report:
 
 
 class Request(NamedTuple):
-    """A request of a flow."""
+    """A request of a flow to the broker."""
 
     code: int
     ext: Ext | None

@@ -20,7 +20,7 @@ STARTED_LATE = 3
 
 
 def do_job(kind: type[J], generate: Callable[[J], object], *failures: type[Exception]) -> None:
-    """Be a load generator: read a job, do it, write the report. ``failures`` become the last line of the errors."""
+    """Run a load generator: read a job, do it, write the report. ``failures`` become the last line of the errors."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
     try:
         report = generate(job)

@@ -51,19 +51,19 @@ _decode = msgspec.json.Decoder(Response).decode
 
 
 def topic_name(number: int) -> str:
-    """The topics of loads that have many: the first one is `TOPIC`."""
+    """The name of a topic of loads with many topics; the first one is `TOPIC`."""
     return f"{TOPIC}{number}" if number else TOPIC
 
 
 def lite_name(number: int) -> str:
-    """The lite topics of loads that send to some; all names are equally long."""
+    """The name of a lite topic, of the same length for all."""
     return f"lite-{number:07d}"
 
 
 def request_frame(
     code: int, opaque: int, ext: Ext | None = None, body: bytes = b"", keys: tuple[str, str] | None = None
 ) -> bytes:
-    """A whole request; with ``keys``, access key and secret key, it is signed."""
+    """Encode a request; with ``keys``, access key and secret key, sign it."""
     fields = {} if ext is None else ext.fields()
     fields.pop(_FORWARD_ONLY, None)
     if keys is not None:
@@ -72,7 +72,7 @@ def request_frame(
 
 
 def send_ext(topic: str, queue_id: int, properties: str, *, sys_flag: int = 0, batch: bool = False) -> SendExt:
-    """The fields of a send: all but the body."""
+    """The fields of a send, without the body."""
     return SendExt(
         producer_group=PRODUCERS,
         topic=topic,
@@ -204,7 +204,7 @@ def heartbeat_frame(opaque: int, client_id: str, *, consumes: str | None = None)
 
 
 def responses(data: bytes) -> tuple[Sequence[tuple[Response, memoryview]], int]:
-    """Header and body of each whole response in JSON, and where they end. What a broker asks clients is skipped."""
+    """Decode header and body of each whole response in JSON; returns also their end. Skips a broker's requests."""
     frames, end = split_frames(memoryview(data))
     answered = ((_decode(header), body) for _, header, body in frames)
     return [(header, body) for header, body in answered if header.flag & RESPONSE_FLAG], end

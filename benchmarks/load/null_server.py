@@ -17,14 +17,14 @@ _REPLY = b'{"code":0,"extFields":{"msgId":"7F00000100002A9F0000000000000000","qu
 
 
 def reply(opaque: bytes) -> bytes:
-    """The acknowledgement of a send."""
+    """Encode the acknowledgement of a send."""
     header = _REPLY + b'"opaque":%b}' % opaque
     return struct.pack(">II", 4 + len(header), len(header)) + header
 
 
 def serve(port: int) -> None:
-    """Respond until standard input ends. A response that the socket does not take at once is an error here: there are
-    never more than the generator has in flight.
+    """Respond until standard input ends. A response that the socket does not take at once is an error: there are never
+    more than the generator has in flight.
     """
     listener = socket.create_server(("127.0.0.1", port))
     epoll = select.epoll()

@@ -61,7 +61,7 @@ class Arguments(argparse.Namespace):
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """The command line as a plan. Ends the process on a wrong one."""
+    """Parse the command line into a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-low-rate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -40,8 +40,9 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """``about``: in the table. ``missing``, ``prepare``: see `benchmarks.peers.peer.Peer`. ``has_idle``: whether it is
-    also measured without messages. ``open``: start it in a new directory. ``is_jvm``: it gets a warm-up.
+    """A system to measure. ``about``: in the table. ``missing``, ``prepare``: see `benchmarks.peers.peer.Peer`.
+    ``has_idle``: whether it is also measured without messages. ``open``: starts it. ``is_jvm``: it
+    gets a warm-up.
     """
 
     name: str

@@ -50,8 +50,8 @@ class MemoryJob:
 
 @dataclass(slots=True)
 class Report:
-    """Messages that were sent and acknowledged by the broker, handled or popped (with redeliveries), and sent without
-    an acknowledgement.
+    """The numbers of messages acknowledged by the broker, handled or popped (with redeliveries), and sent without an
+    acknowledgement.
     """
 
     acknowledged: int = 0

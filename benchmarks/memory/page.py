@@ -15,7 +15,7 @@ END = "<!-- measured by `make bench-memory`: end -->"
 
 
 class Sample(NamedTuple):
-    """``rss_mib``: resident memory of each process or group of processes, by name, after ``seconds`` of load."""
+    """One sample: resident memory of each process or group of processes, by name, after ``seconds`` of load."""
 
     seconds: float
     rss_mib: Mapping[str, float]
@@ -74,7 +74,7 @@ def section(
 
 
 def picture(samples: Sequence[Sample]) -> str:
-    """A line for each name over the minutes, SVG."""
+    """Draw a line for each process over the minutes, as SVG."""
     minutes_max = max(sample.seconds for sample in samples) / 60
     ticks = {at: f"{at:.0f}" for at in (step * minutes_max / 6 for step in range(7))}
     lines = {name: [(sample.seconds / 60, sample.rss_mib[name]) for sample in samples] for name in samples[0].rss_mib}

@@ -39,7 +39,7 @@ PEERS = {peer.name: peer for peer in (*RAFTMQ, *ROCKETMQ, *KAFKA, *NATS, *RABBIT
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """The command line as a plan. Ends the process on a wrong one."""
+    """Parse the command line into a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-peers", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

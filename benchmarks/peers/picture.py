@@ -20,7 +20,7 @@ Figure = Callable[[Sample], float]
 
 
 def draw(peers: Sequence[Peer], measured: dict[str, Measured]) -> str:
-    """The picture as a file."""
+    """Draw the picture as an SVG file."""
     single, *others = LOADS
     panels = [_panel(single, "p50 in ms, less is better", peers, measured, lambda sample: sample.p50_ms, "{:.2f}")]
     panels += [
@@ -44,7 +44,7 @@ def draw(peers: Sequence[Peer], measured: dict[str, Measured]) -> str:
 def _panel(
     load: Load, unit: str, peers: Sequence[Peer], measured: dict[str, Measured], figure: Figure, form: str
 ) -> tuple[int, list[str]]:
-    """The number of bars, and the panel."""
+    """Draw the panel of one load; returns also the number of its bars."""
     bars = [
         (peer, spread)
         for peer in peers

@@ -48,7 +48,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(slots=True)
 class Outcome:
-    """A whole run. ``left_out``: by name of a peer, why it cannot run here."""
+    """The outcome of a run. ``left_out``: by name of a peer, the reason that it cannot run here."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -117,7 +117,7 @@ async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Mea
 
 
 async def _apply(peer: Peer, target: Target, load: Load, args: Arguments) -> list[Sample]:
-    """Raises GeneratorFailed, ServersFailed."""
+    """Measure a peer under one load. Raises GeneratorFailed, ServersFailed."""
     first = args.jvm_warmup if peer.is_jvm else args.first_warmup
     warmup, windows = (first, 1) if load is WARM_UP else (args.warmup, args.windows)
     job = Job(

@@ -149,7 +149,7 @@ async def _created(admin: Admin) -> bool:
 
 
 async def _create(admin: Admin) -> None:
-    """Raises ClientError, as while a group of brokers is being formed."""
+    """Create the topics. Raises ClientError, as while a group of brokers is being formed."""
     await admin.create_topic(TOPIC, QUEUES)
     await admin.create_topic(LITE_PARENT, QUEUES, attributes={MESSAGE_TYPE_ATTRIBUTE: LITE})
     bound = SubscriptionGroupConfig(group_name=LITE_GROUP, attributes={f"+{BIND_TOPIC}": LITE_PARENT})
@@ -193,7 +193,7 @@ async def turn(system: System, work: str, in_flight: int, count: int) -> Figures
 
 
 def table(systems: list[System]) -> str:
-    """The medians of all rounds."""
+    """Format the medians of all rounds."""
     rows = [
         "| work | in flight | proxy | CPU us/message (broker) | p50 ms | p99 ms | messages/s |",
         "|---|---:|---|---:|---:|---:|---:|",

@@ -52,7 +52,7 @@ class Client:
         self._latencies: list[float] = []
 
     def unary(self, method: str, kind: type[Message]) -> Callable[..., grpc.Future[Message]]:
-        """Begins calls of a method."""
+        """Return a function that begins calls of a method."""
         call: grpc.UnaryUnaryMultiCallable[Message, Message] = self._channel.unary_unary(
             SERVICE + method,
             request_serializer=lambda each: each.SerializeToString(),
@@ -166,7 +166,7 @@ class Client:
             raise failed[0]
 
     def prime(self) -> None:
-        """Receive once: a new group begins at the end of the topic."""
+        """Receive once, since a new group begins at the end of the topic."""
         assigned = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
         request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
         answer = assigned(request).result()

@@ -26,7 +26,7 @@ END = "<!-- measured by `make bench`: end -->"
 def markdown(
     measurements: Sequence[Measurement], *, command: str, machine: str, date: str, ceilings: Mapping[str, float]
 ) -> str:
-    """A section: how it was measured, and a table for each number of nodes."""
+    """The section of the page: how cases were measured, and a table for each number of nodes."""
     loads = [measurement.load_average for measurement in measurements]
     lines = [
         f"Command: `{command}`. Date: {date}. Load average before each case: {min(loads):.1f} to {max(loads):.1f}.",
@@ -66,7 +66,7 @@ def _row(measurement: Measurement) -> str:
 
 
 def replace_section(text: str, section: str, begin: str = BEGIN, end: str = END) -> str:
-    """``text`` with everything between the two marks replaced. Raises ValueError if it has no marks."""
+    """Replace everything between the two marks in ``text``. Raises ValueError if it has no marks."""
     before, found_begin, rest = text.partition(begin)
     _, found_end, after = rest.partition(end)
     if not found_begin or not found_end:
@@ -80,7 +80,7 @@ def page_of(benchmark: str) -> Path:
 
 
 class RunRecord:
-    """One run of ``make bench-NAME``, as it is written down.
+    """One run of ``make bench-NAME``, as its results and page record it.
 
     Args:
         root: the directory with docs and benchmarks.

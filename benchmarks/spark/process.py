@@ -37,7 +37,7 @@ class QueryFailed(OSError):
 
 
 class SparkProcess:
-    """A session; one request at a time."""
+    """A Spark session in a separate process; one request at a time."""
 
     def __init__(self, process: trio.Process) -> None:
         self._process = process
@@ -104,7 +104,7 @@ class SparkProcess:
         return total
 
     def worker_rss_bytes_max(self) -> int:
-        """The highest peak resident set of any of them."""
+        """The highest peak resident set among the Python processes, in bytes."""
         return max((rss_bytes_max(pid) for pid in self._workers()), default=0)
 
     def pin(self, cores: Sequence[int]) -> None:

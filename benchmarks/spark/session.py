@@ -18,7 +18,7 @@ from typing import Any
 
 
 def open_session() -> Any:
-    """Spark with two cores, everything on the loopback interface."""
+    """Open Spark with two cores, everything on the loopback interface."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

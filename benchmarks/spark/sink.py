@@ -76,7 +76,7 @@ def run_task(plan: Plan, namesrv: str, partition: int) -> Task:
 
 
 def run_tasks(plan: Plan, namesrv: str, pids: list[int]) -> Iterator[str]:
-    """Write everything twice; yields a line about each."""
+    """Write all rows twice; yields a line about each time."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(plan.tasks) as pool:
         pool.starmap(run_task, [(plan._replace(rows=plan.tasks), namesrv, 1000 + n) for n in range(plan.tasks)])
@@ -110,7 +110,7 @@ async def main(plan: Plan) -> None:
 
 
 def parse_arguments(arguments: list[str]) -> Plan:
-    """The command line. Exits for unknown arguments."""
+    """Parse the command line. Exits for unknown arguments."""
     parser = argparse.ArgumentParser(prog="benchmarks.spark.sink", description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--tasks", type=int, default=2)

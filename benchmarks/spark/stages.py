@@ -22,7 +22,7 @@ from spark.task_reader import Chunk, TaskOptions, task_options
 
 
 class _Receiver(BulkTaskReader):
-    """Makes no columns."""
+    """A reader that only receives and checks records, and makes no columns."""
 
     def _batches(self, chunk: Chunk, *, without_bodies: bool = False) -> Iterator[Any]:
         return iter(())

@@ -65,7 +65,7 @@ async def measure_queues(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def measure_restart(args: Arguments, directory: Path, note: Note) -> None:
-    """Starts of a broker that has many messages."""
+    """Measure starts of a broker that has many messages."""
     wanted = RESTART_MESSAGES // 100 if args.quick else RESTART_MESSAGES
     async with one_broker(directory / "restart") as cluster:
         await create_topics(cluster, 1)

@@ -132,7 +132,7 @@ async def measure_follower(args: Arguments, directory: Path, note: Note) -> None
 
 
 class _Reader:
-    """A consumer at the follower; ``share`` is its CPU time, there and its own, over time."""
+    """A consumer at the follower; ``share`` is the CPU time that it uses there and itself, over time."""
 
     def __init__(
         self, cluster: DevCluster, leader: str, follower: str, frames: Iterator[bytes], cores: Sequence[int]
@@ -173,7 +173,7 @@ async def produce_beside(
     own: Sequence[int],
     disturb: Callable[[float], Awaitable[None]],
 ) -> tuple[list[int], list[float], float]:
-    """Messages and the leader's CPU seconds by window, and their length; `has_reader` says which to disturb."""
+    """Produce beside ``disturb``; returns messages and the leader's CPU seconds by window, and windows' length."""
     windows = 4 * (1 if args.quick else _BLOCKS)
     seconds = min(args.seconds, _WINDOW_SECONDS)
     timed = Arguments(**vars(args) | {"windows": windows, "seconds": seconds})

@@ -56,7 +56,7 @@ class Figure:
 
 
 def table(figures: Sequence[Figure], *, command: str, machine: str, date: str, load_average: float) -> str:
-    """The section: how it was measured, and a row for each figure."""
+    """Format the section: how it was measured, and a row for each figure."""
     return "\n".join(
         [
             f"Command: `{command}`. Date: {date}. Load average before: {load_average:.1f}.",

@@ -29,7 +29,7 @@ FAILURES = (ServersFailed, ClientError, GeneratorFailed, subprocess.CalledProces
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """``name`` as in ``make bench-NAME``; ``cases`` in the order in which they are measured."""
+    """A benchmark: ``name`` as in ``make bench-NAME``; ``cases`` in the order in which they are measured."""
 
     name: str
     about: str | None
@@ -37,12 +37,12 @@ class Suite:
 
     @property
     def marks(self) -> tuple[str, str]:
-        """The marks around the section of its page."""
+        """The marks around the section of the suite's page."""
         mark = f"<!-- measured by `make bench-{self.name}`:"
         return f"{mark} begin -->", f"{mark} end -->"
 
     def parse_arguments(self, arguments: Sequence[str]) -> Arguments:
-        """The command line as a plan. Ends the process on a wrong one."""
+        """Parse the command line into a plan. Ends the process on a wrong one."""
         parser = argparse.ArgumentParser(
             prog=f"make bench-{self.name}", description=self.about, formatter_class=argparse.RawTextHelpFormatter
         )
@@ -89,7 +89,7 @@ class Suite:
         return missing
 
     def main(self) -> None:
-        """Measure, print, and write its page of docs/benchmarks and benchmarks/results/."""
+        """Measure, print, and write the suite's page of docs/benchmarks and benchmarks/results/."""
         args = self.parse_arguments(sys.argv[1:])
         before = load_average()
         figures: list[Figure] = []
@@ -110,7 +110,7 @@ class Suite:
 
 
 def kept_logs(directory: Path) -> str:
-    """Copy the logs of the servers in a directory, which will be removed; says where they are, if there are any."""
+    """Copy the servers' logs from a directory that will be removed; returns the place of the copies, if any."""
     found = [path for path in directory.rglob("logs") if path.is_dir()]
     if not found:
         return ""

@@ -30,7 +30,7 @@ Method = tuple[int, int]
 
 
 def queue_name(number: int) -> str:
-    """The queues; requests use them in turn."""
+    """The name of a queue; requests use the queues in turn."""
     return f"bench{number % QUEUES}"
 
 
@@ -54,7 +54,7 @@ class AmqpConnection:
         self._ask(1, _CHANNEL_OPEN, b"\x00", _CHANNEL_OPEN_OK)
 
     def declare_quorum_queue(self, name: str, members: int, *, passive: bool) -> None:
-        """Declare it, or only check that it exists. Raises LoadFailed, OSError."""
+        """Declare a quorum queue, or only check that it exists. Raises LoadFailed, OSError."""
         kind = _short(b"x-queue-type") + b"S" + _long(b"quorum")
         size = _short(b"x-quorum-initial-group-size") + b"l" + struct.pack(">q", members)
         flags = bytes((_DURABLE | passive,))
@@ -85,7 +85,7 @@ class AmqpConnection:
         self._expect(answer)
 
     def _expect(self, method: Method) -> bytes:
-        """The arguments of the next frame, which must be that method."""
+        """Receive the next frame, which must be ``method``; returns its arguments."""
         while len(self._received) < 7 or len(self._received) < 8 + int.from_bytes(self._received[3:7], "big"):
             self._received += receive_some(self._sock)
         end = 8 + int.from_bytes(self._received[3:7], "big")
@@ -154,7 +154,7 @@ def _publish(queue: str, body: bytes, exchange: str) -> bytes:
 
 
 def consume(queue: str) -> bytes:
-    """A request for deliveries of a queue, which is not answered."""
+    """Encode a request for deliveries of a queue, which is not answered."""
     return _method(1, _CONSUME, b"\x00\x00" + _short(queue.encode()) + _short(b"") + bytes((_NO_WAIT,)) + _NO_TABLE)
 
 

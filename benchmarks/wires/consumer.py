@@ -23,7 +23,7 @@ PULLED_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class DueSlots(Slots):
-    """Messages whose bodies begin with when they were due; zero until `stamped`."""
+    """Slots whose messages begin with the time at which they were due; zero until `stamped`."""
 
     def body(self, slot: int) -> bytes:
         """The body of a slot's messages."""
@@ -31,7 +31,7 @@ class DueSlots(Slots):
 
 
 def stamped(request: bytes, due: float) -> bytes:
-    """A request with one message of `DueSlots`, due then, in seconds of CLOCK_MONOTONIC."""
+    """Stamp a request of one message of `DueSlots` as due at ``due``, in seconds of CLOCK_MONOTONIC."""
     at = request.index(b"@DUE") + _AT
     return b"%b%019d%b" % (request[:at], round(due * 1e9), request[at + _DIGITS :])
 
@@ -58,7 +58,7 @@ class Share:
 
     @property
     def queues(self) -> list[int]:
-        """Its queues, of `QUEUES`."""
+        """The queues of this consumer, a part of `QUEUES`."""
         return list(range(self.number, QUEUES, self.consumers))
 
 

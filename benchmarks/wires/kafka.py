@@ -63,7 +63,7 @@ class Fields:
 
 
 def request(kind: int, version: int, number: int, body: bytes) -> bytes:
-    """A request as a frame. ``number`` comes back with its answer."""
+    """Encode a request as a frame. ``number`` comes back with its answer."""
     head = struct.pack(">hhi", kind, version, number) + encoded_text("bench")
     return _LENGTH.pack(len(head) + len(body)) + head + body
 
@@ -74,7 +74,7 @@ def encoded_text(text: str) -> bytes:
 
 
 def answers(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """The number, the begin and the end of each complete answer."""
+    """Yield the number, the begin and the end of each complete answer."""
     at = 0
     while at + _LENGTH.size <= len(data):
         end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
@@ -95,7 +95,7 @@ def ask(sock: socket.socket, kind: int, version: int, body: bytes) -> Fields:
 
 
 def ends_of(sock: socket.socket, partitions: Sequence[int]) -> dict[int, int]:
-    """The offset of the next message of each partition. Raises LoadFailed, OSError."""
+    """Ask for the offset of the next message of each partition. Raises LoadFailed, OSError."""
     rows = b"".join(struct.pack(">iq", partition, _LATEST) for partition in partitions)
     body = struct.pack(">ii", -1, 1) + encoded_text(TOPIC) + _LENGTH.pack(len(partitions)) + rows
     fields = ask(sock, _LIST_OFFSETS, 1, body)
@@ -132,7 +132,7 @@ def create_topic(
 
 
 def commit_offsets(number: int, group: str, offsets: dict[int, int]) -> bytes:
-    """The request that stores the positions of a group without members."""
+    """Encode the request that stores the positions of a group without members."""
     rows = b"".join(struct.pack(">iqh", partition, offset, -1) for partition, offset in offsets.items())
     body = encoded_text(group) + struct.pack(">i", -1) + encoded_text("") + struct.pack(">q", -1)
     return request(

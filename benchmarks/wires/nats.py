@@ -16,7 +16,7 @@ _PING, _PONG, _END = b"PING\r\n", b"PONG\r\n", b"\r\n"
 
 
 class NatsWire:
-    """A request is identified by the last part of its reply subject."""
+    """Speaks NATS: a request is identified by the last part of its reply subject."""
 
     def __init__(self, slots: Slots) -> None:
         # Unique per process: acknowledgements for a generator that has ended may still be in flight.

@@ -65,7 +65,7 @@ class NatsConsumer:
         return b"PUB %b %b %d\r\n%b\r\n" % (api, self._inbox, len(body), body)
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Acknowledges what came, and asks for more."""
+        """Acknowledge the messages that came, and ask for more."""
         replies, at, control = list[bytes](), 0, b""
         match = _MESSAGE.match
         while at < len(data):

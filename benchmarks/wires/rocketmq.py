@@ -10,7 +10,7 @@ from benchmarks.wires.wire import LoadFailed, Slots
 
 
 class RocketMQWire:
-    """A request is identified by its opaque; the same frame is sent repeatedly."""
+    """Speaks RocketMQ's protocol: a request is identified by its opaque; the same frame is sent repeatedly."""
 
     def __init__(self, slots: Slots) -> None:
         self._frames = {

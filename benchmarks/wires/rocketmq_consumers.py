@@ -47,7 +47,7 @@ _ANY_OFFSET: Final = 1_234_567_890_123
 
 
 class RocketMQPull:
-    """Each pull also stores the position it begins at, as the group's."""
+    """Pulls from its queues; each pull also stores the position that it begins at, as the group's."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -83,7 +83,7 @@ class RocketMQPull:
 
 
 class RocketMQPop:
-    """A pop of each queue; each message is acknowledged by a request of its own, or all of a pop by one."""
+    """Pops from its queues; acknowledges each message by a request of its own, or all messages of a pop by one."""
 
     def __init__(self, share: Share) -> None:
         self._share = share

@@ -59,7 +59,7 @@ class Wire(Protocol):
         """The keys to pass to `again`, one or more at a time, in loads that do not send `first`."""
 
     def read_answers(self, data: bytes) -> tuple[Sequence[Any], int]:
-        """The keys of the requests that ``data`` answers, and how many bytes of it were read: the rest is incomplete.
+        """Read responses; returns the keys of the answered requests, and the number of bytes of whole responses.
 
         Raises LoadFailed if a request was refused.
         """
@@ -77,7 +77,7 @@ def receive_until(sock: socket.socket, end: bytes) -> bytes:
 
 
 def receive_some(sock: socket.socket) -> bytes:
-    """The next piece. Raises LoadFailed if the connection is closed."""
+    """Receive the next piece. Raises LoadFailed if the connection is closed."""
     chunk = sock.recv(65536)
     if not chunk:
         raise LoadFailed("the server closed the connection before the first message")

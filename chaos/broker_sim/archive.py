@@ -342,7 +342,7 @@ class Threads:
         self.access = ArchiveAccess(self._blocks.fetch, self._read_in_background, lambda: cache.nbytes)
 
     def kill(self) -> None:
-        """End all of them, as they end with their broker."""
+        """End all threads, as they end with their broker."""
         for strand in self._strands:
             strand.kill()
         self._strands.clear()

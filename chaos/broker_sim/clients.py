@@ -28,7 +28,7 @@ class LostResponse(Enum):
 
 
 class ClientResponse(NamedTuple):
-    """A response."""
+    """The response of a broker to a request."""
 
     code: int
     ext: dict[str, str]

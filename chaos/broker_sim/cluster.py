@@ -243,7 +243,7 @@ class BrokerCluster(Cluster):
             self.at(self.scenario.safety_seconds * (0.4 + 0.05 * number), self._upgrade, node)
 
     def _upgrade(self, node: Node) -> None:
-        """Stop a node with older software in order, and start it with the newest; one that is down gets it, too."""
+        """Stop a node with older software in order, and start it with the newest, at once or when it starts next."""
         if self._levels.get(node.node_id, LEVEL_NEWEST) == LEVEL_NEWEST:
             return
         self._levels[node.node_id] = LEVEL_NEWEST

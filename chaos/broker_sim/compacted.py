@@ -36,7 +36,7 @@ _QUICK: Final = {"_HOUR_MS": _OLD_MS, "_LINGER_SECONDS": 0.5, "_LOOK_SECONDS": 0
 
 
 class _Newest(NamedTuple):
-    """The newest message of a key: where it is, its unique key, whether it is a tombstone, and when that was sent."""
+    """The newest message of a key: its offset, its unique key, whether it is a tombstone, and when that was sent."""
 
     offset: int
     unique_key: str

@@ -78,7 +78,7 @@ class FilteredPulls(Workload):
         self.rng.choice(self.clients).request(node, code, ext, body, done, serialization=self.encoding(code))
 
     def fetch(self, name: ProgramName, then: Any) -> None:
-        """Ask for the program of the group; ``then`` gets the answer. Whether it is right is checked."""
+        """Ask for the program of the group and check it; ``then`` gets the response."""
         self._asked += 1
         number = self._asked
         meanwhile = self._asking[number] = {self._kept}

@@ -119,7 +119,7 @@ class Member:
     # -- life ----------------------------------------------------------------------------------------------------------
 
     def sleep(self, seconds: float) -> None:
-        """Do nothing for so long, without noticing."""
+        """Stop acting for ``seconds`` without noticing it, as a suspended process does."""
         self._awake_at = self._cluster.now + seconds
 
     def lose_connections(self) -> None:
@@ -280,7 +280,7 @@ class Member:
             self._pull(queue, queue.position)
 
     def _end_request(self, queue: MemberQueue, begun: int) -> bool:
-        """Whether a response is still valid."""
+        """Note that a request has ended; returns whether its response is still valid."""
         if queue.dropped or queue.round != begun:
             return False
         queue.asked = False
@@ -377,7 +377,7 @@ class Member:
             self._again(self._rng.uniform(0.1, 0.5), self._handle, queue, offset, begun)
 
     def ask_to_take_back(self, ext: dict[str, Any], done: Any) -> None:
-        """Request code 36."""
+        """Send a message back: request code 36."""
         self._ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext, b"", done)
 
     def _handle_in_order(self, queue: MemberQueue, begun: int) -> None:

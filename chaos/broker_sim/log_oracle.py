@@ -29,7 +29,7 @@ class CommittedRecord(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The place, for messages."""
+        """The place of the record, for texts."""
         record = self.record
         return f"{record.topic}/{record.queue_id}/{record.queue_offset} at {record.physical_offset}"
 
@@ -40,7 +40,7 @@ OF_DELETED_TOPIC: Final = CommittedRecord(0.0, 0, cast("StoredMessage", None))
 
 @dataclass(slots=True)
 class Sent:
-    """One message of a client and its sends: how many attempts are open or unknown, refused, acknowledged."""
+    """One message of a client and its sends: the number of attempts open or unknown, refused, acknowledged."""
 
     value: int
     kind: str

@@ -40,7 +40,7 @@ class GroupPlan(NamedTuple):
 
     @property
     def keys(self) -> list[Key]:
-        """Its queues."""
+        """The queues of the group."""
         return [(self.name, topic, queue_id) for topic, queue_id in self.queues]
 
 

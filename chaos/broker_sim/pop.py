@@ -61,7 +61,7 @@ _Name = tuple[int, int]
 
 
 class _Pop(NamedTuple):
-    """The checkpoint that a message is in."""
+    """The checkpoint of the pop that a message is in."""
 
     start: QueueOffset
     pop_time_ms: int
@@ -75,7 +75,7 @@ class _Pop(NamedTuple):
 
 
 def received(response: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
-    """Messages and receipts, paired as other clients do.
+    """The messages of a pop and their receipts, paired as other clients do.
 
     None for a response with a record that is damaged on that replica's disk: its messages are redelivered after their
     time.

@@ -383,5 +383,5 @@ class BrokerProcess(LogProcess):
 
     @property
     def leads(self) -> bool:
-        """Whether it accepts messages."""
+        """Whether the broker accepts messages."""
         return self.replica.core.role is Role.LEADER and self.broker.appender.is_open

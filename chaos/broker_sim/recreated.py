@@ -90,7 +90,7 @@ class Recreated(Workload):
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 1.0), self._delete)
 
     def _bring_back(self) -> None:
-        """Restore the topic or create it; both may fail, or come twice, or after one another."""
+        """Restore the topic or create it; both requests may fail, or take effect twice, or one after the other."""
         node = self.cluster.some_node(self.rng)
         if self.rng.random() < 0.6:
             self.counts["restores asked for"] += 1

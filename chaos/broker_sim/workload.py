@@ -395,7 +395,7 @@ class Workload:
         """Act on an acknowledged message."""
 
     def late(self, what: str, seconds: float) -> None:
-        """Record how long after its due time something happened."""
+        """Record by how many seconds something happened after its due time."""
         self.counts[what] += 1
         bucket = next((limit for limit in _LATENESS_MS if seconds * 1000 <= limit), None)
         self.counts[f"{what}, within {bucket} ms" if bucket else f"{what}, later"] += 1

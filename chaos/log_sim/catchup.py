@@ -113,11 +113,11 @@ class _Pull:
         self._arrived: tuple[int, bytes] | None = None
 
     def goes_on_with(self, source: Process, process: Process | None) -> bool:
-        """Whether another offer of ``source`` changes nothing."""
+        """Whether another offer of ``source`` is for this pull, which then continues."""
         return self._process is process and self.source is source and not self.gone
 
     def reads_archive(self, then: Callable[[], None]) -> bool:
-        """Whether the next piece comes from the archive: ``then`` is called when it is here, or will not come."""
+        """Whether the next piece comes from the archive: ``then`` is called when it is here, or never will be."""
         if self._arrived is not None:
             (pos, data), self._arrived = self._arrived, None
             if not self.staging.accept("log", pos, data):

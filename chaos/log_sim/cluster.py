@@ -398,7 +398,7 @@ class Cluster:
                 self.restart(node)
 
     def _all_are_needed(self) -> bool:
-        """Whether the group without a minority of its nodes may be unable to elect a leader.
+        """Whether the group may need a minority of its nodes, too, to elect a leader.
 
         Its members may have changed; a node that may have forgotten something does not vote before there is a leader,
         and a damaged node needs the bytes, or the confirmation, of all others.

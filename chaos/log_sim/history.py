@@ -23,7 +23,7 @@ from raftlog.consensus.types import ConfState, HardState, NodeId
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A committed entry; ``value`` is None for one not appended by a client. ``chain`` is a hash over all before it."""
+    """A committed entry; ``value`` is None if no client appended it. ``chain`` is a hash over all entries before it."""
 
     index: int
     term: int
@@ -35,7 +35,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class _Append:
-    """A client's append: what had been acknowledged when it began, and whether it was refused."""
+    """A client's append: the acknowledged index when it began, and whether it was refused."""
 
     acked_index: int
     refused: bool = False

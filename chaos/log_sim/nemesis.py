@@ -275,7 +275,7 @@ class Nemesis:
         return sum(log.base_pos <= pos < log.durable_pos for log in logs)
 
     def _ask_leader(self, ask: Callable[[Process], bool]) -> bool:
-        """Send a request to a running leader; returns whether it accepted it."""
+        """Send a request to a running leader; returns whether the leader accepted it."""
         cluster = self._cluster
         processes = [node.process for node in cluster.nodes.values() if node.node_id not in cluster.paused]
         leaders = [process for process in processes if process is not None and process.core.role is Role.LEADER]

@@ -132,8 +132,8 @@ class LogProcess:
         return None
 
     def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
-        """Begin to read bytes of a closed file from the archive; whether there is one. ``done`` gets None if it has
-        failed.
+        """Begin to read bytes of a closed file from the archive; returns False without an archive. ``done`` gets None
+        if that failed.
         """
         return False
 

@@ -210,7 +210,7 @@ def _spared(fault: Fault, victim: NodeId) -> Fault:
 
 
 def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
-    """Log files are dropped on random nodes."""
+    """Draw drops of log files on random nodes."""
     faults: list[Timed] = []
     at = rng.uniform(0.5, 2.0)
     while at < seconds:

@@ -215,7 +215,7 @@ class SimWriter:
         self._is_signalled = True
 
     def _sends(self, frame: bytes) -> int:
-        """The queue sends what may leave when a ticket is durable."""
+        """Send a frame that may leave when a ticket is durable; returns the bytes that the network took."""
         self._check_up_to(self.done_ticket)
         if self._frame_ticket > self._checked_ticket:
             raise Violation(f"a frame of ticket {self._frame_ticket} was sent when {self._checked_ticket} was durable")

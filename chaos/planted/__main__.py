@@ -59,9 +59,9 @@ class PatchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``seeds`` is how many it takes from 0 on to detect ``how``; None if it was not found.
+    """The result of hunting a bug. ``seeds``: the number needed, from 0 on, to detect ``how``; None if not found.
 
-    ``seconds`` is how long each of them has faults; None for as long as usual.
+    ``seconds``: the length of faults in each run; None for the usual one.
     """
 
     name: str
@@ -95,7 +95,7 @@ def workload(name: str) -> str:
 
 
 def unit_test(name: str) -> str:
-    """The test that finds a bug whose workload is `UNIT_TEST`, as pytest names it."""
+    """The test that finds a bug without a workload, as pytest names it."""
     return (PATCHES / f"{name}.patch").read_text().splitlines()[1].removeprefix(_TEST)
 
 

@@ -25,7 +25,7 @@ SDK_CLIENTS = 2
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Send this message."""
+    """An order to a client: send this message."""
 
     value: str
     body: bytes
@@ -65,7 +65,7 @@ def _libraries() -> Path | None:
 
 
 def sdk_programs(namesrv: str, topic: str, group: str) -> dict[str, Sequence[str]]:
-    """Command lines by name."""
+    """Map names to the command lines of SDK clients."""
     command = [sys.executable, "-m", "jepsen.clients", namesrv, topic, group]
     return {f"client{number}": command for number in range(SDK_CLIENTS)}
 

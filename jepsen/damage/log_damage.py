@@ -87,7 +87,7 @@ def flip(path: Path, at: int, bit: int) -> None:
 
 
 def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[Damaged]:
-    """Flip up to this many different bits in the written part of each file.
+    """Flip up to ``bits_max`` different bits in the written part of each file.
 
     Not after its last entry: the unused rest of a closed file is never read, and so never repaired.
     """

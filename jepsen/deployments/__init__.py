@@ -14,7 +14,7 @@ BACKENDS = ("netns", "local", "docker")
 
 
 def default_backend() -> str:
-    """The one with the most available faults."""
+    """The available back end with the most faults."""
     return "netns" if netns.unavailable() is None else "local"
 
 

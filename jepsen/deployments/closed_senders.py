@@ -35,7 +35,7 @@ def still_sending(table: str, ports: Iterable[int]) -> Iterator[tuple[str, int]]
 
 
 async def end_closed_senders(cluster: Cluster) -> int:
-    """End such connections to brokers in the network, and wait until there are none; returns how many are left.
+    """End closed connections to brokers with unsent bytes, and wait until none is left; returns the remaining number.
 
     They are ended by `ss -K` (iproute2), if the kernel can; otherwise this waits for them, up to `WAIT_SECONDS_MAX`.
     """

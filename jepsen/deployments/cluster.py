@@ -37,7 +37,7 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class ClusterFailed(Exception):
-    """The cluster did not reach a state in time; the message says which, and where the logs are."""
+    """The cluster did not reach a state in time; the message tells the state, and where the logs are."""
 
 
 class NotRecovered(ClusterFailed):
@@ -203,7 +203,7 @@ class Cluster:
         await self._processes.stop(name, STOP_SECONDS_MAX)
 
     async def end(self, name: str, number: signal.Signals) -> None:
-        """Send a signal that ends the process, and wait until it has. No effect on one that has ended."""
+        """Send a signal that ends the process, and wait until it has ended; does nothing if it had ended before."""
         await self._processes.end(name, number)
 
     def may_end(self, name: str) -> None:
@@ -223,7 +223,7 @@ class Cluster:
         return self._processes.pid(name)
 
     def is_running(self, name: str) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether a server was started and has not ended."""
         return self._processes.is_running(name)
 
     def memory_bytes(self, name: str) -> int:
@@ -291,7 +291,7 @@ class Cluster:
         raise NotRecovered(f"no leader within {READY_SECONDS_MAX:g} s; logs are in {self.directory / 'logs'}")
 
     async def wait_caught_up(self, node: str, seconds: float) -> None:
-        """Wait until a broker has applied what its leader has committed now. Raises NotRecovered."""
+        """Wait until a broker has applied all that its leader has committed now. Raises NotRecovered."""
         goal = applied = -1
         with trio.move_on_after(seconds):
             while goal < 0:
@@ -334,12 +334,12 @@ class Cluster:
     # -- directories -------------------------------------------------------------------------------------------------
 
     async def forget(self, node: str) -> None:
-        """Remove all data of a stopped broker; from now on it starts as a node that waits to be added."""
+        """Remove all data of a stopped broker, which then starts as a node that waits to be added."""
         await self.wipe(node)
         self._joining.add(node)
 
     async def wipe(self, node: str) -> None:
-        """Remove all data of a stopped broker, which starts as a member all the same."""
+        """Remove all data of a stopped broker, which still starts as a member."""
         assert not self.is_running(node), f"{node} runs"
         await trio.to_thread.run_sync(partial(shutil.rmtree, self.data_dir(node), ignore_errors=True))
 
@@ -399,7 +399,7 @@ async def open_cluster(
     shims: Mapping[str, Shim] | None = None,
     earlier: Path | None = None,
 ) -> AsyncIterator[Cluster]:
-    """Start everything and wait for a leader; stop what still runs at the end. Raises ClusterFailed, OSError."""
+    """Start all servers and wait for a leader; stop the running ones at the end. Raises ClusterFailed, OSError."""
     assert directory.is_absolute(), f"{directory} means something else to servers, which run in another directory"
     assert is_held(directory), f"another run would take servers of {directory} for leftovers: hold it while they run"
     (directory / "logs").mkdir(parents=True, exist_ok=True)

@@ -57,11 +57,11 @@ class Disk:
     point: Path
 
     async def mount(self) -> None:
-        """Mount it. Raises subprocess.CalledProcessError."""
+        """Mount the disk. Raises subprocess.CalledProcessError."""
         await _run("mount", "-o", "loop", str(self.image), str(self.point))
 
     async def unmount(self) -> None:
-        """Unmount it, writing cached data unless it was shut down. Raises subprocess.CalledProcessError."""
+        """Unmount the disk, writing cached data unless it was shut down. Raises subprocess.CalledProcessError."""
         await _run("umount", str(self.point))
 
     def shut_down(self) -> None:

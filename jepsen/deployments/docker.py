@@ -108,7 +108,7 @@ async def _make_sandbox(name: str) -> None:
 
 @asynccontextmanager
 async def open_containers(count: int, *, switched: bool = False) -> AsyncIterator[Containers]:
-    """Make sandboxes and what joins them, and remove all containers at the end.
+    """Make sandboxes and the network that joins them, and remove all containers at the end.
 
     Args:
         switched: as for `open_networks`.

@@ -36,7 +36,7 @@ class Loopback:
         return "local"
 
     def clients_reach(self, name: str) -> Address:
-        """The proxy of clients."""
+        """The address of the proxy between clients and a server."""
         return HOST, self.links[CLIENTS, name].port
 
     def listens(self, name: str) -> Address:
@@ -44,7 +44,7 @@ class Loopback:
         return HOST, self.listen_ports[name]
 
     def registers_at(self, node: str, name_server: str) -> Address:
-        """The proxy between the two."""
+        """The address of the proxy between a broker and a name server."""
         return HOST, self.links[node, name_server].port
 
     def replicates(self, node: str) -> Address:
@@ -52,7 +52,7 @@ class Loopback:
         return HOST, self.replication_ports[node]
 
     def peer(self, node: str, other: str) -> Address:
-        """The proxy between the two; a broker reaches itself without one."""
+        """The address of the proxy between two brokers; a broker reaches itself without one."""
         return self.replicates(node) if node == other else (HOST, self.links[node, other].port)
 
     def program(self, name: str, launch: Launch) -> list[str]:

@@ -80,7 +80,7 @@ def deaf_to(hosts: Iterable[str]) -> str:
 
 
 def packets_counted(listing: bytes) -> int:
-    """The sum of all counters in what `nft -j list table` says."""
+    """The sum of all counters in the output of `nft -j list table`."""
 
     def counters(value: object) -> Iterator[int]:
         if isinstance(value, dict):
@@ -159,7 +159,7 @@ class Networks:
         return ["nsenter", f"--net=/run/netns/{namespace(name)}"]
 
     def program(self, name: str, launch: Launch) -> list[str]:
-        """The server of this checkout, in its namespace."""
+        """The command of this checkout's server, in its namespace."""
         return [*self.command(name), *launch.prefix, *RAFTMQ]
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:
@@ -201,7 +201,7 @@ class Networks:
 
 
 async def _line(process: trio.Process) -> bytes:
-    """The next line of its output. Raises NetworksFailed if it ends."""
+    """Read the next line of a process's output. Raises NetworksFailed if the output ends."""
     assert process.stdout is not None, "the switch answers by its output"
     line = b""
     while not line.endswith(b"\n"):
@@ -238,7 +238,7 @@ async def open_networks(
     make: Callable[[str], Awaitable[None]] = _make_namespace,
     remove: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> AsyncIterator[Networks]:
-    """Make namespaces and what joins them, and remove all at the end.
+    """Make namespaces and the network that joins them, and remove all at the end.
 
     Args:
         switched: packets pass a switch of ours and not a bridge of the kernel, so that links can be of poor quality.
@@ -279,7 +279,7 @@ async def _make_bridge(count: int) -> None:
 
 @asynccontextmanager
 async def _open_switch(count: int) -> AsyncIterator[trio.Process]:
-    """Ends with its input, also if this process is killed, and its cards with it."""
+    """Run the switch; it ends with its input, also if this process is killed, and its cards with it."""
     command = [sys.executable, "-m", "jepsen.deployments.switch", "switch", *map(namespace, _servers(count))]
     async with trio.open_nursery() as nursery:
         process: trio.Process = await nursery.start(

@@ -79,7 +79,7 @@ class Network(Protocol):
         ...
 
     def program(self, name: str, launch: Launch) -> list[str]:
-        """The command `raftmq` where the server runs; its arguments come behind."""
+        """The command `raftmq` in the server's surroundings, to which its arguments are appended."""
         ...
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:
@@ -99,5 +99,5 @@ class Network(Protocol):
         ...
 
     async def heal(self) -> None:
-        """Undo `drop`. No effect without one."""
+        """Undo `drop`; does nothing without one."""
         ...

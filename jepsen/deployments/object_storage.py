@@ -221,8 +221,8 @@ class _Handler(BaseHTTPRequestHandler):
         return parse_qs(url.query, keep_blank_values=True), self.server.objects.joinpath(*parts)
 
     def _store_body(self, path: Path) -> dict[str, str] | None:
-        """Store the content of the request; its checksum as a header. None if the client has named another one: then
-        the request was refused.
+        """Store the content of the request; returns its checksum as a header. None if the client has named another
+        checksum: then the request was refused.
         """
         left, checksum = int(self.headers["Content-Length"]), 0
         with path.open("wb") as file:
@@ -300,7 +300,7 @@ class ObjectStorage:
         return self.directory / "objects" / BUCKET / prefix
 
     async def start(self) -> None:
-        """Start it, and wait until it answers. Raises ServersFailed."""
+        """Start the store, and wait until it answers. Raises ServersFailed."""
         command = [sys.executable, "-m", "jepsen.deployments.object_storage", str(self.directory)]
         command += [self._listens, str(self._port)]
         self._processes.start(NAME, command, directory=ROOT)
@@ -308,11 +308,11 @@ class ObjectStorage:
 
     @property
     def is_running(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether the store's process has not ended."""
         return self._processes.is_running(NAME)
 
     async def kill(self) -> None:
-        """End it at once: connections break, and new ones are refused. Its objects stay."""
+        """End the store at once: connections break, and new ones are refused. Its objects stay."""
         self._processes.kill(NAME)
         await self._processes.wait_ended(NAME)
 
@@ -330,7 +330,7 @@ class ObjectStorage:
 
 @asynccontextmanager
 async def open_object_storage(directory: Path, host: str = HOST) -> AsyncIterator[ObjectStorage]:
-    """Runs until the end of the block; ``host`` is how its clients reach this machine."""
+    """Run the store until the end of the block; ``host`` is the address by which its clients reach this machine."""
     await trio.to_thread.run_sync(partial(directory.mkdir, parents=True, exist_ok=True))
     with open_processes(directory) as processes:
         storage = ObjectStorage(directory, processes, host)

@@ -55,7 +55,7 @@ async def _removed(cluster: Cluster, position: int) -> None:
 
 
 async def _kill_again_and_again(injection: Injection, node: str, staged: Path) -> None:
-    """Kill it while it fetches, and while it installs the fetched log; once its source, too."""
+    """Kill a broker while it fetches, and while it installs the fetched log; once its source, too."""
     cluster, rng = injection.cluster, injection.rng
     for attempt in range(KILLS):
         moment = rng.choice(MOMENTS)
@@ -75,7 +75,7 @@ async def _kill_again_and_again(injection: Injection, node: str, staged: Path) -
 
 
 def has_logged(log: Path, text: str, since: int) -> bool:
-    """Whether a broker has logged this text, from ``since`` bytes on."""
+    """Whether a broker has logged a text, from ``since`` bytes on."""
     with log.open("rb") as file:
         file.seek(since)
         return text.encode() in file.read()

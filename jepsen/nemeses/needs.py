@@ -33,7 +33,7 @@ SHORT_LOG = {
 
 @dataclass(frozen=True, slots=True)
 class Deployed:
-    """Requirements of a deployment: number of brokers, and what some kinds of faults need."""
+    """Requirements of a deployment: number of brokers, and the equipment that some kinds of faults need."""
 
     count: int
     spares: int

@@ -42,7 +42,7 @@ async def kill(injection: Injection, step: Step, leader: str) -> None:
 
 
 async def _checkpoint_begun(directory: Path) -> None:
-    """Wait until a broker writes a checkpoint, if it does so soon."""
+    """Wait until a broker writes a checkpoint, but not for long."""
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
         while not _unfinished(directory):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.001)
@@ -89,7 +89,7 @@ async def _confirm_paused(injection: Injection, number: int, pid: int) -> None:
 
 
 def state_of_process(pid: int) -> str:
-    """The letter of its state, T if it is stopped; empty if the process does not exist."""
+    """The letter of a process's state, T if it is stopped; empty if the process does not exist."""
     try:
         return state_of(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except OSError:

@@ -26,7 +26,7 @@ _SCALE = LogScale(TITLE, QUANTILE_HEIGHT, -4, 2)
 
 
 class _Axis:
-    """Positions of times."""
+    """Maps times of a run to positions in a chart."""
 
     def __init__(self, history: History) -> None:
         self.first = history.began

@@ -66,7 +66,7 @@ def _says(operation: Operation, began: int) -> str:
 
 
 def time_of_day(history: History, at: int) -> str:
-    """The time of a moment as the servers' logs have it, to about a second; empty if the run does not say its own."""
+    """The time of a moment in the servers' logs, to about a second; empty if the run does not know its own."""
     try:
         began = datetime.strptime(str(history.plan.get("began")), BEGAN).replace(tzinfo=UTC)
     except ValueError:

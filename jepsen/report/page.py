@@ -22,7 +22,7 @@ text-align: left; vertical-align: top } th { background: #f3f3f3 } code { backgr
 
 
 def page(history: History, verdict: Verdict) -> str:
-    """The whole page as self-contained HTML."""
+    """Write the page as self-contained HTML."""
     plan = history.plan
     word = in_words(verdict.valid)
     system = plan.get("system") or f"raftmq {plan.get('version')}"

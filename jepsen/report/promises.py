@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class Promise(NamedTuple):
-    """A promise of that page, in short, and the workloads that check it; empty: all of them."""
+    """A promise of that page, in short, and the workloads that check it; without any, all do."""
 
     what: str
     workloads: tuple[str, ...]
@@ -35,7 +35,7 @@ class Checked(Protocol):
 
     @property
     def workload(self) -> str:
-        """Its name."""
+        """The name of the workload."""
 
     @property
     def faults(self) -> str:

@@ -102,7 +102,7 @@ def met_in_history(history: History) -> Counter[str]:
 
 
 def _begun_before(operation: Operation) -> list[tuple[str, tuple[str, str]]]:
-    """The states that this operation completes, if the operation of the key was answered under another leader."""
+    """The states that an operation completes if the key's earlier operation was answered under another leader."""
     if operation.outcome != "ok":
         return []
     match operation.name:

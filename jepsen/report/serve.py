@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A verdict.json."""
+    """The content of a verdict.json."""
 
     valid: Valid
     results: list[Result] = []

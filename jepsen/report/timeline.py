@@ -53,7 +53,7 @@ _SCALE = LogScale(TOP, PLOT, -4, 1)
 
 
 def draw(history: History) -> str:
-    """The picture as an `svg` element."""
+    """Draw the timeline as an `svg` element."""
     first, last = history.began, history.ended
     span = max(last - first, 1)
     scale = (WIDTH - LEFT - RIGHT) / span

@@ -51,7 +51,7 @@ async def full_disk_then_lead(injection: Injection) -> None:
 
 
 async def _ask_to_lead(cluster: Cluster, node: str, seconds: float) -> None:
-    """Ask for a transfer until it leads, or for so long: it may be refused."""
+    """Ask for a transfer until a node leads, or for ``seconds``: the request may be refused."""
     with trio.move_on_after(seconds):
         while await cluster.leader() != node:
             await cluster.command("group", "transfer", node, "--namesrv", cluster.namesrv)
@@ -64,7 +64,7 @@ async def _begins(cluster: Cluster, node: str) -> int | None:
 
 
 async def _begins_later(cluster: Cluster, node: str) -> int:
-    """Wait until a replica has deleted what others have; returns its base position, 0 if that does not happen."""
+    """Wait until a replica has deleted files that others have; returns its base position, 0 if that does not happen."""
     with trio.move_on_after(REPAIR_SECONDS_MAX):
         while True:
             own = await _begins(cluster, node)

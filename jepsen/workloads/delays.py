@@ -88,7 +88,7 @@ class DelaysWorkload(LaterWorkload):
     async def _send(
         self, worker: Worker, producer: Producer, value: str, delay_ms: int, rng: random.Random
     ) -> str | None:
-        """Returns the recall handle, None if the message cannot be recalled."""
+        """Send a delayed message; returns the recall handle, None if it cannot be recalled."""
         level = None
         if rng.random() < 0.3:
             level = rng.choice(tuple(LEVELS_MS))

@@ -192,7 +192,7 @@ class GrpcWorkload(Workload):
                 nursery.start_soon(self._settle, proxy, message, queue, offset, value, chance)
 
     def _place(self, message: pb.Message) -> tuple[str, int, str]:
-        """Queue, offset and value. A message that comes again lies in a retry topic, which only its handle says."""
+        """Queue, offset and value of a message. A redelivered one is in a retry topic, which only its handle names."""
         told = message.system_properties
         handle = Handle.decode(told.receipt_handle)
         topic = self.topic if handle.receipt.mark == NORMAL else pop_retry_topic(CONSUMER_GROUP, self.topic)
@@ -202,7 +202,7 @@ class GrpcWorkload(Workload):
     async def _settle(
         self, proxy: GrpcConnection, message: pb.Message, queue: str, offset: int, value: str, chance: float
     ) -> None:
-        """Acknowledge it, give it back, or leave it to redelivery."""
+        """Acknowledge a message, give it back, or leave it to redelivery."""
         await trio.sleep(HANDLE_SECONDS_MAX * chance)
         if chance < FORGET_CHANCE:
             return

@@ -72,7 +72,7 @@ class LiteWorkload(OrderedPopWorkload):
         await super()._pop(worker, wire, node, rng)
 
     async def _subscribe(self, worker: Worker, wire: Wire) -> None:
-        """Raises trio.TooSlowError, trio.BrokenResourceError."""
+        """Subscribe to all lite topics. Raises trio.TooSlowError, trio.BrokenResourceError."""
         everything = LiteSubscription(
             action=Action.COMPLETE_ADD,
             client_id=self._client_id(worker),

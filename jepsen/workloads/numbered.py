@@ -115,7 +115,7 @@ class NumberedWorkload(Workload):
 
 
 class _PipelinedProducer:
-    """A producer that sends a number in each pipeline, again in the next one if it got no answer.
+    """A producer that sends a number in each pipeline, and repeats it in the next one if no response came.
 
     Attributes:
         name: its producer id.
@@ -131,7 +131,7 @@ class _PipelinedProducer:
         self._numbers = itertools.count()
 
     def add(self, pipeline: Pipeline, rng: random.Random) -> None:
-        """Add an attempt to a pipeline, sometimes two."""
+        """Add an attempt to a pipeline, sometimes a second one."""
         workload = self._workload
         if self.under_way is None:
             value = new_value(self.worker.process, number := next(self._numbers), rng.choice(SIZES))
@@ -164,7 +164,7 @@ def numbered_fields(topic: str, queue_id: int, producer: str, number: int, value
 def record_attempt(
     workload: NumberedWorkload, attempt: Worker, response: Response, value: str, node: str
 ) -> tuple[str, int] | None:
-    """The end of an `attempt`; returns queue and offset, or None if it was refused."""
+    """Record the end of an `attempt`; returns queue and offset, or None if it was refused."""
     if response.code == ResponseCode.SUCCESS:
         queue, offset = f"{workload.topic}/{response.ext['queueId']}", int(response.ext["queueOffset"])
         attempt.ok("attempt", k=queue, v=value, o=offset, n=node)

@@ -158,7 +158,7 @@ class Pipeline:
         return worker, new_value(worker.process, worker.next_number(), size)
 
     async def write(self, rng: random.Random) -> None:
-        """Write all of it, in one to four pieces. Raises trio.BrokenResourceError."""
+        """Write all requests, in one to four pieces. Raises trio.BrokenResourceError."""
         await self._write_pieces(b"".join(self.frames), rng)
 
     async def write_and_leave(self, rng: random.Random) -> None:

@@ -173,7 +173,7 @@ class PopWorkload(Workload):
         }
 
     async def _settle(self, wire: Wire, message: PoppedMessage, value: str, chance: float) -> bool:
-        """Acknowledge it, or leave it to redelivery; returns whether it is done."""
+        """Acknowledge a message, or leave it to redelivery; returns whether it is done."""
         receipt = message.receipt
         fields = self._receipt(message)
         name, code = "ack", RequestCode.ACK_MESSAGE
@@ -212,5 +212,5 @@ class OrderedPopWorkload(PopWorkload):
 
     @property
     def topic(self) -> str:
-        """A name without a hyphen."""
+        """The topic, in a name without a hyphen."""
         return "OrderedPop"

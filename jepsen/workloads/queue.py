@@ -52,7 +52,7 @@ class QueueWorkload(Workload):
         await self._wait_consumed(max(self.drain_seconds_max, JAVA_SECONDS_MAX if self.programs else 0.0))
 
     async def _be_member(self, stay_seconds: tuple[float, float] | None) -> None:
-        """Join, receive, leave after a while, and rejoin; ``stay_seconds`` is None for one that never leaves."""
+        """Join, receive, leave after a while, and rejoin; with ``stay_seconds`` None, never leave."""
         rng = random.Random(self.rng.random())
         worker = Worker(self.recorder)
         while True:

@@ -13,7 +13,7 @@ from jepsen.workloads.assigned import AssignedWorkload
 
 
 class LaterWorkload(AssignedWorkload):
-    """Readers without seeks follow the topic.
+    """A workload with readers that follow the topic without seeking.
 
     Attributes:
         expected: values that should become visible, as far as clients know.

@@ -90,7 +90,7 @@ class RecreatedWorkload(Workload):
             await trio.sleep(REST_SECONDS * rng.random())
 
     async def _make_again(self, worker: Worker, generation: str) -> None:
-        """Delete the topic and create it, each until it is done."""
+        """Delete the topic and create it, repeating each request until it is done."""
         worker.invoke("recreate", v=generation)
         await self._until_done(lambda admin: admin.delete_topic(self.topic))
         await self._until_done(lambda admin: admin.create_topic(self.topic, read_queues=QUEUES, write_queues=QUEUES))

@@ -45,7 +45,7 @@ class RegisterWorkload(LogWorkload):
         self._keys = [_Key("topic", 0, rng), _Key("offset", 0, rng)]
 
     async def produce(self) -> None:
-        """Fill the queue whose offsets are committed, since a broker stores none beyond its end; then as the log."""
+        """Fill the queue whose offsets are committed: a broker stores none beyond its end. Then send as the log."""
         with trio.move_on_after(FILL_SECONDS_MAX):
             await self._fill()
         await super().produce()

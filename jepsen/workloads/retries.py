@@ -33,7 +33,7 @@ STAY_SECONDS = (8.0, 20.0)
 
 
 class GivenBack(Exception):
-    """Raised by a handler on purpose."""
+    """A handler raises this on purpose, to send a message back."""
 
 
 class RetriesWorkload(Workload):

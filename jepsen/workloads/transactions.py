@@ -65,7 +65,7 @@ class TransactionsWorkload(LaterWorkload):
             nursery.start_soon(self._be_producer)
 
     async def produce(self) -> None:
-        """Returns when every transaction is ended or left open; checks continue."""
+        """Send transactions; returns when every one is ended or left open; checks continue."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send_pipelines, self, self._add_half)
             await self._ended.wait()
@@ -97,7 +97,7 @@ class TransactionsWorkload(LaterWorkload):
             await trio.sleep_forever()
 
     def _check(self, message: ReceivedMessage) -> bool | None:
-        """The answer to a check."""
+        """Answer a check of a transaction."""
         value = value_of(message.body, message.properties, message.tags)
         wanted = self._wanted.get(value)
         answer = None if self._check_rng.random() < NOT_YET_CHANCE else wanted

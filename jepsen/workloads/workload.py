@@ -71,11 +71,11 @@ class Workload(abc.ABC):
 
     @property
     def queues(self) -> list[str]:
-        """Its queues, as histories name them."""
+        """The topic's queues, as histories name them."""
         return [f"{self.topic}/{queue_id}" for queue_id in range(QUEUES)]
 
     def lite_topic(self, rng: random.Random) -> str | None:
-        """The lite topic of the next message; None, by default, for a message of none."""
+        """The lite topic of the next message; None, by default, for a message without one."""
         return None
 
     def acknowledge(self, queue: str, offset: int, value: str) -> None:

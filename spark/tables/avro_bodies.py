@@ -53,11 +53,11 @@ class AvroBodies:
     has_header: bool = False
 
     def columns(self) -> dict[str, ColumnType]:
-        """The columns. Raises SchemaUnusable."""
+        """The columns of bodies. Raises SchemaUnusable."""
         return _Reader(self).columns
 
     def decoder(self) -> Decoder:
-        """A function for bodies. Raises SchemaUnusable."""
+        """Make a decoder of bodies. Raises SchemaUnusable."""
         return _Reader(self).decode
 
 
@@ -136,7 +136,7 @@ class _Schema:
             raise SchemaUnusable(f"it is not a schema of Avro ({_describe(error)})") from None
 
     def root(self) -> tuple[Struct, Convert]:
-        """The columns of the record, and what makes their values of a read one."""
+        """The columns of the record, and the function that makes their values of a read one."""
         kind, convert = self._record(_record_of(self.schema), "", ())
         return kind, convert
 
@@ -211,7 +211,7 @@ class _Schema:
 
 
 def _record_of(schema: Any) -> Any:
-    """Return the schema if it is of a record. Raises SchemaUnusable otherwise."""
+    """Return the schema if it is a record's. Raises SchemaUnusable otherwise."""
     if not isinstance(schema, dict) or schema.get("type") not in ("record", "error"):
         raise SchemaUnusable("it is not a record: only its fields can be columns")
     return schema
@@ -332,7 +332,7 @@ _PROMOTED: Final = {
 
 
 def _without_logical_types(schema: Any) -> Any:
-    """A schema without logical types."""
+    """Remove the logical types from a schema."""
     if isinstance(schema, list):
         return [_without_logical_types(each) for each in schema]
     if isinstance(schema, dict):
@@ -345,7 +345,7 @@ def _without_logical_types(schema: Any) -> Any:
 
 
 def _check_readable(written: Any, wanted: Any, path: str) -> None:
-    """Raises SchemaUnusable where no body of one schema can be read with another.
+    """Raise SchemaUnusable where no body of one schema can be read with another.
 
     Also where the same bytes mean something else in the two: Avro forbids it, and a reader that does not look returns
     wrong values. Unions and names of types that were defined before are left to the reading of each body.
@@ -376,7 +376,7 @@ _KINDS: Final = frozenset({*_PRIMITIVES, "record", "array", "map", "enum", "fixe
 
 
 def _alone(schema: Any) -> dict[str, Any] | None:
-    """The one type that a schema has besides null; None if there are several, or it is a name."""
+    """The one type that a schema has besides null; None for several types, or a name."""
     if isinstance(schema, list):
         there = [each for each in schema if each != "null"]
         return _alone(there[0]) if len(there) == 1 else None

@@ -19,7 +19,7 @@ _FIXED: Final = {"null": 0, "float": 4, "double": 8}
 
 
 class AvroCheck:
-    """Walks through bodies.
+    """Checks bodies of one schema by walking through them.
 
     Args:
         schema: as fastavro parses it.
@@ -86,7 +86,7 @@ class AvroCheck:
         return _of_all([self._type(each["type"], f"{path}.{each['name']}".lstrip(".")) for each in fields])
 
     def _is_empty(self, schema: Any) -> bool:
-        """Whether its values have no bytes."""
+        """Whether the values of a schema have no bytes."""
         if isinstance(schema, list):
             return False
         if isinstance(schema, str):
@@ -98,7 +98,7 @@ class AvroCheck:
 
 
 def _read(body: bytes, at: int, path: str) -> tuple[int, int]:
-    """A number, and where it ends."""
+    """Read a number; returns it, and where it ends."""
     end = _end_of(body, at, "long", path)
     value = 0
     for place in range(end - 1, at - 1, -1):

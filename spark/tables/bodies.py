@@ -16,11 +16,11 @@ Decoder = Callable[[bytes], Values]
 
 
 class BodyInvalid(Exception):
-    """A body does not decode; says why, in words that its sender understands."""
+    """A body does not decode; the message tells why, in words for its sender."""
 
 
 class SchemaUnusable(ValueError):
-    """A schema cannot be the columns of a table; says which field, and why."""
+    """A schema cannot be the columns of a table; the message names the field and the reason."""
 
 
 def schema_number(body: bytes) -> int:

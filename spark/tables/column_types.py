@@ -98,7 +98,7 @@ Schema = Mapping[str, ColumnType]
 
 
 def quoted(name: str) -> str:
-    """A name as SQL takes it."""
+    """Quote a name for SQL, if that is needed."""
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
@@ -131,12 +131,12 @@ def written_schema(schema: Schema) -> dict[str, str]:
 
 
 def ddl(schema: Schema) -> str:
-    """A schema as the text that Spark's decoders take."""
+    """Write a schema as the text that Spark's decoders take."""
     return ", ".join(f"{quoted(name)} {kind}" for name, kind in schema.items())
 
 
 def check_names(schema: Mapping[str, object]) -> None:
-    """Raises ValueError for two columns that Spark and most engines cannot tell apart."""
+    """Raise ValueError for two columns that Spark and most engines cannot tell apart."""
     known: dict[str, str] = {}
     for name in schema:
         if (other := known.setdefault(name.lower(), name)) != name:
@@ -315,7 +315,7 @@ def merged(pinned: Schema, schema: Schema) -> dict[str, ColumnType]:
 
 
 def inferred_type(kind: ColumnType, depth: int = 0) -> ColumnType:
-    """An inferred type that a table can have: an object that can be no column becomes text, which is its JSON.
+    """Turn an inferred type into one that a table can have: an object that cannot be a column becomes text, its JSON.
 
     That is one with a name that is empty, with names that differ only in case, or nested too deeply.
     """
@@ -334,7 +334,7 @@ def inferred_type(kind: ColumnType, depth: int = 0) -> ColumnType:
 
 
 def from_spark(kind: Any) -> ColumnType | None:
-    """A type from Spark's JSON form of it; None for one that has no value (void).
+    """Read a type from Spark's JSON form; None for the type without values (void).
 
     Raises:
         ValueError: a type that tables of all formats do not have, such as an interval.

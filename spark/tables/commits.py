@@ -18,7 +18,7 @@ VERSION: Final = 1
 
 
 class CommitRefused(Exception):
-    """The table's commits are not ones that this pipeline may continue; nothing was written."""
+    """The table has commits that this pipeline must not continue; nothing was written."""
 
 
 class Overtaken(Exception):
@@ -57,7 +57,7 @@ class Commit:
         return parse_position(self.end)
 
     def to_json(self) -> str:
-        """One line; the inverse of `parse_commit`."""
+        """Write the commit as one line; the inverse of `parse_commit`."""
         found: dict[str, Any] = {
             "v": VERSION,
             "pipeline": self.pipeline,
@@ -124,7 +124,7 @@ def identity(name: str, topic: str) -> str:
 
 
 def check_owner(last: Commit | None, pipeline: str, table: str) -> None:
-    """Raises CommitRefused if the table belongs to another pipeline."""
+    """Raise CommitRefused if the table belongs to another pipeline."""
     if last is not None and last.pipeline != pipeline:
         name, _, topic = last.pipeline.partition("/")
         raise CommitRefused(
@@ -145,7 +145,7 @@ def messages_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[t
 
 
 def offsets_option(ranges: Mapping[tuple[str, str, int], tuple[int, int]], side: int) -> str:
-    """Ranges as the option startingOffsets (side 0) or endingOffsets (side 1) of the data source."""
+    """Write ranges as the option startingOffsets (side 0) or endingOffsets (side 1) of the data source."""
     found: dict[str, dict[str, int]] = {}
     for (topic, broker_name, queue_id), bounds in ranges.items():
         found.setdefault(topic, {})[f"{broker_name}:{queue_id}"] = bounds[side]
@@ -153,7 +153,7 @@ def offsets_option(ranges: Mapping[tuple[str, str, int], tuple[int, int]], side:
 
 
 def assign_option(ranges: Mapping[tuple[str, str, int], tuple[int, int]]) -> str:
-    """The queues of ranges as the option assign."""
+    """Write the queues of ranges as the option assign."""
     found: dict[str, list[str]] = {}
     for topic, broker_name, queue_id in ranges:
         found.setdefault(topic, []).append(f"{broker_name}:{queue_id}")
@@ -161,7 +161,7 @@ def assign_option(ranges: Mapping[tuple[str, str, int], tuple[int, int]]) -> str
 
 
 def shown_position(position: Mapping[str, Any]) -> str:
-    """A position for people: the next offset of each queue, at most ten."""
+    """Describe a position for people: the next offset of each queue, at most ten."""
     offsets = parse_position(position).offsets
     shown = [f"{broker_name}:{queue_id} {offset}" for (_, broker_name, queue_id), offset in sorted(offsets.items())]
     return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more queues" if len(shown) > 10 else "")

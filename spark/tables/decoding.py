@@ -39,7 +39,7 @@ _NO_REASON: Final = "it does not fit decode.schema"
 
 
 def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFrame:
-    """Messages with the columns `ROW`, a struct of the body's columns, and `REASON`, null if they decode.
+    """Decode messages into the columns `ROW`, a struct of the body's columns, and `REASON`, null if they decode.
 
     For upserts, which need the column ``keys``, also with `DELETED`: whether the message deletes its key. One without a
     body, a tombstone, deletes the key that its keys name.
@@ -103,8 +103,8 @@ def _is_tombstone(decode: Decode) -> Column:
 
 
 def _key_of_tombstone(upsert: Upsert, schema: Schema) -> dict[str, Column]:
-    """The columns of the key as the keys of a message have them: in JSON, with or without Debezium's schema around it;
-    a key of one column also as plain text.
+    """The columns of the key in a message's keys: in JSON, with or without Debezium's schema around it; a key of one
+    column also as plain text.
     """
     keys, key = f.col("keys"), {name: schema[name] for name in upsert.key if name in schema}
     if not key:
@@ -205,12 +205,12 @@ def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, Column
 
 
 def _syntax(decode: Decode, schema: Schema) -> Column:
-    """Null, or why a body is not even of its format: what Spark's decoders read over."""
+    """The reason that a body is not even of its format, which Spark's decoders read over; null if it is."""
     return _on_bodies(_syntax_check(decode, schema))(f.col("body"))
 
 
 def _rows(bodies: Bodies) -> Any:
-    """A function of Spark from bodies to what `arrow_rows` makes of them. Executors get the schema, and no file."""
+    """Make a function of Spark that applies `arrow_rows` to bodies. Executors get the schema, and no file."""
     kept: list[Any] = []
 
     def rows(values: pa.Array) -> pa.Array:
@@ -245,5 +245,5 @@ def _syntax_check(decode: Decode, schema: Schema) -> Callable[[bytes], str | Non
 
 
 def _on_bodies(check: Callable[[bytes], str | None]) -> Any:
-    """A function of Spark for a check; null gives null, since Spark calls it for all rows of a conditional."""
+    """Make a function of Spark from a check; null gives null, since Spark calls it for all rows of a conditional."""
     return f.udf(lambda body: None if body is None else check(bytes(body)), "string", useArrow=True)

@@ -54,7 +54,7 @@ class Section:
         self._asked: list[str] = []
 
     def has(self, name: str) -> bool:
-        """Whether the document sets it."""
+        """Whether the document sets a member."""
         return name in self._members
 
     def value(self, name: str) -> Value | None:
@@ -63,7 +63,7 @@ class Section:
         return self._members.get(name)
 
     def member(self, name: str, parse: Callable[[Any], T], default: Any = _MISSING) -> T:
-        """A member, parsed. Raises DocumentInvalid if it is missing and has no default, or ``parse`` raises
+        """Take a member, parsed. Raises DocumentInvalid if it is missing without a default, or ``parse`` raises
         ValueError.
         """
         found = self.value(name)
@@ -150,7 +150,7 @@ class _Scalars(yaml.SafeLoader):
 
 
 def text(value: Any) -> str:
-    """Text that is not empty. Numbers are text, too: ``topic: 2024`` is meant so."""
+    """Check that a value is text, and not empty. Numbers are text, too: ``topic: 2024`` is meant so."""
     if isinstance(value, bool):
         raise ValueError('must be text: write it in "..."')  # noqa: TRY004 - a wrong value, whatever its type
     if not isinstance(value, str | int | float):
@@ -161,7 +161,7 @@ def text(value: Any) -> str:
 
 
 def number(low: int, high: int) -> Callable[[Any], int]:
-    """A whole number within bounds, both included."""
+    """Return a parser of whole numbers within bounds, both included."""
 
     def parse(value: Any) -> int:
         if type(value) is not int or not low <= value <= high:
@@ -183,7 +183,7 @@ def one_of(*names: str) -> Callable[[Any], str]:
 
 
 def names(value: Any) -> tuple[str, ...]:
-    """A list of different names, or one name alone."""
+    """Check a list of different names, or one name alone."""
     found = [text(each) for each in (value if isinstance(value, list) else [value])]
     if not found:
         raise ValueError("must name at least one")
@@ -193,7 +193,7 @@ def names(value: Any) -> tuple[str, ...]:
 
 
 def texts(value: Any) -> dict[str, str]:
-    """A mapping of names to text; numbers, true and false become text."""
+    """Check a mapping of names to text; numbers, true and false become text."""
     if not isinstance(value, dict):
         raise ValueError("must be a mapping of names to values")  # noqa: TRY004 - as above
     return {name: _scalar_text(name, each) for name, each in value.items()}
@@ -213,6 +213,6 @@ def _shown(value: Any) -> str:
 
 
 def listed(names_of: Iterable[str]) -> str:
-    """Names for a message, at most ten."""
+    """List names for a message, at most ten."""
     found = list(names_of)
     return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")

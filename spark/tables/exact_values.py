@@ -42,7 +42,7 @@ def would_change(value: Any, name: str) -> bool:
 
 
 def _is_cut(value: Any, precision: int, scale: int) -> bool:
-    """Whether a number has digits that do not fit."""
+    """Whether a number has more digits than fit."""
     if not isinstance(value, str | int | float | decimal.Decimal):
         return False
     try:
@@ -57,12 +57,12 @@ def _is_cut(value: Any, precision: int, scale: int) -> bool:
 
 
 def exact_part(schema: Schema) -> dict[str, ColumnType]:
-    """The columns in which there are values that would change, with only those parts of structs."""
+    """The columns with values that Spark would change, with only those parts of structs."""
     return {name: part for name, kind in schema.items() if (part := _part(kind)) is not None}
 
 
 def has_decimals(kind: ColumnType) -> bool:
-    """Whether a type has a decimal in it."""
+    """Whether a type contains a decimal."""
     return "decimal" in str(kind)
 
 

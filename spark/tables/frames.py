@@ -131,7 +131,7 @@ def _source(spark: SparkSession, pipeline: Pipeline, ranges: Range) -> DataFrame
 
 
 def partitioned(rows: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, str | None]:
-    """Rows with the column by which files are partitioned, and its name; for tables without hidden partitions."""
+    """Add the column by which files are partitioned, and return its name; for tables without hidden partitions."""
     table = pipeline.table
     if table.partition_column is None:
         return rows, None

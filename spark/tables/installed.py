@@ -37,7 +37,7 @@ _SETTINGS: Final[dict[Format, dict[str, str]]] = {
 
 
 class SparkMissing(Exception):
-    """The installed Spark cannot write the format; says what to install."""
+    """The installed Spark cannot write the format; the message tells the packages to install."""
 
 
 def installed_spark() -> str:

@@ -93,7 +93,7 @@ def print_json(**told: Any) -> None:
 
 
 def session(pipeline: Pipeline) -> SparkSession:
-    """The Spark session, with the data source registered; executors of a cluster get the code of it."""
+    """Open the Spark session, with the data source registered; executors of a cluster get its code."""
     builder = SparkSession.builder.appName(f"raftmq table {pipeline.name}")
     for name, value in session_settings(pipeline).items():
         builder = builder.config(name, value)
@@ -111,7 +111,7 @@ def session(pipeline: Pipeline) -> SparkSession:
 
 @contextmanager
 def _where_python_is(python: str) -> Iterator[None]:
-    """Be in a directory that has this interpreter, in which Java is started."""
+    """Change to a directory that has this interpreter, in which Java is started, until the block ends."""
     here = Path.cwd()
     if not is_in_archive(python, here):
         yield
@@ -232,7 +232,7 @@ def run(
 
 @contextmanager
 def _noted(loop: Loop) -> Iterator[None]:
-    """Add how far the table is to the error that ends a pipeline."""
+    """Add the progress of the table to the error that ends a pipeline."""
     try:
         yield
     except Exception as error:
@@ -302,7 +302,7 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
 
 
 def spark_reason(error: Exception, what_is_left: str) -> str:
-    """The line of a failed Spark job that says why, without Java's stack."""
+    """Find the line of a failed Spark job that tells the reason, without Java's stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith((*_OURS, "Caused by:")) and ": " in line]
     said = (ours or lines or ["Spark failed"])[-1 if ours else 0]
@@ -310,7 +310,7 @@ def spark_reason(error: Exception, what_is_left: str) -> str:
 
 
 def text_of(error: Exception, text: str = "") -> str:
-    """An error as one text, with its notes."""
+    """Write an error as one text, with its notes."""
     told, notes = text or str(error), getattr(error, "__notes__", ())
     return " ".join([told if told.endswith(".") or not notes else f"{told}.", *notes])
 

@@ -23,7 +23,7 @@ _SPACED_PAIR: Final = re.compile(rb'"[ \t\r\n]+:')
 
 
 def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str | None]:
-    """A function from a body to None, or to the reason why it is refused.
+    """Make a function from a body to the reason that it is refused, or None.
 
     Args:
         schema: the columns of bodies, as far as they are known.
@@ -77,7 +77,7 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
 
 
 def unknown_field(path: str, value: Any, kind: ColumnType) -> str | None:
-    """A field inside of a value that its column does not have, as a path; None if there is none, or only empty ones."""
+    """Find a field in a value that its column does not have, as a path; None if there are only empty ones or none."""
     match kind:
         case Array(element) if isinstance(value, list):
             inside = ((path, each, element) for each in value)
@@ -100,7 +100,7 @@ def _is_nothing(value: Any) -> bool:
 
 
 def _exact(text: str) -> decimal.Decimal:
-    """Raises ValueError for a number that no column has; as text, too, it would be infinity."""
+    """Parse a decimal. Raises ValueError for a number that no column has; as text, too, it would be infinity."""
     found = decimal.Decimal(text)
     if not -LARGEST <= found <= LARGEST:
         raise ValueError(_TOO_LARGE)
@@ -125,7 +125,7 @@ def _reason(body: bytes, error: Exception) -> str:
 
 
 class _NoConstant(Exception):
-    """NaN or Infinity."""
+    """A body has NaN or Infinity."""
 
 
 def _no_constant(_: str) -> Any:
@@ -133,11 +133,11 @@ def _no_constant(_: str) -> Any:
 
 
 class _Twice(Exception):
-    """A name that an object has twice."""
+    """An object has a name twice."""
 
 
 def _twice(body: bytes, pairs: dict[str, Any]) -> str | None:
-    """A reason if an object has a name twice: of its values all but one would be lost."""
+    """Return a reason if an object has a name twice: all but one of its values would be lost."""
     with suppress(RecursionError):
         if body.count(_PAIR) == _names(pairs) and not _SPACED_PAIR.search(body):
             return None

@@ -93,7 +93,7 @@ class LakeTarget:
         return bool(self._spark.table(self._sql_name).limit(1).count())
 
     def open(self) -> Commit | None:
-        """The last commit. Raises CommitRefused for a table with rows that no pipeline wrote."""
+        """Find the last commit. Raises CommitRefused for a table with rows that no pipeline wrote."""
         with self._translated_errors("reading"):
             if not self._exists():
                 return None
@@ -167,7 +167,7 @@ class LakeTarget:
         return columns_from_spark(json.loads(self._spark.table(self._sql_name).schema.json()))
 
     def _complete(self, rows: DataFrame, *more: str) -> DataFrame:
-        """Rows with all columns of the table, in its order, and these."""
+        """Rows with all columns of the table, in its order, and ``more``."""
         there = {name.lower(): name for name in rows.columns}
         return rows.select(*[
             f.col(quoted(there[name.lower()])).alias(name)
@@ -330,7 +330,7 @@ class DeltaTarget(LakeTarget):
         return bool(tables.isDeltaTable(self._spark._jsparkSession, self._location))
 
     def open(self) -> Commit | None:
-        """Works like `LakeTarget.open`. Also raises DirectoryUnusable: Delta's error then names a file of its log."""
+        """Open as `LakeTarget.open`. Also raises DirectoryUnusable: Delta's error then names a file of its log."""
         check_shared(self._spark.sparkContext, self._location_of_files)
         return super().open()
 

@@ -78,8 +78,8 @@ def check_partition(found: str | None, pipeline: Pipeline) -> None:
 
 
 def check_folder(folder: str | None, pipeline: Pipeline) -> None:
-    """Check the table's partition by the folder of one of its files, such as ``day=2026-01-31``; None if it has no
-    files.
+    """Check the table's partition by ``folder``, the folder of one of its files, such as ``day=2026-01-31``; None
+    without files.
     """
     if folder is not None:
         check_partition(folder.partition("=")[0] or None, pipeline)

@@ -58,7 +58,7 @@ class Planned:
 
 
 class Source(Protocol):
-    """The topic."""
+    """The topic as the loop uses it."""
 
     def beginning(self) -> dict[str, Any]:
         """The position at which a table without commits begins."""
@@ -92,11 +92,11 @@ class Batch(Protocol):
     """The columns of the bodies."""
 
     def counted(self) -> Counted:
-        """Count them. Raises what Spark raises."""
+        """Count the messages. Raises errors of Spark."""
         ...
 
     def send_dead(self, app_id: str, version: int) -> None:
-        """Send the bad ones to the dead-letter topic: each once, however often that is called."""
+        """Send the bad messages to the dead-letter topic: each once, however often this is called."""
         ...
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class Batch(Protocol):
 
 
 class Target(Protocol):
-    """The table."""
+    """The table as the loop uses it."""
 
     def open(self) -> Commit | None:
         """Prepare; returns the last commit. Raises if another process writes the table."""
@@ -132,7 +132,7 @@ class Plans(Protocol):
     """Keeps the range of a commit with dead letters."""
 
     def plan(self) -> Commit | None:
-        """The kept one."""
+        """The kept plan; None if there is none."""
         ...
 
     def keep_plan(self, commit: Commit) -> None:
@@ -152,7 +152,7 @@ class Figures:
 
 
 class Loop:
-    """Runs one pipeline.
+    """The loop of one pipeline.
 
     Args:
         read: reads and decodes the messages of a range, with the columns of the last commit.
@@ -223,7 +223,7 @@ class Loop:
         return self.last
 
     def reached(self) -> str:
-        """Say, for people, how far the table is."""
+        """Describe for people how far the table is."""
         if self._last is None:
             return "The table has no messages."
         return f"The table has the messages before {shown_position(self._last.end)}."
@@ -340,7 +340,7 @@ class Loop:
         return plan if plan is not None and (plan.pipeline, plan.number, plan.start) == wanted else None
 
     def _check_complete(self, ranges: Range, counted: Counted) -> int:
-        """Returns how many messages the ranges have. Raises Stopped unless each was read exactly once."""
+        """Return the number of messages in the ranges. Raises Stopped unless each was read exactly once."""
         for (topic, broker_name, queue_id), (low, high) in ranges.items():
             found = counted.queues.get((broker_name, queue_id))
             if found != (high - low, low, high - 1):

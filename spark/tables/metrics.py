@@ -38,7 +38,7 @@ class Metrics:
         self._seconds = made(Histogram, "raftmq_table_commit_seconds", "How long a commit takes.", buckets=buckets)
 
     def serve(self) -> None:
-        """Serve them on all addresses. Raises PortUnusable."""
+        """Serve the figures on all addresses. Raises PortUnusable."""
         if self._port is not None:
             from prometheus_client import start_http_server
 

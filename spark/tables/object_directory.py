@@ -50,7 +50,7 @@ class ObjectDirectory:
         step: Callable[[str], None] = lambda _: None,
         open_store: Callable[[str, str | None], S3Store] = open_s3,
     ) -> None:
-        """Raises CommitRefused: boto3 is not installed. Sends nothing yet."""
+        """Prepare, without sending anything. Raises CommitRefused: boto3 is not installed."""
         self.name = url.rstrip("/")
         self._step = step
         self._whole = -1
@@ -206,7 +206,7 @@ class ObjectDirectory:
             self._own.remove(f"{folder}/{name}")
 
     def _clean_staging(self, last: Commit) -> None:
-        """Remove what can never be committed. The rest may be of a process that still writes."""
+        """Remove staged objects that can never be committed. The rest may be of a process that still writes."""
         for name in list(self._own.names_below(_STAGING)):
             found = _STAGED.fullmatch(name.partition("/")[0])
             if found is not None and int(found[2]) <= last.number:

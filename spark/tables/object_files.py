@@ -72,7 +72,7 @@ def write_objects(
 
 
 def divided(batch: pa.RecordBatch, unit: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The rows of each folder that has any; folders are named as Spark and Hive name them."""
+    """Yield the rows of each folder that has any; folders are named as Spark and Hive name them."""
     if not batch.num_rows:
         return
     if unit is None:

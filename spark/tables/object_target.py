@@ -28,7 +28,7 @@ _READ_PARTS: Final = 16
 
 
 class ObjectTarget:
-    """Implements `loop.Target`."""
+    """A table of Parquet objects in S3 storage; implements `loop.Target`."""
 
     def __init__(self, pipeline: Pipeline, directory: ObjectDirectory) -> None:
         self._pipeline = pipeline

@@ -16,10 +16,10 @@ IDLE_SECONDS: Final = 0.5
 
 
 class Stop(Protocol):
-    """Whether to end after the current commit."""
+    """Tells whether to end after the current commit."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait that many seconds, 0 to only ask, or until it is asked to end; whether it is."""
+        """Wait ``timeout`` seconds, 0 to only ask, or until the end is asked for; returns whether it is."""
         ...
 
 
@@ -36,7 +36,7 @@ class StopSignal:
         os.write(self._ask, b"x")
 
     def wait(self, timeout: float) -> bool:
-        """Works like `Stop.wait`."""
+        """Wait as `Stop.wait`."""
         return bool(select.select([self._asked], [], [], timeout)[0])
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ def keep_pace(
     stop: Stop,
     clock: Callable[[], float],
 ) -> None:
-    """Call ``commit`` until there is nothing left (``every_seconds`` None) or ``stop`` says so.
+    """Call ``commit`` until nothing is left (``every_seconds`` None) or ``stop`` says so.
 
     ``commit`` tells whether there was anything. What is left of a backlog is committed at once; then a commit begins
     ``every_seconds`` after the last one began, or, if that is 0, as soon as there is something.
@@ -68,7 +68,7 @@ def keep_pace(
 
 
 def end_with_input() -> None:
-    """Let this process end at once when its standard input does: whoever started it has gone.
+    """Let this process end at once when its standard input does, since the process that started it is gone.
 
     Spark's Java ends with it. What is not committed yet is not in the table, as after a kill.
     """

@@ -29,7 +29,7 @@ _DIGITS: Final = 10
 
 
 class DirectoryUnusable(Exception):
-    """The operating system refuses something in the table's directory: has the path and the reason."""
+    """The operating system refuses an operation in the table's directory; the message has the path and the reason."""
 
 
 class Locked(Exception):
@@ -175,7 +175,7 @@ class ParquetDirectory:
         return self._read(numbers[-1])[0] if numbers else None
 
     def _create(self, number: int, content: str) -> bool:
-        """Create a commit, whole; False if it exists."""
+        """Create a commit, whole; returns False if it exists."""
         path = self._path(number)
         scratch = self._commits / f".{number}-{os.getpid()}.new"
         with scratch.open("w") as file:
@@ -250,7 +250,7 @@ def folder_of(file: Mapping[str, Any]) -> str:
 
 
 def directory_url(path: Path) -> str:
-    """A local directory for Spark to write, whose default may be another file system; no character is special."""
+    """The URL of a local directory for Spark, whose default may be another file system; no character is special."""
     return f"file://{path}"
 
 

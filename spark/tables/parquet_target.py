@@ -17,7 +17,7 @@ from spark.tables.pipeline import Pipeline
 
 
 class ParquetTarget:
-    """Implements `loop.Target`."""
+    """A table of Parquet files in a directory; implements `loop.Target`."""
 
     def __init__(self, pipeline: Pipeline, directory: ParquetDirectory) -> None:
         self._pipeline = pipeline

@@ -88,7 +88,7 @@ class Table:
 
     @property
     def is_in_bucket(self) -> bool:
-        """Whether it is Parquet objects in S3 storage, and not files in a directory."""
+        """Whether the table is Parquet objects in S3 storage, and not files in a directory."""
         return self.format == "parquet" and (self.location or "").startswith(S3)
 
     @property
@@ -142,7 +142,7 @@ class Upsert:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One pipeline, as its file has it."""
+    """One pipeline, as its file describes it."""
 
     file: Path
     name: str
@@ -166,7 +166,7 @@ class Pipeline:
 
     @property
     def metadata_columns(self) -> dict[str, str]:
-        """The names in the table of the columns that are not from the body, by name in the source."""
+        """The table's names of the columns that are not from the body, by name in the source."""
         return {name: PREFIX + name for name in self.metadata}
 
     def read_options(self) -> dict[str, str]:

@@ -51,16 +51,16 @@ class ProtobufBodies:
     rejects_unknown: bool = False
 
     def columns(self) -> dict[str, ColumnType]:
-        """The columns. Raises SchemaUnusable."""
+        """The columns of bodies. Raises SchemaUnusable."""
         return _Reader(self).columns
 
     def decoder(self) -> Decoder:
-        """A function for bodies. Raises SchemaUnusable."""
+        """Make a decoder of bodies. Raises SchemaUnusable."""
         return _Reader(self).decode
 
 
 def messages_in(files: bytes) -> list[str]:
-    """The full names of the messages of the last file of a set that are not inside of others. Raises SchemaUnusable."""
+    """The full names of the outer messages in the last file of a set. Raises SchemaUnusable."""
     found = _file_set(files).file
     if not found:
         raise SchemaUnusable("the descriptor set contains no file")
@@ -126,7 +126,7 @@ class _Reader:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """A number of Confluent's header, and the bytes after it. Raises BodyInvalid."""
+    """Read a number of Confluent's header; returns also the offset after it. Raises BodyInvalid."""
     value = 0
     for shift in range(0, 35, 7):
         if at >= len(body):
@@ -302,7 +302,7 @@ def _microseconds(value: Any, path: str, low: int, high: int) -> int:
 
 
 def _unknown(message: Any, path: str) -> Iterator[str]:
-    """The numbers of fields that the descriptors do not have, with the names of the messages around them."""
+    """Yield the numbers of fields that the descriptors lack, with the names of the messages around them."""
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     unknown: Any = UnknownFieldSet(message)

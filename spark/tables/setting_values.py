@@ -21,7 +21,7 @@ _PACKAGE: Final = re.compile(r"[\w.-]+(:[\w.-]+){2,4}")
 
 
 def start(value: Any) -> str | int:
-    """``earliest``, ``latest``, or epoch milliseconds; a day begins at midnight in UTC."""
+    """Parse ``earliest``, ``latest``, or epoch milliseconds; a day begins at midnight in UTC."""
     if value in ("earliest", "latest"):
         return str(value)
     if isinstance(value, datetime):
@@ -42,7 +42,7 @@ def start(value: Any) -> str | int:
 
 
 def without_password(value: Any) -> str:
-    """Text, such as a URL, without a user's password in it."""
+    """Check that a text, such as a URL, has no user's password in it."""
     found = text(value)
     if _PASSWORD_IN_URL.search(found):
         raise SecretInvalid("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile, or spark-defaults.conf")
@@ -50,7 +50,7 @@ def without_password(value: Any) -> str:
 
 
 def spark_settings(value: Any) -> dict[str, str]:
-    """Settings of Spark, without secrets."""
+    """Check settings of Spark; they must not have secrets."""
     found = texts(value)
     for name, each in found.items():
         if not name.startswith("spark."):
@@ -64,7 +64,7 @@ def spark_settings(value: Any) -> dict[str, str]:
 
 
 def packages(value: Any) -> tuple[str, ...]:
-    """Packages of Maven."""
+    """Check names of Maven packages."""
     found = names(value)
     for each in found:
         if not _PACKAGE.fullmatch(each):

@@ -34,7 +34,7 @@ def local_path(location: str, default_scheme: str) -> str | None:
 
 
 def check_shared(context: Any, location: Callable[[], str]) -> None:
-    """Raises DirectoryUnusable if an executor that there is now does not see what this process writes at a location.
+    """Raise DirectoryUnusable if a present executor does not see the files that this process writes at a location.
 
     Nothing is asked if the executors are in this process, or the location is none of a machine's own file system.
 
@@ -53,7 +53,7 @@ def check_shared(context: Any, location: Callable[[], str]) -> None:
 
 
 def ask_executors(directory: Path, ask: Callable[[Callable[[int], str | None]], Iterable[str | None]]) -> None:
-    """Raises DirectoryUnusable if a machine does not see a file that this process writes into a directory.
+    """Raise DirectoryUnusable if a machine does not see a file that this process writes into a directory.
 
     Args:
         ask: calls a function on all machines; it returns the name of one that does not see the file.

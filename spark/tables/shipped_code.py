@@ -16,7 +16,7 @@ _PACKAGES: Final = ("mq", "raftlog", "spark")
 
 
 def pack(directory: Path) -> Path:
-    """Write a zip file of the packages that tasks import into ``directory``, which is made; returns its path.
+    """Write a zip file of the packages that tasks import into ``directory``, which is created; returns its path.
 
     Compiled modules are left out: each has a form in Python, and Python cannot load them from a zip file.
     """

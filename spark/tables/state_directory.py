@@ -120,7 +120,7 @@ class StateDirectory:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock a file; False if another run has it. Waits for a process that only asks, which shares it briefly."""
+    """Lock a file; returns False if another run has it. Waits for a process that shares it briefly, only to ask."""
     for _ in range(_TRIES):
         if _locks(descriptor, fcntl.LOCK_EX):
             return True

@@ -30,8 +30,8 @@ _DEADLINE: Final = "10s"
 
 
 def known_commit(pipeline: Pipeline) -> Commit | None:
-    """The last commit, as far as it is known without Spark: of Parquet exactly, of Delta and Iceberg as the
-    last run on this machine noted it.
+    """Return the last commit as far as known without Spark: of Parquet exactly, of Delta and Iceberg as this machine's
+    last run noted.
 
     Raises CommitRefused, DirectoryUnusable.
     """

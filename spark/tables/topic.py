@@ -91,12 +91,12 @@ class TopicSource:
 
 
 def _latest(options: ReadOptions, connections: KeptConnections) -> Surveyor:
-    """The ends of the queues, after every message acknowledged before: a run reads all sent before it."""
+    """Make a surveyor of the ends after every message acknowledged before: a run reads all messages sent before it."""
     return surveyor_of(options, connections, detail=False, otherwise="latest-if-possible")
 
 
 def _for_tables(said: str) -> str:
-    """The lost messages, with what helps a table instead of a query with a checkpoint."""
+    """Describe lost messages, with remedies for a table instead of a query with a checkpoint."""
     for kind, remedy in REMEDIES.items():
         said = said.replace(remedy, _REMEDIES[kind])
     return f"{said} Nothing was skipped or committed"

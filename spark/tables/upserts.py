@@ -17,7 +17,7 @@ _NUMBER: Final = "raftmq_number"
 
 
 def latest_changes(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
-    """One row for each key, with all columns of the table and `DELETED`.
+    """Keep the latest change of each key, with all columns of the table and `DELETED`.
 
     Raises Stopped if a key's changes are in several queues and no column says which is later.
     """

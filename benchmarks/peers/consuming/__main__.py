@@ -30,7 +30,7 @@ DOCUMENT = "docs/benchmarks/peers-consuming.md"
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
-    """The command line as a plan. Ends the process on a wrong one."""
+    """Parse the command line into a plan. Ends the process on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="make bench-peers-consuming", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -85,7 +85,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Measured:
-    """All measurements of a system, by case, and what failed."""
+    """All measurements of a system, by case, and its failures."""
 
     version: str
     samples: dict[str, list[Sample]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from tests.interop.clients import CACHE, run_tool
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """``requirement``: from PyPI, with its version; "" for our own. ``module``: reads a `Job`, writes a `Consumed`."""
+    """A client library. ``requirement``: a version on PyPI; "" for our own. ``module``: turns a `Job` into `Consumed`."""
 
     name: str
     requirement: str

@@ -77,7 +77,7 @@ class _Socket:
                 pass
 
     def send_rest(self) -> None:
-        """Wait until the kernel has taken everything."""
+        """Wait until the kernel has taken all bytes."""
         self.sock.setblocking(True)
         self.sock.sendall(self.unsent)
 
@@ -254,7 +254,7 @@ def _ready(sockets: Sequence[S], wait: float) -> list[S]:
 
 
 class _Meters:
-    """Time and CPU since it was made."""
+    """Measures time and CPU since it was made."""
 
     def __init__(self, job: ConsumerJob) -> None:
         self._pids = job.pids

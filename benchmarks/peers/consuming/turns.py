@@ -57,7 +57,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(slots=True)
 class Outcome:
-    """A whole run. ``left_out``: by name of a peer, why it is not measured."""
+    """The outcome of a run. ``left_out``: by name of a peer, the reason that it is not measured."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -115,7 +115,7 @@ async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Mea
 
 
 async def _fill(job: ConsumerJob, attempts: int) -> None:
-    """Raises GeneratorFailed. What a refused attempt has stored stays there."""
+    """Fill the servers with a backlog. Raises GeneratorFailed. Messages of a refused attempt stay there."""
     for left in reversed(range(attempts)):
         try:
             await run_load(job)
@@ -127,7 +127,7 @@ async def _fill(job: ConsumerJob, attempts: int) -> None:
 
 
 async def _sample(case: Case, base: ConsumerJob, target: Target) -> Sample:
-    """Raises GeneratorFailed, ServersFailed."""
+    """Measure a case once. Raises GeneratorFailed, ServersFailed."""
     load = load_average()
     client = CLIENTS[base.wire] if case.by_client else None
     consumed = await run_load(job_of(case, base, f"bench-{case.name}"), client)
