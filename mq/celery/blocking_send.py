@@ -140,7 +140,8 @@ class BlockingSends:
     ) -> tuple[Literal["yes", "no", "unknown"], MessageQueue | None]:
         """Whether a majority has stored the message, and in which queue it was to be; None: in none yet.
 
-        It goes to the broker group whose `turn` it is, and there to the queue of its `priority`. Raises MessageRefused.
+        It is sent to the broker group whose `turn` it is, and there to the queue of its `priority`. Raises
+        MessageRefused.
         """
         place = self._choose_queue(message.topic, turn, priority)
         if place is None:
@@ -164,7 +165,7 @@ class BlockingSends:
         deadline = time.monotonic() + self.seconds
         try:
             line = self._line_to(address)
-        except OSError:  # TimeoutError and those of TLS are OSErrors
+        except OSError:  # TimeoutError and errors of TLS are OSErrors
             return "no", queue
         try:
             line.opaque += 1

@@ -141,7 +141,7 @@ class ChannelConsumer:
         self._pump()
 
     def cancel(self, queue: str) -> None:
-        """Take no more messages of a queue."""
+        """Stop taking messages of a queue."""
         self._consumed = [each for each in self._consumed if each.queue != queue]
         for each in [each for each in self._transient if each.name == queue]:
             each.on_message = None

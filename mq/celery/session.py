@@ -194,9 +194,9 @@ class Session:
     def publish(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing, unsure: Unsure) -> bool:
         """Send a message wherever its exchange sends it; False if that is nowhere. Raises ClientError.
 
-        For the application's threads. A message for one queue that is known takes the short way. `unsure` is what
-        earlier attempts of the same call left, also those of another session: it keeps its number, and is sent to the
-        same queue.
+        For the application's threads. A message for one queue that is known takes the short way. `unsure` is the
+        message that earlier attempts of the same call left, also in another session: it keeps its number, and is sent
+        to the same queue.
         """
         self._check()
         topic = self.topics.of_queue(routing_key)

@@ -97,7 +97,7 @@ class Transport(virtual.Transport):
         return self._failure is None and self._session is not None and self._session.is_alive
 
     def close_connection(self, connection: Any) -> None:
-        """Close all channels; in a forked process, leave those of the parent alone."""
+        """Close all channels; in a forked process, leave the parent's channels alone."""
         self.unregister_from_event_loop(connection, self._loop)
         super().close_connection(connection)
         self._ready.clear()
