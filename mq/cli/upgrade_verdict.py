@@ -49,8 +49,8 @@ class UpgradeReport:
     It is not ``safe`` while ``next`` is stopped already: that one has to return first. ``reason`` says why not.
 
     ``format_level`` is the group's, ``level_available`` the level it can rise to with the current software of all
-    members; ``held_back_by`` are the members that prevent a higher one. ``features_on`` are those of the current level,
-    ``features_available`` those added by the available one.
+    members; ``held_back_by`` are the members that prevent a higher one. ``features_on`` are the features of the current
+    level, ``features_available`` the ones added by the available one.
     """
 
     cluster: str

@@ -253,7 +253,7 @@ async def _follow(
     show: Display,
     is_planned: trio.Event,
 ) -> None:
-    """Start with the queues of the state, and add what appears at the source, until cancelled."""
+    """Mirror the queues of the state, and those that appear at the source, until cancelled."""
     reported_topics: set[str] = set()
     said_ended: set[int] = set()
     is_first = True

@@ -66,8 +66,8 @@ class Copier:
     Attributes:
         started: the numbers of the queues that are copied, or blocked.
         copied: messages copied since the start.
-        troubles: why queues do not go on at the moment, by queue number.
-        blocked: queues that only go on after a restart, with the reason.
+        troubles: why queues do not progress at the moment, by queue number.
+        blocked: queues that continue only after a restart, with the reason.
         ended: the numbers of queues that cannot be read at the source, which are not waited for; None before it was
             asked.
         refused: topics that the target cannot take, with the reason; they have queues that are not copied.

@@ -56,7 +56,7 @@ class OffsetMap:
         """The target offset at which a group continues whose source offset is ``offset``; None if nothing was
         copied.
 
-        Whoever stands at a message that was not copied goes on at the next one.
+        A group at a message that was not copied continues at the next one.
         """
         return _translated(self._stretches, offset, [each.source for each in self._stretches], 0, 1)
 
