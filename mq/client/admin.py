@@ -208,9 +208,10 @@ class Admin(Client):
         `perm` is 4 for readable plus 2 for writable; `order` marks a topic for ordered consumption. `message_type`, for
         gRPC clients, is one of `MESSAGE_TYPES`. `retention_hours` from 1 on is for how long messages stay, no longer
         than brokers keep their logs, `retention_bytes` from 1 MiB on how many bytes stay in each broker group; -1: no
-        limit. With `compacted`, the newest message of each key stays. None keeps what is set. `attributes` sets others,
-        or removes them (None). Returns the route once the name servers know all the groups. If a group loses its leader
-        meanwhile, the next one is asked again, for 10 s. Raises NameRefused, and NoRoute if there is none after 5 s.
+        limit. With `compacted`, the newest message of each key stays. None changes nothing. `attributes` sets
+        others, or removes them (None). Returns the route once the name servers know all the groups. If a group loses
+        its leader meanwhile, the next one is asked again, for 10 s. Raises NameRefused, and NoRoute if there is none
+        after 5 s.
         """
         check_topic(topic)
         check_counts(queues=queues, read_queues=read_queues, write_queues=write_queues)
@@ -312,7 +313,7 @@ class Admin(Client):
     # Messages.
 
     async def message_by_id(self, offset_message_id: str) -> ReceivedMessage | None:
-        """The stored record with this id (`SendResult.offset_message_id`), or None if it does not exist (any more).
+        """The stored record with this id (`SendResult.offset_message_id`), or None if it does not exist, or no longer.
 
         It is found although the broker that stored it is down. Raises ValueError for an invalid id, NoRoute if no
         broker group has the broker named in it, and none has the record.
@@ -519,7 +520,7 @@ class Admin(Client):
     async def skip_message(self, group: str, queue: MessageQueue, offset: int, *, operator: str = "") -> int:
         """Move a consumer group behind the message at which it stands; the message becomes a dead letter of the group.
 
-        Works while members run; these go on behind it at once. `operator` says who skips it, for the dead letter and
+        Works while members run; these continue behind it at once. `operator` says who skips it, for the dead letter and
         the broker's log. Returns the offset at which the group goes on. Raises NameRefused, NoRoute, TopicNotFound, and
         BrokerError, also if the group stands at another offset.
         """

@@ -171,8 +171,8 @@ class BrokerError(ClientError):
 class TransactionFenced(ClientError):
     """Another transaction, or a commit of the group, has consumed messages that this transaction consumed.
 
-    It is rolled back as a whole: its messages are not visible, and no offset has moved. Somebody else has the queue by
-    now, or this transaction was committed before and is being repeated. A pull consumer continues at the group's
+    It is rolled back as a whole: its messages are not visible, and no offset has moved. Another consumer has the queue
+    by now, or this transaction was committed before and is being repeated. A pull consumer continues at the group's
     offset.
     """
 

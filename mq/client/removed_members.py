@@ -66,7 +66,7 @@ class RemovedMembers:
     ) -> Removal:
         """Remove a client from a group, and keep it out for `keep_out` seconds, more than 0 and at most a week.
 
-        Its queues go to the other members at once; a client that does not exist is kept out, too. The client's other
+        The other members get its queues at once; a client that does not exist is kept out, too. The client's other
         groups continue. `reason` and `operator` are for the logs of the client and of the brokers. Raises ValueError,
         NameRefused, NoRoute, and BrokerError if a leader refuses, as one that does not know this request; some replicas
         may have removed it then.

@@ -89,11 +89,11 @@ Rule: TypeAlias = Cron | Every | Once
 class Schedule(msgspec.Struct, frozen=True):
     """A message to send by a rule.
 
-    `topic` must exist. `body` has at most 64 KiB, keys, tags and properties together 16 KiB. All ticks go to one queue,
-    `queue_id`, or one that depends on the name. The first tick is at `start` or later, the last one before `end`.
-    `catch_up` chooses the ticks that are sent if several are due, after some time without a leader: the `last` one,
-    `all` that are not later than `catch_up_within`, or the last one unless it is later than a minute (`skip`). `owner`
-    is a mark for programs that keep a set of schedules.
+    `topic` must exist. `body` has at most 64 KiB, keys, tags and properties together 16 KiB. All ticks are sent to one
+    queue, `queue_id`, or one that depends on the name. The first tick is at `start` or later, the last one before
+    `end`. `catch_up` chooses the ticks that are sent if several are due, after some time without a leader: the `last`
+    one, `all` that are not later than `catch_up_within`, or the last one unless it is later than a minute (`skip`).
+    `owner` is a mark for programs that keep a set of schedules.
     """
 
     name: str

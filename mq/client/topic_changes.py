@@ -106,8 +106,8 @@ def attribute_changes(
 def topic_request(config: TopicConfig, changes: Mapping[str, str | None]) -> tuple[int, dict[str, str] | None, bytes]:
     """The request that creates or changes a topic, and its attributes by name: None removes one.
 
-    The usual one has the attributes as a text. What that cannot say goes as a list of one topic, which RocketMQ knows
-    from 5.3 on. Raises ValueError for an attribute without a name.
+    The usual one has the attributes as a text. A value that it cannot have is sent as a list of one topic, which
+    RocketMQ knows from 5.3 on. Raises ValueError for an attribute without a name.
     """
     if not all(changes):
         raise ValueError("an attribute has an empty name")

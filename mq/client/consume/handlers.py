@@ -192,7 +192,7 @@ class HandlerPool:
             self._scope.cancel()
 
     async def drain(self, seconds: float) -> bool:
-        """Take no more messages, wait for running handlers, and end `run`; after `seconds` cancel them.
+        """Stop taking messages, wait for running handlers, and end `run`; after `seconds` cancel them.
 
         Returns whether all of them finished. If cancelled, `run` ends as soon as they have finished. Raises ClientError
         in a handler, for which it would wait.

@@ -3,7 +3,7 @@
 Theory of operation. A *lane* has the unfinished messages of one key of one queue, in order, and a task that handles
 them one after the other; it ends with the last one. A failed message is retried in its lane, and only its lane waits,
 until pulling pauses: the failed message holds the offset of its queue, and at most `span_max` offsets from there on
-are pulled (`FlowLimits`). If its queue is dropped, it is not retried here, and the lane goes on at once. A message
+are pulled (`FlowLimits`). If its queue is dropped, it is not retried here, and the lane continues at once. A message
 without a key has a lane of its own. At most `concurrency` handlers run at once; lanes that wait for a retry do not
 count. What a lane has not finished when it is told to end goes back to its queue.
 """

@@ -100,7 +100,7 @@ class LiteConsumer(PopConsumer[BodyT]):
     it. The messages of a lite topic come in order, each after the previous one was acknowledged, to one member of the
     group at a time; other lite topics do not wait. A message that is returned (`nack`), or not acknowledged within
     `invisible` seconds, comes again before those behind it, with a higher `reconsume_times`, as often as it takes: a
-    handler that gives up acknowledges it. One that is not ready yet, as while somebody thinks, calls
+    handler that gives up acknowledges it. One that is not ready yet, as while a user thinks, calls
     `suspend(message, seconds)`: the lite topic rests for so long, and `reconsume_times` stays as it is.
 
     `lite_topics` are those to begin with; None stands for all of them, which needs a group with the attribute

@@ -1,8 +1,8 @@
 """A member of a consumer group: rebalances when the group changes, and stores its progress.
 
 Theory of operation. Three loops. Rebalancing runs every 20 s, and at once when brokers or the route report a change.
-Offsets of acknowledged messages go to the leaders every 5 s, and before queues change hands. Locks of an exclusive
-member are renewed while they are still valid.
+Offsets of acknowledged messages are sent to the leaders every 5 s, and before queues change hands. Locks of an
+exclusive member are renewed while they are still valid.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GroupMember:
     """The group membership of an open push consumer. `run` must run in `tasks`; call `leave` afterwards.
 
     `subscribed` are the subscriptions by topic; after a change call `rebalance_soon`. Without `allocate` this member
-    gets all queues; with `exclusive` those that it can lock. Pulled messages go to `board`.
+    gets all queues; with `exclusive` those that it can lock. Pulled messages are put on `board`.
     """
 
     def __init__(

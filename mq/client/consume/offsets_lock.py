@@ -1,8 +1,8 @@
 """Keeps the offsets file of a broadcast consumer for one consumer: two would each store offsets that the other has not
 reached, and skip messages when they are opened again.
 
-The lock is the system's on a file beside it, which ends with the process. Such locks know processes only, so
-those of this process are listed here. A file system that has no locks, or that nobody may write, is left alone.
+The lock is the system's on a file beside it, which ends with the process. Such locks know processes only, so the locks
+of this process are listed here. A file system that has no locks, or that nobody may write, is left alone.
 """
 
 from __future__ import annotations

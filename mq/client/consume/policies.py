@@ -29,8 +29,8 @@ class RetryLater(HandlingPolicy):
     """The message is handled again after at least `seconds`; above 0, at most 7,200.
 
     With `ordered`, its queue waits, and the attempt counts for `max_reconsume_times`. With `ordered=False`, this member
-    retries it itself for up to 30 s, `max_reconsume_times` times (default: 120). Then, as with a longer time, it goes
-    back to its broker with the next delay level, and any member may get it.
+    retries it itself for up to 30 s, `max_reconsume_times` times (default: 120). Then, as with a longer time, it is
+    sent back to its broker with the next delay level, and any member may get it.
     """
 
     SECONDS_MAX = 7200.0

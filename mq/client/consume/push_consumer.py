@@ -2,7 +2,7 @@
 
 Theory of operation. `GroupMember` keeps one `Puller` for each assigned queue; each fills its `ProcessQueue`; the
 `DeliveryBoard` delivers messages, to the handlers of `run` or to streams. Every 5 s the smallest unacknowledged offset
-of each queue goes to its leader. A crash, a lost leader, or a new member therefore repeats at most messages
+of each queue is sent to its leader. A crash, a lost leader, or a new member therefore repeats at most messages
 acknowledged since, and skips nothing. For the life cycle see `consumer`.
 """
 
@@ -122,9 +122,9 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     Every message is delivered at least once; duplicates follow crashes, lost leaders and changes of the group.
     `ordered` (the default) delivers each queue's messages one after the other: if a handler raises, it gets the message
     again after `retry_delay` seconds, doubled each time up to 30 s, and the queue waits. After `max_reconsume_times`
-    such retries (default: 120, about an hour; -1: never) the message becomes a dead letter, and the queue goes on. The
-    count is that of this process: it goes on when the queue comes back from another member, and starts again after a
-    restart. Before a handler's batch is given up, it gets the messages of the batch one by one.
+    such retries (default: 120, about an hour; -1: never) the message becomes a dead letter, and the queue continues.
+    This process counts, and continues when the queue comes back from another member, and starts again after a restart.
+    Before a handler's batch is given up, it gets the messages of the batch one by one.
 
     `ordered="key"` does that for each sharding key: up to `concurrency` messages of different keys are handled at once.
 

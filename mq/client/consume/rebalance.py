@@ -169,7 +169,7 @@ class Assignment:
             self._core.emit(ClientEvent("stuck", topic, reason))
 
     def why_none(self, topics: Collection[str]) -> str:
-        """The reason that no queue of these subscribed topics is assigned."""
+        """The reason that no queue of these topics is assigned."""
         if not topics:
             return "nothing is subscribed: call subscribe"
         return "; ".join(f"{each}: {self._reasons.get(each, 'no broker has answered yet')}" for each in sorted(topics))
@@ -186,7 +186,7 @@ class Assignment:
         raise RuntimeError(f"the allocation strategy {allocate!r} raised {error!r}") from error
 
     def _tell_postponed(self, topic: str, error: ClientError) -> None:
-        """Log now and then that a member cannot begin, unless that lasts only moments."""
+        """Log now and then that a member cannot begin a queue, unless that lasts only moments."""
         self._reasons[topic] = str(error)
         now = anyio.current_time()
         is_denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION

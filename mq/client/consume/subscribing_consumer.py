@@ -123,9 +123,9 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
 
         With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together. After
         `timeout` seconds the function is cancelled, and has failed with TimeoutError. `on_error` says what becomes of
-        its messages by exception, see `mq.client.consume.policies`; what it does not name is looked up in that of the
-        consumer. `codec` decodes the bodies, by default that of the consumer; a message whose body it cannot decode
-        fails with BodyNotDecoded, without its handler, and without others of its batch.
+        its messages by exception, see `mq.client.consume.policies`; exceptions that it does not name are looked up in
+        the consumer's. `codec` decodes the bodies, by default that of the consumer; a message whose body it cannot
+        decode fails with BodyNotDecoded, without its handler, and without others of its batch.
 
         A topic has one handler: ValueError is raised for a second one.
         """

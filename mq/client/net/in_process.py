@@ -1,4 +1,4 @@
-"""Servers in this process, which clients reach without a network: those of the test kit, `mq.testing`.
+"""Servers in this process, which clients reach without a network: the servers of the test kit, `mq.testing`.
 
 A network has an IP address of its own. Clients that connect to it get one end of a pair of sockets, whichever event
 loop they run on; others notice nothing.

@@ -44,7 +44,7 @@ def may_join(message: Message, outgoing: OutgoingMessage) -> bool:
     """Whether a message may be part of an automatic batch.
 
     Not messages of lite topics, not delayed, transactional, compressed (the elements of a batch have no flag for it) or
-    numbered ones (a batch has consecutive numbers), nor those of retry topics.
+    numbered ones (a batch has consecutive numbers), nor messages of retry topics.
     """
     return (
         not outgoing.sys_flag
@@ -81,7 +81,7 @@ class Member:
 
 class _Batch:
     """`deadline` is its first message's; `number` the pipeline's, None before the batch is passed to it; `pending`
-    counts its members from then on. `came_from` is the number of the batch of which its message is sent alone.
+    counts its members from then on. `came_from` is the number of the batch from which its only message comes.
     """
 
     __slots__ = ("came_from", "deadline", "due_at", "lane", "members", "nbytes", "number", "pending")

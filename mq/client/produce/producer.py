@@ -66,8 +66,8 @@ class Producer(Client, Generic[BodyT]):
     a message that may be stored already. `in_flight_max` limits the messages in flight; sends that wait for room are
     served in their order, and `timeout` begins when there is room.
 
-    With `linger`, messages of a topic that are sent while others are in flight wait for them, at most so many seconds,
-    and go out together, in one request of at most `batch_bytes` bytes; see `mq.client.produce.accumulator`. Each has
+    With `linger`, messages of a topic that are sent while others are in flight wait for them, at most `linger` seconds,
+    and are sent together, in one request of at most `batch_bytes` bytes; see `mq.client.produce.accumulator`. Each has
     its own result or error all the same. None, the default, sends each message by itself.
 
     With `numbered`, raftmq stores a message once, however often it is sent again. Numbers belong to a producer id: a

@@ -121,7 +121,7 @@ class LoopThread:
 
 
 def _caller() -> Callable[[Callable[[], None]], object]:
-    """A function for any thread that calls another one in this event loop."""
+    """Return a function that any thread can call to run another function in this event loop."""
     if event_loop() == "asyncio":
         return asyncio.get_running_loop().call_soon_threadsafe
     import trio
