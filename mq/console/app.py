@@ -346,7 +346,7 @@ class Console:
             response = self._login_page(to, f"too many failed logins: try again in {duration(wait)}", 429, user)
             response.headers["retry-after"] = str(int(wait) + 1)
             return response
-        # Counted before it is checked: many at a time are no way around the limit.
+        # Counted before it is checked: many at a time do not evade the limit.
         self._limit.failed(keys, trio.current_time())
         try:
             credentials = Credentials(user, _last(form, "secret"))

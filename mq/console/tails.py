@@ -69,7 +69,7 @@ class Tail:
     Attributes:
         rows: a row for each message, the newest first; their bodies may be large and are dropped.
         left_out: how many messages came too fast to be read.
-        fault: why it does not go on; empty while it does.
+        fault: why the reading has stopped; empty while it runs.
         scope: ends the reading when nobody has looked for `watched_seconds`, also while a broker is waited for.
     """
 

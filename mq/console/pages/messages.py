@@ -251,7 +251,7 @@ async def _read(
 def _first(messages: list[Found], count: int, unshown: dict[MessageQueue, int], *, is_newest: bool) -> list[Found]:
     """The first ``count`` messages by store time, then by offset. Notes the others in ``unshown``."""
     messages = sorted(messages, key=itemgetter(0, 1), reverse=is_newest)
-    # Store times may go back with a new leader, so these need not be behind all that are shown of their queue.
+    # Store times may decrease with a new leader, so these need not be behind all that are shown of their queue.
     closer = max if is_newest else min
     for each in messages[count:]:
         unshown[each.queue] = closer(each.offset, unshown.get(each.queue, each.offset))

@@ -169,7 +169,7 @@ def sender_rows(use: Mapping[str, TopicUse], now_ms: int) -> list[SenderRow]:
 
 
 def queue_rows(ends: Mapping[MessageQueue, QueueEnds], sizes: Mapping[tuple[str, int], QueueSize]) -> list[QueueRow]:
-    """The queues of a topic."""
+    """The rows of the queues of a topic."""
     return [
         QueueRow(
             queue.broker_name,
