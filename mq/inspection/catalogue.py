@@ -180,7 +180,7 @@ class CatalogueAdmin(UserAdmin):
         """The members of groups, by client id, as all broker groups know them.
 
         With ``queues``, which goes with one group alone, also which queues they have. With ``differing`` also the
-        groups whose members subscribe to different things. None if a broker does not know the request, as those of
+        groups whose members subscribe to different things. None if a broker does not know the request, as brokers of
         Apache RocketMQ and of earlier releases.
         """
         found: dict[str, dict[str, GroupMember]] = {}

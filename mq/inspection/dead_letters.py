@@ -50,7 +50,7 @@ async def read_letters(
 def wanted_letters(
     topic: str | None, key: str | None, failure: str | None, since: dt.datetime | None, until: dt.datetime | None
 ) -> Wanted:
-    """Return a function that tells whether a dead letter meets all conditions; None is no condition."""
+    """Return a function that tells whether a dead letter meets all conditions; None means no condition."""
 
     def is_wanted(letter: Letter) -> bool:
         return (

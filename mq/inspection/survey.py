@@ -50,7 +50,7 @@ class Consumers:
         dead_letters: the queues with dead letters of each group, from the first one that nobody dealt with on.
         retention_hours: the shortest of all brokers; None if unknown.
         topic_hours: of topics that say so themselves, and are kept for less.
-        topic_bytes: of topics that keep no more bytes than this.
+        topic_bytes: of topics that keep at most this number of bytes.
         now_ms: at the end of the watch, in milliseconds since 1970.
         soon_by_size: of the queues in which a group lags, in broker groups whose logs are near their size limit, the
             offset of the first message that is not among the oldest of the log: those before it go next.

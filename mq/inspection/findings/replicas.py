@@ -379,7 +379,7 @@ def _settings(group: GroupStatus, survey: Survey) -> Iterator[Finding]:
 
 
 def _clocks(survey: Survey) -> Iterator[Finding]:
-    """Names the replicas whose clocks are far from the middle one of all."""
+    """Name the replicas whose clocks are far from the median."""
     clocks = {
         _name(each): (each.clock_ahead_ms, each.clock_error_ms)
         for group in survey.groups
