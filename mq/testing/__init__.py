@@ -2,7 +2,7 @@
 
 Applications import it as `raftmq.testing`; `docs/testing.md` shows how. The servers are the ones of production. Three
 things around them are others: connections are pairs of sockets (`network`), the log is written at once and without
-syncs (`machine`), and the clock of the brokers goes ahead when a test says so (`clock`).
+syncs (`machine`), and the clock of the brokers is put ahead when a test says so (`clock`).
 """
 
 from mq.testing.faults import Faults

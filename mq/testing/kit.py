@@ -272,7 +272,7 @@ async def open_kit(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Kit]:
 
     Args:
         replicas: of the broker group: 1, 3 or 5.
-        settings: those of a broker, for example ``transaction_timeout_seconds=1``.
+        settings: of the brokers, for example ``transaction_timeout_seconds=1``.
 
     Raises ValueError, pydantic.ValidationError for settings that a broker does not have.
     """

@@ -75,7 +75,7 @@ class ServerProcesses:
 def running_processes(*, replicas: int = 1, **settings: str) -> Iterator[ServerProcesses]:
     """Servers on free ports of the loopback address, until the block ends; their files are removed then.
 
-    ``settings`` are those of a broker, as text. The servers stop, too, if this process is killed.
+    ``settings`` are a broker's, as text. The servers stop, too, if this process is killed.
 
     Raises `mq.local_cluster.ServersFailed`, with the end of the log of the server that did not start.
     """
