@@ -60,7 +60,7 @@ class RaftmqBroker(AsyncBroker):
     `visibility` seconds after its own was killed, and at once if that was shut down. One that was delivered
     `max_attempts` times, and not acknowledged, becomes a dead letter of the group.
 
-    With `priorities`, tasks may have a label `priority` from 0 to `priorities - 1`; those with a higher one go first.
+    With `priorities`, tasks may have a label `priority` from 0 to `priorities - 1`; those with a higher one come first.
     `prefetch` tasks of a worker may wait until it has a free place; with 0 it gets one only when it has.
 
     `startup` creates the topics that do not exist, with `queues` queues, unless `create_topics` is false.

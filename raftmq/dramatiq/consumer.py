@@ -44,7 +44,7 @@ class HeldMessage(MessageProxy):
 
 
 class _Prefetcher:
-    """Pops for one consumer; belongs to the event loop of the session, but for `ready`."""
+    """Pops for one consumer, in the event loop of the session; only `ready` is for the worker's thread."""
 
     def __init__(self, session: Session, queue_name: str, prefetch: int) -> None:
         self._session = session
@@ -233,7 +233,7 @@ class RaftmqConsumer(Consumer):
             self._call(give_back)
 
     def close(self) -> None:
-        """Take no more messages; those that the worker has are still its own."""
+        """Stop taking messages; the worker keeps the messages that it has."""
         self._call(self._prefetcher.close)
 
     def _refuse(self, popped: PoppedMessage[Any], reason: str) -> None:

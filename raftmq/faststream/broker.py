@@ -58,7 +58,7 @@ class _Logs(DefaultLoggerStorage):
 
 
 class RaftmqBroker(RaftmqRegistrator, BrokerUsecase[Any, Producer, RaftmqBrokerConfig]):
-    """Sends messages to topics of raftmq or RocketMQ, and calls handlers with those of them.
+    """Sends messages to topics of raftmq or RocketMQ, and calls handlers with the topics' messages.
 
     `remoting` is for accounts, TLS and time-outs, `otel` for OpenTelemetry as in the SDK; `linger` collects messages
     that are published at the same time. The rest is as in other brokers of FastStream.
