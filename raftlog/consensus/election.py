@@ -99,8 +99,8 @@ class Election(Membership):
         """Enter the next term, voting for itself.
 
         That counts before it is durable: vote requests wait until it is, and a single voter commits nothing before the
-        following write is done. After an earlier crash, it may lead in the same term again, with other entries, of
-        which no peer saw the first ones.
+        following write is done. After an earlier crash, it may lead in the same term again, with other entries in place
+        of the first ones, which no peer saw.
         """
         self._enter_term(self._term + 1, self.node_id)
         self._become(Role.CANDIDATE)

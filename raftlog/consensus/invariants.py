@@ -13,7 +13,7 @@ from raftlog.log_numbers import LogIndex
 
 
 def check_core(core: CoreState) -> None:
-    """Assert the invariants of one core; that of its cached spans, which takes longest, only with its group."""
+    """Assert the invariants of one core, but for its cached spans: these take longest, see `check_group`."""
     log, commit, durable = core._log, core._commit, core._tickets.durable
     log.check_invariants()
     last = log.last_index

@@ -2,8 +2,9 @@
 
 ``PROBE``: the logs may differ. One request is outstanding; its answer says where to continue. ``REPLICATE``: the logs
 agree up to ``next - 1`` as far as is known. Requests are pipelined, within a window of messages and bytes that the
-peer's ``accepted`` frees. ``SNAPSHOT``: the peer's next entry is gone from the log, or it lacks so much that it should
-fetch whole segments. No entries are sent; now and then an empty request asks whether the log can serve the peer again.
+peer's ``accepted`` frees. ``SNAPSHOT``: the peer's next entry was deleted from the log, or it lacks so much that it
+should fetch whole segments. No entries are sent; now and then an empty request asks whether the log can serve the peer
+again.
 
 Every change of state begins a new *epoch* of request numbers. Rejections of earlier requests are obsolete and dropped.
 """

@@ -431,7 +431,7 @@ class CoreState:
         return message if message.durable > self._following.reported_durable else None
 
     def _progress_report(self, leader_id: NodeId, durable: LogIndex) -> AppendResp:
-        """Tell the leader what of its log is here, if the own log is on disk up to ``durable``."""
+        """Tell the leader how far this replica has its log, if the own log is on disk up to ``durable``."""
         return AppendResp(
             self.node_id,
             leader_id,

@@ -73,8 +73,8 @@ class PeerState(enum.Enum):
 class Beginning(enum.Enum):
     """The beginning of a replica's log, compared with the others' logs.
 
-    Only a replica with `FIRST` knows that entries before its own beginning are gone. With `LATER` another one has them;
-    with `UNKNOWN` another one may have them.
+    Only a replica with `FIRST` knows that entries before its own beginning are deleted everywhere. With `LATER` another
+    one has them; with `UNKNOWN` another one may have them.
     """
 
     FIRST = "first"
@@ -209,7 +209,7 @@ class CoreConfig:
     """Timing and limits of a core, checked for consistency.
 
     A window (``inflight_*``) is per peer. ``tail_*`` limits the core's cache of the end of the log; `Effects.fetch`
-    requests older parts, of which at most ``catch_up_bytes_max`` are in flight per peer. An empty peer gets whole
+    requests older parts, with at most ``catch_up_bytes_max`` in flight per peer. An empty peer gets whole
     segments instead of entries if the log has more than ``install_entries_min`` of them. A new commit index goes with
     the next entries; without any it is announced after ``announce_seconds``, so that a steady trickle of entries needs
     no extra messages. ``durable_commit`` commits what is on the disks of a majority; without it, receipt by a majority
