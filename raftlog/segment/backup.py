@@ -362,8 +362,8 @@ class BackupTarget:
     def begin_at(self, begin: Base, *, now_ms: int, node_id: str) -> BackupManifest:
         """Leave out the files before ``begin``, where one of them begins: first in the manifest, then their objects.
 
-        Objects that were left out by an earlier run go now, those of this one with the next. Only if the manifest has
-        all that the group knows to be archived, and one of its snapshots is not older than ``begin``.
+        Objects that an earlier run left out are deleted now, those of this run by the next one. Only if the manifest
+        has all that the group knows to be archived, and one of its snapshots is not older than ``begin``.
 
         Returns:
             The durable manifest.

@@ -63,7 +63,7 @@ class StoredState(msgspec.Struct, frozen=True):
 class ObjectList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The objects of a backup of format 2.
 
-    ``files`` are those of the log, in order. The last one is replaced by a longer one when there are new entries;
+    ``files`` are the log's, in order. The last one is replaced by a longer one when there are new entries;
     ``last_file`` describes the log before it. ``snapshot`` is empty if there is none. ``superseded`` are names from the
     previous manifest that this one does not have: they stay until the next run, for readers of that manifest.
 

@@ -38,7 +38,7 @@ class RetentionPolicy:
         force_ratio: from here on even files are deleted that others still need, or that no other replica has.
         full_ratio: if deleting everything leaves more than this in use, something else fills the disk, and no file is
             deleted early.
-        tier: replaces age, hour and bytes where an archive keeps what is deleted; None without one.
+        tier: replaces age, hour and bytes where an archive keeps deleted files; None without one.
     """
 
     age_ms_max: int
@@ -56,7 +56,7 @@ class Situation:
 
     Attributes:
         now_ms, hour: the time, since the epoch and of the local day.
-        floor_pos: physical offset below which this node itself needs nothing any more.
+        floor_pos: physical offset below which this node itself needs nothing.
         wanted_pos: below which no other node needs anything; may be above ``floor_pos``.
         disk_used_bytes, disk_total_bytes: of the log's file system.
         may_delete_early: whether files may be deleted early at all now.

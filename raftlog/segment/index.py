@@ -46,9 +46,8 @@ class SegmentInfo(msgspec.Struct, frozen=True):
 class AnchorSpan(msgspec.Struct, frozen=True):
     """Entries between two anchors of the same file: see `SparseIndex.span_at`.
 
-    ``index``, ``pos`` and ``term`` are those of the first entry, and whether it ``is_config``. ``end_index`` and
-    ``end_pos`` are those of the entry after the last one: None if unknown, and ``end_pos`` also if that begins the next
-    file.
+    ``index``, ``pos``, ``term`` and ``is_config`` describe the first entry. ``end_index`` and ``end_pos`` describe the
+    entry after the last one: None if unknown, and ``end_pos`` also if that begins the next file.
     """
 
     index: LogIndex

@@ -251,8 +251,8 @@ class SegmentLog(LogReads):
     ) -> TailEntry:
         """Works like `append`, for a body of ``nbytes`` bytes that depends on its place.
 
-        ``build(physical_offset)`` is called at once with that of the body's first byte, and returns the body and its
-        annotation.
+        ``build(physical_offset)`` is called at once with the offset of the body's first byte, and returns the body and
+        its annotation.
         """
         assert index == self.last_index + 1, f"entry {index} behind {self.last_index}"
         size = HEADER_BYTES + nbytes

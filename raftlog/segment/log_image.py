@@ -85,7 +85,7 @@ class LogImage:
             raise StorageFailed(path, error.errno or 0, "write") from error
 
     def finish(self, state: MetaState) -> None:
-        """Make everything durable, and then a log of it, which can be opened. ``state`` is for its last entry."""
+        """Make everything durable, and turn it into a log that can be opened. ``state`` is for its last entry."""
         end = self.last.pos + self.last.size
         assert state.durable_pos <= end, f"durable up to {state.durable_pos}, the last entry ends at {end}"
         self._begin_sync(0)

@@ -2,7 +2,7 @@
 
 A slot is 4 KiB: magic, format version, sequence number, payload length, CRC-32 of all that and the payload, then the
 payload in CBOR. A write goes to the slot that does not have the newest state, and is synced before the next one begins.
-So a crash damages at most one slot, and the other one has the previous state: that of the last acknowledged write.
+So a crash damages at most one slot, and the other one has the previous state: the state of the last acknowledged write.
 
 Every later format version keeps the first 28 bytes of a slot and its checksum. A file with an intact slot of a newer
 version is refused, whatever the other slot contains: that is older, and may have forgotten a vote.

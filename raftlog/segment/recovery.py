@@ -112,7 +112,7 @@ class DamagedRange:
     """Bytes that are no longer entries: from ``pos`` to ``end``.
 
     ``before`` is the last good entry. ``behind`` is the next intact one, which begins at ``end``; its header says which
-    chain leads to it. It is None if the damage reaches to the end of the log, and nothing verifies what was there.
+    chain leads to it. It is None if the damage reaches to the end of the log, and nothing verifies the damaged bytes.
     """
 
     before: EntryRef

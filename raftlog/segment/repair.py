@@ -71,7 +71,7 @@ class Repair:
     """
 
     def __init__(self, disk: Disk, damage: LogDamaged, *, peers: Iterable[str], limits: LogLimits = DEFAULT) -> None:
-        """Lock the directory. ``limits`` are those of the log.
+        """Lock the directory. ``limits`` are the log's.
 
         Raises:
             DirectoryLocked: another process has the directory.

@@ -49,7 +49,7 @@ class Uploads:
         Returns whether the store has compared all of it with checksums that were taken here. It has not if the object
         is small, or the settings of boto3 say that this store knows no checksums.
 
-        Raises the exceptions of boto3, and those of ``pieces``; then nothing is stored.
+        Raises the exceptions of boto3 and of ``pieces``; then nothing is stored.
         """
         parts = _parts(pieces, self._part_bytes)
         first = next(parts, b"")

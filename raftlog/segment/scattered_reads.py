@@ -114,7 +114,7 @@ class PieceReader:
 
 
 def read_across(read: Callable[[int, int], bytes], tail: Tail, disk_end: int, pos: int, end: int) -> bytes:
-    """The bytes ``pos..end``, the first of which are before the tail's entries and the last within.
+    """The bytes ``pos..end``, which begin before the tail's entries and end within them.
 
     Between ``disk_end``, where the last entry before the tail ends, and the tail is a blank, maybe not written yet.
     ``read(pos, end)`` reads from disk. Raises its errors.

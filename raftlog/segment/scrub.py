@@ -1,7 +1,7 @@
 """Slowly verifies a running log, to find damage while other replicas still have the data.
 
 Disks lose bits in files that are not read for months. A pass verifies everything from the base up to a committed and
-synced entry, which never changes any more, in slices short enough for a thread next to the event loop.
+synced entry, which never changes again, in slices short enough for a thread next to the event loop.
 
 Files are read from the disk, 2 MiB at a time: each piece is first dropped from the page cache, whose content proves
 nothing about the disk. A piece that was cached is cached again afterwards, so that readers hardly notice; any other is
@@ -24,9 +24,7 @@ BYTES_PER_SECOND: Final = 4 * 1024 * 1024
 
 
 class Verified(NamedTuple):
-    """The result of one step: ``nbytes`` were verified, everything below ``pos`` is good, the pass goes up to
-    ``end``.
-    """
+    """The result of one step: ``nbytes`` were verified, everything below ``pos`` is good, the pass ends at ``end``."""
 
     nbytes: int
     pos: int

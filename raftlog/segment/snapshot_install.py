@@ -177,8 +177,8 @@ class SnapshotInstall:
     ) -> None:
         """Begin, or continue with matching data of an earlier attempt, which is not requested again.
 
-        ``check_entry`` is called for each received entry. ``name`` is that of the directory next to the
-        log; ``limits`` are those with which the log will be opened.
+        ``check_entry`` is called for each received entry. ``name`` is the name of the directory next to the log;
+        ``limits`` are those with which the log will be opened.
 
         Raises:
             StorageFailed: a disk error.

@@ -90,7 +90,7 @@ class VerifiedReads:
         return self._written_from
 
     def read(self, pos: int, end: int, *, keeps: bool = True, trusts_page_cache: bool = False) -> bytes:
-        """The bytes of the log from ``pos`` to ``end``, all of which are on disk; including blanks between files.
+        """The bytes of the log from ``pos`` to ``end``, which are all on disk; with blanks between files.
 
         Args:
             keeps: whether to cache what had to be read; not worth it for data that is read once.

@@ -204,7 +204,7 @@ class Writer:
         clock: seconds; a model of threads passes its own.
 
     Attributes:
-        submit, signal_from, send_after, take_back: those of the queue; see `LogWriter`.
+        submit, signal_from, send_after, take_back: the queue's methods; see `LogWriter`.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Writer:
             if self._clean:
                 turns.commit.close(clean=True)
         except Exception as error:
-            # Any error, including our own bugs: the replica must learn that nothing is written any more.
+            # Any error, including our own bugs: the replica must learn that nothing is written from now on.
             self._queue.stop()
             self._on_failed(error)
 
