@@ -1,8 +1,8 @@
 """Reads a group's members from the files of a stopped replica, and changes them there without a majority.
 
 In a running group, a majority decides the membership. After the majority is lost, or in a log restored from a backup,
-an operator decides. The written entries are like those of any change (Raft thesis 4.3), so that replicas which get the
-log later accept them: first the old and the new voters together, then the new ones.
+an operator decides. The written entries are like the entries of any change (Raft thesis 4.3), so that replicas which
+get the log later accept them: first the old and the new voters together, then the new ones.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ _PROGRESS_SECONDS = 5.0
 def note_reset(replica: Replica, base: LogIndex, then: Callable[[], None]) -> None:
     """The log will be replaced by one that begins after the entry ``base``. Call ``then`` once the log notes durably
     whether other replicas may have what is missing: the leader may have deleted it early, and the copy is no better.
-    The copy may also come from an earlier leader, whose log began later than that of the present one. Call it after
+    The copy may also come from an earlier leader, whose log began later than the present leader's. Call it after
     `hear_beginnings`.
     """
     leader_base = replica.core.leader_base

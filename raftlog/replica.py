@@ -4,7 +4,8 @@ Nothing in here awaits. Frames, finished writes, timers and proposals arrive as 
 the end of every turn of the event loop, carries out the core's effects:
 
 1. entries are passed to the log and its writer thread, in the core's order; 2. messages are sent, with entries as the
-very bytes in the log; 3. committed entries go to the application, in order, each exactly once per run of the process.
+very bytes in the log; 3. committed entries are passed to the application, in order, each exactly once per run of the
+process.
 
 Clock, log, transport and application are arguments, so the same code runs in a process and in a simulation.
 """

@@ -74,7 +74,7 @@ class Workers:
             self._jobs.put(job)
 
     def close(self, *, waits: bool = True) -> None:
-        """End the threads after their current jobs; no completion is called any more.
+        """End the threads after their current jobs; no completion is called afterwards.
 
         ``waits`` for the current jobs, and so for the disk. Without it, they end with the process at the latest.
         """

@@ -133,7 +133,7 @@ class Hello(msgspec.Struct, frozen=True):
 class Welcome(msgspec.Struct, frozen=True):
     """The answer to `Hello`: the listener, and the reason if the caller is refused. Fields as there.
 
-    ``version`` is that of the following frames.
+    ``version`` is the version of the following frames.
     """
 
     incarnation: str

@@ -104,7 +104,7 @@ class Machine:
         return await trio.to_thread.run_sync(job)
 
     async def in_thread_together(self, job: Callable[[], T]) -> T:
-        """Run a short job in one thread with the others that are asked for in this turn of the event loop.
+        """Run a short job in a thread, together with all others that are requested in this turn of the event loop.
 
         Two threads at once would wait for each other, and for the event loop. Raises what the job raises; the others
         run in any case. A caller that is cancelled stays until all have run.

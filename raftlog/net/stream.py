@@ -110,7 +110,7 @@ class StreamSocket:
             self._write()
 
     def take_single_buffer(self) -> bytes | None:
-        """Take what waits to be sent, if it is one buffer of bytes for a socket without TLS that was not full.
+        """Take the data to be sent, if it is one buffer of bytes for a socket without TLS that was not full.
 
         The caller sends it to `raw_fd` at once, and calls `put_back` unless all of it was sent. None: there is
         nothing, or only `flush` can send it.

@@ -25,8 +25,8 @@ Buffer = bytes | memoryview
 class TlsSocket:
     """A connected TCP socket with TLS, with the socket methods that `StreamSocket` needs.
 
-    The handshake progresses as data is received and sent. If nothing can be done, methods raise BlockingIOError, like
-    those of a socket; on a TLS error, ssl.SSLError, after ``on_failed`` was called with the reason.
+    The handshake progresses as data is received and sent. If nothing can be done, methods raise BlockingIOError, like a
+    socket's; on a TLS error, ssl.SSLError, after ``on_failed`` was called with the reason.
 
     Args:
         sock: must not be used by the caller any more.

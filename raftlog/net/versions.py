@@ -24,9 +24,9 @@ SOFTWARE_CHARS_MAX: Final = 64
 
 
 class Software(msgspec.Struct, frozen=True):
-    """A replica's report about itself. The defaults are those of replicas without a report.
+    """A replica's report about itself. The defaults are for replicas without a report.
 
-    ``version`` is that of the software, for people. The other fields are numbers, see the module: replication versions
+    ``version`` is the software's, for people. The other fields are numbers, see the module: replication versions
     from ``oldest`` to ``newest``; the group's current ``level``, and the highest supported one, ``level_newest``.
     """
 
