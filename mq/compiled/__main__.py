@@ -4,7 +4,7 @@
 
 For a checkout: wheels have compiled parts, or were built without. Needs Cython, setuptools, a C compiler and the
 headers of Python. Exit code 0 when the compiled parts are there, 1 when they cannot be compiled or written, 3 when
-something is missing, or this is no checkout. Unless it is 0, everything stays as it was.
+something is missing, or this is not a checkout. Unless it is 0, everything stays as it was.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ async def open_groups(
 
     Args:
         groups: at least as many as the directory has; default: that number, or one.
-        ports: those of the first group, see `Ports.of_group`; default: as in `DevCluster.open`.
+        ports: for the first group, see `Ports.of_group`; default: as in `DevCluster.open`.
         settings: further settings of every broker. Without ``segment_bytes``, new groups have small log files.
         on_progress: called with a text about what is being waited for.
 

@@ -159,7 +159,7 @@ class Processes:
         return self._children[name].poll()
 
     def is_wanted(self, name: str) -> bool:
-        """Whether an end of it would be unexpected."""
+        """Whether the process should run: its end would be unexpected."""
         return self._children[name].wanted
 
     # -- watching ----------------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Processes:
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal, without waiting. No effect on one that has ended."""
+        """Send a signal, without waiting. No effect on a process that has ended."""
         if self.is_running(name):
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid(name), number)
@@ -250,14 +250,14 @@ class Processes:
         self.send_signal(name, signal.SIGKILL)
 
     async def wait_ended(self, name: str) -> int:
-        """Wait until it has ended; returns its exit code."""
+        """Wait until the process has ended; returns its exit code."""
         await trio.lowlevel.checkpoint()
         while (code := self.exit_code(name)) is None:  # noqa: ASYNC110 - the kernel sends no event
             await trio.sleep(_END_POLL_SECONDS)
         return code
 
     async def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send a signal that ends it, and wait until it has ended."""
+        """Send a signal that ends the process, and wait until it has ended."""
         self.may_end(name)
         self.send_signal(name, number)
         await self.wait_ended(name)

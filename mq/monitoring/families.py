@@ -79,7 +79,7 @@ def render(
     """The content type and text for an ``Accept`` header: Prometheus' own format, or OpenMetrics.
 
     Takes 1 us per sample whose labels are in ``texts``, else 2 us, and yields where other work may run. The lines of
-    samples are the same bytes as those of `prometheus_client`, which renders everything else but takes 10 us for each.
+    samples are the same bytes as from `prometheus_client`, which renders everything else but takes 10 us for each.
     """
     encode, content_type = choose_encoder(accept)
     end = encode(_Once(()))  # a line in OpenMetrics
