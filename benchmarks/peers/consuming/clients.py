@@ -11,7 +11,7 @@ from tests.interop.clients import CACHE, run_tool
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client library. ``requirement``: a version on PyPI; "" for our own. ``module``: turns a `Job` into `Consumed`."""
+    """A client library. ``requirement``: a version on PyPI; "" for our own. ``module``: makes `Consumed` of a `Job`."""
 
     name: str
     requirement: str
