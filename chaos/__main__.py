@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         enough = options.hours is not None and totals.seconds >= options.hours * 3600
         return not enough and time.monotonic() < deadline
 
-    return _run_many(options, seeds, has_time, report.shown(given))
+    return _run_many(options, seeds, has_time, report.format_command(given))
 
 
 if __name__ == "__main__":

@@ -160,6 +160,6 @@ def write(path: Path, totals: Totals, cpu_seconds: float, command: str) -> None:
     path.with_suffix(".json").write_text(totals.as_json())
 
 
-def shown(arguments: Sequence[str]) -> str:
+def format_command(arguments: Sequence[str]) -> str:
     """The command line, for a report."""
     return " ".join(["python -m chaos", *arguments])

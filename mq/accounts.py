@@ -113,11 +113,11 @@ def parse_accounts(text: str) -> Accounts:
     return Accounts(
         {each.access_key: _account(each) for each in acl.accounts},
         _addresses(GLOBAL_ADDRESSES, ",".join(acl.white_remote_addresses)),
-        AccountList(has_file=True, accounts=[*map(_shown, acl.accounts)], addresses=acl.white_remote_addresses),
+        AccountList(has_file=True, accounts=[*map(_account_info, acl.accounts)], addresses=acl.white_remote_addresses),
     )
 
 
-def _shown(account: PlainAccount) -> AccountInfo:
+def _account_info(account: PlainAccount) -> AccountInfo:
     return AccountInfo(
         access_key=account.access_key,
         admin=account.admin,

@@ -17,8 +17,8 @@ from pydantic_settings import (
 )
 
 
-def checked(parse: Callable[[str], object], *names: str) -> Any:
-    """A validator of settings: a value for which ``parse`` raises ValueError is refused; None is not checked."""
+def validator(parse: Callable[[str], object], *names: str) -> Any:
+    """A validator of settings: a value for which ``parse`` raises ValueError is refused; None is not validator."""
 
     def check(value: str | None) -> str | None:
         if value is not None:

@@ -216,9 +216,11 @@ class BulkSurveyor(Surveyor):
                 "detail": "true" if detail else "false",
                 "current": "true" if current and not page else "false",
             }
-            answer = _checked(connection.address, connection.receive(connection.send(RequestCode.PLAN_TOPIC, fields)))
+            answer = _check_response(
+                connection.address, connection.receive(connection.send(RequestCode.PLAN_TOPIC, fields))
+            )
             try:
-                queues, found_places = decode_plan(answer.body)
+                queues, found_places = decode_plan(response.body)
                 first, identity = int(answer.ext["nextQueue"]), answer.ext["topicIdentity"]
                 base = int(answer.ext["basePosition"])
                 archive = _archive(answer.ext)
@@ -266,7 +268,7 @@ def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> di
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return None
         try:
-            found = decode_ends(_checked(connection.address, answer).body)
+            found = decode_ends(_check_response(connection.address, answer).body)
         except BulkError as error:
             raise Unreachable(connection.address, f"answered ends that cannot be read: {error}") from error
         if not 1 <= len(found) <= len(rest):
@@ -300,7 +302,7 @@ def _order(addresses: Mapping[int, str]) -> list[str]:
     return [addresses[number] for number in sorted(addresses, key=lambda number: (number == LEADER_ID, number))]
 
 
-def _checked(address: str, response: BrokerResponse) -> BrokerResponse:
+def _check_response(address: str, response: BrokerResponse) -> BrokerResponse:
     if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         raise PlanInvalid(
             f"{address} knows no planning requests: the brokers of Apache RocketMQ are read with readMode=pull"

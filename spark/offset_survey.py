@@ -12,7 +12,7 @@ from mq.protocol.codes import RequestCode
 from spark.client import BrokerResponse, Connection, NameServers, ServerError, TopicRoute, Unreachable
 from spark.option_table import QueueName
 from spark.options import Pattern, Queues, Subscription, Topics
-from spark.plan import ArchiveClaim, ArchivedLog, PlanInvalid, QueueEnds, shown
+from spark.plan import ArchiveClaim, ArchivedLog, PlanInvalid, QueueEnds, format_queues
 
 LEADER_ID: Final = 0
 """The broker id under which the leader of a broker group registers."""
@@ -88,7 +88,7 @@ class Surveyor:
         ]
         if isinstance(subscription, Queues):
             if strict and (unknown := sorted(subscription.queues - set(queues))):
-                raise PlanInvalid(f"option assign names {shown(unknown)}, which cannot be read")
+                raise PlanInvalid(f"option assign names {format_queues(unknown)}, which cannot be read")
             queues = sorted(subscription.queues & set(queues))
         return Survey(routes, self._ends(routes, queues))
 
@@ -192,7 +192,7 @@ def _fields(queue: QueueName, times: Mapping[QueueName, int] | None) -> dict[str
 
 def _offset(queue: QueueName, response: BrokerResponse) -> int:
     if response.code:
-        raise ServerError(queue[1], response.code, f"{response.remark} ({shown([queue])})")
+        raise ServerError(queue[1], response.code, f"{response.remark} ({format_queues([queue])})")
     try:
         return int(response.ext["offset"])
     except (KeyError, ValueError) as error:

@@ -144,7 +144,7 @@ def columns_in(options: Mapping[str, str]) -> tuple[str, ...]:
             try:
                 columns: tuple[str, ...] = option.parse(value)
             except ValueError as error:
-                raise OptionInvalid(f"option {option.name} {error}; it is {_shown(value)}") from None
+                raise OptionInvalid(f"option {option.name} {error}; it is {_format(value)}") from None
             return columns
     default: tuple[str, ...] = _BY_NAME["columns"].default
     return default
@@ -175,7 +175,7 @@ def _parse(options: Mapping[str, str], use: Use) -> _Given:
         try:
             given.values[option.name] = option.parse(value)
         except ValueError as error:
-            raise OptionInvalid(f"option {option.name} {error}; it is {_shown(value)}") from None
+            raise OptionInvalid(f"option {option.name} {error}; it is {_format(value)}") from None
         # Spark passes names in lower case: errors show them as in the documentation.
         given.spelled[option.name] = option.name if spelling.lower() == option.name.lower() else spelling
     return given
@@ -224,6 +224,6 @@ def _bound(given: _Given, side: Literal["starting", "ending"], default: Literal[
     return bound
 
 
-def _shown(value: str) -> str:
+def _format(value: str) -> str:
     value = _ACCOUNT_IN_URL.sub("//...@", value)
     return repr(value) if len(value) <= 200 else f"{value[:200]!r}..."

@@ -126,7 +126,7 @@ def resolve(
             late = sorted(queue for queue in ends if by_time[queue] is None)
             if late:
                 raise PlanInvalid(
-                    f"option {name}: no message is that late in {shown(late)}; "
+                    f"option {name}: no message is that late in {format_queues(late)}; "
                     f"startingOffsetsByTimestampStrategy=latest begins at the end of such queues"
                 )
             return {queue: offset for queue, offset in by_time.items() if offset is not None}
@@ -137,9 +137,9 @@ def check_same_queues(named: Iterable[QueueName], there: Iterable[QueueName], na
     named, there = set(named), set(there)
     faults = []
     if missing := sorted(there - named):
-        faults.append(f"says nothing of {shown(missing)}")
+        faults.append(f"says nothing of {format_queues(missing)}")
     if unknown := sorted(named - there):
-        faults.append(f"names {shown(unknown)}, which cannot be read")
+        faults.append(f"names {format_queues(unknown)}, which cannot be read")
     if faults:
         raise PlanInvalid(f"option {name} {' and '.join(faults)}")
 
@@ -301,7 +301,7 @@ def _rotated(addresses: list[str], turn: int) -> list[str]:
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def shown(queues: Sequence[QueueName]) -> str:
+def format_queues(queues: Sequence[QueueName]) -> str:
     """List queues for an error."""
     return _listed([_name(queue) for queue in queues])
 

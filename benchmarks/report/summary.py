@@ -71,13 +71,13 @@ def beside_others(sends: Mapping[str, Any] | None, consuming: Mapping[str, Any] 
         servers = _median(sent.get("4x256", ()), "servers_us")
         backlog = median(consumed, name, "drain-1", "servers_us")
         figures = (
-            _shown(_median(sent.get("1x1", ()), "p50_ms"), 2),
-            _shown(_median(sent.get("64x1", ()), "messages_per_second")),
-            _shown(_median(sent.get("4x256", ()), "messages_per_second")),
-            _shown(1024 / servers if servers else None, 1),
-            _shown(1e6 / backlog if backlog else None),
-            _shown(median(consumed, name, "pace-1", "p50_ms"), 2),
-            _shown(median(consumed, name, "pace-1", "servers_us")),
+            _format(_median(sent.get("1x1", ()), "p50_ms"), 2),
+            _format(_median(sent.get("64x1", ()), "messages_per_second")),
+            _format(_median(sent.get("4x256", ()), "messages_per_second")),
+            _format(1024 / servers if servers else None, 1),
+            _format(1e6 / backlog if backlog else None),
+            _format(median(consumed, name, "pace-1", "p50_ms"), 2),
+            _format(median(consumed, name, "pace-1", "servers_us")),
         )
         lines.append(f"| {system} | {' | '.join(figures)} |")
     return lines
@@ -101,5 +101,5 @@ def _median(samples: Sequence[Mapping[str, Any]], figure: str) -> float | None:
     return statistics.median(float(sample[figure]) for sample in samples) if samples else None
 
 
-def _shown(value: float | None, decimals: int = 0) -> str:
+def _format(value: float | None, decimals: int = 0) -> str:
     return "-" if value is None else f"{value:,.{decimals}f}"

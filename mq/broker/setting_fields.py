@@ -15,7 +15,7 @@ from mq.broker.limits import CHECKS_MAX
 from mq.protocol.bulk import BULK_BYTES_MAX
 from mq.protocol.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from mq.protocol.messages.delay import DELAY_LEVELS_MS, format_levels, parse_levels
-from mq.settings import checked
+from mq.settings import validator
 from mq.tls_or_plain import TlsMode, check_tls
 from raftlog import parse_address
 from raftlog.segment.s3_storage import SECRET_IN_URL, has_secret, why_no_bucket
@@ -65,7 +65,7 @@ class PlaceInGroup(SettingGroup):
         None, description="where other replicas connect; default: this node's address in `peers`"
     )
 
-    _is_replication_address = checked(parse_address, "replication_listen")
+    _is_replication_address = validator(parse_address, "replication_listen")
 
 
 class RaftSettings(SettingGroup):
@@ -140,10 +140,10 @@ class NetworkSettings(SettingGroup):
     client_expiry_seconds: float = Field(120.0, gt=0, description="forget a client without a heartbeat for this time")
     idle_seconds_max: float = Field(120.0, gt=0, description="close an idle connection after this time")
 
-    _is_address = checked(parse_address, "listen", "advertise")
-    _are_addresses = checked(parse_address_list, "namesrv")
-    _are_networks = checked(parse_networks, "admin_networks")
-    _is_metrics_address = checked(parse_metrics_address, "metrics_listen")
+    _is_address = validator(parse_address, "listen", "advertise")
+    _are_addresses = validator(parse_address_list, "namesrv")
+    _are_networks = validator(parse_networks, "admin_networks")
+    _is_metrics_address = validator(parse_metrics_address, "metrics_listen")
 
 
 class SecuritySettings(SettingGroup):
@@ -253,7 +253,7 @@ class MessageSettings(SettingGroup):
         15, ge=1, le=CHECKS_MAX, description="check-backs without an outcome, after which a transaction is given up"
     )
 
-    _is_level_table = checked(parse_levels, "delay_levels")
+    _is_level_table = validator(parse_levels, "delay_levels")
 
 
 class ConsumeSettings(SettingGroup):

@@ -88,7 +88,7 @@ def decode(message: ReceivedMessage, *, redelivered: bool) -> dict[str, Any]:
         payload = loads(message.body)
     except Exception as error:  # whatever kombu's decoders of dates and others make of a wrong value
         raise ValueError(f"its body cannot be read: {error!r}"[:_REASON_LENGTH_MAX]) from error
-    message_of_kombu = _checked(payload)
+    message_of_kombu = _parse(payload)
     properties = message_of_kombu["properties"]
     if SCHEDULE in message.properties:
         _fill_in(message_of_kombu, message)
@@ -111,7 +111,7 @@ def _fill_in(message_of_kombu: dict[str, Any], message: ReceivedMessage) -> None
         headers["expires"] = expires.isoformat()
 
 
-def _checked(payload: object) -> dict[str, Any]:
+def _parse(payload: object) -> dict[str, Any]:
     """The payload. Raises ValueError for what kombu could not make a message of."""
     if not isinstance(payload, dict) or not isinstance(properties := payload.get("properties"), dict):
         raise ValueError("it has no properties")  # noqa: TRY004 - its text is JSON, its value is wrong

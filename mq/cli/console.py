@@ -14,8 +14,8 @@ from mq.cli.servers import (
     LogLevel,
     OtherSettings,
     WithParent,
-    checked,
     checked_level,
+    load_settings,
     split_address,
     split_settings,
 )
@@ -69,7 +69,7 @@ def console(
         flags["listen_host"], flags["listen_port"] = split_address(listen)
     if port is not None:
         flags["listen_port"] = port
-    settings = checked(lambda: ConsoleSettings.load(config, **flags), config)
+    settings = load_settings(lambda: ConsoleSettings.load(config, **flags), config)
     configure_logging(checked_level(log_level))
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)

@@ -20,7 +20,7 @@ from mq.cli.dev_restart import ask_restart, find_group, serve_restarts
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.cli.output import Json
 from mq.cli.running import cancel_on_signal, cancel_on_stdin_end
-from mq.cli.servers import WithParent, checked, split_settings
+from mq.cli.servers import WithParent, load_settings, split_settings
 from mq.local_cluster import HOST, DevCluster, Ports, ServersFailed
 from mq.local_cluster.any_disk import ANY_DISK
 from mq.local_cluster.cluster import WATCH_SECONDS
@@ -196,7 +196,7 @@ def _checked_settings(settings: dict[str, str]) -> BrokerSettings:
     from mq.broker.settings import BrokerSettings
 
     ours: dict[str, Any] = {"node_id": "n0", "peers": f"n0@{HOST}:10931", "listen": f"{HOST}:10911"}
-    return checked(lambda: BrokerSettings.load(**(ours | settings)))
+    return load_settings(lambda: BrokerSettings.load(**(ours | settings)))
 
 
 async def _say_who_ends(directory: Path, clusters: list[DevCluster], console: Console) -> None:

@@ -14,8 +14,8 @@ from mq.cli.servers import (
     LogLevel,
     OtherSettings,
     WithParent,
-    checked,
     checked_level,
+    load_settings,
     split_address,
     split_settings,
 )
@@ -68,7 +68,7 @@ def filter_server(
     }
     if listen is not None:
         flags["listen_host"], flags["listen_port"] = split_address(listen)
-    settings = checked(lambda: FilterServerSettings.load(config, **flags), config)
+    settings = load_settings(lambda: FilterServerSettings.load(config, **flags), config)
     configure_logging(checked_level(log_level))
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)

@@ -13,8 +13,8 @@ from mq.cli.servers import (
     LogLevel,
     OtherSettings,
     WithParent,
-    checked,
     checked_level,
+    load_settings,
     split_address,
     split_settings,
 )
@@ -43,7 +43,7 @@ def proxy(
         flags["listen_host"], flags["listen_port"] = split_address(listen)
     if port is not None:
         flags["listen_port"] = port
-    settings = checked(lambda: ProxySettings.load(config, **flags), config)
+    settings = load_settings(lambda: ProxySettings.load(config, **flags), config)
     # What has read the command line and the settings takes as much memory as half a proxy. The process stays the same
     # one, for service managers too.
     program = [sys.executable, *_module_path_option(), "-m", "mq.cli.proxy_process"]

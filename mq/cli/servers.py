@@ -61,7 +61,7 @@ def namesrv(
     flags: dict[str, object] = {"data_dir": data_dir, **split_settings(setting or [])}
     if listen is not None:
         flags["listen_host"], flags["listen_port"] = split_address(listen)
-    settings = checked(lambda: NamesrvSettings.load(config, **flags), config)
+    settings = load_settings(lambda: NamesrvSettings.load(config, **flags), config)
     configure_logging(checked_level(log_level))
     _report_former_names(settings, "namesrv")
     try:
@@ -127,9 +127,9 @@ def broker(
         conf = read_conf(config)
         file_settings, warnings = conf.settings, conf.warnings
         options = {name: value for name, value in flags.items() if value is not None}
-        settings = checked(lambda: BrokerSettings(**(file_settings | options)), config)
+        settings = load_settings(lambda: BrokerSettings(**(file_settings | options)), config)
     else:
-        settings = checked(lambda: BrokerSettings.load(config, **flags), config)
+        settings = load_settings(lambda: BrokerSettings.load(config, **flags), config)
     _check_replica_named(settings)
     configure_logging(checked_level(log_level))
     _report_former_names(settings, "broker")
@@ -199,7 +199,7 @@ def _fault(fault: ErrorDetails) -> str:
     return (f"{name}: " if name else "") + fault["msg"].removeprefix("Value error, ")
 
 
-def checked(load: Callable[[], T], config: Path | None = None) -> T:
+def load_settings(load: Callable[[], T], config: Path | None = None) -> T:
     """The result of ``load``. Raises CommandFailed with file, setting and error if settings are invalid."""
     where = f"{config}: " if config is not None else ""
     try:

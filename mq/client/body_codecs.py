@@ -74,12 +74,12 @@ class JsonCodec(Generic[T]):
     @overload
     def __init__(self, kind: object) -> None: ...
     def __init__(self, kind: Any = Any) -> None:
-        self._shown = _shown(self, kind)
+        self._format = _format(self, kind)
         self._encoder = msgspec.json.Encoder()
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
     def __repr__(self) -> str:
-        return self._shown
+        return self._format
 
     def encode(self, value: T, /) -> bytes:
         """Raises TypeError for what JSON has no form for."""
@@ -100,12 +100,12 @@ class MsgpackCodec(Generic[T]):
     @overload
     def __init__(self, kind: object) -> None: ...
     def __init__(self, kind: Any = Any) -> None:
-        self._shown = _shown(self, kind)
+        self._format = _format(self, kind)
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
 
     def __repr__(self) -> str:
-        return self._shown
+        return self._format
 
     def encode(self, value: T, /) -> bytes:
         """Raises TypeError for what MessagePack has no form for."""
@@ -232,7 +232,7 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _shown(codec: object, kind: object) -> str:
+def _format(codec: object, kind: object) -> str:
     """The text for a codec of msgspec. Raises TypeError for a model of pydantic."""
     if hasattr(kind, "model_validate_json"):
         raise TypeError(f"{_name(kind)} is a model of pydantic: use PydanticCodec({_name(kind)})")

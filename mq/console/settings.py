@@ -10,7 +10,7 @@ from pydantic_settings import SettingsConfigDict
 
 from mq.client.net.client_core import parse_addresses
 from mq.console.safety import exposure_fault
-from mq.settings import ProcessSettings, checked
+from mq.settings import ProcessSettings, validator
 
 
 class ConsoleSettings(ProcessSettings):
@@ -42,7 +42,7 @@ class ConsoleSettings(ProcessSettings):
     session_seconds_max: float = Field(default=43_200.0, gt=0, description="a login ends this long after it began")
     streams_max: int = Field(default=200, ge=1, description="open pages that are refreshed by themselves")
 
-    _has_addresses = checked(parse_addresses, "namesrv")
+    _has_addresses = validator(parse_addresses, "namesrv")
 
     @model_validator(mode="after")
     def _is_safe(self) -> Self:

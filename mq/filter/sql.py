@@ -132,7 +132,7 @@ def _logic(node: Expression, depth: int) -> Logic:
         case Like():
             return _like(node, depth + 1)
         case _:
-            raise SqlError(node.at, f"{_shown(node)} is not TRUE or FALSE")
+            raise SqlError(node.at, f"{_format(node)} is not TRUE or FALSE")
 
 
 def _not(operand: Logic) -> Logic:
@@ -173,7 +173,7 @@ def _both(operands: list[Logic]) -> Logic:
 
 def _in(node: In) -> Logic:
     if not isinstance(node.operand, Property):
-        raise SqlError(node.at, f"IN needs a property on its left, not {_shown(node.operand)}")
+        raise SqlError(node.at, f"IN needs a property on its left, not {_format(node.operand)}")
     name, texts, negated = node.operand.name, node.texts, node.negated
 
     def evaluate(properties: Properties) -> bool | None:
@@ -208,7 +208,7 @@ def _equal(node: Equal, depth: int) -> Logic:
         and _is_literal(right)
         and isinstance(left, BooleanLiteral) != isinstance(right, BooleanLiteral)
     ):
-        raise SqlError(node.at, f"{_shown(left)} cannot be compared with {_shown(right)}")
+        raise SqlError(node.at, f"{_format(left)} cannot be compared with {_format(right)}")
     same = _sameness(left, right)
     left_value, right_value = _value(left, depth), _value(right, depth)
 
@@ -299,7 +299,7 @@ def _between(node: Between, depth: int) -> Logic:
 
 def _check_ordered(operand: Expression) -> None:
     if not isinstance(operand, Number | Property | NullValue):
-        raise SqlError(operand.at, f"{_shown(operand)} cannot be compared: {_ORDERS}")
+        raise SqlError(operand.at, f"{_format(operand)} cannot be compared: {_ORDERS}")
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def _is_literal(node: Expression) -> bool:
     return isinstance(node, Text | BooleanLiteral) or (isinstance(node, Number) and node.literal)
 
 
-def _shown(node: Expression) -> str:
+def _format(node: Expression) -> str:
     match node:
         case Text(value=text):
             return f"the text {text[:40]!r}"

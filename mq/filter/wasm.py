@@ -98,11 +98,11 @@ def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) ->
         raise ProgramInvalid(f"the module exports no memory named {MEMORY!r}")
     for name, (parameters, results) in _FUNCTIONS.items():
         found = exports.get(name)
-        wanted = _shown(Signature(parameters, results))
+        wanted = _format(Signature(parameters, results))
         if found is None:
             raise ProgramInvalid(f"the module exports no function {name}{wanted}")
         if found != Signature(parameters, results):
-            shown = f"a {found}" if isinstance(found, str) else _shown(found)
+            shown = f"a {found}" if isinstance(found, str) else _format(found)
             raise ProgramInvalid(f"the module exports {name} as {shown}, not {wanted}")
 
 
@@ -111,6 +111,6 @@ def room_for(nbytes: int) -> int:
     return max(ROOM_MIN, 1 << max(0, nbytes - 1).bit_length())
 
 
-def _shown(signature: Signature) -> str:
+def _format(signature: Signature) -> str:
     results = f" -> {', '.join(signature.results)}" if signature.results else ""
     return f"({', '.join(signature.parameters)}){results}"

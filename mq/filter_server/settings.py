@@ -14,7 +14,7 @@ from mq.client.net.client_core import parse_addresses
 from mq.client.net.connection import split_address
 from mq.filter.wasm import WasmLimits
 from mq.filter_server.java_filters import JavaLimits
-from mq.settings import ProcessSettings, checked
+from mq.settings import ProcessSettings, validator
 
 TlsMode = Literal["disabled", "permissive", "enforcing"]
 
@@ -87,9 +87,9 @@ class FilterServerSettings(ProcessSettings):
         description="processors that the filters of one group may use on average; above, its pulls wait",
     )
 
-    _is_address = checked(split_address, "advertise", "broker")
-    _is_metrics_address = checked(parse_metrics_address, "metrics_listen")
-    _has_addresses = checked(parse_addresses, "namesrv")
+    _is_address = validator(split_address, "advertise", "broker")
+    _is_metrics_address = validator(parse_metrics_address, "metrics_listen")
+    _has_addresses = validator(parse_addresses, "namesrv")
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from mq.addresses import metrics_address_beside, parse_metrics_address
-from mq.settings import ProcessSettings, checked
+from mq.settings import ProcessSettings, validator
 from mq.tls_or_plain import TlsMode, check_tls
 
 MIB = 1024 * 1024
@@ -102,7 +102,7 @@ class NamesrvSettings(ProcessSettings):
     kv_entries_max: int = Field(default=10_000, ge=1, description="entries of the key-value configuration")
     kv_bytes_max: int = Field(default=8 * MIB, ge=1024, description="all namespaces, keys and values")
 
-    _is_metrics_address = checked(parse_metrics_address, "metrics_listen")
+    _is_metrics_address = validator(parse_metrics_address, "metrics_listen")
 
     @model_validator(mode="after")
     def _has_a_certificate(self) -> Self:

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from mq.addresses import parse_metrics_address, parse_networks
 from mq.client.net.client_core import parse_addresses
 from mq.proxy.configuration import ProxyConfiguration, ProxyTlsMode, parse_utc_offsets
-from mq.settings import ProcessSettings, checked
+from mq.settings import ProcessSettings, validator
 
 
 class ProxySettings(ProcessSettings):
@@ -61,10 +61,10 @@ class ProxySettings(ProcessSettings):
         default=10.0, gt=0, description="time for calls to end after SIGTERM; then they end with UNAVAILABLE"
     )
 
-    _is_metrics_address = checked(parse_metrics_address, "metrics_listen")
-    _has_addresses = checked(parse_addresses, "namesrv")
-    _has_offsets = checked(parse_utc_offsets, "signature_utc_offsets")
-    _has_networks = checked(parse_networks, "haproxy_networks")
+    _is_metrics_address = validator(parse_metrics_address, "metrics_listen")
+    _has_addresses = validator(parse_addresses, "namesrv")
+    _has_offsets = validator(parse_utc_offsets, "signature_utc_offsets")
+    _has_networks = validator(parse_networks, "haproxy_networks")
 
     @model_validator(mode="after")
     def _has_both_files(self) -> Self:

@@ -48,7 +48,7 @@ class Section:
 
     def __init__(self, value: Value) -> None:
         if value.members is None:
-            raise value.refused(f"is {_shown(value.data)}; it must be a mapping of names to values")
+            raise value.refused(f"is {_format(value.data)}; it must be a mapping of names to values")
         self._value = value
         self._members = value.members
         self._asked: list[str] = []
@@ -77,7 +77,7 @@ class Section:
         except SecretInvalid as error:
             raise found.refused(str(error)) from None
         except ValueError as error:
-            raise found.refused(f"{error}; it is {_shown(found.data)}") from None
+            raise found.refused(f"{error}; it is {_format(found.data)}") from None
 
     def section(self, name: str) -> Section | None:
         """Return a member that is a mapping itself, None if it is not set."""
@@ -207,7 +207,7 @@ def _scalar_text(name: str, value: Any) -> str:
     return str(value)
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     shown = repr(value)
     return shown if len(shown) <= 100 else f"{shown[:100]}..."
 

@@ -124,14 +124,14 @@ def _text_misfit(name: str, value: str, kind: str) -> str | None:
     }
     check = checks.get(kind, decimal.Decimal if kind.startswith("decimal") else None)
     if check is not None and not _parses(check, value):
-        return f"column {name} is {_shown(value)}, which is no {kind}"
+        return f"column {name} is {_format(value)}, which is no {kind}"
     is_out = kind in _INTEGERS and not -(1 << (_INTEGERS[kind] - 1)) <= int(value) < 1 << (_INTEGERS[kind] - 1)
     is_infinite = kind in ("float", "double") and "inf" not in value.lower() and would_change(float(value), kind)
     is_cut = kind.startswith("decimal") and would_change(value, kind)
     if is_out or (is_infinite and "nan" not in value.lower()) or is_cut:
-        return f"column {name} is {_shown(value)}, which is no {kind}"
+        return f"column {name} is {_format(value)}, which is no {kind}"
     if kind == "boolean" and value.lower() not in ("true", "false"):
-        return f"column {name} is {_shown(value)}, which is no boolean"
+        return f"column {name} is {_format(value)}, which is no boolean"
     return None
 
 
@@ -154,7 +154,7 @@ def _first(reasons: Any) -> str | None:
 
 
 def _wrong(path: str, value: Any, kind: ColumnType) -> str:
-    said = f"column {path} is {_shown(value)}, which is no {kind}"
+    said = f"column {path} is {_format(value)}, which is no {kind}"
     if str(kind) == "timestamp" and type(value) is int:
         said += " but a number, which has no unit: make the column a bigint"
     return said
@@ -166,7 +166,7 @@ def _kind(value: Any) -> str:
     return {list: "an array", str: "text", bool: "a boolean"}.get(type(value), "a number")
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     try:
         shown = str(value) if isinstance(value, decimal.Decimal) else json.dumps(value, default=str)
     except RecursionError:

@@ -192,7 +192,7 @@ class Broker:
         except FrameError as error:
             return str(error)
         if access is not None:
-            incoming = access.checked(address, incoming, chunk[taken:])
+            incoming = access.authorize(address, incoming, chunk[taken:])
         for request, body, serialization in incoming:
             if not isinstance(request, SendMessageV2 | SendBatchMessage):
                 self.others.append(repr(request))

@@ -83,7 +83,7 @@ class AccessControl:
         return name in self._file.accounts.by_key
 
     @property
-    def shown(self) -> AccountList:
+    def account_list(self) -> AccountList:
         """The accounts of the file without their keys, for people."""
         return self._file.accounts.shown
 
@@ -98,7 +98,7 @@ class AccessControl:
         """Reload the file if it has changed. Called by a timer."""
         self._file.refresh()
 
-    def checked(self, address: str, incoming: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:
+    def authorize(self, address: str, incoming: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:
         """Decode the requests at the beginning of ``chunk``; `AccessDenied` replaces each denied one, and
         `OfLimitedUser` each request of a user with a quota.
 

@@ -94,7 +94,7 @@ class BrokerConfig(Service):
                 f"settings cannot be changed from {call.connection.peer}, see the setting admin_networks",
             )
         wanted = decoded(decode_properties, call.body)
-        changes = self._checked(wanted)
+        changes = self._parse(wanted)
         assert changes.keys() <= {*CHANGEABLE.values()}, (
             f"{changes.keys()} are to change, at run time only {CHANGEABLE}"
         )
@@ -152,7 +152,7 @@ class BrokerConfig(Service):
         assert CHANGEABLE.keys() <= shown.keys(), f"{CHANGEABLE.keys() - shown.keys()} can be changed and is not shown"
         return shown
 
-    def _checked(self, wanted: Mapping[str, str]) -> dict[str, Any]:
+    def _parse(self, wanted: Mapping[str, str]) -> dict[str, Any]:
         """The requested changes, by our names. Raises RequestRefused."""
         current = self.properties()
         changes: dict[str, Any] = {}

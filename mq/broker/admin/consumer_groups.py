@@ -87,7 +87,7 @@ class ConsumerGroups(Service):
         """Request code 201: return the configurations of all consumer groups."""
 
         def answer() -> bytes:
-            groups = {name: _shown(config) for name, config in self._metadata.groups.items()}
+            groups = {name: _public_config(config) for name, config in self._metadata.groups.items()}
             table = SubscriptionGroupTable(groups, self._version())
             return call.response(ext=GroupCountReply(total_group_num=len(groups)).fields(), body=table.encode())
 
@@ -103,7 +103,7 @@ class ConsumerGroups(Service):
                     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                     f"the group {call.request.ext.group[:127]} does not exist",
                 )
-            return call.response(body=_shown(config).encode())
+            return call.response(body=_public_config(config).encode())
 
         when_current(self._read, call, answer)
 
@@ -176,7 +176,7 @@ class ConsumerGroups(Service):
         return f"there are {len(self._metadata.groups)} groups; maximum: {self._metadata.limits.groups_max}"
 
 
-def _shown(config: GroupConfig) -> SubscriptionGroupConfig:
+def _public_config(config: GroupConfig) -> SubscriptionGroupConfig:
     return SubscriptionGroupConfig(
         group_name=config.name,
         consume_enable=config.consume_enable,

@@ -102,7 +102,7 @@ class PendingQueries(Service):
                 yield
             shown: list[PendingMessage] = []
             for each in _nearest(first, count):
-                if (message := self._shown(each)) is not None:
+                if (message := self._pending_message(each)) is not None:
                     shown.append(message)
                 yield
             assert len(shown) <= count <= SHOWN_MAX, f"{len(shown)} messages are shown of {count}; maximum: {SHOWN_MAX}"
@@ -165,7 +165,7 @@ class PendingQueries(Service):
                 offset += 1
             yield None
 
-    def _shown(self, waiting: _Waiting) -> PendingMessage | None:
+    def _pending_message(self, waiting: _Waiting) -> PendingMessage | None:
         """A message of an answer; None if it was delivered or deleted meanwhile, or cannot be read."""
         if self._metadata.marks.of(waiting.topic, waiting.queue_id).is_done(waiting.offset):
             return None

@@ -112,9 +112,9 @@ class Stats(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The stats <{ext.stats_key[:300]}> not exist")
         now_ms = self.now_ms
         data = BrokerStatsData(
-            stats_minute=_shown(series.over_minute(now_ms), sizes),
-            stats_hour=_shown(series.over_hour(now_ms), sizes),
-            stats_day=_shown(series.over_day(now_ms), sizes),
+            stats_minute=_stats_over(series.over_minute(now_ms), sizes),
+            stats_hour=_stats_over(series.over_hour(now_ms), sizes),
+            stats_day=_stats_over(series.over_day(now_ms), sizes),
         )
         return call.response(body=data.encode())
 
@@ -146,7 +146,7 @@ def _sizes(queue: ConsumeQueue, start: QueueOffset, end: QueueOffset) -> int:
     return sum(sizes) * count // counted
 
 
-def _shown(over: RateOverTime, sizes: bool) -> StatsOver:
+def _stats_over(over: RateOverTime, sizes: bool) -> StatsOver:
     total, rate = (over.nbytes, over.bytes_per_second) if sizes else (over.nums, over.per_second)
     each = (over.nbytes / over.nums if sizes else 1.0) if over.nums else 0.0
     return StatsOver(sum=total, tps=round(rate, 3), avgpt=round(each, 3))

@@ -196,7 +196,7 @@ class Topics(Service):
 
     def _put(self, call: Call[Any], topics: Sequence[wire_topics.TopicConfig]) -> None:
         now_ms = self._wall_clock_ms()
-        commands = [encoded(PutTopic(config=self._checked(wanted), timestamp_ms=now_ms)) for wanted in topics]
+        commands = [encoded(PutTopic(config=self._parse_config(wanted), timestamp_ms=now_ms)) for wanted in topics]
         names = {wanted.topic_name for wanted in topics}
         creation = self._creations.begin(names, self._metadata.topics)
         if len(self._metadata.topics) + len(names - self._metadata.topics.keys()) > self._metadata.limits.topics_max:
@@ -215,7 +215,7 @@ class Topics(Service):
     def _full(self) -> str:
         return f"there are {len(self._metadata.topics)} topics; maximum: {self._metadata.limits.topics_max}"
 
-    def _checked(self, request: wire_topics.TopicConfig) -> TopicConfig:
+    def _parse_config(self, request: wire_topics.TopicConfig) -> TopicConfig:
         """The requested configuration. Raises RequestRefused."""
         name = request.topic_name
         _check_name(name)

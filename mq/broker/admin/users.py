@@ -101,7 +101,7 @@ class UserAdministration(Service):
 
     def handle_accounts(self, call: Call[ListAccounts]) -> bytes:
         """Request code 9028: list the accounts in the file of this replica; each replica has a file of its own."""
-        shown = AccountList(has_file=False) if self._access is None else self._access.shown
+        shown = AccountList(has_file=False) if self._access is None else self._access.account_list
         return call.response(body=shown.encode())
 
     # -- users -------------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class UserAdministration(Service):
 
         def answer() -> bytes:
             user = self._users.table.get(name)
-            return call.response(body=b"" if user is None else _shown(name, user).encode())
+            return call.response(body=b"" if user is None else _user_info(name, user).encode())
 
         when_current(self._read, call, answer)
 
@@ -167,7 +167,7 @@ class UserAdministration(Service):
         part = call.request.ext.name_part
 
         def answer() -> bytes:
-            users = [_shown(name, user) for name, user in sorted(self._users.table.items()) if part in name]
+            users = [_user_info(name, user) for name, user in sorted(self._users.table.items()) if part in name]
             return call.response(body=encode_all(users))
 
         when_current(self._read, call, answer)
@@ -361,7 +361,7 @@ def _policy(policy_type: str | None, entry: PolicyEntryInfo) -> Policy:
     )
 
 
-def _shown(name: str, user: User) -> UserInfo:
+def _user_info(name: str, user: User) -> UserInfo:
     return UserInfo(
         name=name,
         user_type=SUPER if user.admin else NORMAL,

@@ -55,15 +55,15 @@ class TopicEndQueries(Service):
     def _answer(self, call: Call[AskTopicEnds], topics: list[str]) -> ResponseSteps:
         configs = self._metadata.topics
         if unknown := [topic for topic in topics if topic not in configs]:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_shown(unknown)}")
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_format(unknown)}")
         if hidden := [topic for topic in topics if not configs[topic].perm & PERM_READ]:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"not readable: {_shown(hidden)}")
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"not readable: {_format(hidden)}")
         found: list[TopicEnds] = []
         left = self._queues_max
         for topic in topics:
             config = configs.get(topic)
             if config is None:  # deleted while the answer was built
-                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_shown([topic])}")
+                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_format([topic])}")
             left -= config.read_queues
             if left < 0 and found:
                 break
@@ -87,6 +87,6 @@ class TopicEndQueries(Service):
         return TopicEnds(self._metadata.topic_identity(topic), firsts, ends)
 
 
-def _shown(topics: list[str]) -> str:
+def _format(topics: list[str]) -> str:
     more = len(topics) - _NAMED_MAX
     return ", ".join(topic[:127] for topic in islice(topics, _NAMED_MAX)) + (f" and {more} more" if more > 0 else "")

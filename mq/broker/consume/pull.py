@@ -205,7 +205,7 @@ class Pulls(Service):
     def handle(self, call: Call[PullRequest]) -> bytes | None:
         """Answer a pull, or hold it. Raises RequestRefused."""
         ext = call.request.ext
-        subscription = self._checked(call.connection, ext)
+        subscription = self._check_pull(call.connection, ext)
         call.drop_body()
         pull = HeldPull(call, subscription, ext.queue_offset)
         place = ext.consumer_group, ext.topic, ext.queue_id
@@ -258,7 +258,7 @@ class Pulls(Service):
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         return config
 
-    def _checked(self, connection: ClientConnection, ext: PullExt) -> Subscription:
+    def _check_pull(self, connection: ClientConnection, ext: PullExt) -> Subscription:
         config = self._check_topic(ext.topic)
         if not config.perm & _READABLE:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"topic {ext.topic} is not readable")

@@ -123,7 +123,7 @@ class FilterRequests(Service):
         if len(incoming) != 1 or size != len(call.body):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{len(incoming)} requests in {len(call.body)} bytes")
         if self._access is not None:
-            ((judged, _, _),) = self._access.checked(call.request.ext.address, incoming, call.body)
+            ((judged, _, _),) = self._access.authorize(call.request.ext.address, incoming, call.body)
             if isinstance(judged, AccessDenied):
                 raise RequestRefused(ResponseCode.NO_PERMISSION, judged.remark)
             if isinstance(judged, OfLimitedUser):

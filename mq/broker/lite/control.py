@@ -75,7 +75,7 @@ class LiteControl(Service):
             )
         self._appender.check_room()
         planned = _Planned(self._subscriptions)
-        checked = [(each, self._checked(each, planned)) for each in wanted]
+        checked = [(each, self._check_group(each, planned)) for each in wanted]
         resets: _Resets = {}
         later: list[tuple[LiteSubscription, LiteGroup]] = []
         for each, group in checked:
@@ -101,7 +101,7 @@ class LiteControl(Service):
         replicate(self._appender, commands, call, what="a subscription", check=check)
         return None
 
-    def _checked(self, each: LiteSubscription, planned: _Planned) -> LiteGroup | None:
+    def _check_group(self, each: LiteSubscription, planned: _Planned) -> LiteGroup | None:
         """Return the lite settings of an entry's group; None if it only ends subscriptions. Raises RequestRefused.
 
         ``planned`` is what clients subscribe to after the entries before this one, and then after this one.

@@ -283,7 +283,7 @@ class ClientConnection:
         assert not self._unserved, f"{len(incoming)} requests overtake {len(self._unserved)} of the same client"
         access = None if self.trusted else self._access
         if access is not None:
-            incoming = access.checked(self._address, incoming, chunk)
+            incoming = access.authorize(self._address, incoming, chunk)
         if consumed:
             self._note_whole()
         if len(incoming) > _SERVED_AT_ONCE:

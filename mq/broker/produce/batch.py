@@ -66,7 +66,7 @@ class BatchSends:
         Raises:
             RequestRefused: no message was stored or will be.
         """
-        batch, keys, numbers = self._checked(call, tail, self._unique_keys)
+        batch, keys, numbers = self._check(call, tail, self._unique_keys)
         if numbers is None:
             self._appender.add(SendBlock(batch))
             return
@@ -125,7 +125,7 @@ class BatchSends:
         """
         if _PRIORITY in call.body:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a message may have a priority")
-        batch, _, numbers = self._checked(call, tail, None)
+        batch, _, numbers = self._check(call, tail, None)
         if numbers is not None:
             if is_copied(call.request.ext.properties):
                 raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the messages are copies")
@@ -134,7 +134,7 @@ class BatchSends:
             batch.numbers = numbers
         return batch
 
-    def _checked(
+    def _check(
         self, call: Call[SendRequest], tail: QueueTail, unique_keys: UniqKeyGenerator | None
     ) -> tuple[QueuedSend, list[bytes], SequenceRange | None]:
         """The messages of a batch, their unique keys and their sequence numbers. Raises RequestRefused.

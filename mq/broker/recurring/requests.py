@@ -156,7 +156,9 @@ class ScheduleRequests(Service):
                 nbytes += table[name].definition.nbytes
                 if shown and nbytes > PAGE_BYTES_MAX:
                     break
-                shown.append(_shown(table[name], now_ms, bodies=ext.bodies, ticks=min(max(ext.ticks, 0), TICKS_MAX)))
+                shown.append(
+                    _schedule_info(table[name], now_ms, bodies=ext.bodies, ticks=min(max(ext.ticks, 0), TICKS_MAX))
+                )
             return call.response(body=ScheduleList(schedules=shown, more=len(shown) < len(names)).encode())
 
         when_current(self._read, call, answer)
@@ -267,7 +269,7 @@ def _is_owned(schedule: Schedule, owner: str) -> bool:
     return not owner or schedule.definition.owner == owner
 
 
-def _shown(schedule: Schedule, now_ms: int, *, bodies: bool, ticks: int) -> ScheduleInfo:
+def _schedule_info(schedule: Schedule, now_ms: int, *, bodies: bool, ticks: int) -> ScheduleInfo:
     definition = schedule.definition
     upcoming: list[int] = []
     error = ""

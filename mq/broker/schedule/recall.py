@@ -94,7 +94,7 @@ class Recalls(Service):
 
     def handle(self, call: Call[RecallMessage]) -> None:
         """Request code 370: recall a message; answered once it is sure not to be delivered. Raises RequestRefused."""
-        handle = self._checked(call.request)
+        handle = self._parse_handle(call.request)
         call.drop_body()
         search = _PendingRecall(call, handle, self._candidates(handle))
         if not self._search_step(search):
@@ -139,7 +139,7 @@ class Recalls(Service):
 
         self._timers.recall(timer, partial(answer_outcome, call, "a message was being recalled", reply))
 
-    def _checked(self, request: RecallMessage) -> RecallHandle:
+    def _parse_handle(self, request: RecallMessage) -> RecallHandle:
         topic = request.ext.topic
         if topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{topic[:127]}] not exist")

@@ -13,7 +13,7 @@ from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, run_trio
 from mq.cli.output import Json, print_json
 from mq.cli.topics import NAMESRV, Namesrv
-from mq.inspection.findings.diagnosis import checked, findings_of, summary
+from mq.inspection.findings.diagnosis import findings_of, summary, survey_counts
 from mq.inspection.findings.finding import Finding, Severity
 from mq.inspection.survey import Survey, survey
 
@@ -56,7 +56,7 @@ def doctor(
         cluster = run_trio(partial(survey, namesrv, watch_seconds=watch))
     findings = findings_of(cluster)
     if as_json:
-        print_json({"findings": [finding.as_json() for finding in findings], "checked": checked(cluster)})
+        print_json({"findings": [finding.as_json() for finding in findings], "survey_counts": survey_counts(cluster)})
     else:
         print_findings(findings, cluster)
     if any(finding.severity >= (fail_on or Severity.WARNING) for finding in findings):
@@ -70,7 +70,7 @@ def print_findings(findings: list[Finding], survey: Survey) -> None:
         line = Text(f"{finding.severity.word:<8} ", style=STYLES[finding.severity])
         console.print(line.append(f"{finding.subject} {finding.what}.", style="none"))
         console.print(Text(f"         -> {finding.remedy} ({finding.page})", style="dim"))
-    counts = checked(survey)
+    counts = survey_counts(survey)
     looked_at = ", ".join(f"{count:,} {_label(name, count)}" for name, count in counts.items())
     verdict = summary(findings)
     console.print(f"{verdict} Looked at {looked_at}.")

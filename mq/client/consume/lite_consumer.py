@@ -151,7 +151,7 @@ class LiteConsumer(PopConsumer[BodyT]):
             remoting=remoting,
             rng=rng,
         )
-        self._wanted: set[str] | None = None if lite_topics is None else _checked(lite_topics)
+        self._wanted: set[str] | None = None if lite_topics is None else _check_names(lite_topics)
         self._subscribed_at: set[str] = set()
         """Broker groups that know all that this consumer subscribes to, unless their leader has changed."""
         self._begun: set[str] = set()
@@ -169,14 +169,14 @@ class LiteConsumer(PopConsumer[BodyT]):
         BrokerError, with code 2018 for more than a client may subscribe to; other errors of `ClientError` after
         `timeout` seconds: then the consumer continues to try, but `start` may have had no effect.
         """
-        await self._change(Action.PARTIAL_ADD, _checked(lite_topics), start)
+        await self._change(Action.PARTIAL_ADD, _check_names(lite_topics), start)
 
     async def unsubscribe(self, *lite_topics: str) -> None:
         """Get no further messages of these lite topics; messages that are here already may still come.
 
         Raises ClientError if a broker group has not confirmed it within `timeout` seconds; it will be told.
         """
-        await self._change(Action.PARTIAL_REMOVE, _checked(lite_topics), None)
+        await self._change(Action.PARTIAL_REMOVE, _check_names(lite_topics), None)
 
     async def _change(self, action: Action, lites: set[str], start: LiteStart | None) -> None:
         core = self._opened()
@@ -338,7 +338,7 @@ class LiteConsumer(PopConsumer[BodyT]):
             raise errors[0]
 
 
-def _checked(lite_topics: Iterable[str]) -> set[str]:
+def _check_names(lite_topics: Iterable[str]) -> set[str]:
     if isinstance(lite_topics, str):
         raise TypeError(f"lite topics are given one by one or in a list, not as one text: {lite_topics!r}")
     names = set(lite_topics)

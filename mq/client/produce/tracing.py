@@ -196,7 +196,7 @@ class Tracer:
                 )
             )
 
-    def checked(self, message: ReceivedMessage[Any], wanted: bool | None) -> None:
+    def end_check(self, message: ReceivedMessage[Any], wanted: bool | None) -> None:
         """Record the answer to a check-back."""
         if not _unwanted(message):
             host = message.store_host

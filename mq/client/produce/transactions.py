@@ -349,7 +349,7 @@ class TransactionProducer(Producer[BodyT]):
             return
         [decision] = answers
         if self._tracer is not None:
-            self._tracer.checked(message, decision)
+            self._tracer.end_check(message, decision)
         if decision is None:
             return
         fields = EndTransactionExt(

@@ -52,10 +52,10 @@ def visible(text: object) -> str:
 
     It is not HTML: templates escape it.
     """
-    return "".join(_shown(each) for each in str(text))
+    return "".join(_format(each) for each in str(text))
 
 
-def _shown(each: str) -> str:
+def _format(each: str) -> str:
     if each.isprintable() and unicodedata.category(each) != "Cf":
         return each
     return each.encode("unicode_escape", "surrogatepass").decode()

@@ -17,7 +17,7 @@ def findings_of(survey: Survey) -> list[Finding]:
     return worst_first([*replica_findings(survey), *consumer_findings(survey), *schedule_findings(survey)])
 
 
-def checked(survey: Survey) -> dict[str, int]:
+def survey_counts(survey: Survey) -> dict[str, int]:
     """The number of servers, groups and schedules in the survey; schedules only if there are some."""
     counts = {
         "name_servers": len(survey.name_servers),

@@ -63,7 +63,7 @@ class Pulling:
 
     async def _pull(self, request: pb.PullMessageRequest, caller: Caller) -> list[pb.PullMessageResponse]:
         group, queue = group_of(request.group), _Queue(request.message_queue)
-        offset = _checked(request.offset)
+        offset = _parse_offset(request.offset)
         if queue.broker_name not in (await self._brokers.topic(queue.topic)).route.brokers:
             raise CodedError(pb.BAD_REQUEST, f"the topic {queue.topic} has no broker {queue.broker_name}")
         count = min(request.batch_size, RECEIVE_BATCH_MAX) if request.batch_size > 0 else RECEIVE_BATCH_MAX
@@ -118,7 +118,7 @@ class Pulling:
             consumer_group=group,
             topic=queue.topic,
             queue_id=queue.queue_id,
-            commit_offset=_checked(request.offset),
+            commit_offset=_parse_offset(request.offset),
         )
         await self._brokers.ask(
             queue.topic, queue.broker_name, RequestCode.UPDATE_CONSUMER_OFFSET, {**ext.fields(), **caller.extra}
@@ -158,7 +158,7 @@ class Pulling:
         return fields_of(OffsetReply, response).offset
 
 
-def _checked(offset: int) -> QueueOffset:
+def _parse_offset(offset: int) -> QueueOffset:
     """Check the offset of a pull. Raises CodedError."""
     if offset < 0:
         raise CodedError(pb.ILLEGAL_OFFSET, f"the offset is {offset}; allowed: 0 or more")

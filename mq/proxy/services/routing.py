@@ -18,14 +18,14 @@ class Routing:
 
     async def query_route(self, request: pb.QueryRouteRequest, caller: Caller) -> pb.QueryRouteResponse:
         """The queues of a topic, for users who may do anything with it. Raises CodedError, ClientError."""
-        endpoints, name = _checked(request.endpoints), topic_of(request.topic)
+        endpoints, name = _parse_endpoints(request.endpoints), topic_of(request.topic)
         await self._brokers.authorize(name, caller.extra)
         topic = await self._brokers.topic(name)
         return pb.QueryRouteResponse(status=OK, message_queues=queues_of(topic.route, topic.config, endpoints))
 
     async def query_assignment(self, request: pb.QueryAssignmentRequest, caller: Caller) -> pb.QueryAssignmentResponse:
         """Answer with the queues that a member of a group receives from. Raises CodedError, ClientError."""
-        endpoints = _checked(request.endpoints)
+        endpoints = _parse_endpoints(request.endpoints)
         name, group = topic_of(request.topic), group_of(request.group)
         await self._brokers.authorize(name, caller.extra)
         topic = await self._brokers.topic(name)
@@ -37,7 +37,7 @@ class Routing:
         )
 
 
-def _checked(endpoints: pb.Endpoints) -> pb.Endpoints:
+def _parse_endpoints(endpoints: pb.Endpoints) -> pb.Endpoints:
     """Check the request. Raises CodedError."""
     if not endpoints.addresses:
         raise CodedError(pb.ILLEGAL_ACCESS_POINT, "the request does not say to which endpoints the client connects")

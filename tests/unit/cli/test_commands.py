@@ -17,7 +17,7 @@ from mq.cli.demo_consumer import ConsumedLine, parse_line
 from mq.cli.dev import dev
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
 from mq.cli.messages import Lines, consume
-from mq.cli.servers import broker, checked, split_address, split_settings
+from mq.cli.servers import broker, load_settings, split_address, split_settings
 from mq.client.message import MessageQueue, SendResult
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.local_cluster.cluster import DevCluster, _in_words
@@ -61,14 +61,14 @@ def test_settings_are_split_at_the_first_equals_sign() -> None:
 def test_unreadable_config_is_named(tmp_path: Path) -> None:
     path = tmp_path / "absent.toml"
     with pytest.raises(CommandFailed, match=r"absent\.toml: No such file"):
-        checked(path.read_text, path)
+        load_settings(path.read_text, path)
 
 
 def test_unknown_and_wrong_settings_are_named() -> None:
     with pytest.raises(
         CommandFailed, match=r"^transactions: .*boolean.*; there is no setting transaction_check_second$"
     ):
-        checked(lambda: BrokerSettings.load(None, transactions="maybe", transaction_check_second=3))
+        load_settings(lambda: BrokerSettings.load(None, transactions="maybe", transaction_check_second=3))
 
 
 def test_single_error_in_nested_nurseries_is_raised_unwrapped() -> None:
