@@ -216,14 +216,13 @@ class BulkSurveyor(Surveyor):
                 "detail": "true" if detail else "false",
                 "current": "true" if current and not page else "false",
             }
-            answer = _check_response(
-                connection.address, connection.receive(connection.send(RequestCode.PLAN_TOPIC, fields))
-            )
+            opaque = connection.send(RequestCode.PLAN_TOPIC, fields)
+            response = _check_response(connection.address, connection.receive(opaque))
             try:
                 queues, found_places = decode_plan(response.body)
-                first, identity = int(answer.ext["nextQueue"]), answer.ext["topicIdentity"]
-                base = int(answer.ext["basePosition"])
-                archive = _archive(answer.ext)
+                first, identity = int(response.ext["nextQueue"]), response.ext["topicIdentity"]
+                base = int(response.ext["basePosition"])
+                archive = _archive(response.ext)
             except (BulkError, KeyError, ValueError) as error:
                 raise Unreachable(connection.address, f"answered a plan that cannot be read: {error}") from error
             rows += [QueueEnds(row.first, row.end, row.nbytes) for row in queues]
