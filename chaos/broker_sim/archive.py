@@ -446,7 +446,7 @@ class Threads:
                 source,
                 job,
                 now_ms=partial(self._cluster.true_ms),
-                copied=self._copied,
+                on_copy=self._copied,
             ):
                 self._report_step(step)
         finally:

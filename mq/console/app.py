@@ -273,7 +273,7 @@ class Console:
             return self._refused(visit, 403, fault_of_form)
         target = " ".join(filter(None, (form.get("name") or form.get("group") or [""])))
         try:
-            done = await change(visit, form)
+            outcome = await change(visit, form)
         except (InputInvalid, NotFound, NameRefused, ValueError) as error:
             return self._failed(visit, name, target, str(error), 400)
         except ClientError as error:
@@ -282,10 +282,10 @@ class Console:
             before = f"{UNKNOWING}: " if status == HTTP_UNKNOWN else ""
             return self._failed(visit, name, target, f"{before}{error}{after}", status)
         visit.watch.changed()
-        self._records.add(Record(visit.now_ms, session.user, name, done.target, done.said or "begun", True))
-        if done.said:
-            session.notices.append(done.said)
-        return RedirectResponse(done.to, status_code=303)
+        self._records.add(Record(visit.now_ms, session.user, name, outcome.target, outcome.said or "begun", True))
+        if outcome.said:
+            session.notices.append(outcome.said)
+        return RedirectResponse(outcome.to, status_code=303)
 
     def _failed(self, visit: Visit, name: str, target: str, why: str, status: int) -> Response:
         visit.watch.changed()
@@ -339,8 +339,8 @@ class Console:
         if (fault := safety.origin_fault(dict(request.headers), secure=self.settings.is_secure)) is not None:
             return self._login_page(to, fault, 403)
         host = request.client.host if request.client is not None else "nowhere"
-        shown = user[:USER_CHARACTERS_MAX]
-        keys = (f"host {host}", f"user {shown}")
+        user_text = user[:USER_CHARACTERS_MAX]
+        keys = (f"host {host}", f"user {user_text}")
         wait = self._limit.wait_seconds(keys, trio.current_time())
         if wait > 0:
             response = self._login_page(to, f"too many failed logins: try again in {duration(wait)}", 429, user)
@@ -352,7 +352,7 @@ class Console:
             credentials = Credentials(user, _last(form, "secret"))
             await self._users.check(credentials)
         except (CredentialsInvalid, LoginRefused, ClientError) as error:
-            self._log.warning("console_login_failed", user=shown, host=host, reason=str(error))
+            self._log.warning("console_login_failed", user=user_text, host=host, reason=str(error))
             if isinstance(error, ClientError) and not isinstance(error, BrokerError | CredentialsInvalid):
                 self._limit.taken_back(keys, trio.current_time())  # no server said that the key is wrong
                 return self._login_page(to, words_of(error), 502, user)

@@ -34,8 +34,8 @@ class Guard:
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in self._headers}
-                kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in own]
-                message = {**message, "headers": [*kept, *self._headers]}
+                other_headers = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in own]
+                message = {**message, "headers": [*other_headers, *self._headers]}
             await send(message)
 
         host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")

@@ -73,8 +73,8 @@ class History:
         self._errors[group.group] = now, counts
         if before is None or not counts or now <= before[0] or not counts.keys() & before[1].keys():
             return None
-        grown = (count - before[1][node] for node, count in counts.items() if node in before[1])
-        return sum(each for each in grown if each > 0) / (now - before[0])
+        increases = (count - before[1][node] for node, count in counts.items() if node in before[1])
+        return sum(each for each in increases if each > 0) / (now - before[0])
 
     def of(self, group: str, now: float) -> list[Rates]:
         """The points of the last hour, the oldest first."""

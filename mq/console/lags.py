@@ -54,12 +54,12 @@ class LagHistory:
         points = self._points.get(group)
         if points is None:
             return []
-        found = []
+        lags = []
         following = iter([*points, Lag(float("inf"), 0)])
         current, after = None, next(following)
         for at in self._times:
             while after.at <= at:
                 current, after = after, next(following)
             if current is not None and at >= now - SECONDS:
-                found.append(Lag(at, current.waiting))
-        return found
+                lags.append(Lag(at, current.waiting))
+        return lags

@@ -43,11 +43,11 @@ class Fragments:
     def open(self, key: str, make: Callable[[], Awaitable[str]]) -> None:
         """Count one more tab that shows this fragment."""
         self._streams += 1
-        found = self._open.get(key)
-        if found is None:
+        fragment = self._open.get(key)
+        if fragment is None:
             self._open[key] = _Open(Shared(make, LIVE_SECONDS / 2), 1)
         else:
-            found.tabs += 1
+            fragment.tabs += 1
 
     async def get(self, key: str) -> str:
         """Return the text of a fragment, at most some seconds old."""
@@ -58,9 +58,9 @@ class Fragments:
     def close(self, key: str) -> None:
         """Forget a closed tab; the last tab of a fragment ends it."""
         self._streams -= 1
-        found = self._open[key]
-        found.tabs -= 1
-        if not found.tabs:
+        fragment = self._open[key]
+        fragment.tabs -= 1
+        if not fragment.tabs:
             del self._open[key]
 
 

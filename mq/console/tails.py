@@ -110,13 +110,13 @@ class Tails:
         """The number of topics that are read now."""
         return sum(each.is_running for each in self._tails.values())
 
-    def follow(self, followed: Followed, show: Show) -> Tail:
+    def follow(self, choice: Followed, show: Show) -> Tail:
         """Start or continue to read for `watched_seconds`; returns the messages so far, as rows that ``show`` makes.
 
         Raises TooManyTails.
         """
         now = trio.current_time()
-        tail = self._tails.get(followed)
+        tail = self._tails.get(choice)
         if tail is None or (not tail.is_running and now >= tail.ended + AGAIN_SECONDS):
             most = self._limits.tails_max
             if self.running >= most:
@@ -125,15 +125,15 @@ class Tails:
                 )
             for old in [each for each, other in self._tails.items() if not other.is_running]:
                 del self._tails[old]
-            tail = self._tails[followed] = Tail()
-            self._nursery.start_soon(self._read, followed, tail, show)
+            tail = self._tails[choice] = Tail()
+            self._nursery.start_soon(self._read, choice, tail, show)
         tail.scope.deadline = now + self._limits.watched_seconds
         return tail
 
-    async def _read(self, followed: Followed, tail: Tail, show: Show) -> None:
+    async def _read(self, choice: Followed, tail: Tail, show: Show) -> None:
         try:
             with tail.scope:
-                await self._follow(followed, tail, show)
+                await self._follow(choice, tail, show)
         except (ClientError, SubscriptionError) as error:
             tail.fault = str(error)
         except Exception as error:  # of one topic; the console continues, and says so
@@ -144,36 +144,36 @@ class Tails:
             tail.ended = trio.current_time()
             tail.has_begun.set()
 
-    async def _follow(self, followed: Followed, tail: Tail, show: Show) -> None:
+    async def _follow(self, choice: Followed, tail: Tail, show: Show) -> None:
         async with PullConsumer(
             self._namesrv, DEALT_WITH_BY, consume_from="last", pull=GENTLE, remoting=self._remoting
         ) as consumer:
-            queues = await consumer.queues(followed.topic)
-            await consumer.assign(queues, followed.filter)
-            ends = await self._admin.topic_stats(followed.topic)
-            shown = max(1, self._limits.per_second_max // max(1, len(queues)))
+            queues = await consumer.queues(choice.topic)
+            await consumer.assign(queues, choice.filter)
+            ends = await self._admin.topic_stats(choice.topic)
+            count = max(1, self._limits.per_second_max // max(1, len(queues)))
             for queue in queues:
                 if queue in ends:
-                    await consumer.seek(queue, max(ends[queue].min_offset, ends[queue].max_offset - shown))
+                    await consumer.seek(queue, max(ends[queue].min_offset, ends[queue].max_offset - count))
             async for message in await consumer.read_to_end():
                 tail.rows.appendleft(show(message))
             tail.has_begun.set()
             looked_at = trio.current_time()
             while True:
-                await self._second(consumer, followed.topic, tail, show)
+                await self._second(consumer, choice.topic, tail, show)
                 if trio.current_time() >= looked_at + NEW_QUEUES_SECONDS:
                     looked_at = trio.current_time()
-                    await take_new_queues(consumer, followed.topic, followed.filter)
+                    await take_new_queues(consumer, choice.topic, choice.filter)
 
     async def _second(self, consumer: PullConsumer, topic: str, tail: Tail, show: Show) -> None:
         """Read for a second at most; of a busy topic, continue at its end then."""
         deadline = trio.current_time() + 1.0
-        taken = 0
-        while taken < self._limits.per_second_max and (left := deadline - trio.current_time()) > 0:
-            messages = await consumer.poll(self._limits.per_second_max - taken, timeout=left)
+        count = 0
+        while count < self._limits.per_second_max and (remaining := deadline - trio.current_time()) > 0:
+            messages = await consumer.poll(self._limits.per_second_max - count, timeout=remaining)
             tail.rows.extendleft(map(show, messages))
-            taken += len(messages)
-        if taken < self._limits.per_second_max:
+            count += len(messages)
+        if count < self._limits.per_second_max:
             return
         await trio.sleep_until(deadline)
         ends = await self._admin.topic_stats(topic)

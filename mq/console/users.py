@@ -63,13 +63,13 @@ class Users:
         if session not in self._of_session:
             return
         credentials = self._of_session.pop(session)
-        found = self._open.get(credentials)
-        if found is None:
+        user = self._open.get(credentials)
+        if user is None:
             return
-        found.sessions -= 1
-        if found.sessions == 0 and credentials is not None:
+        user.sessions -= 1
+        if user.sessions == 0 and credentials is not None:
             del self._open[credentials]
-            found.scope.cancel()
+            user.scope.cancel()
 
     def watch_of(self, session: str) -> Watch:
         """The view of the user of a session."""

@@ -145,10 +145,10 @@ def queues_of(progress: Progress) -> int:
 
 
 def _least_of_survey(survey: Survey) -> float:
-    if (known := survey.consumers) is None:
+    if (consumers := survey.consumers) is None:
         return 0.0
-    asked = len(known.members) + len(known.at_risk) + len(known.ends) + len(known.dead_letters)
-    return (queues_of(known.after) + REQUEST_QUEUES * asked) / QUEUES_PER_SECOND
+    request_count = len(consumers.members) + len(consumers.at_risk) + len(consumers.ends) + len(consumers.dead_letters)
+    return (queues_of(consumers.after) + REQUEST_QUEUES * request_count) / QUEUES_PER_SECOND
 
 
 class Watch:
@@ -269,11 +269,11 @@ class Watch:
 
     def changed(self) -> None:
         """Ask servers again after a change through this console, so that pages show it at once."""
-        shared: tuple[Shared[Any], ...] = (
+        answers: tuple[Shared[Any], ...] = (
             *(self.cluster, self.topics, self.names, self.groups, self.progress, self.offsets, self.survey),
             *self.pending.values(),
             *self._members.values(),
             *self._removed_members.values(),
         )
-        for each in shared:
+        for each in answers:
             each.forget()

@@ -62,13 +62,13 @@ class FieldsOfBody(Mapping[str, str]):
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 self._root = _NOT_JSON
         at = self._root
-        for key, index, quoted in _STEP.findall(name):
+        for key, index, quoted_key in _STEP.findall(name):
             if index:
                 if not isinstance(at, list) or int(index) >= len(at):
                     return None
                 at = at[int(index)]
             elif isinstance(at, dict):
-                at = at.get(key or quoted)
+                at = at.get(key or quoted_key)
             else:
                 return None
         return _text(at)

@@ -74,15 +74,15 @@ def is_program_name(text: str) -> bool:
 
 def parse_program_name(text: str) -> ProgramName:
     """Parse the name of a filter program. Raises ProgramInvalid."""
-    found = _NAME.fullmatch(text)
-    if found is None:
+    name_match = _NAME.fullmatch(text)
+    if name_match is None:
         raise ProgramInvalid(f"{text[:80]!r} is not the name of a filter program: KIND:SHA-256, or KIND:SHA-256:skip")
     kind: Kind
-    match found["kind"]:
+    match name_match["kind"]:
         case "wasm":
             kind = "wasm"
         case "sql":
             kind = "sql"
         case _:
             kind = "java"
-    return ProgramName(kind, found["sha256"], "skip" if found["skip"] else "pass")
+    return ProgramName(kind, name_match["sha256"], "skip" if name_match["skip"] else "pass")

@@ -121,8 +121,8 @@ def _logic(node: Expression, depth: int) -> Logic:
         case Equal():
             return _equal(node, depth + 1)
         case IsNull(operand=operand):
-            tested = _value(operand, depth + 1)
-            return lambda properties: tested(properties) is None
+            read = _value(operand, depth + 1)
+            return lambda properties: read(properties) is None
         case Order(operator=symbol, left=left, right=right):
             return _order(symbol, left, right, depth + 1)
         case Between():
@@ -174,23 +174,23 @@ def _both(operands: list[Logic]) -> Logic:
 def _in(node: In) -> Logic:
     if not isinstance(node.operand, Property):
         raise SqlError(node.at, f"IN needs a property on its left, not {_format(node.operand)}")
-    name, texts, negated = node.operand.name, node.texts, node.negated
+    name, texts, is_negated = node.operand.name, node.texts, node.negated
 
     def evaluate(properties: Properties) -> bool | None:
         value = properties.get(name)
-        return None if value is None else (value in texts) is not negated
+        return None if value is None else (value in texts) is not is_negated
 
     return evaluate
 
 
 def _like(node: Like, depth: int) -> Logic:
-    test, wanted, negated = _LIKE[node.operator], node.text, node.negated
-    tested = _value(node.operand, depth)
+    test, pattern, is_negated = _LIKE[node.operator], node.text, node.negated
+    read = _value(node.operand, depth)
 
     def evaluate(properties: Properties) -> bool | None:
-        value = tested(properties)
+        value = read(properties)
         # For null and for an empty search text the result is FALSE, also with NOT.
-        return isinstance(value, str) and bool(wanted) and test(value, wanted) is not negated
+        return isinstance(value, str) and bool(pattern) and test(value, pattern) is not is_negated
 
     return evaluate
 
@@ -224,8 +224,8 @@ def _equal(node: Equal, depth: int) -> Logic:
 def _sameness(left: Expression, right: Expression) -> Callable[[Any, Any], bool]:
     """Whether two values, neither of which is null, are equal."""
     if _is_text(right) and not _is_text(left):
-        mirrored = _sameness(right, left)
-        return lambda left, right: mirrored(right, left)
+        same_swapped = _sameness(right, left)
+        return lambda left, right: same_swapped(right, left)
     if isinstance(left, Number) and isinstance(right, Number):
         return _widened(operator.eq, left, right)
     if isinstance(left, Number) or isinstance(right, Number):
@@ -255,7 +255,7 @@ def _order(symbol: str, left: Expression, right: Expression, depth: int) -> Logi
             return None if text is None else compare(read(text), number)
 
         return evaluate_property
-    ordered = _ordering(compare, left, right)
+    is_ordered = _ordering(compare, left, right)
     left_value, right_value = _value(left, depth), _value(right, depth)
 
     def evaluate(properties: Properties) -> bool | None:
@@ -263,7 +263,7 @@ def _order(symbol: str, left: Expression, right: Expression, depth: int) -> Logi
         if left is None:
             return None
         right = right_value(properties)
-        return None if right is None else ordered(left, right)
+        return None if right is None else is_ordered(left, right)
 
     return evaluate
 

@@ -266,8 +266,8 @@ class _Parser:
 
     def _unexpected(self, expected: str) -> SqlError:
         token = self._peek
-        found = "the end" if token.kind == "end" else repr(token.text[:40])
-        return SqlError(token.at, f"expected {expected}, found {found}")
+        token_text = "the end" if token.kind == "end" else repr(token.text[:40])
+        return SqlError(token.at, f"expected {expected}, found {token_text}")
 
     def _count(self, token: _Token) -> int:
         self._nodes += 1

@@ -99,8 +99,8 @@ def filtered_by(topic: str, program: FilterProgram, tags: str = ALL_TAGS) -> Sub
 
     Raises SubscriptionError.
     """
-    parsed = parse_tags(topic, tags)
-    return parsed if topic.startswith(RETRY_PREFIX) else msgspec.structs.replace(parsed, program=program)
+    subscription = parse_tags(topic, tags)
+    return subscription if topic.startswith(RETRY_PREFIX) else msgspec.structs.replace(subscription, program=program)
 
 
 def parse_sql(topic: str, expression: str) -> Subscription:

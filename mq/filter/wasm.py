@@ -97,13 +97,13 @@ def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) ->
     if exports.get(MEMORY) != MEMORY:
         raise ProgramInvalid(f"the module exports no memory named {MEMORY!r}")
     for name, (parameters, results) in _FUNCTIONS.items():
-        found = exports.get(name)
-        wanted = _format(Signature(parameters, results))
-        if found is None:
-            raise ProgramInvalid(f"the module exports no function {name}{wanted}")
-        if found != Signature(parameters, results):
-            shown = f"a {found}" if isinstance(found, str) else _format(found)
-            raise ProgramInvalid(f"the module exports {name} as {shown}, not {wanted}")
+        export = exports.get(name)
+        signature = _format(Signature(parameters, results))
+        if export is None:
+            raise ProgramInvalid(f"the module exports no function {name}{signature}")
+        if export != Signature(parameters, results):
+            export_text = f"a {export}" if isinstance(export, str) else _format(export)
+            raise ProgramInvalid(f"the module exports {name} as {export_text}, not {signature}")
 
 
 def room_for(nbytes: int) -> int:

@@ -69,10 +69,10 @@ class BrokerLink:
             try:
                 connection = await self._core.connection(self._broker)
                 response, _ = await connection.call(code, ext, timeout=_ASK_SECONDS)
-                registered = fields_of(FilterServerRegistered, response)
+                registration = fields_of(FilterServerRegistered, response)
                 if self.trouble is not None:
-                    self._log.info("registered", broker=registered.broker_name, address=address)
-                self.broker_name, self.trouble = registered.broker_name, None
+                    self._log.info("registered", broker=registration.broker_name, address=address)
+                self.broker_name, self.trouble = registration.broker_name, None
             except ClientError as error:
                 if self.trouble != str(error):
                     self.trouble = str(error)
@@ -97,14 +97,14 @@ class BrokerLink:
         response, content = await self._answer(topic, RequestCode.GET_FILTER, ext.fields(), b"")
         return parse_program_name(fields_of(FilterVersion, response).program), bytes(content)
 
-    async def judge(self, topic: str, address: str, frame: bytes, given: tuple[int, int] = (0, 0)) -> Judged:
+    async def judge(self, topic: str, address: str, frame: bytes, volume: tuple[int, int] = (0, 0)) -> Judged:
         """Ask whether the sender of a request, at `address`, may make it.
 
-        A limited user is charged for the messages and bytes that it was ``given``.
+        A limited user is charged for ``volume``, in messages and bytes.
 
         Raises BrokerError with the reason if it may not, ClientError.
         """
-        ext = JudgeRequestExt(address=address, messages=given[0], record_bytes=given[1]).fields()
+        ext = JudgeRequestExt(address=address, messages=volume[0], record_bytes=volume[1]).fields()
         response, _ = await self._answer(topic, RequestCode.JUDGE_REQUEST, ext, frame)
         return fields_of(Judged, response)
 
@@ -124,13 +124,13 @@ class BrokerLink:
         """
         refresh = False
         while True:
-            left = max(deadline - trio.current_time(), 0.0)
-            ext = msgspec.structs.replace(request, suspend_timeout_ms=math.ceil(1000 * left)).fields()
+            remaining = max(deadline - trio.current_time(), 0.0)
+            ext = msgspec.structs.replace(request, suspend_timeout_ms=math.ceil(1000 * remaining)).fields()
             try:
                 address = await leader_address(self._core, request.topic, self._name(request.topic), refresh=refresh)
                 connection = await self._core.connection(address)
                 response, body = await connection.request(
-                    RequestCode.PULL_MESSAGE, ext, timeout=left + _ANSWER_SECONDS, may_be_held=True
+                    RequestCode.PULL_MESSAGE, ext, timeout=remaining + _ANSWER_SECONDS, may_be_held=True
                 )
                 if response.code in PULL_ANSWERS:
                     return response, body

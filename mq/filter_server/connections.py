@@ -157,23 +157,23 @@ class _Connection:
             raise failure
 
     async def _read(self, nursery: trio.Nursery) -> None:
-        received = bytearray()
+        buffer = bytearray()
         while True:
             with trio.move_on_after(_IDLE_SECONDS) as waiting:
                 chunk = await self._stream.receive_some(_RECEIVE_BYTES)
             if waiting.cancelled_caught or not chunk:
                 return
-            received += chunk
-            if len(received) < 8:
+            buffer += chunk
+            if len(buffer) < 8:
                 continue
-            length = int.from_bytes(received[:4], "big")
+            length = int.from_bytes(buffer[:4], "big")
             if length > REQUEST_BYTES_MAX:
                 raise FrameError(f"a request of {length} bytes; maximum: {REQUEST_BYTES_MAX}")
-            if len(received) < 4 + length:
+            if len(buffer) < 4 + length:
                 continue
-            data = bytes(received)
+            data = bytes(buffer)
             incoming, size = decode_chunk(data)
-            del received[:size]
+            del buffer[:size]
             for each, header in zip(incoming, list(headers_of(data[:size])), strict=True):
                 await self._room.acquire()
                 nursery.start_soon(self._serve, each, header)
@@ -237,8 +237,8 @@ class _Connection:
             reply = await self._pull(request, serialization)
             if judgement.is_limited and len(reply) > 1 and reply[1]:
                 frame = encode_frame(serialization, header, body)
-                judged = await self._server.link.judge(request.ext.topic, self._address, frame, _given(reply[1]))
-                judgement.paid_at = trio.current_time() + judged.wait_ms / 1000
+                check = await self._server.link.judge(request.ext.topic, self._address, frame, _given(reply[1]))
+                judgement.paid_at = trio.current_time() + check.wait_ms / 1000
             return reply
         except (ClientError, ProgramInvalid) as error:
             return refused(request.opaque, *refusal(error))
@@ -252,15 +252,15 @@ class _Connection:
         key = type(request), ext.consumer_group, ext.topic, fields.get(ACCESS_KEY, ""), acts_for(fields)
         now = trio.current_time()
         is_upload = isinstance(request, RegisterMessageFilterClass)
-        known = self._judged.get(key)
-        if not is_upload and known is not None and now < known.until:
+        previous = self._judged.get(key)
+        if not is_upload and previous is not None and now < previous.until:
             await trio.lowlevel.checkpoint()
-            return known
-        judged = await self._server.link.judge(ext.topic, self._address, encode_frame(serialization, header, body))
+            return previous
+        check = await self._server.link.judge(ext.topic, self._address, encode_frame(serialization, header, body))
         if len(self._judged) >= _IN_FLIGHT_MAX:
             self._judged.clear()
-        paid_at = trio.current_time() + judged.wait_ms / 1000
-        judgement = self._judged[key] = _Judgement(now + _JUDGED_SECONDS, judged.is_limited, paid_at)
+        paid_at = trio.current_time() + check.wait_ms / 1000
+        judgement = self._judged[key] = _Judgement(now + _JUDGED_SECONDS, check.is_limited, paid_at)
         return judgement
 
     async def _upload(self, request: RegisterMessageFilterClass, body: bytes) -> None:

@@ -65,8 +65,8 @@ class FilteredPulls:
         Raises ClientError, ProgramInvalid; then nothing was passed on.
         """
         program = await self._programs.of(ext.consumer_group, ext.topic, name)
-        held = min(max(ext.suspend_timeout_ms, 0) / 1000, HOLD_SECONDS_MAX) if ext.sys_flag & SUSPEND else 0.0
-        progress = PullProgress(int(ext.queue_offset), ext.max_messages, held, self._clock())
+        hold_seconds = min(max(ext.suspend_timeout_ms, 0) / 1000, HOLD_SECONDS_MAX) if ext.sys_flag & SUSPEND else 0.0
+        progress = PullProgress(int(ext.queue_offset), ext.max_messages, hold_seconds, self._clock())
         while not progress.is_over():
             batch = program.to_examine(progress.wanted, EXAMINED_MAX)
             try:
@@ -92,7 +92,7 @@ class FilteredPulls:
     async def _read(
         self, ext: PullExt, tags: str, offset: int, batch: int, deadline: float
     ) -> tuple[PullHead, memoryview]:
-        wanted = PullExt(
+        pull_ext = PullExt(
             consumer_group=ext.consumer_group,
             topic=ext.topic,
             queue_id=ext.queue_id,
@@ -105,7 +105,7 @@ class FilteredPulls:
             subscription=tags,
             expression_type="TAG",
         )
-        response, body = await self._link.pull(wanted, deadline)
+        response, body = await self._link.pull(pull_ext, deadline)
         reply = fields_of(PullReply, response)
         code, remark = response.code, response.remark
         return PullHead(code, reply.next_begin_offset, reply.min_offset, reply.max_offset, remark), body
@@ -139,27 +139,27 @@ class FilteredPulls:
         for position in failures:
             passes[position] = not skips
         program.count_messages(len(passes), sum(passes))
-        picked = pick(data, records, passes, next_offset, count_max=progress.wanted, room=progress.room)
-        failed = sorted(position for position in failures if position < picked.examined)
-        for position in failed:
+        selection = pick(data, records, passes, next_offset, count_max=progress.wanted, room=progress.room)
+        positions = sorted(position for position in failures if position < selection.examined)
+        for position in positions:
             self._log_failure(ext, records.queue_offsets[position], failures[position], skips=skips)
         self._figures.filtered(
             ext.consumer_group,
-            examined=picked.examined,
-            passed=len(picked.passed),
-            failed=len(failed),
+            examined=selection.examined,
+            passed=len(selection.passed),
+            failed=len(positions),
             seconds=verdicts.seconds,
         )
-        return picked
+        return selection
 
     def _filter(self, program: Program, data: bytes) -> tuple[Records, Verdicts]:
         """Filter messages on a worker thread."""
         records = records_in(data)
         block, unreadable = seen_by_filter(data, records, self._body_bytes_max)
         verdicts = program.runs.run(block, seconds_max=_RUN_SECONDS)
-        done = len(verdicts.passes)
-        known = {position: reason for position, reason in unreadable.items() if position < done}
-        return records, verdicts._replace(failures=verdicts.failures | known)
+        count = len(verdicts.passes)
+        reasons = {position: reason for position, reason in unreadable.items() if position < count}
+        return records, verdicts._replace(failures=verdicts.failures | reasons)
 
     def _log_failure(self, ext: PullExt, queue_offset: int, reason: str, *, skips: bool) -> None:
         """Log a failure, at most one of a group and topic in ten seconds: the metrics count all of them."""

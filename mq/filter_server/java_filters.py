@@ -115,15 +115,15 @@ class JavaSandbox:
             file.parent.mkdir(parents=True)
             file.write_bytes(source)
             self._compile([str(file)], classes, self._path_of())
-            loaded = JavaFilter(self, directory, [*self._command(classes), name, group, topic])
-            loaded.check_start()
+            java_filter = JavaFilter(self, directory, [*self._command(classes), name, group, topic])
+            java_filter.check_start()
         except OSError as error:
             shutil.rmtree(directory, ignore_errors=True)
             raise ProgramInvalid(f"the class cannot be written to {error.filename}: {error.strerror}") from error
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        return loaded
+        return java_filter
 
     def _path_of(self, *more: Path) -> str:
         return os.pathsep.join(filter(None, [str(self._directory / "host"), *map(str, more), self._class_path]))
@@ -142,7 +142,7 @@ class JavaSandbox:
         command += ["-encoding", "UTF-8", "-implicit:none", "-sourcepath", "", "-d", str(classes)]
         command += ["-cp", class_path or str(classes), *files]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [*self._wrapper, *command],
                 capture_output=True,
                 stdin=subprocess.DEVNULL,
@@ -155,9 +155,9 @@ class JavaSandbox:
             raise ProgramInvalid(f"javac took longer than {_COMPILE_SECONDS:g} s") from error
         except OSError as error:
             raise ProgramInvalid(f"javac cannot be started: {error.strerror}") from error
-        if done.returncode:
-            said = done.stderr.decode("utf-8", "replace").replace(f"{self._directory}/", "")
-            lines = [line.strip() for line in said.splitlines() if line.strip()]
+        if process.returncode:
+            text = process.stderr.decode("utf-8", "replace").replace(f"{self._directory}/", "")
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
             raise ProgramInvalid(f"javac refuses the class: {'; '.join(lines[:6])[:600]}")
 
     def _command(self, classes: Path) -> list[str]:
@@ -183,20 +183,20 @@ class JavaSandbox:
             _HOST,
         ]
 
-    def begins(self, started: JavaFilter) -> None:
+    def begins(self, java_filter: JavaFilter) -> None:
         """Note that a filter is about to run, and stop the processes of idle filters if there are too many."""
         with self._lock:
-            self._filters.pop(started, None)
+            self._filters.pop(java_filter, None)
             crowd = len(self._filters) - self.limits.processes_max + 1
             idle = [each for each in self._filters if not each.is_running][: max(0, crowd)]
-            self._filters[started] = time.perf_counter()
+            self._filters[java_filter] = time.perf_counter()
         for each in idle:
             each.rest()
 
-    def ended(self, stopped: JavaFilter) -> None:
+    def ended(self, java_filter: JavaFilter) -> None:
         """Note that a filter no longer has a process."""
         with self._lock:
-            self._filters.pop(stopped, None)
+            self._filters.pop(java_filter, None)
 
     def end_idle_processes(self) -> None:
         """End unneeded processes, and idle ones that use processor time. Call every second."""
@@ -247,23 +247,23 @@ class JavaFilter:
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """Filter the messages that can be begun within ``seconds_max``, at least one."""
         with self._lock:
-            begun, seconds = time.perf_counter(), 0.0
+            started_at, seconds = time.perf_counter(), 0.0
             passes: list[bool] = []
             failures: dict[int, str] = {}
             while len(passes) < len(block):
-                left = seconds_max - (time.perf_counter() - begun)
-                if passes and left <= 0:
+                remaining = seconds_max - (time.perf_counter() - started_at)
+                if passes and remaining <= 0:
                     break
                 at = len(passes)
                 end = min(len(block), at + self._most)
                 machine: Machine | None = None
-                tried = time.perf_counter()
+                begin = time.perf_counter()
                 try:
                     machine = self._started()
-                    answer = machine.filter(block, at, end, max(0.0, min(left, 1.0)), self._seconds)
+                    answer = machine.filter(block, at, end, max(0.0, min(remaining, 1.0)), self._seconds)
                 except MachineFailed as failed:
                     self._stop()
-                    seconds += time.perf_counter() - tried  # the processor time of its process is no longer known
+                    seconds += time.perf_counter() - begin  # the processor time of its process is no longer known
                     if machine is not None and end - at > 1:
                         self._most = (end - at) // 2  # which message it was is known only when it is alone
                         continue

@@ -92,21 +92,21 @@ class Machine:
         head = struct.pack(f">ii{len(places)}ii", round(1000 * seconds), end - begin, *places, last - first)
         deadline = time.perf_counter() + seconds + per_message + _GRACE_SECONDS
         self._send(head + block.data[first:last], deadline)
-        ending, done = struct.unpack(">Bi", self._receive(5, deadline))
+        ending, count = struct.unpack(">Bi", self._receive(5, deadline))
         least = 1 if ending == _FINISHED else 0
         most = end - begin if ending == _FINISHED else end - begin - 1
-        if ending not in (_FINISHED, _STOPPED, _EXHAUSTED) or not least <= done <= most:
+        if ending not in (_FINISHED, _STOPPED, _EXHAUSTED) or not least <= count <= most:
             raise MachineFailed(
-                f"its process answered {ending} after {done} of {end - begin} messages, which is impossible"
+                f"its process answered {ending} after {count} of {end - begin} messages, which is impossible"
             )
-        verdicts = self._receive(done, deadline)
+        verdicts = self._receive(count, deadline)
         if verdicts and max(verdicts) > FAILED:
             raise MachineFailed(f"its process answered {max(verdicts)} for a message, which is not a verdict")
         reasons = [self._text(deadline) for each in verdicts if each == FAILED]
         if ending == _FINISHED:
             self._is_fresh = False
             return FilterVerdicts(verdicts, reasons, None)
-        is_fresh = self._is_fresh and not done
+        is_fresh = self._is_fresh and not count
         return FilterVerdicts(verdicts, reasons, self._text(deadline), ending == _EXHAUSTED and not is_fresh)
 
     def unseen_cpu_seconds(self) -> float:
@@ -165,8 +165,8 @@ def without_network() -> list[str]:
     if unshare is None:
         return []
     wrapper = [unshare, "--user", "--map-current-user", "--net", "--"]
-    tried = subprocess.run([*wrapper, "true"], capture_output=True, env=clean_environment(), check=False)
-    return [] if tried.returncode else wrapper
+    process = subprocess.run([*wrapper, "true"], capture_output=True, env=clean_environment(), check=False)
+    return [] if process.returncode else wrapper
 
 
 def clean_environment() -> dict[str, str]:

@@ -56,10 +56,10 @@ class SqlProgram:
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """Evaluate the SQL expression for the messages of a block, until ``seconds_max`` have passed."""
-        begun, cpu_begun = time.perf_counter(), time.thread_time()
+        started_at, cpu_begun = time.perf_counter(), time.thread_time()
         passes: list[bool] = []
         for number in range(len(block)):
-            if passes and time.perf_counter() - begun > seconds_max:
+            if passes and time.perf_counter() - started_at > seconds_max:
                 break
             properties, body = block.message(number)
             passes.append(self._sql.matches(props.decode(properties.decode("utf-8", "replace")), body))
@@ -225,7 +225,7 @@ class Programs:
                     return self._java.load(content, key[0], key[1])
 
         try:
-            loaded = await trio.to_thread.run_sync(runs, limiter=self._compiling)
+            program_filter = await trio.to_thread.run_sync(runs, limiter=self._compiling)
         except ProgramInvalid as refused:
             if len(self._refused) >= self._programs_max:
                 self._refused.clear()
@@ -233,7 +233,7 @@ class Programs:
             raise
         now = trio.current_time()
         budget = self._budgets.setdefault(key[0], GroupBudget(self._share, now))
-        self._loaded[key] = program = Program(name, loaded, budget)
+        self._loaded[key] = program = Program(name, program_filter, budget)
         while len(self._loaded) > self._programs_max:
             _, oldest = self._loaded.popitem(last=False)
             await trio.to_thread.run_sync(oldest.runs.close, limiter=self._compiling)

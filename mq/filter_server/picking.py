@@ -28,8 +28,8 @@ class Records(NamedTuple):
 
 def records_in(data: bytes) -> Records:
     """All records of an answer. Raises UnreadableAnswer."""
-    found = Records([], [], [], [], has_compressed=False)
-    ends, queue_offsets, sys_flags, places, _ = found
+    records = Records([], [], [], [], has_compressed=False)
+    ends, queue_offsets, sys_flags, places, _ = records
     flags = 0
     try:
         for _, end, queue_offset, sys_flag, body_begin, body_end, text_begin in scan_bodies(data):
@@ -42,7 +42,7 @@ def records_in(data: bytes) -> Records:
         raise UnreadableAnswer(str(error)) from error
     if len(ends) > BLOCK_MAX:
         raise UnreadableAnswer(f"{len(ends)} messages in the answer to a pull; at most {BLOCK_MAX} were asked for")
-    return found._replace(has_compressed=bool(flags & COMPRESSED))
+    return records._replace(has_compressed=bool(flags & COMPRESSED))
 
 
 def seen_by_filter(data: bytes, records: Records, body_bytes_max: int) -> tuple[Block, dict[int, str]]:
@@ -91,15 +91,15 @@ def pick(
 
     ``passes`` are the decisions on the first records, ``next_offset`` is the one behind the last record.
     """
-    passed: list[memoryview] = []
+    parts: list[memoryview] = []
     view = memoryview(data)
     nbytes, count = 0, len(passes)
     for position in compress(range(len(passes)), passes):
         begin, end = records.begin_of(position), records.ends[position]
-        if len(passed) == count_max or (passed and nbytes + end - begin > room):
+        if len(parts) == count_max or (parts and nbytes + end - begin > room):
             count = position
             break
-        passed.append(view[begin:end])
+        parts.append(view[begin:end])
         nbytes += end - begin
     is_cut = count < len(records.ends)
-    return Picked(passed, count, records.queue_offsets[count] if is_cut else next_offset, is_cut)
+    return Picked(parts, count, records.queue_offsets[count] if is_cut else next_offset, is_cut)

@@ -51,15 +51,15 @@ class PullProgress:
         nbytes: of the messages that are let through.
     """
 
-    def __init__(self, begin: int, count_max: int, held: float, now: float) -> None:
+    def __init__(self, begin: int, count_max: int, hold_seconds: float, now: float) -> None:
         self.offset = begin
         self.nbytes = 0
         self._is_over = False
         self._first = begin
         self._wanted = min(max(count_max, 1), EXAMINED_MAX)
         self._begun = now
-        self._deadline = now + held
-        self._turn_until = now + max(held, PROGRESS_SECONDS)
+        self._deadline = now + hold_seconds
+        self._turn_until = now + max(hold_seconds, PROGRESS_SECONDS)
         self._passed: list[memoryview] = []
         self._low = self._high = 0
 
@@ -107,14 +107,14 @@ class PullProgress:
                 self._deadline = min(self._deadline, self._begun + PROGRESS_SECONDS)
         return None
 
-    def picked(self, picked: Picked, now: float) -> None:
+    def picked(self, selection: Picked, now: float) -> None:
         """Note examined messages: their offset, and those that passed."""
-        assert picked.next_offset >= self.offset, f"examined from {self.offset} to {picked.next_offset}"
-        self.offset = picked.next_offset
-        self._passed += picked.passed
-        self.nbytes += sum(map(len, picked.passed))
+        assert selection.next_offset >= self.offset, f"examined from {self.offset} to {selection.next_offset}"
+        self.offset = selection.next_offset
+        self._passed += selection.passed
+        self.nbytes += sum(map(len, selection.passed))
         if self._passed:
-            is_full = self.wanted <= 0 or self.room <= 0 or picked.is_cut
+            is_full = self.wanted <= 0 or self.room <= 0 or selection.is_cut
             self._is_over = is_full or self.offset >= self._high or now >= self._begun + GATHER_SECONDS
         else:
             self._deadline = min(self._deadline, self._begun + PROGRESS_SECONDS)

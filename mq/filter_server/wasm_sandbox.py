@@ -98,9 +98,9 @@ class Sandbox:
             raise ProgramInvalid(f"not a WebAssembly module that can be used: {_first_line(error)}") from error
         imports = [f"{each.module}.{each.name}" for each in module.imports]
         check_module(imports, {str(each.name): _kind(each.type) for each in module.exports})
-        loaded = WasmFilter(self, self._engine, self._driver, module)
-        loaded.check_start()
-        return loaded
+        wasm_filter = WasmFilter(self, self._engine, self._driver, module)
+        wasm_filter.check_start()
+        return wasm_filter
 
 
 class WasmFilter:
@@ -126,14 +126,14 @@ class WasmFilter:
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """Filter the messages that can be begun within ``seconds_max``, at least one."""
         with self._lock:
-            begun, cpu_begun = time.perf_counter(), time.thread_time()
+            started_at, cpu_begun = time.perf_counter(), time.thread_time()
             passes: list[bool] = []
             failures: dict[int, str] = {}
             instance = self._instance
             if instance is not None:
                 instance.set_block(block)
             while len(passes) < len(block):
-                if passes and time.perf_counter() - begun > seconds_max:
+                if passes and time.perf_counter() - started_at > seconds_max:
                     break
                 at = len(passes)
                 try:
@@ -199,17 +199,17 @@ class _Instance:
         """Have the filter reserve memory for ``nbytes``. Raises _Failed if it does not give enough."""
         if nbytes <= self._room:
             return
-        wanted = room_for(nbytes)
+        size = room_for(nbytes)
         self._refill()
         try:
-            address = self._allocate(self._store, wanted) & 0xFFFFFFFF
+            address = self._allocate(self._store, size) & 0xFFFFFFFF
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
-            raise _Failed(f"{ALLOCATE}({wanted}): {_reason(error)}") from error
+            raise _Failed(f"{ALLOCATE}({size}): {_reason(error)}") from error
         if address == 0:
-            raise _Failed(f"{ALLOCATE} gave no room for {wanted} bytes")
-        if address + wanted > self._memory.data_len(self._store):
-            raise _Failed(f"{ALLOCATE}({wanted}) returned address {address}, where its memory has fewer bytes")
-        self._address, self._room = address, wanted
+            raise _Failed(f"{ALLOCATE} gave no room for {size} bytes")
+        if address + size > self._memory.data_len(self._store):
+            raise _Failed(f"{ALLOCATE}({size}) returned address {address}, where its memory has fewer bytes")
+        self._address, self._room = address, size
 
     def set_block(self, block: Block) -> None:
         """Tell the driver where the messages of a block are."""
@@ -229,11 +229,11 @@ class _Instance:
         try:
             self._run(store, begin, end, _signed(self._address - first))
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
-            done = self._at.value(store)
-            assert begin <= done <= end, f"the filter failed at message {done} of {begin} to {end}"
-            if done == end:  # the fuel ended behind the last message
+            position = self._at.value(store)
+            assert begin <= position <= end, f"the filter failed at message {position} of {begin} to {end}"
+            if position == end:  # the fuel ended behind the last message
                 return self._results(begin, end, failures)
-            raise _Failed(_reason(error), self._results(begin, done, failures)) from error
+            raise _Failed(_reason(error), self._results(begin, position, failures)) from error
         return self._results(begin, end, failures)
 
     def _results(self, begin: int, end: int, failures: dict[int, str]) -> list[bool]:
@@ -265,8 +265,8 @@ def _signed(number: int) -> int:
 def _reason(error: wasmtime.Trap | wasmtime.WasmtimeError) -> str:
     if isinstance(error, wasmtime.Trap):
         code = error.trap_code
-        known = None if code is None else _REASONS.get(code)
-        return known or (code.name.lower().replace("_", " ") if code is not None else _first_line(error))
+        text = None if code is None else _REASONS.get(code)
+        return text or (code.name.lower().replace("_", " ") if code is not None else _first_line(error))
     return _first_line(error)
 
 

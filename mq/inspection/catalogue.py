@@ -62,7 +62,7 @@ class CatalogueAdmin(UserAdmin):
 
     async def topic_configs(self) -> dict[str, dict[str, TopicConfig]]:
         """The configuration of all topics, by name and broker group."""
-        found: dict[str, dict[str, TopicConfig]] = {}
+        configs: dict[str, dict[str, TopicConfig]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             code = RequestCode.GET_ALL_TOPIC_CONFIG
             answer, body = await self._opened().call(address, code, timeout=TABLE_SECONDS)
@@ -71,41 +71,41 @@ class CatalogueAdmin(UserAdmin):
             if total.isdecimal() and int(total) > len(table):
                 raise UnreadableAnswer(f"{broker} has {total} topics, and its answer has only {len(table)}")
             for name, config in table.items():
-                found.setdefault(name, {})[broker] = config
-        return found
+                configs.setdefault(name, {})[broker] = config
+        return configs
 
     async def group_offsets(self) -> dict[str, dict[MessageQueue, int]]:
         """The stored offsets of all groups, also of deleted ones, and in topics that were deleted."""
-        found: dict[str, dict[MessageQueue, int]] = {}
+        offsets_by_group: dict[str, dict[MessageQueue, int]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             _, body = await self._opened().call(address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout=TABLE_SECONDS)
             for key, offsets in read_body(read_offset_rows, body).items():
                 topic, _, group = key.partition("@")
                 for queue_id, offset in offsets.items():
                     if group and isinstance(offset, int) and offset >= 0:
-                        found.setdefault(group, {})[MessageQueue(topic, broker, int(queue_id))] = offset
-        return found
+                        offsets_by_group.setdefault(group, {})[MessageQueue(topic, broker, int(queue_id))] = offset
+        return offsets_by_group
 
     async def queue_ends(self, topics: Collection[str]) -> dict[MessageQueue, QueueEnds]:
         """The ends of all queues of the existing ones of these topics: one request for 500 topics and a broker group.
 
         Brokers of Apache RocketMQ and of earlier releases are asked for each topic.
         """
-        found: dict[MessageQueue, QueueEnds] = {}
+        ends_by_queue: dict[MessageQueue, QueueEnds] = {}
         stock: list[str] = []
         for broker, address in (await self._leaders(None, None)).items():
-            told = await self._sights(address, [QueueQuestion(topic=topic) for topic in topics])
-            if told is None:
+            answers = await self._sights(address, [QueueQuestion(topic=topic) for topic in topics])
+            if answers is None:
                 stock.append(broker)
                 continue
-            for topic, sights in told:
+            for topic, sights in answers:
                 for each in sights:
                     ends = QueueEnds(each.min_offset, each.max_offset, each.last_update_ms)
-                    found[MessageQueue(topic, broker, each.queue_id)] = ends
+                    ends_by_queue[MessageQueue(topic, broker, each.queue_id)] = ends
         if stock:
             for ends_of_topic in (await each_of(topics, self.topic_stats)).values():
-                found |= {queue: ends for queue, ends in ends_of_topic.items() if queue.broker_name in stock}
-        return found
+                ends_by_queue |= {queue: ends for queue, ends in ends_of_topic.items() if queue.broker_name in stock}
+        return ends_by_queue
 
     async def offsets_at(self, times: Mapping[MessageQueue, dt.datetime]) -> dict[MessageQueue, int]:
         """The offset of the first message of each queue that was stored at its time or later; the offset of the next
@@ -114,65 +114,65 @@ class CatalogueAdmin(UserAdmin):
         Queues that are left out in the answer, since the messages are in an archive or the broker is one of Apache
         RocketMQ, are asked for one by one; what is missing then does not exist, or cannot be read now.
         """
-        found: dict[MessageQueue, int] = {}
+        offsets: dict[MessageQueue, int] = {}
         for broker, address in (await self._leaders(None, None)).items():
             questions: dict[str, dict[int, int]] = {}
             for queue, time in times.items():
                 if queue.broker_name == broker:
                     questions.setdefault(queue.topic, {})[queue.queue_id] = int(time.timestamp() * 1000)
-            asked = [
+            query = [
                 QueueQuestion(topic=topic, queues=[*queues], since_ms=[*queues.values()])
                 for topic, queues in questions.items()
             ]
-            for topic, sights in await self._sights(address, asked) or ():
+            for topic, sights in await self._sights(address, query) or ():
                 for each in sights:
                     if each.since_offset is not None:
-                        found[MessageQueue(topic, broker, each.queue_id)] = each.since_offset
+                        offsets[MessageQueue(topic, broker, each.queue_id)] = each.since_offset
 
         async def offset_of(queue: MessageQueue) -> int:
             return await self.offset(queue, times[queue])
 
-        return found | await each_of([queue for queue in times if queue not in found], offset_of)
+        return offsets | await each_of([queue for queue in times if queue not in offsets], offset_of)
 
     async def offsets_behind(self, topics: Collection[str], positions: Mapping[str, int]) -> dict[MessageQueue, int]:
         """The offset of the first message of each queue that lies at a position of the log of its broker group, or
         behind it. ``positions`` has the broker groups to ask; brokers that do not know the request
         tell nothing.
         """
-        found: dict[MessageQueue, int] = {}
+        offsets: dict[MessageQueue, int] = {}
         for broker, address in (await self._leaders(None, None)).items():
             if broker not in positions:
                 continue
             position = PhysicalOffset(positions[broker])
-            told = await self._sights(address, [QueueQuestion(topic=each, position=position) for each in topics])
-            for topic, sights in told or ():
+            answers = await self._sights(address, [QueueQuestion(topic=each, position=position) for each in topics])
+            for topic, sights in answers or ():
                 for each in sights:
                     if each.position_offset is not None:
-                        found[MessageQueue(topic, broker, each.queue_id)] = each.position_offset
-        return found
+                        offsets[MessageQueue(topic, broker, each.queue_id)] = each.position_offset
+        return offsets
 
     async def _sights(
         self, address: str, questions: Sequence[QueueQuestion]
     ) -> list[tuple[str, Sequence[QueueSight]]] | None:
         """Ask a broker about these queues; returns its answers by topic, or None if it does not know the request."""
-        found: list[tuple[str, Sequence[QueueSight]]] = []
-        left = list(questions)
-        while left:
-            body = QueueQuestions(topics=left[:TOPICS_MAX]).encode()
+        sights_by_topic: list[tuple[str, Sequence[QueueSight]]] = []
+        remaining = list(questions)
+        while remaining:
+            body = QueueQuestions(topics=remaining[:TOPICS_MAX]).encode()
             try:
                 _, answer = await self._opened().call(address, RequestCode.ASK_QUEUES, body=body, timeout=TABLE_SECONDS)
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     return None
                 raise
-            told = read_body(QueueSights.decode, answer).topics
-            if not told or len(told) > len(left):
+            topic_sights = read_body(QueueSights.decode, answer).topics
+            if not topic_sights or len(topic_sights) > len(remaining):
                 raise UnreadableAnswer(
-                    f"the broker answered with queues of {len(told)} topics; {len(left)} were requested"
+                    f"the broker answered with queues of {len(topic_sights)} topics; {len(remaining)} were requested"
                 )
-            found += [(each.topic, sights) for each, sights in zip(left, told, strict=False)]
-            left = left[len(told) :]
-        return found
+            sights_by_topic += [(each.topic, sights) for each, sights in zip(remaining, topic_sights, strict=False)]
+            remaining = remaining[len(topic_sights) :]
+        return sights_by_topic
 
     async def members_of_groups(
         self, groups: Sequence[str], *, queues: bool = False, differing: bool = False
@@ -183,7 +183,7 @@ class CatalogueAdmin(UserAdmin):
         groups whose members subscribe to different things. None if a broker does not know the request, as brokers of
         Apache RocketMQ and of earlier releases.
         """
-        found: dict[str, dict[str, GroupMember]] = {}
+        members: dict[str, dict[str, GroupMember]] = {}
         apart: dict[str, dict[str, GroupMember]] = {}
         for address in (await self._leaders(None, None)).values():
             for begin in range(0, max(1, len(groups)), GROUPS_MAX):
@@ -198,9 +198,9 @@ class CatalogueAdmin(UserAdmin):
                         return None
                     raise
                 answer = read_body(MembersOfGroups.decode, body)
-                _add_members(found, answer.groups)
+                _add_members(members, answer.groups)
                 _add_members(apart, answer.differing)
-        return GroupsOfMembers(_by_client_id(found), _by_client_id(apart))
+        return GroupsOfMembers(_by_client_id(members), _by_client_id(apart))
 
     async def put_topics(self, broker: str, topics: Sequence[TopicConfig]) -> None:
         """Create or change topics in one broker group, all of them, or none. At most 1,000.
@@ -246,8 +246,8 @@ def _add_members(to: dict[str, dict[str, GroupMember]], groups: Mapping[str, Seq
     for group, members in groups.items():
         own = to.setdefault(group, {})
         for each in members:
-            known = own.get(each.client.client_id)
-            if known is None or known.running_info is None:
+            current = own.get(each.client.client_id)
+            if current is None or current.running_info is None:
                 own[each.client.client_id] = each
 
 
@@ -257,18 +257,18 @@ def _by_client_id(groups: dict[str, dict[str, GroupMember]]) -> dict[str, list[G
 
 async def each_of(keys: Collection[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
     """Ask for each key, some at once. Leaves out keys that vanished meanwhile, or whose answer is late."""
-    found: dict[K, T] = {}
+    results: dict[K, T] = {}
     limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
 
     async def ask_one(key: K) -> None:
         async with limiter:
             with trio.move_on_after(ANSWER_SECONDS):
                 try:
-                    found[key] = await ask(key)
+                    results[key] = await ask(key)
                 except ClientError:
                     return
 
     async with trio.open_nursery() as nursery:
         for key in keys:
             nursery.start_soon(ask_one, key)
-    return {key: found[key] for key in keys if key in found}
+    return {key: results[key] for key in keys if key in results}

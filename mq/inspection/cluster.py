@@ -167,10 +167,10 @@ def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> Grou
             node_id = node_ids.get(answer.broker_id, f"id {answer.broker_id}")
             replicas.append(ReplicaStatus(node_id, answer.address, UNREACHABLE, refusal=answer.refusal))
         else:
-            known = _replica_status(answer.address, answer.figures, leader, peers)
+            status = _replica_status(answer.address, answer.figures, leader, peers)
             ahead, error = _clock(answer.figures, answer)
-            known = replace(known, broker_id=answer.broker_id, clock_ahead_ms=ahead, clock_error_ms=error)
-            replicas.append(known)
+            status = replace(status, broker_id=answer.broker_id, clock_ahead_ms=ahead, clock_error_ms=error)
+            replicas.append(status)
     replicas += _silent_peers(replicas, leader, peers)
     replicas = [replace(replica, member=members.get(replica.node_id)) for replica in replicas]
     durability = next((a.figures.get("raftmq.durability") for a in answers if a.figures is not None), None)
@@ -194,11 +194,11 @@ def _replica_status(
     lag_entries = lag_bytes = None
     if leader is not None:
         leader_last, leader_position = _number(leader, "lastIndex"), _number(leader, "commitPosition")
-        stored = 0 if figures is leader else None
+        lag = 0 if figures is leader else None
         match = peers.get(node_id, {}).get("matchIndex")
-        if stored is None and leader_last is not None and isinstance(match, int):
-            stored = max(0, leader_last - match)
-        lag_entries = stored
+        if lag is None and leader_last is not None and isinstance(match, int):
+            lag = max(0, leader_last - match)
+        lag_entries = lag
         if leader_position is not None and commit_position is not None:
             lag_bytes = max(0, leader_position - commit_position)
     return ReplicaStatus(
@@ -256,11 +256,11 @@ def _silent_peers(
     if leader is None:
         return []
     last_index = _number(leader, "lastIndex")
-    known = {replica.node_id for replica in seen}
+    node_ids = {replica.node_id for replica in seen}
     silent = []
     for node_id, peer in peers.items():
         match = peer.get("matchIndex")
-        if node_id not in known and not (peer.get("active") and UNREACHABLE in {r.role for r in seen}):
+        if node_id not in node_ids and not (peer.get("active") and UNREACHABLE in {r.role for r in seen}):
             lag = max(0, last_index - match) if isinstance(match, int) and last_index is not None else None
             silent.append(ReplicaStatus(node_id, None, UNREACHABLE, lag_entries=lag))
     return silent

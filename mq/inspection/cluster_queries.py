@@ -80,38 +80,38 @@ class QueryingAdmin(CatalogueAdmin):
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """
-        found: dict[str, Held] = {}
+        counts: dict[str, Held] = {}
         for broker, address in (await self._leaders(None, None)).items():
-            asked = [topic for topic, brokers in topics.items() if broker in brokers]
-            if not asked:
+            topics_of_broker = [topic for topic, brokers in topics.items() if broker in brokers]
+            if not topics_of_broker:
                 continue
             try:
                 _, body = await self._opened().call(
-                    address, RequestCode.ASK_TOPIC_ENDS, {"current": "false"}, body=encode_topics(asked)
+                    address, RequestCode.ASK_TOPIC_ENDS, {"current": "false"}, body=encode_topics(topics_of_broker)
                 )
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     return None
                 raise
-            for topic, ends in zip(asked, read_body(decode_ends, body), strict=False):
-                before = found.get(topic, Held(0, 0))
+            for topic, ends in zip(topics_of_broker, read_body(decode_ends, body), strict=False):
+                before = counts.get(topic, Held(0, 0))
                 count = sum(ends.ends) - sum(ends.firsts)
-                found[topic] = Held(before.messages + count, before.queues + len(ends.ends))
-        return found
+                counts[topic] = Held(before.messages + count, before.queues + len(ends.ends))
+        return counts
 
     async def topic_use(self, topic: str) -> dict[str, TopicUse] | None:
         """The bytes of a topic and who sends to it, by broker group. One request per broker group that has the topic.
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """
-        found: dict[str, TopicUse] = {}
+        use_by_broker: dict[str, TopicUse] = {}
         ext = TopicExt(topic=topic).fields()
         for broker, address in (await self._leaders_of(topic)).items():
             answer = await unless_unknown(self._opened().call(address, RequestCode.ASK_TOPIC_USE, ext))
             if answer is None:
                 return None
-            found[broker] = read_body(TopicUse.decode, answer[1])
-        return found
+            use_by_broker[broker] = read_body(TopicUse.decode, answer[1])
+        return use_by_broker
 
     async def accounts(self) -> OfReplicas[AccountList]:
         """The accounts in the files of all replicas. Raises BrokerError if one refuses it, as to others than
@@ -154,7 +154,7 @@ class QueryingAdmin(CatalogueAdmin):
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """
-        found: dict[str, PendingInfo] = {}
+        pending_by_broker: dict[str, PendingInfo] = {}
         ext = AskPendingExt(kind=kind, count=count).fields()
         for broker, address in (await self._leaders(None, None)).items():
             try:
@@ -163,5 +163,5 @@ class QueryingAdmin(CatalogueAdmin):
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     return None
                 raise
-            found[broker] = read_body(PendingInfo.decode, body)
-        return found
+            pending_by_broker[broker] = read_body(PendingInfo.decode, body)
+        return pending_by_broker

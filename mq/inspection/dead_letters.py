@@ -66,23 +66,23 @@ def wanted_letters(
 
 def why(letter: Letter) -> str:
     """Say why it was given up: the broker's reason, and the consumer's last failure, if they are known."""
-    said = (letter.properties.get(name) for name in (props.DEAD_REASON, props.FAILURE))
-    return ": ".join(filter(None, said))
+    reasons = (letter.properties.get(name) for name in (props.DEAD_REASON, props.FAILURE))
+    return ": ".join(filter(None, reasons))
 
 
 def letter_fields(letter: Letter) -> dict[str, Any]:
     """The place, origin and reason of a dead letter, as JSON."""
-    given = letter.properties
-    attempts = given.get(props.DEAD_ATTEMPTS, "")
+    properties = letter.properties
+    attempts = properties.get(props.DEAD_ATTEMPTS, "")
     return {
         "queue": queue_name(letter.queue),
         "offset": letter.queue_offset,
         "given_up": time_of(letter.record.store_timestamp_ms),
         "topic": origin_topic(letter),
         "attempts": int(attempts) if attempts.isdigit() else None,
-        "reason": given.get(props.DEAD_REASON),
-        "failure": given.get(props.FAILURE),
-        "given_up_by": given.get(props.DEAD_BY),
+        "reason": properties.get(props.DEAD_REASON),
+        "failure": properties.get(props.FAILURE),
+        "given_up_by": properties.get(props.DEAD_BY),
         "keys": list(letter.keys),
     }
 

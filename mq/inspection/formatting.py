@@ -33,14 +33,14 @@ def some_of(words: Sequence[str], shown_max: int = 5) -> str:
 
 def different_archive_limits(group: GroupStatus) -> str:
     """The time and size for which each replica keeps archived messages, in words, if they differ; else empty."""
-    known = {
+    limits_by_node = {
         each.node_id: (each.archive_kept_seconds or 0, each.archive_kept_bytes or 0)
         for each in group.replicas
         if each.archive_kept_seconds is not None
     }
-    if len(set(known.values())) < 2:
+    if len(set(limits_by_node.values())) < 2:
         return ""
     return ", ".join(
         f"{node}: {f'{seconds / 3600:g} h' if seconds else 'no time'}, {decimal(nbytes) if nbytes else 'no size'}"
-        for node, (seconds, nbytes) in known.items()
+        for node, (seconds, nbytes) in limits_by_node.items()
     )

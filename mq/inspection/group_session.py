@@ -41,14 +41,14 @@ class GroupSession:
 
     async def status(self) -> GroupAnswer:
         """The leader's view; without a leader some member's view, not ``done``."""
-        found = await self._ask_members()
-        leading = max((a for a in found.values() if a.view.role == "leader"), key=lambda a: a.view.term, default=None)
+        answers = await self._ask_members()
+        leading = max((a for a in answers.values() if a.view.role == "leader"), key=lambda a: a.view.term, default=None)
         if leading is not None:
             return leading
-        if not found:
+        if not answers:
             raise GroupNotReached(f"no member of group {self._group} answers")
         # A replica that waits to be added knows nothing about the group.
-        answer = max(found.values(), key=lambda a: (a.view.term, a.view.last_index))
+        answer = max(answers.values(), key=lambda a: (a.view.term, a.view.last_index))
         return GroupAnswer(done=False, code="NO_LEADER", text="the group has no leader", view=answer.view)
 
     async def change(
@@ -63,8 +63,8 @@ class GroupSession:
         while True:
             answer = await self._admin.manage_group(await self._leader(until), command, timeout=CHANGE_SECONDS_MAX)
             is_new = action == "transfer" and answer.code == "NOT_CAUGHT_UP" and _is_fit(answer.view.member(node))
-            retried = is_new or answer.code in ("NOT_LEADER", "NOT_READY")
-            if not retried or trio.current_time() > (begin + HEARTBEATS_SECONDS_MAX if is_new else until):
+            is_retried = is_new or answer.code in ("NOT_LEADER", "NOT_READY")
+            if not is_retried or trio.current_time() > (begin + HEARTBEATS_SECONDS_MAX if is_new else until):
                 return answer
             await trio.sleep(POLL_SECONDS)
 
@@ -116,7 +116,7 @@ class GroupSession:
         self, action: GroupAction, node: str, patience: float, *, replaced: str = ""
     ) -> GroupAnswer:
         until = trio.current_time() + patience
-        told = -PROGRESS_SECONDS
+        reported_at = -PROGRESS_SECONDS
         while True:
             answer = await self.status()
             member = answer.view.member(node)
@@ -129,8 +129,8 @@ class GroupSession:
                 if answer.code != "NOT_CAUGHT_UP":
                     return answer
             now = trio.current_time()
-            if member is not None and now - told >= PROGRESS_SECONDS:
-                told = now
+            if member is not None and now - reported_at >= PROGRESS_SECONDS:
+                reported_at = now
                 self._on_progress(_progress(member, answer.view.last_index))
             if now > until:
                 text = f"{node} has not caught up within {patience:g} s; it stays a learner"
@@ -139,8 +139,8 @@ class GroupSession:
 
     async def _leader(self, until: float) -> str:
         while True:
-            found = await self._ask_members()
-            leading = [(a.view.term, address) for address, a in found.items() if a.view.role == "leader"]
+            answers = await self._ask_members()
+            leading = [(a.view.term, address) for address, a in answers.items() if a.view.role == "leader"]
             if leading:
                 return max(leading)[1]
             if trio.current_time() > until:
@@ -156,8 +156,8 @@ class GroupSession:
             self._group = next(iter(info.brokers), None)
         data = info.brokers.get(self._group or "")
         if data is None:
-            known = f"group {self._group}" if self._group else "broker group"
-            raise GroupNotReached(f"no {known} is registered at the name server")
+            group_text = f"group {self._group}" if self._group else "broker group"
+            raise GroupNotReached(f"no {group_text} is registered at the name server")
         answers: dict[str, GroupAnswer] = {}
         refusals: list[ClientError] = []
 

@@ -13,7 +13,7 @@ from mq.protocol.names import dead_letter_topic
 async def losses_of_topic(admin: Admin, topic: str) -> list[str]:
     """Say what is lost if the topic is deleted, as clauses without a subject. Raises TopicNotFound, ClientError."""
     ends = await admin.topic_stats(topic)
-    said = [f"has {sum(each.max_offset - each.min_offset for each in ends.values()):,} messages"]
+    losses = [f"has {sum(each.max_offset - each.min_offset for each in ends.values()):,} messages"]
     waiting: dict[str, int] = {}
     for name, queues in (await admin.all_progress()).items():
         own = [each for queue, each in queues.items() if queue.topic == topic]
@@ -21,10 +21,10 @@ async def losses_of_topic(admin: Admin, topic: str) -> list[str]:
             waiting[name] = sum(max(each.end - each.offset, 0) for each in own)
     if unread := {name: count for name, count in waiting.items() if count}:
         most_first = sorted(unread, key=lambda name: (-unread[name], name))
-        said.append(f"has messages to consume for {some_of([f'{name} ({unread[name]:,})' for name in most_first])}")
+        losses.append(f"has messages to consume for {some_of([f'{name} ({unread[name]:,})' for name in most_first])}")
     if waiting:
-        said.append(f"has offsets of {some_of(list(waiting))}")
-    return said
+        losses.append(f"has offsets of {some_of(list(waiting))}")
+    return losses
 
 
 async def losses_of_group(admin: Admin, group: str, *, topics: bool) -> list[str]:
@@ -35,13 +35,13 @@ async def losses_of_group(admin: Admin, group: str, *, topics: bool) -> list[str
     progress = await admin.group_progress(group)
     waiting = sum(max(each.end - each.offset, 0) for each in progress.values())
     members = len(await admin.group_members(group))
-    said = [f"has {members:,} member{'s' if members != 1 else ''}", f"has {waiting:,} messages to consume"]
+    losses = [f"has {members:,} member{'s' if members != 1 else ''}", f"has {waiting:,} messages to consume"]
     if members:
-        said[0] += f", and {'they bring' if members != 1 else 'it brings'} the group back while running"
+        losses[0] += f", and {'they bring' if members != 1 else 'it brings'} the group back while running"
     if topics:
         letters = 0
         with suppress(TopicNotFound):
             ends = await admin.topic_stats(dead_letter_topic(group))
             letters = sum(each.max_offset - each.min_offset for each in ends.values())
-        said.append(f"has {letters:,} dead letters, which are deleted, too")
-    return said
+        losses.append(f"has {letters:,} dead letters, which are deleted, too")
+    return losses

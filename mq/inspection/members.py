@@ -60,8 +60,8 @@ class Member:
 
 def disagreement(members: Iterable[Member]) -> list[str]:
     """The subscriptions of the members, a line each, if they differ; empty if they agree, as far as that is known."""
-    told = {each.client.client_id: each.subscribes or "nothing" for each in members if each.subscribes is not None}
-    return [f"{client_id}: {text}" for client_id, text in told.items()] if len(set(told.values())) > 1 else []
+    texts = {each.client.client_id: each.subscribes or "nothing" for each in members if each.subscribes is not None}
+    return [f"{client_id}: {text}" for client_id, text in texts.items()] if len(set(texts.values())) > 1 else []
 
 
 async def members_of(admin: CatalogueAdmin, group: str) -> list[Member]:
@@ -71,13 +71,15 @@ async def members_of(admin: CatalogueAdmin, group: str) -> list[Member]:
     ClientError.
     """
     try:
-        told = await admin.members_of_groups([group], queues=True)
+        reply = await admin.members_of_groups([group], queues=True)
     except BrokerError as error:
         if error.code != ResponseCode.NO_PERMISSION:
             raise
         return [Member(client, None) for client in await admin.group_members(group)]
-    if told is not None:
-        return [Member(each.client, _queues(each.running_info), each.subscribes) for each in told.groups.get(group, ())]
+    if reply is not None:
+        return [
+            Member(each.client, _queues(each.running_info), each.subscribes) for each in reply.groups.get(group, ())
+        ]
     clients = {each.client_id: each for each in await admin.group_members(group)}
 
     async def ask(client_id: str) -> Mapping[MessageQueue, ProcessQueueInfo]:
@@ -93,10 +95,10 @@ def _queues(running_info: str | None) -> dict[MessageQueue, ProcessQueueInfo] | 
     if running_info is None:
         return None
     try:
-        found = read_member_queues(running_info.encode())
+        infos = read_member_queues(running_info.encode())
     except BodyError:
         return None
-    return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): found[ref] for ref in sorted(found)}
+    return {MessageQueue(ref.topic, ref.broker_name, ref.queue_id): infos[ref] for ref in sorted(infos)}
 
 
 def removal_means(members: Collection[str], seconds: float) -> list[str]:
@@ -109,12 +111,12 @@ def removal_means(members: Collection[str], seconds: float) -> list[str]:
     ]
 
 
-def removed_member_text(kept: KeptOutMember) -> str:
+def removed_member_text(member: KeptOutMember) -> str:
     """Name a removed member, the seconds that it is still kept out, and the reason."""
-    who = f" by {kept.operator}" if kept.operator else ""
-    why = f": {kept.reason}" if kept.reason else ""
-    where = "" if kept.connected else " (not connected)"
-    return f"{kept.client_id}{where} was removed{who} and stays out for {kept.seconds:.0f} s more{why}"
+    who = f" by {member.operator}" if member.operator else ""
+    why = f": {member.reason}" if member.reason else ""
+    where = "" if member.connected else " (not connected)"
+    return f"{member.client_id}{where} was removed{who} and stays out for {member.seconds:.0f} s more{why}"
 
 
 def queue_text(queue: MessageQueue) -> str:

@@ -13,9 +13,9 @@ def message_fields(message: ReceivedMessage) -> dict[str, object]:
     record = message.record
     body: str | None
     try:
-        body, encoded = message.body.decode(), None
+        body, body_base64 = message.body.decode(), None
     except UnicodeDecodeError:
-        body, encoded = None, base64.b64encode(message.body).decode()
+        body, body_base64 = None, base64.b64encode(message.body).decode()
     return {
         "message_id": message.message_id,
         "offset_message_id": record.offset_message_id,
@@ -30,5 +30,5 @@ def message_fields(message: ReceivedMessage) -> dict[str, object]:
         "keys": list(message.keys),
         "properties": dict(message.properties),
         "body": body,
-        "body_base64": encoded,
+        "body_base64": body_base64,
     }

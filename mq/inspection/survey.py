@@ -123,25 +123,25 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
     settings: dict[str, Mapping[str, str]] = {}
     name_servers: dict[str, frozenset[str] | str] = {}
     open_name_servers: set[str] = set()
-    unresolved: dict[str, str] = {}
-    throttled: dict[str, Sequence[Throttled]] = {}
+    resolve_errors: dict[str, str] = {}
+    throttled_users: dict[str, Sequence[Throttled]] = {}
     answering = [each.address for group in groups for each in group.replicas if each.address and each.figures]
-    known = {each.address for group in groups for each in group.replicas if each.address}
+    addresses = {each.address for group in groups for each in group.replicas if each.address}
     async with UserAdmin(namesrv, remoting=remoting) as admin, trio.open_nursery() as nursery:
         for address in answering:
             nursery.start_soon(_ask_settings, admin, address, settings)
         for address in _throttling(groups):
-            nursery.start_soon(_ask_throttled, admin, address, throttled)
+            nursery.start_soon(_ask_throttled, admin, address, throttled_users)
         for address in parse_addresses(namesrv):
             nursery.start_soon(_ask_name_server, address, remoting, name_servers, open_name_servers)
-        for host in {address.rpartition(":")[0].strip("[]") for address in known}:
-            nursery.start_soon(_resolve, host, unresolved)
-    found = Survey(
+        for host in {address.rpartition(":")[0].strip("[]") for address in addresses}:
+            nursery.start_soon(_resolve, host, resolve_errors)
+    result = Survey(
         groups,
         settings,
         name_servers,
-        unresolved,
-        throttled=throttled,
+        resolve_errors,
+        throttled=throttled_users,
         open_name_servers=frozenset(open_name_servers),
     )
     leaderless = [group.group for group in groups if group.leader is None and not group.is_stock]
@@ -149,13 +149,13 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
         is_refused = any(each.refusal is not None for group in groups for each in group.replicas)
         what = "does not show its leader" if is_refused else "has no leader"
         reason = f"{', '.join(leaderless)} {what}" if leaderless else "there is no broker"
-        return replace(found, consumers_reason=reason)
-    schedules, orphaned = await _schedules(namesrv, remoting, groups)
-    found = replace(found, schedules=schedules, orphaned_schedules=orphaned)
+        return replace(result, consumers_reason=reason)
+    schedules, orphans = await _schedules(namesrv, remoting, groups)
+    result = replace(result, schedules=schedules, orphaned_schedules=orphans)
     try:
-        return replace(found, consumers=await _consumers(namesrv, remoting, found, watch_seconds))
+        return replace(result, consumers=await _consumers(namesrv, remoting, result, watch_seconds))
     except ClientError as error:
-        return replace(found, consumers_reason=str(error))
+        return replace(result, consumers_reason=str(error))
 
 
 async def _ask_settings(admin: Admin, address: str, settings: dict[str, Mapping[str, str]]) -> None:
@@ -174,10 +174,10 @@ def _throttling(groups: Iterable[GroupStatus]) -> list[str]:
     ]
 
 
-async def _ask_throttled(admin: UserAdmin, address: str, throttled: dict[str, Sequence[Throttled]]) -> None:
+async def _ask_throttled(admin: UserAdmin, address: str, throttled_users: dict[str, Sequence[Throttled]]) -> None:
     with trio.move_on_after(ANSWER_SECONDS):
         try:
-            throttled[address] = (await admin.quotas_at(address)).throttled
+            throttled_users[address] = (await admin.quotas_at(address)).throttled
         except ClientError:
             return  # it is asked again next time
 
@@ -196,12 +196,12 @@ async def _schedules(
                 topics = await admin.topic_configs()
         except ClientError:
             return (), frozenset()  # a group that does not answer is reported by the status already
-        orphaned = (
+        orphans = (
             (each.broker_name, each.schedule.name)
             for each in schedules
             if each.schedule.enabled and each.next and not _takes_messages(topics, each)
         )
-        return schedules, frozenset(orphaned)
+        return schedules, frozenset(orphans)
     return (), frozenset()
 
 
@@ -246,22 +246,22 @@ async def _consumers(
     hours = [each.get("raftmq.retention_hours", each.get("fileReservedTime")) for each in settings]
     retention_hours = min((float(each) for each in hours if each is not None), default=None)
     async with CatalogueAdmin(namesrv, remoting=remoting) as admin:
-        started = trio.current_time()
+        started_at = trio.current_time()
         before = await admin.all_progress()
         configs = {name: next(iter(each.values())) for name, each in (await admin.consumer_groups()).items()}
         topics = [name for name in await admin.topics() if name.startswith(DEAD_LETTER_PREFIX)]
         letters = await admin.queue_ends(topics)
-        await trio.sleep(max(0.0, watch_seconds - (trio.current_time() - started)))
+        await trio.sleep(max(0.0, watch_seconds - (trio.current_time() - started_at)))
         after = await admin.all_progress()
-        watched_seconds = trio.current_time() - started
+        watched_seconds = trio.current_time() - started_at
         now_ms = time.time_ns() // 1_000_000
         lagging = {group: queues for group, each in after.items() if (queues := _lagging(group, each))}
-        told = await admin.members_of_groups(sorted(lagging), differing=True)
-        if told is None:
+        group_members = await admin.members_of_groups(sorted(lagging), differing=True)
+        if group_members is None:
             members, differing = await each_of(lagging, admin.group_members), {}
         else:
-            members = {group: [each.client for each in told.groups.get(group, ())] for group in lagging}
-            differing = told.differing
+            members = {group: [each.client for each in group_members.groups.get(group, ())] for group in lagging}
+            differing = group_members.differing
         topics_behind = sorted({queue.topic for queues in lagging.values() for queue in queues})
         ends = await admin.queue_ends(topics_behind)
         log_bytes = _log_bytes(survey)
@@ -281,10 +281,10 @@ async def _consumers(
                 if 0 < border_ms > after[group][queue].last_ms:
                     borders[queue] = dt.datetime.fromtimestamp(border_ms / 1000, dt.UTC)
         at_risk = await admin.offsets_at(borders)
-        kept = [queue for queue, each in letters.items() if each.max_offset > each.min_offset]
-        marks = await admin.group_progress(DEALT_WITH_BY) if kept else {}
+        queues_with_letters = [queue for queue, each in letters.items() if each.max_offset > each.min_offset]
+        marks = await admin.group_progress(DEALT_WITH_BY) if queues_with_letters else {}
     dead_letters: dict[str, list[QueueEnds]] = {}
-    for queue in kept:
+    for queue in queues_with_letters:
         each = letters[queue]
         first = max(each.min_offset, marks[queue].offset if queue in marks else 0)
         if each.max_offset > first:
@@ -318,11 +318,11 @@ def _log_bytes(survey: Survey) -> dict[str, int]:
         own = [survey.settings.get(each.address or "", {}) for each in group.replicas]
         if any(each.get(f"raftmq.{name}", "") != "" for each in own for name in LOCAL_RETENTION):
             continue
-        told = [
+        log_limits = [
             int(each["raftmq.retention_bytes"]) for each in own if each.get("raftmq.retention_bytes", "").isdecimal()
         ]
-        if told:
-            limits[group.group] = min(told)
+        if log_limits:
+            limits[group.group] = min(log_limits)
     return limits
 
 
@@ -356,14 +356,14 @@ async def _topic_limits(
     """The hours of topics that are kept for less than the brokers' logs, and the bytes of topics that are kept by size.
     Raises ClientError.
     """
-    found: dict[str, float] = {}
+    retention_seconds: dict[str, float] = {}
     found_bytes: dict[str, int] = {}
     for topic, configs in (await admin.topic_configs()).items():
         attributes = [config.attributes for config in configs.values()]
         hours = [each for own in attributes if (each := reserve_hours(own)) is not None]
         if hours and (retention_hours is None or min(hours) < retention_hours):
-            found[topic] = min(hours)
+            retention_seconds[topic] = min(hours)
         nbytes = [each for own in attributes if (each := reserve_bytes(own)) is not None]
         if nbytes:
             found_bytes[topic] = min(nbytes)
-    return found, found_bytes
+    return retention_seconds, found_bytes

@@ -14,8 +14,8 @@ NEW_QUEUES_SECONDS: Final = 5.0
 async def take_new_queues(consumer: PullConsumer, topic: str, tags: str | Sql) -> None:
     """Read new queues of the topic from their beginning. Raises TopicNotFound, ClientError."""
     queues = await consumer.queues(topic)
-    known = consumer.assignment
-    if new := [queue for queue in queues if queue not in known]:
+    assignment = consumer.assignment
+    if new := [queue for queue in queues if queue not in assignment]:
         await consumer.assign(queues, tags)
         for queue in new:
             await consumer.seek(queue, "first")

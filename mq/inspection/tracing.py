@@ -20,13 +20,13 @@ class TraceEvent:
 def trace_events(story: MessageTrace) -> list[TraceEvent]:
     """All events of a trace, the earliest first. Texts of clients are on one line, without control characters."""
     events = [TraceEvent(sent.timestamp_ms, _sent(sent)) for sent in story.sent]
-    for ended in story.transactions:
-        check = ", after a check-back of the broker" if ended.from_check else ""
-        said = f"{_name(ended.group)} ended the transaction: {_name(ended.state)}{check}"
-        events.append(TraceEvent(ended.timestamp_ms, said))
-    for recalled in story.recalled:
-        how = "recalled it" if recalled.success else "failed to recall it"
-        events.append(TraceEvent(recalled.timestamp_ms, f"{_name(recalled.group)} {how}"))
+    for transaction in story.transactions:
+        check = ", after a check-back of the broker" if transaction.from_check else ""
+        text = f"{_name(transaction.group)} ended the transaction: {_name(transaction.state)}{check}"
+        events.append(TraceEvent(transaction.timestamp_ms, text))
+    for recall in story.recalled:
+        how = "recalled it" if recall.success else "failed to recall it"
+        events.append(TraceEvent(recall.timestamp_ms, f"{_name(recall.group)} {how}"))
     events += [TraceEvent(handling.begun.timestamp_ms, _handled(handling)) for handling in story.handled]
     return sorted(events, key=lambda event: event.at_ms)
 
@@ -36,33 +36,33 @@ def trace_summary(story: MessageTrace) -> list[str]:
     lines = []
     for group in sorted({handling.begun.group for handling in story.handled}):
         times = [each for each in story.handled if each.begun.group == group]
-        done = sum(each.ended is not None and each.ended.success for each in times)
-        lines.append(f"{_name(group)}: handled {_times(len(times))}, {_times(done)} with success")
+        success_count = sum(each.ended is not None and each.ended.success for each in times)
+        lines.append(f"{_name(group)}: handled {_times(len(times))}, {_times(success_count)} with success")
     return lines or ["no consumer with tracing handled it"]
 
 
-def _sent(sent: Sent) -> str:
-    what = f"{_KINDS.get(MessageKind(sent.kind), '') if sent.kind in set(MessageKind) else ''}message"
-    result = "sent" if sent.success else "failed to send"
-    more = "".join(f", {name} {_name(value)}" for name, value in (("tags", sent.tags), ("keys", sent.keys)) if value)
+def _sent(send: Sent) -> str:
+    what = f"{_KINDS.get(MessageKind(send.kind), '') if send.kind in set(MessageKind) else ''}message"
+    result = "sent" if send.success else "failed to send"
+    more = "".join(f", {name} {_name(value)}" for name, value in (("tags", send.tags), ("keys", send.keys)) if value)
     return (
-        f"{_name(sent.group)} at {_name(sent.client_host)} {result} a {what} of {sent.body_bytes} bytes to "
-        f"{_name(sent.topic)} at {_name(sent.store_host)} in {sent.cost_ms} ms{more}"
+        f"{_name(send.group)} at {_name(send.client_host)} {result} a {what} of {send.body_bytes} bytes to "
+        f"{_name(send.topic)} at {_name(send.store_host)} in {send.cost_ms} ms{more}"
     )
 
 
 def _handled(handling: TracedHandling) -> str:
-    begun, ended = handling.begun, handling.ended
-    attempt = f" (delivery {begun.retry_times + 1})" if begun.retry_times else ""
-    if ended is None:
+    start, end = handling.begun, handling.ended
+    attempt = f" (delivery {start.retry_times + 1})" if start.retry_times else ""
+    if end is None:
         result = "started to handle it, end unknown"
-    elif ended.success:
-        result = f"handled it in {ended.cost_ms} ms"
+    elif end.success:
+        result = f"handled it in {end.cost_ms} ms"
     else:
-        code = ended.context_code
+        code = end.context_code
         why = ContextCode(code).name.lower() if code in set(ContextCode) else f"code {code}"
-        result = f"failed to handle it in {ended.cost_ms} ms: {why}"
-    return f"{_name(begun.group)} at {_name(begun.client_host)} {result}{attempt}"
+        result = f"failed to handle it in {end.cost_ms} ms: {why}"
+    return f"{_name(start.group)} at {_name(start.client_host)} {result}{attempt}"
 
 
 def _times(count: int) -> str:

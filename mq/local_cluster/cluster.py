@@ -86,11 +86,11 @@ class DevCluster:
                 in use, and nothing was changed.
             OSError: the directory is unusable.
         """
-        shared = None if beside is None else beside.ports.namesrv
-        check_ports_of_new_directory(directory, nodes, ports, shared)
+        shared_namesrv = None if beside is None else beside.ports.namesrv
+        check_ports_of_new_directory(directory, nodes, ports, shared_namesrv)
         directory = _made(directory)
         with held(directory):
-            ports = choose_ports(directory, nodes, ports, shared)
+            ports = choose_ports(directory, nodes, ports, shared_namesrv)
             create_secret(str(directory / FILE_NAME))
             processes = Processes(directory / "logs")
             cluster = cls(directory, ports, dict(settings or {}), group, listen_host, client_host, checkout, processes)
@@ -314,8 +314,8 @@ def _in_words(status: GroupStatus | None) -> str:
 
 def _python_path() -> str:
     """PYTHONPATH for children: this project, then our own path."""
-    inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return os.pathsep.join([str(Path(mq.__file__).parent.parent), *inherited])
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.pathsep.join([str(Path(mq.__file__).parent.parent), *paths])
 
 
 def _made(directory: Path) -> Path:

@@ -57,14 +57,14 @@ async def open_groups(
         ServersFailed: as `DevCluster.open`; or the directory has more groups.
         OSError: the directory cannot be used.
     """
-    known = count_groups(directory)
-    groups = groups or max(known, 1)
-    if groups < known:
-        raise ServersFailed(f"{directory} holds {known} broker groups, not {groups}; all of them have messages")
-    wanted = [_ports_of(directory, number, nodes, ports) for number in range(groups)]
-    for number, each in enumerate(wanted):
-        shared = each.namesrv if each is not None and number else None
-        check_ports_of_new_directory(group_directory(directory, number), nodes, each, shared)
+    group_count = count_groups(directory)
+    groups = groups or max(group_count, 1)
+    if groups < group_count:
+        raise ServersFailed(f"{directory} holds {group_count} broker groups, not {groups}; all of them have messages")
+    ports_by_group = [_ports_of(directory, number, nodes, ports) for number in range(groups)]
+    for number, each in enumerate(ports_by_group):
+        shared_namesrv = each.namesrv if each is not None and number else None
+        check_ports_of_new_directory(group_directory(directory, number), nodes, each, shared_namesrv)
     clusters = list[DevCluster]()
     async with AsyncExitStack() as stack:
         for number in range(groups):
@@ -75,7 +75,7 @@ async def open_groups(
             cluster = DevCluster.open(
                 home,
                 nodes=nodes,
-                ports=wanted[number],
+                ports=ports_by_group[number],
                 settings=own,
                 group=name,
                 beside=clusters[0] if clusters else None,

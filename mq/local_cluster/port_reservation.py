@@ -94,8 +94,8 @@ class OwnPorts:
         bases = list(self._bases[: len(self._bases) - blocks + 1])
         random.shuffle(bases)
         for base in bases:
-            wanted = [base + number * BLOCK_PORTS for number in range(blocks)]
-            if self._reserved.keys().isdisjoint(wanted) and self._reserve(wanted):
+            block_ports = [base + number * BLOCK_PORTS for number in range(blocks)]
+            if self._reserved.keys().isdisjoint(block_ports) and self._reserve(block_ports):
                 return base
         return None
 

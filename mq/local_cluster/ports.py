@@ -85,8 +85,8 @@ def held(directory: Path) -> Iterator[None]:
 def is_locked(file: Path) -> bool:
     """Whether a living process has locked this file, as `held` locks a directory's. Raises OSError."""
     try:
-        with file.open("r") as opened:
-            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with file.open("r") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except BlockingIOError:
@@ -107,11 +107,11 @@ def check_ports_of_new_directory(
 
 def choose_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv: int | None) -> Ports:
     """Works like `_free_ports`, and stores them for the next time."""
-    chosen = _free_ports(directory, nodes, ports, shared_namesrv)
+    group_ports = _free_ports(directory, nodes, ports, shared_namesrv)
     path = directory / PORTS_FILE
-    if chosen != remembered_ports(path):
-        replace_file(path, json.dumps(asdict(chosen)).encode() + b"\n")
-    return chosen
+    if group_ports != remembered_ports(path):
+        replace_file(path, json.dumps(asdict(group_ports)).encode() + b"\n")
+    return group_ports
 
 
 def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv: int | None) -> Ports:
@@ -121,17 +121,17 @@ def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv
 
     Raises ServersFailed if a port is in use, or if the directory belongs to a group of another size.
     """
-    known = remembered_ports(directory / PORTS_FILE)
-    if known is not None and len(known.clients) != nodes:
-        raise ServersFailed(f"{directory} holds a group of {len(known.clients)} replicas, not of {nodes}")
-    chosen = ports or known or Ports.conventional(nodes)
+    previous = remembered_ports(directory / PORTS_FILE)
+    if previous is not None and len(previous.clients) != nodes:
+        raise ServersFailed(f"{directory} holds a group of {len(previous.clients)} replicas, not of {nodes}")
+    group_ports = ports or previous or Ports.conventional(nodes)
     if shared_namesrv is not None:
-        chosen = replace(chosen, namesrv=shared_namesrv)
-    if taken := [port for port in chosen.all if port != shared_namesrv and not is_free(port)]:
+        group_ports = replace(group_ports, namesrv=shared_namesrv)
+    if busy_ports := [port for port in group_ports.all if port != shared_namesrv and not is_free(port)]:
         raise ServersFailed(
-            f"another process listens on {HOST}:{taken[0]}; stop it, or choose other ports with --base-port"
+            f"another process listens on {HOST}:{busy_ports[0]}; stop it, or choose other ports with --base-port"
         )
-    return chosen
+    return group_ports
 
 
 def remembered_ports(path: Path) -> Ports | None:
@@ -139,7 +139,7 @@ def remembered_ports(path: Path) -> Ports | None:
     if not path.exists():
         return None
     try:
-        known = json.loads(path.read_text())
-        return Ports(int(known["namesrv"]), tuple(known["clients"]), tuple(known["replication"]))
+        numbers = json.loads(path.read_text())
+        return Ports(int(numbers["namesrv"]), tuple(numbers["clients"]), tuple(numbers["replication"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ServersFailed(f"{path} cannot be read: {error}") from error

@@ -193,7 +193,7 @@ class Processes:
 
         Raises ServersFailed if a process ends unexpectedly, or if there is no answer in time.
         """
-        heard = "no answer"
+        error_text = "no answer"
         with trio.move_on_after(seconds):
             while True:
                 self.check()
@@ -204,10 +204,10 @@ class Processes:
                     if answer is not None:
                         return answer
                 except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
-                    heard = str(error) or type(error).__name__
+                    error_text = str(error) or type(error).__name__
                 await trio.sleep(POLL_SECONDS)
-        said = "; ".join(f"{name} says {self.last_words(name)}" for name in self._children)
-        raise ServersFailed(f"no {what} within {seconds:g} s ({heard}); {said}")
+        last_lines = "; ".join(f"{name} says {self.last_words(name)}" for name in self._children)
+        raise ServersFailed(f"no {what} within {seconds:g} s ({error_text}); {last_lines}")
 
     async def wait_listening(self, name: str, port: int, seconds: float = READY_SECONDS_MAX) -> None:
         """Wait until a port of the loopback address accepts connections. Raises ServersFailed."""
@@ -225,10 +225,10 @@ class Processes:
 
         async def look() -> re.Match[str] | None:
             await trio.lowlevel.checkpoint()
-            found = pattern.search(self.log_path(name).read_bytes()[since:].decode(errors="replace"))
-            if found is None and not self.is_running(name):
+            match = pattern.search(self.log_path(name).read_bytes()[since:].decode(errors="replace"))
+            if match is None and not self.is_running(name):
                 raise ServersFailed(f"{name} stopped with exit code {self.exit_code(name)}: {self.last_words(name)}")
-            return found
+            return match
 
         return await self.wait_until(f"line {pattern.pattern!r} of {name}", look, seconds)
 
@@ -313,5 +313,5 @@ def last_words(log: Path) -> str:
     # An exception group is printed in a frame of these characters; its last line is only frame. The location lines of
     # a Java stack trace begin with a tab.
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    said = [text for line in lines if not line.startswith("\t") and (text := line.strip(" |+-"))]
-    return (said[-1] if said else "it said nothing") + f" (see {log})"
+    texts = [text for line in lines if not line.startswith("\t") and (text := line.strip(" |+-"))]
+    return (texts[-1] if texts else "it said nothing") + f" (see {log})"

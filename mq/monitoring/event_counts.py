@@ -27,11 +27,11 @@ class EventCounts:
 
     def errors(self) -> dict[str, int]:
         """The number of times each event of level error or critical was logged, by its name."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for (level, name), count in self._counts.items():
             if level in ("error", "critical"):
-                found[name] += count
-        return dict(sorted(found.items()))
+                counts[name] += count
+        return dict(sorted(counts.items()))
 
     def counts(self) -> dict[tuple[str, str], int]:
         """The number of times each event was logged, by its level and name."""

@@ -89,14 +89,14 @@ def render(
         parts.append(encode(_Once((_metric(family),))).removesuffix(end))
         if isinstance(family, Family):
             name = f"{family.name}_total" if family.kind is Kind.COUNTER else family.name
-            known = before.get(family.labels, {})
+            texts_by_values = before.get(family.labels, {})
             labels = current.setdefault(family.labels, {})
             template, order = _template(family.labels)
             for at in range(0, len(family.samples), SAMPLES_IN_STEP):
                 lines: list[str] = []
                 for values, value in family.samples[at : at + SAMPLES_IN_STEP]:
                     if (text := labels.get(values)) is None:
-                        if (text := known.get(values)) is None:
+                        if (text := texts_by_values.get(values)) is None:
                             text = template % (*[_escaped(values[label]) for label in order],)
                         labels[values] = text
                     lines.append(f"{name}{text}{_number(value)}\n")
@@ -140,8 +140,8 @@ def _metric(family: Family | Histogram) -> Metric:
         return metric
     histogram = HistogramMetricFamily(family.name, family.help, labels=family.labels)
     buckets, count = [], 0
-    for bound, more in zip([*map(str, family.bounds), "+Inf"], family.counts, strict=True):
+    for bound_text, more in zip([*map(str, family.bounds), "+Inf"], family.counts, strict=True):
         count += more
-        buckets.append((bound, count))
+        buckets.append((bound_text, count))
     histogram.add_metric(family.values, buckets, family.total)
     return histogram

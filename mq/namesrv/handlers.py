@@ -246,7 +246,7 @@ class Handlers:
             return _Response(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
         registration = RegisterBrokerBody.decode(body, compressed=ext.compressed) if body else RegisterBrokerBody()
         broker = _broker(ext)
-        registered = self._table.register_broker(
+        result = self._table.register_broker(
             self._clock(),
             broker,
             registration,
@@ -255,10 +255,10 @@ class Handlers:
             expiry_seconds=_seconds(ext.heartbeat_timeout_ms),
             whole=ext.whole,
         )
-        if not registered.accepted:
+        if not result.accepted:
             self._log.warning("registration_ignored", **_fields(broker), reason="a newer broker has this id")
         order = self._kv.of_namespace(ORDER_TOPIC_NAMESPACE)
-        return _Response(ext=_leader_fields(registered), body=KVTable(dict(order)).encode() if order else b"")
+        return _Response(ext=_leader_fields(result), body=KVTable(dict(order)).encode() if order else b"")
 
     def _unregister_broker(self, request: UnregisterBroker, body: memoryview, connection: Hashable) -> _Response:
         broker = _broker(request.ext)
@@ -270,10 +270,12 @@ class Handlers:
         return _Response()
 
     def _query_data_version(self, request: QueryDataVersion, body: memoryview, connection: Hashable) -> _Response:
-        changed, known = self._table.query_data_version(
+        is_changed, version = self._table.query_data_version(
             self._clock(), _broker(request.ext), DataVersion.decode(body) if body else DataVersion()
         )
-        return _Response(ext={"changed": "true" if changed else "false"}, body=b"" if known is None else known.encode())
+        return _Response(
+            ext={"changed": "true" if is_changed else "false"}, body=b"" if version is None else version.encode()
+        )
 
     def _heartbeat(self, request: BrokerHeartbeat, body: memoryview, connection: Hashable) -> _Response:
         ext = request.ext
@@ -371,9 +373,9 @@ class Handlers:
         return _Response(body=encode_properties(self._config.properties()))
 
     def _update_config(self, request: UpdateNamesrvConfig, body: memoryview, connection: Hashable) -> _Response:
-        wanted = decode_properties(body)
-        self._config.update(wanted)
-        self._log.info("config_changed", settings=sorted(wanted), peer=connection)
+        properties = decode_properties(body)
+        self._config.update(properties)
+        self._log.info("config_changed", settings=sorted(properties), peer=connection)
         return _Response()
 
 
@@ -395,10 +397,8 @@ def _fields(broker: BrokerId) -> dict[str, object]:
     }
 
 
-def _leader_fields(registered: Registered) -> dict[str, str] | None:
-    if registered.leader_address is None:
+def _leader_fields(result: Registered) -> dict[str, str] | None:
+    if result.leader_address is None:
         return None
-    reply = RegistrationReply(
-        ha_server_address=registered.leader_ha_address or "", leader_address=registered.leader_address
-    )
+    reply = RegistrationReply(ha_server_address=result.leader_ha_address or "", leader_address=result.leader_address)
     return reply.fields()

@@ -47,17 +47,17 @@ class KvConfig:
                 raise KvInvalid(f"the {what} has {len(text.encode())} bytes; allowed: 1 to {NAME_BYTES_MAX}")
         if len(value.encode()) > VALUE_BYTES_MAX:
             raise KvInvalid(f"the value has {len(value.encode())} bytes; maximum: {VALUE_BYTES_MAX}")
-        known = self.get(namespace, key)
-        if known == value:
+        current = self.get(namespace, key)
+        if current == value:
             return
-        if known is None and self._entries >= self._entries_max:
+        if current is None and self._entries >= self._entries_max:
             raise TableFull("key-value entries", self._entries_max)
-        added = _size(namespace, key, value) - (0 if known is None else _size(namespace, key, known))
-        if self._bytes + added > self._bytes_max:
+        growth = _size(namespace, key, value) - (0 if current is None else _size(namespace, key, current))
+        if self._bytes + growth > self._bytes_max:
             raise TableFull(f"bytes of key-value entries, of {self._bytes_max} allowed", self._bytes)
         self._namespaces.setdefault(namespace, {})[key] = value
-        self._entries += known is None
-        self._bytes += added
+        self._entries += current is None
+        self._bytes += growth
         self.version += 1
 
     def get(self, namespace: str, key: str) -> str | None:

@@ -138,8 +138,8 @@ class RouteTable:
         """
         _check_names(broker, body, ha_address)
         self._check_room(broker, body)
-        known = self._groups.get(broker.group)
-        if known is not None and self._newer_holder(known, broker, body.data_version) is not None:
+        known_group = self._groups.get(broker.group)
+        if known_group is not None and self._newer_holder(known_group, broker, body.data_version) is not None:
             return Registered(accepted=False)
         before = self._live.get(broker.address)
         if before is not None and before.broker.group != broker.group:
@@ -147,9 +147,9 @@ class RouteTable:
         group = self._groups.setdefault(broker.group, _Group(broker.cluster))
         group.cluster = broker.cluster
         self._unlist(group, broker.address)
-        displaced = group.addresses.get(broker.broker_id)
-        if displaced is not None:
-            del self._live[displaced]
+        old_address = group.addresses.get(broker.broker_id)
+        if old_address is not None:
+            del self._live[old_address]
         group.addresses[broker.broker_id] = broker.address
         self._live[broker.address] = _Live(
             broker=broker,
@@ -224,16 +224,16 @@ class RouteTable:
         queues = self._topics.get(topic, {})
         if not queues:
             return None
-        found = {name: self._groups[name] for name in sorted(queues)}
+        groups = {name: self._groups[name] for name in sorted(queues)}
         filter_servers = {
             address: list(live.filter_servers)
-            for group in found.values()
+            for group in groups.values()
             for address in group.addresses.values()
             if (live := self._live[address]).filter_servers
         }
         return Route(
-            queue_datas=[queues[name] for name in found],
-            broker_datas=[_broker_data(name, group) for name, group in found.items()],
+            queue_datas=[queues[name] for name in groups],
+            broker_datas=[_broker_data(name, group) for name, group in groups.items()],
             filter_servers=filter_servers,
         )
 
@@ -279,15 +279,15 @@ class RouteTable:
 
         Raises TableFull, NameTooLong, NameUnusual.
         """
-        known = {data.broker_name: data for data in queues if data.broker_name in self._groups}
-        if not known:
+        queues_by_group = {data.broker_name: data for data in queues if data.broker_name in self._groups}
+        if not queues_by_group:
             return
         if topic not in self._topics and len(self._topics) >= self._limits.topics_max:
             raise TableFull("topics", self._limits.topics_max)
         _check_name("a topic", topic)
-        new = len(known.keys() - self._topics.get(topic, {}).keys())
+        new = len(queues_by_group.keys() - self._topics.get(topic, {}).keys())
         self._check_routes(new)
-        self._topics.setdefault(topic, {}).update(known)
+        self._topics.setdefault(topic, {}).update(queues_by_group)
         self._routes += new
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
@@ -363,10 +363,10 @@ class RouteTable:
             if not self._topics[topic]:
                 del self._topics[topic]
 
-    def _remove_all(self, gone: list[_Live]) -> list[BrokerId]:
-        for live in gone:
+    def _remove_all(self, expired_brokers: list[_Live]) -> list[BrokerId]:
+        for live in expired_brokers:
             self._remove(live)
-        return [live.broker for live in gone]
+        return [live.broker for live in expired_brokers]
 
     def _remove(self, live: _Live) -> None:
         broker = live.broker

@@ -92,9 +92,9 @@ async def serve(
     host, port = settings.listen_host, settings.listen_port
     listeners: list[trio.abc.Listener[trio.SocketStream]]
     if listener is None:
-        opened = await trio.open_tcp_listeners(port, host=host)
-        host, port = opened[0].socket.getsockname()[:2]
-        listeners = [*opened]
+        tcp_listeners = await trio.open_tcp_listeners(port, host=host)
+        host, port = tcp_listeners[0].socket.getsockname()[:2]
+        listeners = [*tcp_listeners]
     else:
         listeners = [listener]
     log.info("listening", host=host, port=port)
@@ -131,12 +131,12 @@ async def _expire_forever(handlers: Handlers, scan_seconds: float) -> None:
         handlers.expire()
 
 
-def _connections_max(wanted: int) -> int:
+def _connections_max(limit: int) -> int:
     """Raise the limit of open files to the maximum; returns how many of them may be connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return wanted if hard == resource.RLIM_INFINITY else min(wanted, max(1, hard - _OWN_DESCRIPTORS))
+    return limit if hard == resource.RLIM_INFINITY else min(limit, max(1, hard - _OWN_DESCRIPTORS))
 
 
 class _Peer:
@@ -396,9 +396,9 @@ class _Server:
             oldest.close("does not read")
 
 
-def _may_be_complete(received: bytearray, frame_bytes_max: int) -> bool:
-    if len(received) < 4:
+def _may_be_complete(buffer: bytearray, frame_bytes_max: int) -> bool:
+    if len(buffer) < 4:
         return False
     # Checks the lengths now, before the rest has arrived.
-    split_frames(memoryview(bytes(received[:8])), frame_bytes_max=frame_bytes_max)
-    return len(received) >= 4 + int.from_bytes(received[:4], "big")
+    split_frames(memoryview(bytes(buffer[:8])), frame_bytes_max=frame_bytes_max)
+    return len(buffer) >= 4 + int.from_bytes(buffer[:4], "big")

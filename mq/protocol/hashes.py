@@ -24,8 +24,8 @@ def java_string_hash(text: str) -> int:
     while len(_POWERS) < count:
         _POWERS.append(_POWERS[-1] * 31 & 0xFFFFFFFF)
     units = struct.unpack(f">{count}H", data)
-    unsigned: int = sum(map(mul, units, reversed(_POWERS[:count]))) & 0xFFFFFFFF
-    return unsigned - (1 << 32) if unsigned >= 1 << 31 else unsigned
+    total: int = sum(map(mul, units, reversed(_POWERS[:count]))) & 0xFFFFFFFF
+    return total - (1 << 32) if total >= 1 << 31 else total
 
 
 def tag_code(tags: str) -> int:

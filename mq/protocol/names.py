@@ -171,10 +171,10 @@ def topics_of_group(group: str, groups: Container[str], topics: Collection[str])
 
     Without those that another one of ``groups`` may use, too, see `retry_topic_readers`.
     """
-    popped = {pop_retry_topic(group, topic) for topic in topics if not topic.startswith(RETRY_PREFIX)}
+    pop_retry_topics = {pop_retry_topic(group, topic) for topic in topics if not topic.startswith(RETRY_PREFIX)}
     own = (
         name
-        for name in popped.intersection(topics)
+        for name in pop_retry_topics.intersection(topics)
         if all(reader == group for reader, _ in retry_topic_readers(name, groups, topics))
     )
     return [*sorted(own), retry_topic(group), dead_letter_topic(group)]

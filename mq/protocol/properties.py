@@ -227,26 +227,26 @@ def fitted(properties: Mapping[str, str], suffix: bytes = b"") -> bytes:
     If they are longer, the largest ones are left out, reserved names of ordinary size last. Then `OMITTED` says how
     many, how many bytes they have, and some names.
     """
-    encoded = encode(properties).encode()
-    excess = len(encoded) + len(suffix) - PROPERTIES_BYTES_MAX
+    text = encode(properties).encode()
+    excess = len(text) + len(suffix) - PROPERTIES_BYTES_MAX
     if excess <= 0:
-        return encoded + suffix
-    kept = {name: value for name, value in properties.items() if name != OMITTED}
-    sizes = {name: len(name.encode()) + len(value.encode()) + 2 for name, value in kept.items()}
-    omitted: list[str] = []
-    needed = {name for name in kept if name == FAILURE or (is_reserved(name) and sizes[name] <= _SMALL_BYTES_MAX)}
-    for name in sorted(kept, key=lambda name: (name in needed, -sizes[name])):
+        return text + suffix
+    copy = {name: value for name, value in properties.items() if name != OMITTED}
+    sizes = {name: len(name.encode()) + len(value.encode()) + 2 for name, value in copy.items()}
+    omitted_names: list[str] = []
+    vital = {name for name in copy if name == FAILURE or (is_reserved(name) and sizes[name] <= _SMALL_BYTES_MAX)}
+    for name in sorted(copy, key=lambda name: (name in vital, -sizes[name])):
         if excess + _OMITTED_BYTES_MAX <= 0:
             break
-        del kept[name]
-        omitted.append(name)
+        del copy[name]
+        omitted_names.append(name)
         excess -= sizes[name]
-    nbytes = sum(sizes[name] for name in omitted)
-    names = " ".join(omitted).encode()[:_NAMED_BYTES_MAX].decode("utf-8", "ignore")
-    kept[OMITTED] = f"{len(omitted)} properties of {nbytes} bytes: {names}"
-    encoded = encode(kept).encode() + suffix
-    assert len(encoded) <= PROPERTIES_BYTES_MAX, f"fitted properties of {len(encoded)} bytes"
-    return encoded
+    nbytes = sum(sizes[name] for name in omitted_names)
+    names = " ".join(omitted_names).encode()[:_NAMED_BYTES_MAX].decode("utf-8", "ignore")
+    copy[OMITTED] = f"{len(omitted_names)} properties of {nbytes} bytes: {names}"
+    text = encode(copy).encode() + suffix
+    assert len(text) <= PROPERTIES_BYTES_MAX, f"fitted properties of {len(text)} bytes"
+    return text
 
 
 def decode(text: str) -> dict[str, str]:
@@ -269,15 +269,15 @@ def real_queue_id(text: str | None) -> int:
 
 def find(text: str, name: str) -> str | None:
     """The value of one property, without decoding the others; None without one, as in `decode`."""
-    wanted = name + NAME_END
-    at = text.rfind(wanted)
+    prefix = name + NAME_END
+    at = text.rfind(prefix)
     while at >= 0:
         if at == 0 or text[at - 1] == VALUE_END:
-            start = at + len(wanted)
+            start = at + len(prefix)
             end = text.find(VALUE_END, start)
             if value := text[start:] if end < 0 else text[start:end]:
                 return value
-        at = text.rfind(wanted, 0, at + len(wanted) - 1)
+        at = text.rfind(prefix, 0, at + len(prefix) - 1)
     return None
 
 

@@ -27,20 +27,20 @@ class BriefCache(Generic[KeyT, ValueT]):
 
     async def get(self, key: KeyT) -> ValueT:
         """The value. Raises what `ask` raises."""
-        found = self._fresh(key)
-        if found is not None:
-            return found[0]  # noqa: ASYNC910 - each call asks for what is known already
+        entry = self._fresh(key)
+        if entry is not None:
+            return entry[0]  # noqa: ASYNC910 - each call asks for what is known already
         lock = self._asking.setdefault(key, trio.Lock())
         try:
             async with lock:
-                found = self._fresh(key)
-                if found is None:
+                entry = self._fresh(key)
+                if entry is None:
                     value = await self._ask(key)
                     self._values.pop(key, None)
-                    found = self._values[key] = value, trio.current_time() + self._seconds
+                    entry = self._values[key] = value, trio.current_time() + self._seconds
                     while len(self._values) > self._entries_max:
                         del self._values[next(iter(self._values))]
-                return found[0]
+                return entry[0]
         finally:
             if not lock.locked():
                 self._asking.pop(key, None)
@@ -50,5 +50,5 @@ class BriefCache(Generic[KeyT, ValueT]):
         self._values.pop(key, None)
 
     def _fresh(self, key: KeyT) -> tuple[ValueT, float] | None:
-        found = self._values.get(key)
-        return found if found is not None and found[1] > trio.current_time() else None
+        entry = self._values.get(key)
+        return entry if entry is not None and entry[1] > trio.current_time() else None

@@ -228,8 +228,8 @@ class Brokers:
         refresh = False
         error: ClientError | None = None
         while True:
-            left = deadline - trio.current_time()
-            if left <= 0:
+            wait = deadline - trio.current_time()
+            if wait <= 0:
                 if error is not None:
                     self._log.info("held_request_failed", topic=topic, broker=broker_name, reason=str(error))
                 return None  # noqa: ASYNC910 - the time was over before the first question
@@ -237,7 +237,7 @@ class Brokers:
                 address = await leader_address(self._core, topic, broker_name, refresh=refresh)
                 connection = await self._core.connection(address)
                 answer = await connection.request(
-                    code, dict(ext_for(math.ceil(1000 * left))), timeout=left + _ANSWER_SECONDS, may_be_held=True
+                    code, dict(ext_for(math.ceil(1000 * wait))), timeout=wait + _ANSWER_SECONDS, may_be_held=True
                 )
                 if answer[0].code not in NOT_NOW:
                     return answer

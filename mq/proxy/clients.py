@@ -152,16 +152,16 @@ class Clients:
         """The members of consumer groups, at most `MEMBERS_MAX` with `MEMBERS_BYTES_MAX`; further ones are left out.
         The newest stream of a client names its member.
         """
-        found: list[ClientBehindProxy] = []
+        clients: list[ClientBehindProxy] = []
         room = MEMBERS_BYTES_MAX
         for streams in self._streams.values():
             member = streams[-1].member
             if member is not None and (nbytes := len(member.encode())) <= room:
-                found.append(member)
+                clients.append(member)
                 room -= nbytes
-                if len(found) == MEMBERS_MAX:
+                if len(clients) == MEMBERS_MAX:
                     break
-        return found
+        return clients
 
     def member(self, group: str, client_id: str) -> TelemetryStream | None:
         """The stream of a member of a group; None if there is none."""

@@ -68,9 +68,9 @@ def parse_utc_offsets(text: str) -> tuple[int, ...]:
     """Milliseconds of offsets such as +08:00, separated by commas. Raises ValueError."""
     offsets: list[int] = []
     for each in filter(None, (part.strip() for part in text.split(","))):
-        found = _UTC_OFFSET.fullmatch(each)
-        if found is None:
+        match = _UTC_OFFSET.fullmatch(each)
+        if match is None:
             raise ValueError(f"{each!r} is not an offset from UTC such as +08:00")
-        minutes = int(found[2]) * 60 + int(found[3])
-        offsets.append(minutes * 60_000 * (-1 if found[1] == "-" else 1))
+        minutes = int(match[2]) * 60 + int(match[3])
+        offsets.append(minutes * 60_000 * (-1 if match[1] == "-" else 1))
     return tuple(offsets)

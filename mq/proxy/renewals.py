@@ -140,17 +140,17 @@ class Renewals:
         self._of_client[client_id] += 1
 
     def _drop(self, key: _Key) -> _Held | None:
-        held = self._held.pop(key, None)
-        if held is not None:
+        message = self._held.pop(key, None)
+        if message is not None:
             self._of_client[key[0]] -= 1
             if not self._of_client[key[0]]:
                 del self._of_client[key[0]]
-        return held
+        return message
 
     def forget(self, client_id: str, group: str, handle: Handle) -> None:
         """Stop keeping a message hidden; `handle` is the handle of its pop."""
-        if (held := self._drop((client_id, group, handle.encode()))) is not None:
-            held.settled = True
+        if (message := self._drop((client_id, group, handle.encode()))) is not None:
+            message.settled = True
 
     @asynccontextmanager
     async def taken(self, client_id: str, group: str, text: str) -> AsyncGenerator[Handle]:
@@ -159,21 +159,21 @@ class Renewals:
         If the block fails, it stays as it was. Raises CodedError for an invalid handle.
         """
         key = client_id, group, text
-        held = self._held.get(key)
-        if held is None:
+        message = self._held.get(key)
+        if message is None:
             yield Handle.decode(text)
             return
-        async with held.lock:
-            yield held.handle
-            held.settled = True
-            if self._held.get(key) is held:
+        async with message.lock:
+            yield message.handle
+            message.settled = True
+            if self._held.get(key) is message:
                 self._drop(key)
 
     async def release(self, client_id: str) -> None:  # noqa: ASYNC910 - a client may have nothing
         """Give the messages of a client that has left back to the brokers."""
-        for key, held in [each for each in self._held.items() if each[0][0] == client_id]:
+        for key, message in [each for each in self._held.items() if each[0][0] == client_id]:
             self._drop(key)
-            await self._give_back(held)
+            await self._give_back(message)
 
     async def run(self) -> None:
         """Keep messages hidden, until cancelled. A broker that does not answer delays only its own."""
@@ -182,8 +182,8 @@ class Renewals:
         async def renew(broker: str, due: list[tuple[_Key, _Held]]) -> None:  # noqa: ASYNC910 - something is due
             for at in range(0, len(due), _AT_ONCE):
                 async with trio.open_nursery() as nursery:
-                    for key, held in due[at : at + _AT_ONCE]:
-                        nursery.start_soon(self._renew, key, held)
+                    for key, message in due[at : at + _AT_ONCE]:
+                        nursery.start_soon(self._renew, key, message)
             busy.discard(broker)
 
         async with trio.open_nursery() as brokers:
@@ -197,36 +197,36 @@ class Renewals:
     def _due(self, now: float) -> dict[str, list[tuple[_Key, _Held]]]:
         """The messages that would become visible soon, by broker."""
         due: dict[str, list[tuple[_Key, _Held]]] = {}
-        for key, held in self._held.items():
-            if held.renew_at <= now:
-                due.setdefault(held.handle.receipt.broker, []).append((key, held))
+        for key, message in self._held.items():
+            if message.renew_at <= now:
+                due.setdefault(message.handle.receipt.broker, []).append((key, message))
         return due
 
-    async def _renew(self, key: _Key, held: _Held) -> None:
-        if held.lock.locked():
+    async def _renew(self, key: _Key, each: _Held) -> None:
+        if each.lock.locked():
             return  # noqa: ASYNC910 - it is being settled
-        async with held.lock:
-            if held.settled or self._held.get(key) is not held:
+        async with each.lock:
+            if each.settled or self._held.get(key) is not each:
                 return
             now = trio.current_time()
-            visible = held.renew_at + _AHEAD_SECONDS <= now
-            if visible or held.until <= now or held.may_be_lost() or not self._is_here(key[0]):
+            visible = each.renew_at + _AHEAD_SECONDS <= now
+            if visible or each.until <= now or each.may_be_lost() or not self._is_here(key[0]):
                 self._drop(key)
                 return
             try:
-                held.handle = await self._defer(held.group, held.topic, held.handle, HIDDEN_MS, held.extra)
-                held.renew_at = trio.current_time() + HIDDEN_MS / 1000 - _AHEAD_SECONDS
+                each.handle = await self._defer(each.group, each.topic, each.handle, HIDDEN_MS, each.extra)
+                each.renew_at = trio.current_time() + HIDDEN_MS / 1000 - _AHEAD_SECONDS
             except CodedError as refused:
-                self._log.info("message_not_hidden_any_more", group=held.group, topic=held.topic, reason=refused.reason)
+                self._log.info("message_not_hidden_any_more", group=each.group, topic=each.topic, reason=refused.reason)
                 self._drop(key)
             except ClientError as error:  # asked again a second later
-                self._log.warning("message_not_kept_hidden", group=held.group, topic=held.topic, reason=str(error))
+                self._log.warning("message_not_kept_hidden", group=each.group, topic=each.topic, reason=str(error))
 
-    async def _give_back(self, held: _Held) -> None:
-        async with held.lock:
-            if held.settled:
+    async def _give_back(self, message: _Held) -> None:
+        async with message.lock:
+            if message.settled:
                 return
             try:
-                await self._defer(held.group, held.topic, held.handle, 0, held.extra)
+                await self._defer(message.group, message.topic, message.handle, 0, message.extra)
             except (ClientError, CodedError) as error:
-                self._log.info("message_not_given_back", group=held.group, topic=held.topic, reason=str(error))
+                self._log.info("message_not_given_back", group=message.group, topic=message.topic, reason=str(error))

@@ -78,9 +78,9 @@ async def serve(
 
                 is_required = configuration.metrics_listen is not None
                 valid_until = None if certificate is None else certificate.valid_until
-                if scraped := await open_metrics_listeners(metrics_address, log, is_required=is_required):
+                if metrics_listeners := await open_metrics_listeners(metrics_address, log, is_required=is_required):
                     monitoring = Monitoring(lambda: collect(table, counters, valid_until), _ready(brokers, draining))
-                    nursery.start_soon(monitoring.serve, scraped)
+                    nursery.start_soon(monitoring.serve, metrics_listeners)
             if certificate is not None:
                 nursery.start_soon(_look_at_files, certificate)
             serving = partial(
@@ -161,9 +161,9 @@ def _tls(configuration: ProxyConfiguration, log: Log) -> tuple[Certificate | Non
         files = Path(configuration.tls_certificate), Path(configuration.tls_key), clients_ca
         certificate = Certificate(*files, log, wall_clock_ms)
         return certificate, OwnCertificate(certificate)
-    made = SelfSigned([configuration.listen_host], wall_clock_ms)
-    log.info("certificate_made", fingerprint=made.fingerprint, valid_until=made.valid_until.isoformat())
-    return None, made
+    own = SelfSigned([configuration.listen_host], wall_clock_ms)
+    log.info("certificate_made", fingerprint=own.fingerprint, valid_until=own.valid_until.isoformat())
+    return None, own
 
 
 async def _look_at_files(certificate: Certificate) -> None:

@@ -62,14 +62,14 @@ def split_annotation(annotation: bytes, body: bytes | memoryview) -> tuple[list[
     Raises AnnotationDamaged, also for an empty annotation.
     """
     commands: list[bytes] = []
-    sequenced: list[SequencedRecord] = []
+    sequenced_records: list[SequencedRecord] = []
     if annotation[:1] == COMMANDS_START:
         commands, annotation = split_commands(annotation, body)
     if annotation[:1] == _SEQUENCED_START:
-        sequenced, annotation = split_sequenced(annotation)
+        sequenced_records, annotation = split_sequenced(annotation)
     if annotation[:1] != ANNOTATION_START:
         raise AnnotationDamaged("its format is unknown", 0, len(annotation))
-    return commands, sequenced, annotation
+    return commands, sequenced_records, annotation
 
 
 def encode_runs(runs: Iterable[QueueRun]) -> bytes:
@@ -134,9 +134,9 @@ def sequenced_row(row: SequencedRecord) -> bytes:
 
 
 def _join_rows(rows: Sequence[bytes], runs: bytes) -> bytes:
-    encoded = b"".join(rows)
+    row_bytes = b"".join(rows)
     assert runs[0] == ANNOTATION_FORMAT, f"an annotation of format {runs[0]} is joined to sequence numbers"
-    return b"".join((_SEQUENCED_HEAD.pack(SEQUENCED_FORMAT, len(encoded)), encoded, runs[1:]))
+    return b"".join((_SEQUENCED_HEAD.pack(SEQUENCED_FORMAT, len(row_bytes)), row_bytes, runs[1:]))
 
 
 def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:

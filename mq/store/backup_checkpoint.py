@@ -25,13 +25,13 @@ def keep_pending(directory: str, first_index: LogIndex, last_index: LogIndex) ->
 
     Without room on the disk nothing is kept. Raises OSError if a checkpoint cannot be read.
     """
-    found = snapshot_between(directory, first_index, last_index, pending=True)
-    if found is None or _index_of(directory, PENDING_NAME) == found.index:
+    snapshot = snapshot_between(directory, first_index, last_index, pending=True)
+    if snapshot is None or _index_of(directory, PENDING_NAME) == snapshot.index:
         return
     path = os.path.join(directory, PENDING_NAME)
     try:
         with open(f"{path}.new", "wb") as file:
-            file.write(found.data)
+            file.write(snapshot.data)
         os.rename(f"{path}.new", path)
     except OSError:
         with suppress(OSError):  # the log needs the rest of a full disk
@@ -62,15 +62,15 @@ def snapshot_between(
     replaced atomically. With ``pending``, also the checkpoint that `keep_pending` has kept. None if there is none, or
     it is damaged. Raises OSError.
     """
-    found = []
+    checkpoints = []
     for name in (CHECKPOINT_NAME, PREVIOUS_NAME, SNAPSHOT_NAME, *([PENDING_NAME] if pending else [])):
         try:
             checkpoint = load_checkpoint(directory, name)
         except CheckpointDamaged:
             continue
         if checkpoint is not None and first_index <= checkpoint.applied_index <= last_index:
-            found.append(checkpoint)
-    oldest = min(found, key=lambda each: each.applied_index, default=None)
+            checkpoints.append(checkpoint)
+    oldest = min(checkpoints, key=lambda each: each.applied_index, default=None)
     if oldest is None:
         return None
     return Snapshot(

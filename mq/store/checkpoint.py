@@ -110,13 +110,13 @@ def _payload(checkpoint: Checkpoint, topics: int, rows: Rows) -> Iterator[bytes]
     yield cbor2.dumps("queues")
     yield _cbor_map(topics)
     some: dict[str, Sequence[QueueRow]] = {}
-    left = _QUEUES_IN_PIECE
+    room = _QUEUES_IN_PIECE
     for topic, queues in rows:
         some[topic] = queues
-        left -= max(1, len(queues))
-        if left <= 0:
+        room -= max(1, len(queues))
+        if room <= 0:
             yield _cbor_pairs(some)
-            some, left = {}, _QUEUES_IN_PIECE
+            some, room = {}, _QUEUES_IN_PIECE
     if some:
         yield _cbor_pairs(some)
 
@@ -372,19 +372,19 @@ class Checkpointer:
 
 def _applied_pos(directory: str, name: str) -> PhysicalOffset:
     try:
-        found = load_checkpoint(directory, name)
+        checkpoint = load_checkpoint(directory, name)
     except CheckpointDamaged:
         return LOG_BEGIN
-    return LOG_BEGIN if found is None else found.applied_pos
+    return LOG_BEGIN if checkpoint is None else checkpoint.applied_pos
 
 
 def _keep_previous(directory: str) -> None:
     """Keep the checkpoint that is about to be replaced under another name, in case the new one gets damaged."""
-    path, kept = os.path.join(directory, CHECKPOINT_NAME), os.path.join(directory, PREVIOUS_NAME)
+    path, previous_path = os.path.join(directory, CHECKPOINT_NAME), os.path.join(directory, PREVIOUS_NAME)
     if os.path.exists(path):
         with suppress(FileNotFoundError):
-            os.unlink(kept)
-        os.link(path, kept)
+            os.unlink(previous_path)
+        os.link(path, previous_path)
 
 
 def write_checkpoint(directory: str, name: str, checkpoint: Checkpoint) -> None:

@@ -158,10 +158,10 @@ class ConsumeQueue:
         if first_offset != self.max_offset:
             if first_offset > self.max_offset:
                 raise RunInvalid(*self.key, f"offset {first_offset} leaves a gap after {self.max_offset}")
-            known = min(self.max_offset - first_offset, count)
-            self._check_repeats(first_offset, entries[: known * QUEUE_ENTRY_BYTES])
-            entries = entries[known * QUEUE_ENTRY_BYTES :]
-            count -= known
+            repeat_count = min(self.max_offset - first_offset, count)
+            self._check_repeats(first_offset, entries[: repeat_count * QUEUE_ENTRY_BYTES])
+            entries = entries[repeat_count * QUEUE_ENTRY_BYTES :]
+            count -= repeat_count
         self._tail += entries
         self.max_offset += count
         return count
@@ -222,8 +222,8 @@ class ConsumeQueue:
             self._tail = self._tail[(end - offset) * QUEUE_ENTRY_BYTES :]  # captures may still read the old one
             self._flushed_offset = end
             self._checksum = checksum
-            left = self.max_offset - end
-            assert len(self._tail) == left * QUEUE_ENTRY_BYTES, f"{self}: {len(self._tail)} bytes behind {end}"
+            rest_count = self.max_offset - end
+            assert len(self._tail) == rest_count * QUEUE_ENTRY_BYTES, f"{self}: {len(self._tail)} bytes behind {end}"
 
     def prepend(self, entries: bytes) -> None:
         """Add entries of older messages right before ``min_offset``, and write them to files.
@@ -269,14 +269,14 @@ class ConsumeQueue:
         Returns whether it is complete then; not if it has grown since `damaged_entries`. Raises OSError.
         """
         assert start % self._entries_per_block == 0, f"{self}: no block begins at {start}"
-        wanted = self.damaged_entries(start)
-        if wanted is not None:
-            if wanted[0] < first or wanted[1] != first + len(entries) // QUEUE_ENTRY_BYTES:
+        damaged_range = self.damaged_entries(start)
+        if damaged_range is not None:
+            if damaged_range[0] < first or damaged_range[1] != first + len(entries) // QUEUE_ENTRY_BYTES:
                 return False
             before = bytes((first - start) * QUEUE_ENTRY_BYTES)
             block, checksum = seal(before + entries, start, self._seed(start), self._entries_per_block)
             self._files.write(self._path(start), self._position(start), block)
-            if wanted[1] == self._flushed_offset:
+            if damaged_range[1] == self._flushed_offset:
                 self._checksum = checksum
         self._files.restored(self, start)
         return True
@@ -371,14 +371,14 @@ class ConsumeQueue:
 
     def _check_repeats(self, first_offset: QueueOffset, entries: bytes) -> None:
         skipped = max(self.min_offset - first_offset, 0)
-        repeated = entries[skipped * QUEUE_ENTRY_BYTES :]
-        if not repeated:
+        repeats = entries[skipped * QUEUE_ENTRY_BYTES :]
+        if not repeats:
             return
         try:
-            known = self.read(first_offset + skipped, len(repeated) // QUEUE_ENTRY_BYTES)
+            own_entries = self.read(first_offset + skipped, len(repeats) // QUEUE_ENTRY_BYTES)
         except QueueFileDamaged:
             return  # the stored block is recorded as damaged; there is nothing to compare with
-        if known != repeated:
+        if own_entries != repeats:
             raise RunInvalid(*self.key, f"the existing records from offset {first_offset} on are different")
 
     def _blocks(self, offset: QueueOffset, end: QueueOffset, checksum: int | None) -> tuple[list[bytes], int]:
@@ -407,8 +407,8 @@ class ConsumeQueue:
 
     def _extend_kept(self, start: QueueOffset, count: int, entries: bytes) -> None:
         """Append entries that were just written to a cached block, so that reads at the end need no disk."""
-        if count and (kept := self._files.block(self, start)) is not None and len(kept) == count * QUEUE_ENTRY_BYTES:
-            self._files.keep_block(self, start, kept + entries)
+        if count and (block := self._files.block(self, start)) is not None and len(block) == count * QUEUE_ENTRY_BYTES:
+            self._files.keep_block(self, start, block + entries)
 
     def _load(self, start: QueueOffset) -> bytes:
         """The entries in files of the block at ``start``, verified and cached."""
@@ -455,8 +455,8 @@ class ConsumeQueue:
         """Remove complete blocks in files behind the flushed offset."""
         for start_byte, path in self._files.list(self._directory):
             start = QueueOffset(start_byte // QUEUE_ENTRY_BYTES)
-            kept = min(self._flushed_offset - start, self._entries_per_file)
-            keep = -(-kept // self._entries_per_block) * block_bytes(self._entries_per_block)
+            kept_count = min(self._flushed_offset - start, self._entries_per_file)
+            keep = -(-kept_count // self._entries_per_block) * block_bytes(self._entries_per_block)
             if keep <= 0 or start < self._file_start(self.min_offset):
                 self._files.remove(path)
             elif self._files.size(path) > keep:

@@ -33,12 +33,12 @@ def restore_dropped(root: str, queues: Mapping[str, Sequence[QueueRow]], dropped
     Raises OSError.
     """
     remove_dropped(root, dropped_count)
-    restored: set[str] = set()
+    restored_topics: set[str] = set()
     for _, directory in _dropped(root):
         for topic in os.listdir(directory):
-            if topic in queues and topic not in restored:
+            if topic in queues and topic not in restored_topics:
                 # Only the oldest belongs to the checkpoint; the others were created after it.
-                restored.add(topic)
+                restored_topics.add(topic)
                 target = os.path.join(root, topic)
                 if os.path.isdir(target):
                     shutil.rmtree(target)
@@ -56,9 +56,9 @@ def remove_unknown(root: str, queues: Mapping[str, Sequence[QueueRow]]) -> None:
         if rows is None:
             _remove(directory)
             continue
-        known = {str(queue_id) for queue_id, *_ in rows}
+        queue_names = {str(queue_id) for queue_id, *_ in rows}
         for child in os.listdir(directory):
-            if child not in known:
+            if child not in queue_names:
                 _remove(os.path.join(directory, child))
 
 

@@ -46,10 +46,10 @@ class LogRecords:
     """
 
     def __init__(
-        self, log: SegmentLog, applied_index: Callable[[], LogIndex], archived: ArchivedPart | None = None
+        self, log: SegmentLog, applied_index: Callable[[], LogIndex], archived_part: ArchivedPart | None = None
     ) -> None:
         self._log = log
-        self._archived = archived
+        self._archived = archived_part
         self._applied_index = applied_index
 
     def is_ahead(self, physical_offset: PhysicalOffset) -> bool:
@@ -85,8 +85,8 @@ class LogRecords:
 
     def is_archived(self, physical_offset: PhysicalOffset) -> bool:
         """Whether a record that begins at this offset is only in the archive."""
-        archived = self._archived
-        return archived is not None and archived.begin_pos <= physical_offset < self._log.base_pos
+        part = self._archived
+        return part is not None and part.begin_pos <= physical_offset < self._log.base_pos
 
     def _in_archive(self, physical_offset: PhysicalOffset) -> bytes | None:
         """Read a record in the archive, like `at`; everything there is committed."""

@@ -133,8 +133,8 @@ def open_store(
     shutil.rmtree(os.path.join(directory, FORMER_QUEUE_DIRECTORY), ignore_errors=True)
     faults: list[str] = []
     checkpoint = _usable(directory, CHECKPOINT_NAME, log, faults, as_snapshot=False)
-    received = None if incoming is None else _usable("", incoming, log, faults, as_snapshot=True)
-    is_newer = received is None or checkpoint is None or received.applied_index <= checkpoint.applied_index
+    shipped = None if incoming is None else _usable("", incoming, log, faults, as_snapshot=True)
+    is_newer = shipped is None or checkpoint is None or shipped.applied_index <= checkpoint.applied_index
     if checkpoint is not None and is_newer and not is_refilled:
         try:
             queues = open_queues(directory, settings, checkpoint)
@@ -147,11 +147,11 @@ def open_store(
             queues.floors = load_floors(directory, checkpoint.applied_index)
             return OpenedStore(checkpoint, queues, is_fresh=False)
     reason = "; ".join(faults) or None
-    if log.base_index == 0 and received is None:
+    if log.base_index == 0 and shipped is None:
         _remove(incoming, os.path.join(directory, SNAPSHOT_NAME))
         return OpenedStore(Checkpoint(), reset_store(directory, settings), rebuild_reason=reason)
-    kept = (CHECKPOINT_NAME, SNAPSHOT_NAME, PREVIOUS_NAME)
-    candidates = [received, *(_usable(directory, name, log, [], as_snapshot=True) for name in kept)]
+    names = (CHECKPOINT_NAME, SNAPSHOT_NAME, PREVIOUS_NAME)
+    candidates = [shipped, *(_usable(directory, name, log, [], as_snapshot=True) for name in names)]
     newest = max((c for c in candidates if c is not None), key=lambda c: c.applied_index, default=None)
     if newest is None:
         raise StoreLost(directory, log.base_index, "; ".join(faults) or "there is no checkpoint")
@@ -194,14 +194,14 @@ def ends_of(queues: dict[str, list[QueueRow]]) -> dict[str, list[QueueRow]]:
 
 def _usable(directory: str, name: str, log: LogBounds, faults: list[str], *, as_snapshot: bool) -> Checkpoint | None:
     try:
-        found = load_checkpoint(directory, name)
+        checkpoint = load_checkpoint(directory, name)
     except CheckpointDamaged as error:
         faults.append(str(error))
         return None
-    if found is not None and (why := log.why_unfit(found, as_snapshot=as_snapshot)) is not None:
+    if checkpoint is not None and (why := log.why_unfit(checkpoint, as_snapshot=as_snapshot)) is not None:
         faults.append(f"{os.path.join(directory, name)}: {why}")
         return None
-    return found
+    return checkpoint
 
 
 def _remove(*paths: str | None) -> None:

@@ -124,10 +124,10 @@ class QueueFiles:
         self._changes.retired.discard(path)  # older entries came back
         view = memoryview(data)
         while view:
-            written = os.pwrite(descriptor, view, position)
-            assert written > 0, f"{path}: nothing of {len(view)} bytes was written at byte {position}"
-            position += written
-            view = view[written:]
+            count = os.pwrite(descriptor, view, position)
+            assert count > 0, f"{path}: nothing of {len(view)} bytes was written at byte {position}"
+            position += count
+            view = view[count:]
 
     def truncate(self, path: str, size: int) -> None:
         """Cut the file to ``size`` bytes. Raises OSError."""
@@ -145,10 +145,10 @@ class QueueFiles:
     def list(self, directory: str) -> list[tuple[int, str]]:
         """The queue files of a directory as (first byte, path), ascending; empty if there is no directory."""
         try:
-            found = os.listdir(self._absolute(directory))
+            names = os.listdir(self._absolute(directory))
         except FileNotFoundError:
             return []
-        return [(int(name), os.path.join(directory, name)) for name in sorted(found) if _FILE_NAME.fullmatch(name)]
+        return [(int(name), os.path.join(directory, name)) for name in sorted(names) if _FILE_NAME.fullmatch(name)]
 
     def remove(self, path: str) -> None:
         """Unlink one file if it exists. Raises OSError."""

@@ -65,12 +65,12 @@ def load_floors(directory: str, applied_index: LogIndex) -> dict[tuple[str, int]
     if len(data) < _HEAD.size or _HEAD.unpack_from(data) != (_MAGIC, zlib.crc32(content)):
         return None
     try:
-        found = msgspec.msgpack.decode(content, type=_Content)
+        floors = msgspec.msgpack.decode(content, type=_Content)
     except msgspec.DecodeError:
         return None
-    if found.applied_index < applied_index:
+    if floors.applied_index < applied_index:
         return None
-    return {(topic, queue_id): offset for topic, queue_id, offset in found.rows}
+    return {(topic, queue_id): offset for topic, queue_id, offset in floors.rows}
 
 
 def note_gap(directory: str) -> None:

@@ -212,8 +212,8 @@ class QueueStore:
                 self.append_run(run)
             return
         size, head_bytes, unpack = len(annotation), RUN_HEAD.size, RUN_HEAD.unpack_from
-        watched, flush_bytes = self.watched, self._settings.flush_bytes
-        is_watched = bool(watched)
+        watched_queues, flush_bytes = self.watched, self._settings.flush_bytes
+        is_watched = bool(watched_queues)
         position = 1
         while position + head_bytes < size and annotation[0] == ANNOTATION_FORMAT:
             topic_bytes, queue_id, first_offset, count = unpack(annotation, position)
@@ -227,7 +227,7 @@ class QueueStore:
                 break
             entries = annotation[start:end]
             pending_bytes = queue.extend(entries, count)
-            if is_watched and queue.key in watched:
+            if is_watched and queue.key in watched_queues:
                 self.new_entries.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == end - start or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
@@ -242,8 +242,8 @@ class QueueStore:
             for end, first_offset, _, _ in runs:
                 if end.queue is not None and end.queue.max_offset == first_offset:
                     self._capture.capture_queue(end.queue)
-        watched, flush_bytes = self.watched, self._settings.flush_bytes
-        is_watched = bool(watched)
+        watched_queues, flush_bytes = self.watched, self._settings.flush_bytes
+        is_watched = bool(watched_queues)
         for end, first_offset, count, entries in runs:
             queue = end.queue
             if queue is None:
@@ -256,7 +256,7 @@ class QueueStore:
                 end.queue = self._queues[end.topic, end.queue_id]
                 continue
             pending_bytes = queue.extend(entries, count)
-            if is_watched and queue.key in watched:
+            if is_watched and queue.key in watched_queues:
                 self.new_entries.setdefault(queue.key, bytearray()).extend(entries)
             if pending_bytes == len(entries) or pending_bytes >= flush_bytes:
                 self._note_tail(queue)
@@ -331,13 +331,13 @@ class QueueStore:
         assert limit > 0, f"{limit} queues are to be written"
         assert calls > 0, f"{calls} calls of the timer have passed"
         self._flush_call += calls
-        left = limit
+        remaining = limit
         while (key := self._next_due(self._flush_call)) is not None:
-            if left <= 0:
+            if remaining <= 0:
                 return True
-            created = self._files.created_count
+            created_before = self._files.created_count
             self._flush(key)
-            left -= 1 + _CREATION_COST * (self._files.created_count - created)
+            remaining -= 1 + _CREATION_COST * (self._files.created_count - created_before)
         return False
 
     def flush_all(self) -> None:
@@ -352,13 +352,13 @@ class QueueStore:
         topic exists, and finds them there. Raises OSError.
         """
         if is_lite_queue(topic):
-            doomed = [(topic, 0)] if (topic, 0) in self._queues else []
+            keys = [(topic, 0)] if (topic, 0) in self._queues else []
         else:
             lite = lite_queue(topic, "")
-            doomed = [key for key in self._queues if key[0] == topic or key[0].startswith(lite)]
-        if not doomed:
+            keys = [key for key in self._queues if key[0] == topic or key[0].startswith(lite)]
+        if not keys:
             return
-        for key in doomed:
+        for key in keys:
             queue = self._queues[key]
             if self._capture is not None:
                 self._capture.capture_queue(queue)
@@ -374,8 +374,8 @@ class QueueStore:
             self._files.forget_queue(queue)
             for table in (self._dirty, self._full, self.new_entries, self.floors or {}):
                 table.pop(key, None)
-        moved = [self._move_aside(name) for name in dict.fromkeys(name for name, _ in doomed)]
-        if any(moved) or not is_lite_queue(topic):
+        have_moved = [self._move_aside(name) for name in dict.fromkeys(name for name, _ in keys)]
+        if any(have_moved) or not is_lite_queue(topic):
             # A checkpoint that is being written does not count then. Queues of lite topics end all the time.
             self.dropped_count += 1
 
@@ -516,12 +516,12 @@ class QueueStore:
         assert names == usual, f"{len(names)} queues by encoded name, {len(usual)} by name"
         lite = len(self._queues) - len(usual)
         assert self.lite_count == lite, f"{self.lite_count} queues of lite topics were counted, {lite} are there"
-        damaged = {block.queue.key for block in self.damaged()}
+        damaged_keys = {block.queue.key for block in self.damaged()}
         for key, queue in self._queues.items():
             assert queue.key == key, f"{queue} is listed as {key}"
             queue.check_invariants()
             is_small = is_lite_queue(key[0]) and queue.pending_bytes < self._settings.flush_bytes
-            assert not queue.pending_bytes or key in self._dirty or key in damaged or is_small, (
+            assert not queue.pending_bytes or key in self._dirty or key in damaged_keys or is_small, (
                 f"{queue} has {queue.pending_bytes} bytes in memory, and is not due to be written"
             )
             assert queue.captured <= self._captures, f"{queue} is in capture {queue.captured} of {self._captures}"

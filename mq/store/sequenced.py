@@ -32,17 +32,17 @@ for each message.
 """
 
 
-def join_runs(known: list[SequencedRun], runs: list[SequencedRun]) -> None:
+def join_runs(previous_runs: list[SequencedRun], runs: list[SequencedRun]) -> None:
     """Add runs of one entry behind the known ones; a run that continues the last one lengthens its lists."""
-    if known and runs and known[-1][0] == runs[0][0] and known[-1][2][-1] < runs[0][1][0]:
-        _, firsts, lasts, positions, store_ms = known[-1]
+    if previous_runs and runs and previous_runs[-1][0] == runs[0][0] and previous_runs[-1][2][-1] < runs[0][1][0]:
+        _, firsts, lasts, positions, store_ms = previous_runs[-1]
         producer, more_firsts, more_lasts, more_positions, more_ms = runs[0]
         assert store_ms == more_ms, f"runs of {producer} in one entry, stored at {store_ms} and {more_ms} ms"
         firsts += more_firsts
         lasts += more_lasts
         positions += more_positions
         runs = runs[1:]
-    known += runs
+    previous_runs += runs
 
 
 def runs_of_records(records: Iterable[SequencedRecord]) -> list[SequencedRun]:
@@ -60,19 +60,19 @@ def runs_of_records(records: Iterable[SequencedRecord]) -> list[SequencedRun]:
 
 def sequenced_record(properties: bytes, physical_offset: PhysicalOffset, store_ms: int) -> SequencedRecord | None:
     """The sequenced record for these properties, None without a sequence number."""
-    found = stored_range(props.decode(properties.decode("utf-8", "replace")))
-    return None if found is None else SequencedRecord(*found, physical_offset, store_ms)
+    sequence_range = stored_range(props.decode(properties.decode("utf-8", "replace")))
+    return None if sequence_range is None else SequencedRecord(*sequence_range, physical_offset, store_ms)
 
 
 def scan_sequenced(body: bytes) -> list[SequencedRecord]:
     """The sequenced records of a log entry, in order. Raises records.RecordError."""
     if SEQUENCE_MARK not in body:
         return []
-    found: list[SequencedRecord] = []
+    records: list[SequencedRecord] = []
     view = memoryview(body)
     for at, size in iter_sizes(body):
         if body.find(SEQUENCE_MARK, at, at + size) >= 0:
             record = decode_record(view, offset=at, verify=False)
-            if (given := stored_range(record.properties)) is not None:
-                found.append(SequencedRecord(*given, record.physical_offset, record.store_timestamp_ms))
-    return found
+            if (sequence_range := stored_range(record.properties)) is not None:
+                records.append(SequencedRecord(*sequence_range, record.physical_offset, record.store_timestamp_ms))
+    return records

@@ -230,7 +230,7 @@ class QueueCalls(Admin):
 
     async def bury(self, source: Source, message: PoppedMessage, reason: str) -> None:
         """Store a message in the dead letter topic of its queue's group. Raises NotADeadLetter."""
-        taken = await give_back(
+        is_stored = await give_back(
             self._opened(),
             source.topic,
             message,
@@ -238,7 +238,7 @@ class QueueCalls(Admin):
             failure=props.safe_value(reason),
             is_dead=True,
         )
-        if not taken:
+        if not is_stored:
             raise NotADeadLetter(message)
 
     async def ready(self, topic: str) -> int:
@@ -282,12 +282,12 @@ class QueueCalls(Admin):
 
     async def all_topics(self) -> Mapping[str, TopicConfig]:
         """The configuration of all topics. Raises BrokerError without the permission of an administrator."""
-        found: dict[str, TopicConfig] = {}
+        configs: dict[str, TopicConfig] = {}
         for address in (await self._leaders(None, None)).values():
             _, body = await self._opened().call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
             for name, config in read_body(TopicConfigTable.decode, body).topics.items():
-                found.setdefault(name, config)
-        return found
+                configs.setdefault(name, config)
+        return configs
 
 
 def is_transient(error: ClientError) -> bool:

@@ -109,10 +109,10 @@ async def send_by_level(
         name = names[(turn + at) % len(names)]
         level = min(priority, levels[name])
         [queue] = [each for each in queues if each.broker_name == name and each.queue_id == level]
-        left = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
+        seconds_each = max(deadline - anyio.current_time(), 0.1) / (len(names) - at)
         may_be_stored = False
         try:
-            return await producer.send(message, queue=queue, timeout=left)
+            return await producer.send(message, queue=queue, timeout=seconds_each)
         except TopicNotFound:
             raise
         except ClientError as error:

@@ -81,18 +81,18 @@ class Cluster:
     """
 
     def __init__(
-        self, network: Network, clock: KitClock, directory: Path, replicas: int, given: Mapping[str, Any]
+        self, network: Network, clock: KitClock, directory: Path, replicas: int, options: Mapping[str, Any]
     ) -> None:
         self.network = network
         self.clock = clock
         self.replicas = tuple(f"n{number}" for number in range(replicas))
         self._directory = directory
-        self._given = given
+        self._given = options
         self._brokers: dict[str, Broker] = {}
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, replicas: int, given: Mapping[str, Any]) -> AsyncIterator[Self]:
+    async def open(cls, replicas: int, options: Mapping[str, Any]) -> AsyncIterator[Self]:
         """Start everything, and wait until clients are served; stop it at the end of the block.
 
         Raises ValueError, pydantic.ValidationError for settings that a broker does not have.
@@ -101,7 +101,7 @@ class Cluster:
             raise ValueError(f"a group has 1, 3 or 5 replicas, not {replicas}")
         network, clock = Network(Faults()), KitClock()
         with new_directory() as directory:
-            cluster = cls(network, clock, directory, replicas, given)
+            cluster = cls(network, clock, directory, replicas, options)
             settings = {node: cluster._settings(node) for node in cluster.replicas}
             create_secret(str(directory / FILE_NAME))  # else only the first replica makes it, when it starts
             async with network.open(), open_task_group() as servers:
@@ -230,8 +230,8 @@ class Cluster:
                 "election_timeout_seconds_min": 0.1,
                 "election_timeout_seconds_max": 0.2,
             }
-        if refused := self._given.keys() & ours.keys() & _FIXED:
-            raise ValueError(f"the test kit sets {', '.join(sorted(refused))} itself")
+        if fixed_names := self._given.keys() & ours.keys() & _FIXED:
+            raise ValueError(f"the test kit sets {', '.join(sorted(fixed_names))} itself")
         return _BrokerSettings(**ours | dict(self._given))
 
 

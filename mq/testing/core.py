@@ -153,12 +153,12 @@ class Core:
         """Cut the leader off from all others, and wait until another replica leads; returns the lost one."""
         if len(self._cluster.replicas) < 3:
             raise ValueError("a kit with one replica has no other one to lead: open it with replicas=3")
-        lost = self._cluster.leader
-        if lost is None:
+        leader = self._cluster.leader
+        if leader is None:
             raise RuntimeError("no replica leads at the moment: wait_ready()")
-        self._cluster.network.cut_off(lost)
+        self._cluster.network.cut_off(leader)
         await self._cluster.wait_ready()
-        return lost
+        return leader
 
     async def restore(self, replica: str) -> None:
         """Reconnect a replica that was lost; it has all entries when this returns."""

@@ -70,10 +70,10 @@ def _has_room(directory: Path) -> bool:
 
 def _sweep(parent: Path) -> None:
     """Remove what killed processes have left."""
-    for left in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), (left / _LOCK).open("r+") as lock:
+    for directory in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (directory / _LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @atexit.register

@@ -118,8 +118,8 @@ class _Inspection:
 
     def assert_stored(self, topic: str, *bodies: bytes) -> None:
         """Assert that the topic has messages with exactly these bodies, in any order. Raises AssertionError."""
-        found = [message.body for message in self.messages(topic)]
-        missing, extra = _without(bodies, found), _without(found, bodies)
+        stored_bodies = [message.body for message in self.messages(topic)]
+        missing, extra = _without(bodies, stored_bodies), _without(stored_bodies, bodies)
         if missing or extra:
             raise AssertionError(
                 f"{topic} does not have {missing}, and has {extra} that is not expected\n{self.describe()}"
@@ -377,10 +377,10 @@ def _seconds(days: float, hours: float, minutes: float, seconds: float, millisec
 
 def _without(some: Any, others: Any) -> list[bytes]:
     rest = list(others)
-    left = []
+    extra = []
     for each in some:
         if each in rest:
             rest.remove(each)
         else:
-            left.append(each)
-    return left
+            extra.append(each)
+    return extra

@@ -49,8 +49,8 @@ class Pending(NamedTuple):
 
 def pending_of(context: BrokerContext) -> list[Pending]:
     """List all messages, transactions and schedules that wait in the broker, by due time."""
-    found = [*_levels(context), *_timers(context), *_popped(context), *_transactions(context), *_ticks(context)]
-    return sorted(found, key=lambda each: each.due_ms)
+    pending = [*_levels(context), *_timers(context), *_popped(context), *_transactions(context), *_ticks(context)]
+    return sorted(pending, key=lambda each: each.due_ms)
 
 
 def _levels(context: BrokerContext) -> Iterator[Pending]:
@@ -79,18 +79,18 @@ def _timers(context: BrokerContext) -> Iterator[Pending]:
 
 
 def _popped(context: BrokerContext) -> Iterator[Pending]:
-    for (_, topic, queue_id), popped in list(context.metadata.pops.queues.items()):
+    for (_, topic, queue_id), pops in list(context.metadata.pops.queues.items()):
         queue = context.store.get(topic, queue_id)
         if queue is None:
             continue
         waiting = [
             (start + bit, pop_time_ms + checkpoint.invisible_ms)
-            for (start, pop_time_ms), checkpoint in popped.open.items()
+            for (start, pop_time_ms), checkpoint in pops.open.items()
             for bit in _bits(checkpoint.bits)
         ]
-        if popped.ordered is not None and (until := popped.ordered.blocked_until_ms()) > context.wall_clock_ms():
+        if pops.ordered is not None and (until := pops.ordered.blocked_until_ms()) > context.wall_clock_ms():
             # Afterwards they are there for the next pop, which may never come: nothing more happens by time.
-            waiting += [(popped.ordered.start + bit, until) for bit in _bits(popped.ordered.bits)]
+            waiting += [(pops.ordered.start + bit, until) for bit in _bits(pops.ordered.bits)]
         for offset, until in waiting:
             if queue.min_offset <= offset < queue.max_offset:
                 yield Pending("popped", topic, until, received(context, record_at(context, queue, QueueOffset(offset))))

@@ -28,14 +28,14 @@ class _Frames:
         """Take each complete frame, with the encoding of its header and the header. Raises ProtocolError."""
         self._received += chunk
         frames, consumed = split_frames(memoryview(bytes(self._received)))
-        taken = []
+        parts = []
         at = 0
         for serialization, header, _ in frames:
             end = at + 4 + int.from_bytes(self._received[at : at + 4], "big")
-            taken.append((bytes(self._received[at:end]), serialization, bytes(header)))
+            parts.append((bytes(self._received[at:end]), serialization, bytes(header)))
             at = end
         del self._received[:consumed]
-        return taken
+        return parts
 
 
 class Relay:

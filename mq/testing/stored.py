@@ -18,13 +18,13 @@ _BODY_BYTES_MAX = 64 * 1024 * 1024
 
 def stored_messages(context: BrokerContext, topic: str) -> list[ReceivedMessage]:
     """All messages of a topic in the order in which they were stored."""
-    found: list[ReceivedMessage] = []
+    messages: list[ReceivedMessage] = []
     for queue_id in sorted(context.store.ends(topic)):
         queue = context.store.get(topic, queue_id)
         if queue is not None:
             offsets = offset_range(queue.min_offset, queue.max_offset)
-            found += [received(context, record_at(context, queue, offset)) for offset in offsets]
-    return sorted(found, key=lambda message: message.record.physical_offset)
+            messages += [received(context, record_at(context, queue, offset)) for offset in offsets]
+    return sorted(messages, key=lambda message: message.record.physical_offset)
 
 
 def record_at(context: BrokerContext, queue: ConsumeQueue, offset: QueueOffset) -> StoredMessage:

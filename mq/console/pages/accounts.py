@@ -57,7 +57,7 @@ class _Known:
 async def _ask(visit: Visit, part: str = "") -> _Known:
     """Send three requests to the leader of each broker group, and one to each replica, for any number of users."""
     querying_admin = visit.watch.querying_admin
-    said = []
+    notes = []
     users: Mapping[str, Sequence[UserInfo]] | None = None
     policies: Mapping[str, Sequence[AclInfo]] | None = None
     try:
@@ -68,37 +68,37 @@ async def _ask(visit: Visit, part: str = "") -> _Known:
     except BrokerError as error:
         if error.code == ResponseCode.NO_PERMISSION or not await visit.watch.is_stock():  # noqa: ASYNC120 - a cancellation comes first
             raise
-        said.append(f"Brokers of Apache RocketMQ tell no users while they authenticate nobody: {error}")
+        notes.append(f"Brokers of Apache RocketMQ tell no users while they authenticate nobody: {error}")
     else:
         if users is None or policies is None:
-            said.append(
+            notes.append(
                 "These brokers have no users that are created by command: Apache RocketMQ has them from 5.3 on."
             )
     quotas = await unless_unknown(querying_admin.quotas())
     if quotas is None:
-        said.append("These brokers have no quotas: Apache RocketMQ's do not know them.")
+        notes.append("These brokers have no quotas: Apache RocketMQ's do not know them.")
     files = await querying_admin.accounts()
-    return _Known(users or {}, policies or {}, quotas, files, said + file_words(files))
+    return _Known(users or {}, policies or {}, quotas, files, notes + file_words(files))
 
 
 async def accounts(visit: Visit) -> Page:
     """A page of the users and accounts, with their policies and quotas. Keys are never told by brokers."""
-    known = await _ask(visit)
-    quotas = quotas_by_name(known.quotas or {})
-    users = user_rows(known.users, quotas, known.files)
-    policies = policy_rows(known.policies)
+    lists = await _ask(visit)
+    quotas = quotas_by_name(lists.quotas or {})
+    users = user_rows(lists.users, quotas, lists.files)
+    policies = policy_rows(lists.policies)
     part = visit.query.get("part", "")
     page = paged(matching({*users, *(each.user for each in policies)}, part), visit.page)
-    shown = frozenset(page.rows)
+    names_on_page = frozenset(page.rows)
     values = {
         "page": page,
         "part": part,
         "users": [users.get(name) or without_user(name) for name in page.rows],
-        "policies": [each for each in policies if each.user in shown],
+        "policies": [each for each in policies if each.user in names_on_page],
         "everybody": EVERYBODY,
-        "default_quota": quotas.get(EVERYBODY, "no limit") if known.quotas is not None else "",
-        "throttled": throttled_rows(known.quotas or {}),
-        "said": known.said,
+        "default_quota": quotas.get(EVERYBODY, "no limit") if lists.quotas is not None else "",
+        "throttled": throttled_rows(lists.quotas or {}),
+        "said": lists.said,
         "fault": await visit.watch.left_out(),
     }
     return Page("accounts.html", "Users", values, live=False)
@@ -107,31 +107,31 @@ async def accounts(visit: Visit) -> Page:
 async def account(visit: Visit) -> Page:
     """The page of one user or account: policies, quota, and forms for changes; ``*`` has only a quota."""
     name = visit.name()
-    known = await _ask(visit, name)
-    quotas = quotas_by_name(known.quotas or {})
-    user = user_rows(known.users, quotas, known.files).get(name)
-    policies = [each for each in policy_rows(known.policies) if each.user == name]
+    lists = await _ask(visit, name)
+    quotas = quotas_by_name(lists.quotas or {})
+    user = user_rows(lists.users, quotas, lists.files).get(name)
+    policies = [each for each in policy_rows(lists.policies) if each.user == name]
     if user is None and policies:
         user = without_user(name)
     is_everybody = name == EVERYBODY
     if user is None and not is_everybody:
         raise NotFound(f"there is no user {name}, and no account of this name in the acl_file of a broker")
-    own = user_rows(known.users, {}, OfReplicas()).get(name)
-    quota = quota_of(name, known.quotas or {})
+    own = user_rows(lists.users, {}, OfReplicas()).get(name)
+    quota = quota_of(name, lists.quotas or {})
     values = {
         "name": name,
         "user": user,
         "is_user": own is not None,
         "own": own,
         "is_everybody": is_everybody,
-        "rights": file_rows(name, known.files),
-        "addresses": addresses_of(name, known.files),
+        "rights": file_rows(name, lists.files),
+        "addresses": addresses_of(name, lists.files),
         "policies": policies,
         "is_self": name == visit.signed_as,
-        "quota": quotas.get(name, "no limit") if known.quotas is not None else "",
-        "connections": connections_of(name, known.quotas or {}),
+        "quota": quotas.get(name, "no limit") if lists.quotas is not None else "",
+        "connections": connections_of(name, lists.quotas or {}),
         "limits": [(field, words, getattr(quota, field) or "") for field, words in QUOTA_FIELDS.items()],
-        "said": known.said,
+        "said": lists.said,
     }
     title = "Each user without a quota of its own" if is_everybody else f"User {name}"
     return Page("account.html", title, values, live=False)
@@ -142,8 +142,8 @@ async def set_quota(visit: Visit, form: Form) -> Done:
     name = required(form, "name")
     limits = {field: integer(form, field, 1, QUOTA_MAX) for field in QUOTA_FIELDS if one(form, field)}
     quota = Quota(**limits)
-    known = await visit.watch.changing_admin.quotas()
-    if quota == NO_QUOTA and not any(each.user == name for listed in known.values() for each in listed.users):
+    quota_lists = await visit.watch.changing_admin.quotas()
+    if quota == NO_QUOTA and not any(each.user == name for listed in quota_lists.values() for each in listed.users):
         raise InputInvalid("no limit was given or existed before: nothing was changed")
     await visit.watch.changing_admin.put_quota(name, quota)
     who = "each user without a quota of its own" if name == EVERYBODY else name
@@ -157,8 +157,8 @@ async def create(visit: Visit, form: Form) -> Done:
     if name in {each.name for users in (await visit.watch.changing_admin.users(name)).values() for each in users}:
         raise InputInvalid(f"user {name} already exists; change it on its page")
     await visit.watch.changing_admin.create_user(UserInfo(name=name, password=password, user_type=kind))
-    said = f"User {name} was created. It may do nothing until a policy allows it."
-    return Done(link("/account", name=name), said, name)
+    text = f"User {name} was created. It may do nothing until a policy allows it."
+    return Done(link("/account", name=name), text, name)
 
 
 async def change(visit: Visit, form: Form) -> Done:
@@ -176,11 +176,11 @@ async def change(visit: Visit, form: Form) -> Done:
     state = ENABLED if is_enabled else DISABLED
     user = UserInfo(name=name, password=password, user_type=kind, user_status=state)
     await visit.watch.changing_admin.update_user(user)
-    said = f"User {name} was changed."
+    text = f"User {name} was changed."
     words = f"{name}: {kind}, {'enabled' if is_enabled else 'disabled'}{', a new password' if password else ''}"
     if is_self and password is not None:  # the session still has the old one, which brokers refuse from now on
-        return Done(link("/login", next="/accounts"), said, words)
-    return Done(link("/account", name=name), said, words)
+        return Done(link("/login", next="/accounts"), text, words)
+    return Done(link("/account", name=name), text, words)
 
 
 async def delete(visit: Visit, form: Form) -> Done:

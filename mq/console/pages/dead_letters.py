@@ -35,14 +35,14 @@ async def group_list(visit: Visit) -> Page:
     names = await visit.watch.names.get()
     topics = matching((each for each in names.value or () if each.startswith(DEAD_LETTER_PREFIX)), "")
     page = paged(topics, visit.page)
-    held = None
+    counts = None
     fault = fault_of(names)
     try:
         configs = (await visit.watch.topics.get()).value or {}
-        held = await visit.watch.querying_admin.held({name: list(configs.get(name, ())) for name in page.rows})
+        counts = await visit.watch.querying_admin.held({name: list(configs.get(name, ())) for name in page.rows})
     except ClientError as error:
         fault = fault or str(error)
-    values = {"page": page, "rows": groups_with_letters(page.rows, held), "fault": fault}
+    values = {"page": page, "rows": groups_with_letters(page.rows, counts), "fault": fault}
     return Page("dead_letter_groups.html", "Dead letters", values)
 
 
@@ -50,8 +50,8 @@ async def letters(visit: Visit) -> Page:
     """The unresolved dead letters of a group, the oldest first; or all of them."""
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
-    wanted = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))
-    found: list[Letter] = []
+    matches = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))
+    letters_to_show: list[Letter] = []
     more = False
     is_complete = False
     with trio.move_on_after(READ_SECONDS):
@@ -59,15 +59,15 @@ async def letters(visit: Visit) -> Page:
             visit.watch.namesrv, group, everything=everything, remoting=visit.watch.remoting
         ) as consumer:
             async for letter in await consumer.read_to_end():
-                if wanted(letter):
-                    if len(found) == SHOWN_MAX:
+                if matches(letter):
+                    if len(letters_to_show) == SHOWN_MAX:
                         more = True
                         break
-                    found.append(letter)
+                    letters_to_show.append(letter)
         is_complete = True
     values = {
         "group": group,
-        "rows": letter_rows(found, hide_bodies=visit.settings.hide_bodies),
+        "rows": letter_rows(letters_to_show, hide_bodies=visit.settings.hide_bodies),
         "more": more,
         "is_partial": not is_complete,
         "all": "yes" if everything else "",
@@ -89,8 +89,8 @@ async def requeue(visit: Visit, form: Form) -> Done:
     group = required(form, "group")
     which = one(form, "which")
     everybody = one(form, "to") == "topic"
-    chosen: set[tuple[str, int, int]] | None = None
-    wanted: Wanted | None = None
+    places: set[tuple[str, int, int]] | None = None
+    matches: Wanted | None = None
     everything = which != "all"
     if which == "matching":
         key, why = one(form, "key"), one(form, "why")
@@ -98,27 +98,27 @@ async def requeue(visit: Visit, form: Form) -> Done:
             raise InputInvalid("no filter says which dead letters match: choose some, or all")
         if why and visit.settings.hide_bodies:
             raise InputInvalid("reasons are hidden on this console, so nothing is chosen by them: choose by key")
-        wanted = _matching(visit, key, why)
+        matches = _matching(visit, key, why)
         everything = one(form, "all") == "yes"
     elif which != "all":
         try:
-            chosen = {place_of(text) for text in form.get("letter", ())}
+            places = {place_of(text) for text in form.get("letter", ())}
         except ValueError as error:
             raise InputInvalid("a chosen dead letter has no broker, queue and offset: reload the page") from error
-        if not chosen:
+        if not places:
             raise InputInvalid("no dead letter was chosen")
-        if len(chosen) > SELECTED_MAX:
-            raise InputInvalid(f"{len(chosen)} dead letters were chosen; maximum: {SELECTED_MAX}: choose all instead")
+        if len(places) > SELECTED_MAX:
+            raise InputInvalid(f"{len(places)} dead letters were chosen; maximum: {SELECTED_MAX}: choose all instead")
     what = (
-        f"{which if chosen is None else len(chosen)} dead letters of {group}, to {'the topic' if everybody else group}"
+        f"{which if places is None else len(places)} dead letters of {group}, to {'the topic' if everybody else group}"
     )
-    picked = Picked(everything, chosen, wanted)
+    selection = Picked(everything, places, matches)
     back = link("/dead-letters", group=group)
 
     async def run(job: ChangeInProgress) -> None:
         fault = "; it was stopped"
         try:
-            await _send(visit, group, picked, everybody, job)
+            await _send(visit, group, selection, everybody, job)
             fault = ""
         except ClientError as error:
             fault = f"; it stopped: {error}"
@@ -155,23 +155,23 @@ class Picked:
         return self.places is None and self.wanted is None
 
 
-async def _send(visit: Visit, group: str, picked: Picked, everybody: bool, job: ChangeInProgress) -> None:
+async def _send(visit: Visit, group: str, selection: Picked, everybody: bool, job: ChangeInProgress) -> None:
     operator = f"{visit.session.user or 'console'}@console"
-    done: dict[MessageQueue, int] = {}
-    left = set(picked.places) if picked.places is not None else None
+    offsets_after: dict[MessageQueue, int] = {}
+    places = set(selection.places) if selection.places is not None else None
     behind: dict[MessageQueue, int] = {}  # of a queue that stopped at a failure, how many were not tried
     async with read_letters(
-        visit.watch.namesrv, group, everything=picked.everything, remoting=visit.watch.remoting
+        visit.watch.namesrv, group, everything=selection.everything, remoting=visit.watch.remoting
     ) as consumer:
         try:
             async for letter in await consumer.read_to_end():
                 place = (letter.queue.broker_name, letter.queue.queue_id, int(letter.queue_offset))
-                if left is not None:
-                    if place not in left:
+                if places is not None:
+                    if place not in places:
                         continue
-                    left.discard(place)
-                elif picked.wanted is not None:
-                    if not picked.wanted(letter):
+                    places.discard(place)
+                elif selection.wanted is not None:
+                    if not selection.wanted(letter):
                         continue
                 elif letter.queue in behind:  # sent now, it would be sent again when the failed one is
                     behind[letter.queue] += 1
@@ -184,25 +184,25 @@ async def _send(visit: Visit, group: str, picked: Picked, everybody: bool, job: 
                 except ClientError as error:
                     unknown = "" if error.stored == "no" else "; it may have been sent all the same"
                     job.fail(f"{place_text(letter)}: {error}{unknown}")
-                    if picked.are_all:
+                    if selection.are_all:
                         behind.setdefault(letter.queue, 0)
                 else:
-                    done[letter.queue] = letter.queue_offset + 1
-                if picked.are_all and job.done % COMMIT_EVERY == 0 and done:
-                    await consumer.commit(done)
-                if left is not None and not left:
+                    offsets_after[letter.queue] = letter.queue_offset + 1
+                if selection.are_all and job.done % COMMIT_EVERY == 0 and offsets_after:
+                    await consumer.commit(offsets_after)
+                if places is not None and not places:
                     break
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
-                if picked.are_all and done:
-                    await consumer.commit(done)
-    for stopped, count in sorted(behind.items()):
+                if selection.are_all and offsets_after:
+                    await consumer.commit(offsets_after)
+    for at_end, count in sorted(behind.items()):
         if count:
             job.add_note(
-                f"{queue_name(stopped)}: {count} behind the one that failed were not sent. When its cause is mended, "
+                f"{queue_name(at_end)}: {count} behind the one that failed were not sent. When its cause is mended, "
                 "send all again; or choose them, to leave it out"
             )
-    for broker, queue, offset in sorted(left or ()):
+    for broker, queue, offset in sorted(places or ()):
         job.fail(f"{broker}/{queue} {offset}: there is no such dead letter")
 
 
@@ -219,12 +219,12 @@ async def export(visit: Visit, write: Callable[[str], Awaitable[None]]) -> None:
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
     hidden = visit.settings.hide_bodies
-    wanted = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))
+    matches = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))
     async with read_letters(
         visit.watch.namesrv, group, everything=everything, remoting=visit.watch.remoting
     ) as consumer:
         async for letter in await consumer.read_to_end():
-            if not wanted(letter):
+            if not matches(letter):
                 continue
             fields = letter_fields(letter) | message_fields(letter)
             if hidden:

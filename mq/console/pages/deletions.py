@@ -26,9 +26,9 @@ async def delete_topic(visit: Visit, form: Form) -> Done:
     """Delete a topic in every broker group; its name has to be typed."""
     name = _confirmed(form)
     _check_topic(name)
-    lost = await losses_of_topic(visit.watch.changing_admin, name)
+    losses = await losses_of_topic(visit.watch.changing_admin, name)
     await visit.watch.changing_admin.delete_topic(name, restorable=True)
-    return Done("/topics", f"Topic {name} was deleted.", f"{name}, which {'; '.join(lost)}")
+    return Done("/topics", f"Topic {name} was deleted.", f"{name}, which {'; '.join(losses)}")
 
 
 async def group_preview(visit: Visit) -> Page:
@@ -50,9 +50,9 @@ async def delete_group(visit: Visit, form: Form) -> Done:
     name = _confirmed(form)
     await _check_group(visit, name)
     topics = one(form, "topics") == "yes"
-    lost = await losses_of_group(visit.watch.changing_admin, name, topics=topics)
+    losses = await losses_of_group(visit.watch.changing_admin, name, topics=topics)
     await visit.watch.changing_admin.delete_consumer_group(name, topics=topics)
-    return Done("/groups", f"Consumer group {name} was deleted.", f"{name}, which {'; '.join(lost)}")
+    return Done("/groups", f"Consumer group {name} was deleted.", f"{name}, which {'; '.join(losses)}")
 
 
 def _confirmed(form: Form) -> str:

@@ -34,16 +34,16 @@ async def group_list(visit: Visit) -> Page:
     """A page of the consumer groups, with their lag: three requests per broker group, however many groups there are."""
     configs = await visit.watch.groups.get()
     progress = await visit.watch.progress.get()
-    known = progress.value or {}
+    progress_by_group = progress.value or {}
     part, order = visit.query.get("part", ""), visit.query.get("order", "name")
-    names = matching({*(configs.value or {}), *known}, part)
+    names = matching({*(configs.value or {}), *progress_by_group}, part)
     names = own_groups(names, with_system=visit.query.get("system") == "yes")
     if order == "behind":
-        names = most_behind(names, known)
+        names = most_behind(names, progress_by_group)
     page = paged(names, visit.page)
     values = {
         "page": page,
-        "rows": rows(page, configs.value or {}, known, visit.now_ms),
+        "rows": rows(page, configs.value or {}, progress_by_group, visit.now_ms),
         "part": part,
         "order": order,
         "system": visit.query.get("system", ""),
@@ -101,8 +101,8 @@ async def reset(visit: Visit, form: Form) -> Done:
     name, topic, to = required(form, "name"), required(form, "topic"), required(form, "to")
     position = position_of(to, one(form, "time"))
     offsets = await visit.watch.changing_admin.reset_group(name, topic, position)
-    said = f"{name} goes on in {topic} at the {_position_text(position)} in {len(offsets)} queues."
-    return Done(link("/group", name=name), said, f"{name} in {topic} to the {_position_text(position)}")
+    text = f"{name} goes on in {topic} at the {_position_text(position)} in {len(offsets)} queues."
+    return Done(link("/group", name=name), text, f"{name} in {topic} to the {_position_text(position)}")
 
 
 async def enable(visit: Visit, form: Form) -> Done:
@@ -114,8 +114,8 @@ async def enable(visit: Visit, form: Form) -> Done:
         raise NotFound(f"there is no consumer group {name}")
     config = msgspec.structs.replace(configs[min(configs)], consume_enable=wanted)
     await visit.watch.changing_admin.put_consumer_group(config)
-    said = f"{name} {'goes on' if wanted else 'is paused: it gets no messages'}."
-    return Done(link("/group", name=name), said, f"{name}: {'goes on' if wanted else 'paused'}")
+    text = f"{name} {'goes on' if wanted else 'is paused: it gets no messages'}."
+    return Done(link("/group", name=name), text, f"{name}: {'goes on' if wanted else 'paused'}")
 
 
 def position_of(to: str, time: str) -> ConsumeFrom:
@@ -127,10 +127,10 @@ def position_of(to: str, time: str) -> ConsumeFrom:
     if to != "time":
         raise InputInvalid(f"{to[:40]!r} is neither first nor last nor a time")
     try:
-        found = dt.datetime.fromisoformat(time)
+        moment = dt.datetime.fromisoformat(time)
     except ValueError as error:
         raise InputInvalid(f"{time[:40]!r} is not a time such as 2026-03-01T09:30") from error
-    return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found
+    return moment.replace(tzinfo=dt.UTC) if moment.tzinfo is None else moment
 
 
 async def _targets(admin: QueryingAdmin, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
@@ -150,8 +150,8 @@ async def offsets_of_all(
     Raises ClientError if one cannot be told, as while an archive does not answer: a page that left it out would look as
     if the queue had nothing.
     """
-    found = await admin.offsets_at(dict.fromkeys(queues, time))
-    return {queue: found[queue] if queue in found else await admin.offset(queue, time) for queue in queues}
+    offsets = await admin.offsets_at(dict.fromkeys(queues, time))
+    return {queue: offsets[queue] if queue in offsets else await admin.offset(queue, time) for queue in queues}
 
 
 def _position_text(position: ConsumeFrom) -> str:

@@ -64,8 +64,8 @@ async def make(visit: Visit, form: Form) -> Done:
         finally:
             visit.watch.changed()
             job.done, job.fault = int(not fault), fault
-            done = Record(visit.now_ms, visit.session.user, "member change ended", what, fault or "done", not fault)
-            visit.records.add(done)
+            record = Record(visit.now_ms, visit.session.user, "member change ended", what, fault or "done", not fault)
+            visit.records.add(record)
 
     try:
         job = visit.jobs.start(visit.watch.nursery, visit.session.user, what, link("/members", name=name), run)
@@ -88,10 +88,10 @@ async def _change(visit: Visit, name: str, change: Change, voter: bool, job: Cha
 def change_of(form: Form) -> Change:
     """The change that a form asks for. Raises InputInvalid."""
     action = one(form, "action")
-    known: dict[str, GroupAction] = {each: each for each in get_args(GroupAction)}
+    actions: dict[str, GroupAction] = {each: each for each in get_args(GroupAction)}
     if action not in ("add", "promote", "remove", "replace"):
         raise InputInvalid(f"{action[:40]!r} is not add, promote, remove or replace")
-    change = Change(known[action], required(form, "node"), one(form, "address"), one(form, "replaced"))
+    change = Change(actions[action], required(form, "node"), one(form, "address"), one(form, "replaced"))
     port = change.address.rpartition(":")[2]
     if action in ("add", "replace") and not (port.isascii() and port.isdigit()):
         raise InputInvalid("the replication address of the new node is HOST:PORT")

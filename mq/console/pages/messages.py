@@ -76,8 +76,8 @@ async def browse(visit: Visit) -> Page:
         if by in ("key", "id"):
             value = query.get("value", "").strip()
             if value:
-                found = await querying_admin.messages_by_key(topic, value, count_max=min(count, 64), unique=by == "id")
-                rows = message_rows(found[::-1], hide_bodies=visit.settings.hide_bodies)
+                hits = await querying_admin.messages_by_key(topic, value, count_max=min(count, 64), unique=by == "id")
+                rows = message_rows(hits[::-1], hide_bodies=visit.settings.hide_bodies)
         else:
             queues = _queues_named(list(ends), query.get("queue", ""))
             sql, tags = sql_of(visit), query.get("tags", "").strip() or "*"
@@ -87,9 +87,9 @@ async def browse(visit: Visit) -> Page:
                 ranges = _within(ends, places, looked_at or count, is_newest=is_newest)
             else:
                 ranges = await _ranges(querying_admin, ends, queues, by, visit, looked_at or count)
-            wanted = Sql(sql) if sql else tags
-            shown, unshown, is_partial = await _read(visit, ranges, count, wanted, is_newest=is_newest)
-            rows = [each.row for each in shown]
+            message_filter = Sql(sql) if sql else tags
+            found_messages, unshown, is_partial = await _read(visit, ranges, count, message_filter, is_newest=is_newest)
+            rows = [each.row for each in found_messages]
             if not is_partial:
                 following = next_places(queues, ranges, ends, unshown, is_newest=is_newest)
             if sql and is_partial and not rows and await visit.watch.is_stock():
@@ -97,7 +97,7 @@ async def browse(visit: Visit) -> Page:
     except (InputInvalid, SubscriptionError, ValueError) as error:
         fault = str(error)
     fault = fault or await visit.watch.left_out()
-    asked = {"topic": topic} | {name: query.get(name, "") for name in CHOICES}
+    parameters = {"topic": topic} | {name: query.get(name, "") for name in CHOICES}
     values = {
         "topic": topic,
         "by": by,
@@ -112,8 +112,8 @@ async def browse(visit: Visit) -> Page:
         "queues": [f"{queue.broker_name}/{queue.queue_id}" for queue in ends],
         "rows": rows,
         "is_not_found": by in ("key", "id") and bool(query.get("value", "").strip()) and not rows and not fault,
-        "following": link("/messages", **asked, at=following) if following else "",
-        "first": link("/messages", **asked),
+        "following": link("/messages", **parameters, at=following) if following else "",
+        "first": link("/messages", **parameters),
         "is_first": not query.get("at"),
         "is_partial": is_partial,
         "fault": fault,
@@ -125,9 +125,9 @@ async def browse(visit: Visit) -> Page:
 def by_of(query: Mapping[str, str]) -> str:
     """The way in which the address chooses messages; a filled field takes precedence over newest and oldest."""
     by = query.get("by", "newest")
-    filled = (("value", "key"), ("time", "time"), ("offset", "offset"))
+    choices = (("value", "key"), ("time", "time"), ("offset", "offset"))
     if by in ("newest", "oldest"):
-        return next((chosen for field, chosen in filled if query.get(field, "").strip()), by)
+        return next((chosen for field, chosen in choices if query.get(field, "").strip()), by)
     return by
 
 
@@ -136,12 +136,12 @@ async def message(visit: Visit) -> Page:
     topic, broker = visit.name("topic"), visit.name("broker")
     queue = MessageQueue(topic, broker, visit.number("queue", 0))
     offset = visit.number("offset", 0)
-    found = await read_at(visit, queue, offset)
-    if found is None:
+    received_message = await read_at(visit, queue, offset)
+    if received_message is None:
         raise NotFound(
             f"{topic} {broker}/{queue.queue_id} has no message at offset {offset}: it was deleted, or is not there yet"
         )
-    shown = visit.query.get("as", "auto")
+    form = visit.query.get("as", "auto")
     whole = visit.query.get("whole") == "yes"
     hidden = visit.settings.hide_bodies
     values = {
@@ -149,12 +149,12 @@ async def message(visit: Visit) -> Page:
         "broker": broker,
         "queue": queue.queue_id,
         "offset": offset,
-        "record": record_of(found),
-        "properties": [] if hidden else property_rows(found),
-        "body": None if hidden else body_of(found, BodyForm.of(shown), None if whole else BODY_BYTES_MAX),
-        "shown": shown,
+        "record": record_of(received_message),
+        "properties": [] if hidden else property_rows(received_message),
+        "body": None if hidden else body_of(received_message, BodyForm.of(form), None if whole else BODY_BYTES_MAX),
+        "shown": form,
         "hide_bodies": hidden,
-    } | await timeline_of(visit, found)
+    } | await timeline_of(visit, received_message)
     return Page("message.html", f"Message at {broker}/{queue.queue_id} {offset}", values, live=False)
 
 
@@ -164,8 +164,8 @@ async def read_at(visit: Visit, queue: MessageQueue, offset: int) -> ReceivedMes
         async with _reader(visit) as consumer:
             await consumer.assign([queue])
             await consumer.seek(queue, offset)
-            async for found in await consumer.read_to_end():
-                return found if found.queue_offset == offset else None
+            async for message in await consumer.read_to_end():
+                return message if message.queue_offset == offset else None
     return None
 
 
@@ -224,10 +224,10 @@ async def _read(
 
     Bodies are dropped at once: those of a page may be larger than the memory.
     """
-    found: list[Found] = []
-    left = set(ranges)
+    messages: list[Found] = []
+    remaining = set(ranges)
     unshown: dict[MessageQueue, int] = {}
-    if left:
+    if remaining:
         with trio.move_on_after(READ_SECONDS):
             async with _reader(visit) as consumer:
                 await consumer.assign(ranges, filter_)
@@ -236,16 +236,16 @@ async def _read(
                 async for each in await consumer.read_to_end():
                     if each.queue_offset < ranges[each.queue][1]:
                         row = message_row(each, hide_bodies=visit.settings.hide_bodies)
-                        found.append(Found(each.record.store_timestamp_ms, each.queue_offset, each.queue, row))
-                        if len(found) >= KEPT_MAX:
-                            found = _first(found, count, unshown, is_newest=is_newest)
+                        messages.append(Found(each.record.store_timestamp_ms, each.queue_offset, each.queue, row))
+                        if len(messages) >= KEPT_MAX:
+                            messages = _first(messages, count, unshown, is_newest=is_newest)
                     if consumer.position(each.queue) >= ranges[each.queue][1]:
-                        left.discard(each.queue)
-                    if not left:
+                        remaining.discard(each.queue)
+                    if not remaining:
                         break
                 else:
-                    left.clear()
-    return _first(found, count, unshown, is_newest=is_newest), unshown, bool(left)
+                    remaining.clear()
+    return _first(messages, count, unshown, is_newest=is_newest), unshown, bool(remaining)
 
 
 def _first(messages: list[Found], count: int, unshown: dict[MessageQueue, int], *, is_newest: bool) -> list[Found]:

@@ -110,13 +110,13 @@ async def replica_settings(visit: Visit) -> Page:
     if address not in {each.address for group in groups for each in group.replicas}:
         raise NotFound(f"no replica at {address} is registered at the name servers")
     fault = ""
-    found: dict[str, str] = {}
+    figures: dict[str, str] = {}
     try:
-        found = await visit.watch.querying_admin.broker_settings(address)
+        figures = await visit.watch.querying_admin.broker_settings(address)
     except ClientError as error:
         fault = str(error)
-    own = sorted((name.removeprefix("raftmq."), value) for name, value in found.items() if name.startswith("raftmq."))
-    rows = own or sorted(found.items())
+    own = sorted((name.removeprefix("raftmq."), value) for name, value in figures.items() if name.startswith("raftmq."))
+    rows = own or sorted(figures.items())
     return Page(
         "settings.html", f"Settings of {address}", {"rows": rows, "fault": fault, "address": address}, live=False
     )
@@ -129,25 +129,25 @@ async def change_setting(visit: Visit, form: Form) -> Done:
     group = next((each for each in groups if address in {replica.address for replica in each.replicas}), None)
     if group is None:
         raise NotFound(f"no replica at {address} is registered at the name servers")
-    wanted = setting if group.is_stock else f"raftmq.{setting}"
-    if wanted not in await visit.watch.changing_admin.broker_settings(address):
+    name = setting if group.is_stock else f"raftmq.{setting}"
+    if name not in await visit.watch.changing_admin.broker_settings(address):
         raise InputInvalid(f"there is no setting {setting[:80]}")
     if not value.isprintable():  # they are sent as lines
         raise InputInvalid("the value has characters that no setting can have")
     addresses = [address]
     if one(form, "all") == "yes":
         addresses += sorted(each.address for each in group.replicas if each.address not in (None, address))
-    done: list[str] = []
+    changed_at: list[str] = []
     for each in addresses:
         try:
-            await visit.watch.changing_admin.change_settings(each, {wanted: value})
+            await visit.watch.changing_admin.change_settings(each, {name: value})
         except ClientError as error:
-            if not done:
+            if not changed_at:
                 raise
-            raise InputInvalid(f"{each}: {error}. It was changed on {', '.join(done)} alone") from error
-        done.append(each)
-    said = f"{setting} is {value} on {', '.join(done)}, until the process restarts."
-    return Done(link("/settings", address=address), said, f"{setting} = {value} on {', '.join(done)}")
+            raise InputInvalid(f"{each}: {error}. It was changed on {', '.join(changed_at)} alone") from error
+        changed_at.append(each)
+    text = f"{setting} is {value} on {', '.join(changed_at)}, until the process restarts."
+    return Done(link("/settings", address=address), text, f"{setting} = {value} on {', '.join(changed_at)}")
 
 
 async def event_list(visit: Visit) -> Page:

@@ -23,8 +23,8 @@ TITLES: Final[dict[PendingKind, str]] = {
 
 async def pending(visit: Visit) -> Page:
     """The waiting messages of all broker groups: one request for each group."""
-    wanted = visit.query.get("kind", "timed")
-    kind: PendingKind = next((each for each in KINDS if each == wanted), "timed")
+    kind_name = visit.query.get("kind", "timed")
+    kind: PendingKind = next((each for each in KINDS if each == kind_name), "timed")
     seen = await visit.watch.pending[kind].get()
     view: PendingView | None = None
     if seen.value is not None:
@@ -51,24 +51,24 @@ async def resume(visit: Visit, form: Form) -> Done:
     """Let the producers of a transaction that was given up be asked again."""
     broker, message_id = required(form, "broker"), required(form, "id")
     await visit.watch.changing_admin.resume_transaction(broker, message_id)
-    said = f"Transaction {message_id} is open again: its producer group is asked how it ended."
-    return Done(link("/pending", kind="half"), said, f"{broker}: {message_id}")
+    text = f"Transaction {message_id} is open again: its producer group is asked how it ended."
+    return Done(link("/pending", kind="half"), text, f"{broker}: {message_id}")
 
 
 async def schedules(visit: Visit) -> Page:
     """A page of the schedules; a request per broker group for each hundred."""
     part = visit.query.get("part", "")
     fault = await visit.watch.left_out()
-    listed: Sequence[ScheduleStatus] = ()
+    statuses: Sequence[ScheduleStatus] = ()
     try:
-        listed = await visit.watch.querying_admin.schedules.list()
+        statuses = await visit.watch.querying_admin.schedules.list()
     except BrokerError as error:
         if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise
         fault = "These brokers have no schedules; Apache RocketMQ's do not know them"
-    found = {(each.schedule.name, each.broker_name): each for each in listed}
-    names = set(matching({name for name, _ in found}, part))
-    page = paged([each for (name, _), each in sorted(found.items()) if name in names], visit.page)
+    by_name = {(each.schedule.name, each.broker_name): each for each in statuses}
+    names = set(matching({name for name, _ in by_name}, part))
+    page = paged([each for (name, _), each in sorted(by_name.items()) if name in names], visit.page)
     values = {"page": page, "rows": schedule_rows(page.rows), "part": part, "fault": fault}
     return Page("schedules.html", "Schedules", values)
 
@@ -80,13 +80,13 @@ async def change_schedule(visit: Visit, form: Form) -> Done:
     own = visit.watch.changing_admin.schedules
     if action == "pause":
         await own.pause(name, broker=broker)
-        said = f"Schedule {name} is paused."
+        text = f"Schedule {name} is paused."
     elif action == "resume":
         await own.resume(name, broker=broker)
-        said = f"Schedule {name} ticks again, from now on."
+        text = f"Schedule {name} ticks again, from now on."
     elif action == "trigger":
         await own.trigger(name, broker=broker)
-        said = f"The message of schedule {name} was sent."
+        text = f"The message of schedule {name} was sent."
     else:
         raise InputInvalid(f"{action[:40]!r} is not pause, resume or trigger")
-    return Done("/schedules", said, f"{name} in {broker}: {action}")
+    return Done("/schedules", text, f"{name} in {broker}: {action}")

@@ -44,18 +44,18 @@ async def remove(visit: Visit, form: Form) -> Done:
     removal = await visit.watch.changing_admin.removed_members.remove(
         name, member, keep_out=minutes * 60, reason=reason, operator=visit.session.user
     )
-    said = f"{member} stays out of {name} for {minutes} minutes."
+    text = f"{member} stays out of {name} for {minutes} minutes."
     if not removal.was_member:
-        said += " It was no member any more."
+        text += " It was no member any more."
     if removal.unreached:
         silent = ", ".join(removal.unreached)
-        said += f" {silent} did not answer: the leader tells them. If one of them is the leader, remove it again."
-    return Done(link("/group", name=name), said, f"{member} from {name} for {minutes} minutes: {reason or '-'}")
+        text += f" {silent} did not answer: the leader tells them. If one of them is the leader, remove it again."
+    return Done(link("/group", name=name), text, f"{member} from {name} for {minutes} minutes: {reason or '-'}")
 
 
 async def readmit(visit: Visit, form: Form) -> Done:
     """Readmit a removed member."""
     name, member = required(form, "name"), required(form, "member")
     removal = await visit.watch.changing_admin.removed_members.let_in(name, member, operator=visit.session.user)
-    said = f"{member} may be a member of {name} again." if removal.was_member else f"{member} was not kept out."
-    return Done(link("/group", name=name), said, f"{member} into {name}")
+    text = f"{member} may be a member of {name} again." if removal.was_member else f"{member} was not kept out."
+    return Done(link("/group", name=name), text, f"{member} into {name}")

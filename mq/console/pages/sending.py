@@ -42,22 +42,22 @@ async def send(visit: Visit, form: Form) -> Done:
             raise InputInvalid(str(error)) from error
     place = f"{result.queue.broker_name}/{result.queue.queue_id} {result.queue_offset}"
     if delay:
-        said = f"Message {result.message_id} is stored, and comes to {topic} in {delay:,} s."
-        return Done(link("/topic", name=topic), said, f"{topic}: {result.message_id}")
+        text = f"Message {result.message_id} is stored, and comes to {topic} in {delay:,} s."
+        return Done(link("/topic", name=topic), text, f"{topic}: {result.message_id}")
     return Done(_page_of(result), f"Stored at {place}.", f"{topic} {place}: {result.message_id}")
 
 
 def properties_of(text: str) -> dict[str, str]:
     """Parse properties, one ``name=value`` a line. Raises InputInvalid."""
-    found: dict[str, str] = {}
+    properties: dict[str, str] = {}
     for line in filter(str.strip, text.splitlines()):
         name, equals, value = line.partition("=")
         if not equals or not name.strip():
             raise InputInvalid(f"{line[:40]!r} is not name=value")
-        if name.strip() in found:
+        if name.strip() in properties:
             raise InputInvalid(f"property {name.strip()[:40]!r} is given twice")
-        found[name.strip()] = value.strip()
-    return found
+        properties[name.strip()] = value.strip()
+    return properties
 
 
 def _page_of(result: SendResult) -> str:

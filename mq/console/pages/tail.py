@@ -24,22 +24,22 @@ def sql_of(visit: Visit) -> str:
 async def tail(visit: Visit) -> Page:
     """The last messages of a topic, and those that come while the page is open."""
     topic = visit.name("topic")
-    followed = Followed(topic, visit.query.get("tags", "").strip(), sql_of(visit))
+    choice = Followed(topic, visit.query.get("tags", "").strip(), sql_of(visit))
     hidden = visit.settings.hide_bodies
     try:
-        found = visit.watch.tails.follow(followed, partial(message_row, hide_bodies=hidden))
+        topic_tail = visit.watch.tails.follow(choice, partial(message_row, hide_bodies=hidden))
     except TooManyTails as error:
         raise InputInvalid(str(error)) from error
     with trio.move_on_after(BEGIN_SECONDS):
-        await found.has_begun.wait()
+        await topic_tail.has_begun.wait()
     values = {
         "topic": topic,
-        "tags": followed.tags,
-        "sql": followed.sql,
-        "rows": list(found.rows),
+        "tags": choice.tags,
+        "sql": choice.sql,
+        "rows": list(topic_tail.rows),
         "rows_max": ROWS_MAX,
-        "left_out": found.left_out,
-        "fault": found.fault,
+        "left_out": topic_tail.left_out,
+        "fault": topic_tail.fault,
         "hide_bodies": hidden,
     }
     return Page("tail.html", f"{topic}, as messages come", values)

@@ -27,11 +27,11 @@ async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
     """The values for the timeline on the page of a message."""
     progress, offsets = await visit.watch.progress.get(), await visit.watch.offsets.get()
     names = await visit.watch.names.get()
-    known = progress.value or {}
+    progress_by_group = progress.value or {}
     ends = {message.queue: QueueEnds(FIRST_OFFSET, QueueOffset(message.queue_offset + 1), 0)}
-    only = only_offsets(known, offsets.value or {}, ends)
-    groups = group_states(message.queue, message.queue_offset, {**known, **only})
-    asked = copy_topics([each.group for each in groups[:GROUPS_MAX]], message.topic, names.value or [])
+    only = only_offsets(progress_by_group, offsets.value or {}, ends)
+    groups = group_states(message.queue, message.queue_offset, {**progress_by_group, **only})
+    group_topics = copy_topics([each.group for each in groups[:GROUPS_MAX]], message.topic, names.value or [])
     story: MessageTrace | None = None
     trace_fault = ""
     copies: list[tuple[str, ReceivedMessage]] = []
@@ -50,18 +50,18 @@ async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
     async def ask_copies(group: str, topic: str) -> None:
         async with limiter:
             try:
-                found = await querying_admin.messages_by_key(
+                messages = await querying_admin.messages_by_key(
                     topic, message.message_id, count_max=COPIES_MAX, unique=True
                 )
             except ClientError:
                 return  # the topic was deleted meanwhile, or it may not be read: the rest is shown
-            copies.extend((group, each) for each in found)
+            copies.extend((group, each) for each in messages)
 
     is_partial = True
     with trio.move_on_after(READ_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask_trace)
-            for group, topic in asked:
+            for group, topic in group_topics:
                 nursery.start_soon(ask_copies, group, topic)
         is_partial = False
     steps = timeline(message, story, copies, hide_bodies=visit.settings.hide_bodies)

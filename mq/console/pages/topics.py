@@ -55,13 +55,13 @@ async def topic_list(visit: Visit) -> Page:
         for name in page.rows
         if name in configs
     }
-    held = None
+    counts = None
     try:
-        held = await visit.watch.querying_admin.held(readable)
+        counts = await visit.watch.querying_admin.held(readable)
     except ClientError as error:
         fault = fault or str(error)
     fault = fault or await visit.watch.left_out()
-    values = {"page": page, "rows": rows(page, configs, held or {}, own), "part": part, "kind": kind, "fault": fault}
+    values = {"page": page, "rows": rows(page, configs, counts or {}, own), "part": part, "kind": kind, "fault": fault}
     return Page("topics.html", "Topics", values)
 
 
@@ -74,9 +74,9 @@ async def topic(visit: Visit) -> Page:
         configs = await visit.watch.querying_admin.topic_config(name)
     except BrokerError as error:
         configs, fault = {}, error.remark or str(error)
-    sent: list[dict[str, BrokerStatsData]] = []
+    sent_stats: list[dict[str, BrokerStatsData]] = []
     with suppress(BrokerError):  # figures are for administrators
-        sent = [await visit.watch.querying_admin.figure(figure, name) for figure in SENT]
+        sent_stats = [await visit.watch.querying_admin.figure(figure, name) for figure in SENT]
     use: dict[str, TopicUse] | None = None
     with suppress(BrokerError):  # this, too
         use = await visit.watch.querying_admin.topic_use(name)
@@ -92,7 +92,7 @@ async def topic(visit: Visit) -> Page:
         "looked_at": sum(each.looked_at for each in (use or {}).values()),
         "total": total(ends),
         "last": age_of_last(ends, visit.now_ms),
-        "sent": sent_words(*sent) if sent else "",
+        "sent": sent_words(*sent_stats) if sent_stats else "",
         "settings": settings_of(configs),
         "config": next(iter(configs.values()), None),
         "readers": reader_rows(name, progress.value or {}, only, groups),
@@ -178,5 +178,5 @@ async def change_attribute(visit: Visit, form: Form) -> Done:
             attributes={attribute: value},
             broker=broker,
         )
-    said = f"{attribute} is {value} now." if value else f"{attribute} was removed."
-    return Done(link("/topic", name=name), said, f"{name}: {attribute} = {value or 'none'}")
+    text = f"{attribute} is {value} now." if value else f"{attribute} was removed."
+    return Done(link("/topic", name=name), text, f"{name}: {attribute} = {value or 'none'}")

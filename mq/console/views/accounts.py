@@ -79,9 +79,9 @@ def user_rows(
     rows = {}
     for name, brokers in by_name.items():
         kinds = {"administrator" if each.user_type == SUPER else "ordinary" for each in brokers.values()}
-        enabled = {"no" if each.user_status == DISABLED else "yes" for each in brokers.values()}
-        differs = len(brokers) < len(users_by_broker) or len(kinds) > 1 or len(enabled) > 1
-        words = " or ".join(sorted(kinds)), " or ".join(sorted(enabled))
+        enabled_texts = {"no" if each.user_status == DISABLED else "yes" for each in brokers.values()}
+        differs = len(brokers) < len(users_by_broker) or len(kinds) > 1 or len(enabled_texts) > 1
+        words = " or ".join(sorted(kinds)), " or ".join(sorted(enabled_texts))
         where = ", ".join(brokers)
         rows[name] = UserRow(name, *words, "a command", where, quotas.get(name, "-"), _state(differs))
     for name, replicas in accounts_of(files).items():
@@ -112,11 +112,11 @@ class FileAccount:
 
 def accounts_of(files: OfReplicas[AccountList]) -> dict[str, dict[str, FileAccount]]:
     """The accounts of the files, by access key and replica."""
-    found: dict[str, dict[str, FileAccount]] = {}
+    accounts: dict[str, dict[str, FileAccount]] = {}
     for replica, file in sorted(files.answers.items()):
         for info in file.accounts:
-            found.setdefault(info.access_key, {})[replica] = FileAccount(info, _kind_of(info), repr(info))
-    return found
+            accounts.setdefault(info.access_key, {})[replica] = FileAccount(info, _kind_of(info), repr(info))
+    return accounts
 
 
 def _kind_of(info: AccountInfo) -> str:
@@ -156,29 +156,29 @@ def _rights(info: AccountInfo) -> list[tuple[str, str]]:
 
 def addresses_of(name: str, files: OfReplicas[AccountList]) -> list[str]:
     """The patterns of addresses from which this account needs no signature."""
-    found = {each.info.addresses for each in accounts_of(files).get(name, {}).values()}
-    return sorted(found - {""})
+    addresses = {each.info.addresses for each in accounts_of(files).get(name, {}).values()}
+    return sorted(addresses - {""})
 
 
 def file_words(files: OfReplicas[AccountList]) -> list[str]:
     """Remarks on the files as a whole, as sentences."""
-    said = []
+    words = []
     if files.unknowing:
         these = some_of(sorted(files.unknowing), SHOWN_OF_LIST)
-        said.append(
+        words.append(
             f"{these} cannot say what is in an acl_file: brokers of Apache RocketMQ, and of earlier releases, do not "
             "tell it."
         )
     if files.silent:
-        said.append(f"{some_of(sorted(files.silent), SHOWN_OF_LIST)} did not answer: their acl_file is not shown.")
+        words.append(f"{some_of(sorted(files.silent), SHOWN_OF_LIST)} did not answer: their acl_file is not shown.")
     if (without := sorted(replica for replica, file in files.answers.items() if not file.has_file)) != []:
-        said.append(
+        words.append(
             f"There is no acl_file at {some_of(without, SHOWN_OF_LIST)}: whoever reaches it may do everything there, "
             "and users, policies and quotas of users mean nothing."
         )
     if (addresses := sorted({each for file in files.answers.values() for each in file.addresses})) != []:
-        said.append(f"From {some_of(addresses, SHOWN_OF_LIST)} everything may be done without an account.")
-    return said
+        words.append(f"From {some_of(addresses, SHOWN_OF_LIST)} everything may be done without an account.")
+    return words
 
 
 def policy_rows(policies: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
@@ -202,8 +202,8 @@ def policy_rows(policies: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
 def quotas_by_name(quota_lists: Mapping[str, QuotaList]) -> dict[str, str]:
     """The quota of each name as a text; broker groups with different ones are named."""
     by_name: dict[str, dict[str, Quota]] = {}
-    for broker, listed in sorted(quota_lists.items()):
-        for each in listed.users:
+    for broker, quota_list in sorted(quota_lists.items()):
+        for each in quota_list.users:
             by_name.setdefault(each.user, {})[broker] = each.quota
     return {name: _one_or_each(quotas, quota_lists) for name, quotas in by_name.items()}
 

@@ -30,14 +30,14 @@ def chart(points: Sequence[Rates], now: float) -> Chart | None:
     """The rates of the last hour, the present at the right; None without two points."""
     if len(points) < 2:
         return None
-    known = [each for point in points for each in (point.sent, point.read) if each is not None]
-    highest = max(known, default=0.0)
+    rates = [each for point in points for each in (point.sent, point.read) if each is not None]
+    highest = max(rates, default=0.0)
     scale = max(highest, 1.0)
-    sent = _lines([(each.at, each.sent) for each in points], now, scale)
+    sent_line = _lines([(each.at, each.sent) for each in points], now, scale)
     read = _lines([(each.at, each.read) for each in points], now, scale)
     minutes = max(1, round((now - points[0].at) / 60))
     words = f"rates of the last {minutes} min, at most {highest:,.1f} messages per second"
-    return Chart(sent, read, f"{highest:,.1f}/s", words)
+    return Chart(sent_line, read, f"{highest:,.1f}/s", words)
 
 
 def error_chart(points: Sequence[Rates], now: float) -> Chart | None:

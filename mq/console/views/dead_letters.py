@@ -27,10 +27,10 @@ class LetterRow:
     link: str
 
 
-def groups_with_letters(topics: Sequence[str], held: Mapping[str, Held] | None) -> list[tuple[str, str]]:
+def groups_with_letters(topics: Sequence[str], counts: Mapping[str, Held] | None) -> list[tuple[str, str]]:
     """The groups of dead letter topics, and how many dead letters each has."""
     return [
-        (topic.removeprefix(DEAD_LETTER_PREFIX), number(held[topic].messages if held and topic in held else None))
+        (topic.removeprefix(DEAD_LETTER_PREFIX), number(counts[topic].messages if counts and topic in counts else None))
         for topic in topics
     ]
 

@@ -107,23 +107,23 @@ def rows(
     now_ms: int,
 ) -> list[GroupRow]:
     """The groups of a page."""
-    found = []
+    group_rows = []
     for name in page.rows:
         own = progress.get(name, {})
         topics = sorted({queue.topic for queue in own if not queue.topic.startswith(RETRY_PREFIX)})
-        enabled = all(each.consume_enable for each in configs.get(name, {}).values())
+        is_enabled = all(each.consume_enable for each in configs.get(name, {}).values())
         is_beyond = any(each.offset > each.end for each in own.values())
-        found.append(
+        group_rows.append(
             GroupRow(
                 name=name,
                 topics=", ".join(topics[:3]) + (f" and {len(topics) - 3} more" if len(topics) > 3 else "") or "-",
                 behind=number(waiting(own)) if own else "-",
                 lag=duration(lag_seconds(own, now_ms)),
-                enabled="yes" if enabled else "DISABLED",
-                state="bad" if is_beyond or not enabled else "",
+                enabled="yes" if is_enabled else "DISABLED",
+                state="bad" if is_beyond or not is_enabled else "",
             )
         )
-    return found
+    return group_rows
 
 
 def most_behind(names: Sequence[str], progress: Mapping[str, Progress]) -> list[str]:
@@ -134,11 +134,11 @@ def most_behind(names: Sequence[str], progress: Mapping[str, Progress]) -> list[
 def lag_rows(progress: Progress, members: Sequence[Member], now_ms: int) -> list[LagRow]:
     """The queues of a consumer group."""
     holders = {queue: member.client.client_id for member in members for queue in member.queues or ()}
-    found = []
+    queue_rows = []
     for queue, each in sorted(progress.items()):
         behind = each.end - each.offset
         lag = (now_ms - each.last_ms) / 1000 if behind > 0 and each.last_ms > 0 else 0.0 if behind <= 0 else None
-        found.append(
+        queue_rows.append(
             LagRow(
                 topic=queue.topic,
                 broker=queue.broker_name,
@@ -153,7 +153,7 @@ def lag_rows(progress: Progress, members: Sequence[Member], now_ms: int) -> list
                 next_offset=each.offset,
             )
         )
-    return found
+    return queue_rows
 
 
 def member_rows(members: Sequence[Member], now_ms: int) -> list[MemberRow]:
@@ -201,9 +201,9 @@ def reasons(
 
     ``members`` is None if they are not known.
     """
-    said = []
+    texts = []
     if (lines := disagreement(members or ())) != []:
-        said.append(
+        texts.append(
             "Its members subscribe to different things, and what one of them does not want is skipped for all: "
             f"{some_of(lines, 3)}."
         )
@@ -213,32 +213,32 @@ def reasons(
         if each.offset < each.end and not queue.topic.startswith(RETRY_PREFIX)
     }
     if not lagging:
-        return said
+        return texts
     if any(not each.consume_enable for each in configs.values()):
-        said.append("The group is paused: its members get no messages.")
+        texts.append("The group is paused: its members get no messages.")
     if members is None:
-        return said
+        return texts
     if not members:
-        return [*said, "Nobody consumes for it: start its consumers."]
-    held = {queue for member in members for queue in member.queues or ()}
+        return [*texts, "Nobody consumes for it: start its consumers."]
+    assigned_queues = {queue for member in members for queue in member.queues or ()}
     are_known = all(each.queues is not None for each in members)
-    if are_known and (alone := [queue for queue in lagging if queue not in held]):
-        said.append(f"No member has {_names(alone)}, where messages wait.")
+    if are_known and (alone := [queue for queue in lagging if queue not in assigned_queues]):
+        texts.append(f"No member has {_names(alone)}, where messages wait.")
     for member in members:
         own = {queue: each for queue, each in (member.queues or {}).items() if queue in lagging}
         if idle := [queue for queue, each in own.items() if each.cached_msg_count and _is_idle(each, now_ms)]:
             since = min(own[queue].last_consume_timestamp for queue in idle)
-            said.append(
+            texts.append(
                 f"{member.client.client_id} has messages of {_names(idle)} and finished none for "
                 f"{duration((now_ms - since) / 1000)}: look at its log; if one message fails again and again, it can "
                 "be skipped."
             )
         if silent := [queue for queue, each in own.items() if not each.cached_msg_count and _is_silent(each, now_ms)]:
-            said.append(
+            texts.append(
                 f"{member.client.client_id} fetches nothing of {_names(silent)} although messages wait there: it is "
                 "paused, or hangs."
             )
-    return said or ["Its members finish messages: it is slower than they come, or catches up."]
+    return texts or ["Its members finish messages: it is slower than they come, or catches up."]
 
 
 def _names(queues: Sequence[MessageQueue]) -> str:

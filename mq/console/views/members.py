@@ -64,49 +64,49 @@ def member_rows(view: GroupView) -> list[MemberRow]:
 def consequences(change: Change, view: GroupView) -> list[str]:
     """Say what the change means for the group, a sentence each; brokers give their warnings when it is made."""
     voters = [each for each in view.members if each.role == "voter"]
-    said = []
+    texts = []
     after = list(voters)
     match change.action:
         case "add":
-            said.append(f"{change.node} receives the log, and does not vote until it is promoted.")
-            said.append("Start it with raftmq broker --join; it may be started before or after.")
+            texts.append(f"{change.node} receives the log, and does not vote until it is promoted.")
+            texts.append("Start it with raftmq broker --join; it may be started before or after.")
         case "promote":
             after.append(MemberView(change.node, "voter"))
-            said.append(f"{change.node} votes and counts for majorities from then on; it has to have caught up.")
+            texts.append(f"{change.node} votes and counts for majorities from then on; it has to have caught up.")
         case "remove":
             after = [each for each in voters if each.node_id != change.node]
-            said.append(f"{change.node} gets no more messages. Stop it afterwards; it cannot come back with its data.")
+            texts.append(f"{change.node} gets no more messages. Stop it afterwards; it cannot come back with its data.")
         case "replace":
-            said.append(
+            texts.append(
                 f"{change.node} is added, receives the log, and takes the place of {change.replaced} in one step when "
                 "it has caught up. That may take long; it goes on when you leave the page."
             )
-            said.append(f"Stop {change.replaced} afterwards; it cannot come back with its data.")
+            texts.append(f"Stop {change.replaced} afterwards; it cannot come back with its data.")
         case _:
             pass
     if (leaver := change.typed) and leaver == view.leader:
-        said.append(f"{leaver} leads now: it hands over first.")
-    said += _majority(voters, after)
-    return said
+        texts.append(f"{leaver} leads now: it hands over first.")
+    texts += _majority(voters, after)
+    return texts
 
 
 def _majority(before: Sequence[MemberView], after: Sequence[MemberView]) -> list[str]:
     """Say how many voters may fail, and whether a majority is connected."""
-    said = []
+    texts = []
     if len(after) != len(before):
-        said.append(
+        texts.append(
             f"The group has {len(after)} voters then, instead of {len(before)}: {_may_fail(len(after))} "
             f"({_may_fail(len(before))} now)."
         )
         if len(after) and len(after) % 2 == 0:
-            said.append("An even number of voters is no safer than one less.")
-    known = {each.node_id for each in before}
-    silent = [each.node_id for each in after if each.node_id in known and not each.active]
+            texts.append("An even number of voters is no safer than one less.")
+    node_ids = {each.node_id for each in before}
+    silent = [each.node_id for each in after if each.node_id in node_ids and not each.active]
     if len(after) and len(after) - len(silent) <= len(after) // 2:
-        said.append(f"DANGER: {', '.join(silent)} do not answer the leader, so there would be no majority then.")
+        texts.append(f"DANGER: {', '.join(silent)} do not answer the leader, so there would be no majority then.")
     if not after:
-        said.append("DANGER: no voter would be left.")
-    return said
+        texts.append("DANGER: no voter would be left.")
+    return texts
 
 
 def _may_fail(voters: int) -> str:

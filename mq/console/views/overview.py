@@ -80,7 +80,7 @@ def card(group: GroupStatus, history: History, now: float) -> GroupCard:
     leader = next((each for each in group.replicas if each.role == "leader"), None)
     if leader is None and group.is_stock:
         leader = next((each for each in group.replicas if each.broker_id == 0), None)
-    sent, read = rates_of(group)
+    sent_rate, read = rates_of(group)
     errors = history.errors(group.group, now)
     kinds = ("delayed", "timers", "transactions", "pops")
     words = ("delayed", "timed", "open transactions", "open pops")
@@ -94,7 +94,7 @@ def card(group: GroupStatus, history: History, now: float) -> GroupCard:
         has_leader=group.leader is not None or group.is_stock,
         is_stock=group.is_stock,
         durability=_DURABILITY.get(group.durability or "", ""),
-        rate_in=rate(sent),
+        rate_in=rate(sent_rate),
         rate_out=rate(read),
         errors=rate(errors),
         chart=chart(history.of(group.group, now), now),
@@ -174,15 +174,15 @@ def current_problems(group: GroupStatus, history: History, now: float) -> list[s
 
     ``now`` is on the clock of the history.
     """
-    said = []
+    rows = []
     if group.leader is None and not group.is_stock:
-        said.append(f"{group.group} has no leader: nobody can send or consume there now")
+        rows.append(f"{group.group} has no leader: nobody can send or consume there now")
     for replica in group.replicas:
         if replica.role == UNREACHABLE:
-            refused = f" refuses to answer: {replica.refusal}" if replica.refusal else " does not answer"
-            said.append(f"{replica.node_id} of {group.group}{refused}")
+            reason = f" refuses to answer: {replica.refusal}" if replica.refusal else " does not answer"
+            rows.append(f"{replica.node_id} of {group.group}{reason}")
         elif replica.abstaining:
-            said.append(
+            rows.append(
                 f"{replica.node_id} of {group.group} lost acknowledged entries, fetches them, and does not vote"
             )
         elif replica.lag_entries and replica.lag_bytes:
@@ -190,8 +190,8 @@ def current_problems(group: GroupStatus, history: History, now: float) -> list[s
             position = replica.commit_position
             seconds = None if position is None else history.seconds_behind(group.group, position, now)
             since = f"{duration(seconds)} behind the leader: " if seconds is not None and seconds >= MOMENT else ""
-            said.append(f"{replica.node_id} of {group.group} is {since}{behind}{'' if since else ' behind the leader'}")
-    return said
+            rows.append(f"{replica.node_id} of {group.group} is {since}{behind}{'' if since else ' behind the leader'}")
+    return rows
 
 
 def _leader_text(group: GroupStatus) -> str:

@@ -85,8 +85,8 @@ def pending_view(infos: Mapping[str, PendingInfo], now_ms: int, rows_max: int) -
 
 def _row(broker: str, message: PendingMessage, now_ms: int) -> PendingRow:
     if message.due_ms:
-        left = (message.due_ms - now_ms) / 1000
-        when = f"{time_of(message.due_ms)} ({f'in {duration(left)}' if left >= 0 else 'due'})"
+        seconds = (message.due_ms - now_ms) / 1000
+        when = f"{time_of(message.due_ms)} ({f'in {duration(seconds)}' if seconds >= 0 else 'due'})"
         note = f"delay level {message.level}" if message.level else ""
     else:
         when = duration((now_ms - message.stored_ms) / 1000)

@@ -30,25 +30,25 @@ def reader_rows(seen: OfReplicas[LeaseList], groups: Sequence[GroupStatus]) -> l
         each.address: each.commit_position for group in groups for each in group.replicas
     }
     rows = []
-    for replica, found in sorted(seen.answers.items()):
+    for replica, lease_list in sorted(seen.answers.items()):
         broker, _, address = replica.rpartition(" ")
-        for lease in found.leases:
+        for lease in lease_list.leases:
             end = ends.get(address)
-            held = None if end is None else max(0, end - lease.position)
+            span = None if end is None else max(0, end - lease.position)
             rows.append(
-                ReaderRow(broker, address, lease.lease_id, number(lease.position), size(held), duration(lease.seconds))
+                ReaderRow(broker, address, lease.lease_id, number(lease.position), size(span), duration(lease.seconds))
             )
     return rows
 
 
 def unknown_words(seen: OfReplicas[LeaseList]) -> list[str]:
     """Name the replicas that are missing in the list, as sentences."""
-    said = []
+    words = []
     if seen.unknowing:
-        said.append(
+        words.append(
             f"{some_of(sorted(seen.unknowing), 3)} cannot say who reads: brokers of Apache RocketMQ have no bulk "
             "readers, and those of earlier releases do not tell them."
         )
     if seen.silent:
-        said.append(f"{some_of(sorted(seen.silent), 3)} did not answer.")
-    return said
+        words.append(f"{some_of(sorted(seen.silent), 3)} did not answer.")
+    return words

@@ -23,11 +23,11 @@ class ResetRow:
 
 def preview_rows(targets: Mapping[MessageQueue, int], progress: Mapping[MessageQueue, GroupProgress]) -> list[ResetRow]:
     """The queues of the topic."""
-    found = []
+    rows = []
     for queue, after in sorted(targets.items()):
         before = progress[queue].offset if queue in progress else None
-        found.append(ResetRow(queue.broker_name, queue.queue_id, number(before), number(after), _effect(before, after)))
-    return found
+        rows.append(ResetRow(queue.broker_name, queue.queue_id, number(before), number(after), _effect(before, after)))
+    return rows
 
 
 def _effect(before: int | None, after: int) -> str:

@@ -80,5 +80,5 @@ def paged(rows: Sequence[T], page_number: int, per_page: int = PER_PAGE) -> Page
 
 def matching(names: Iterable[str], part: str) -> list[str]:
     """The names with a text in them, whatever its case, sorted."""
-    wanted = part.casefold()
-    return sorted(name for name in names if wanted in name.casefold())
+    folded_part = part.casefold()
+    return sorted(name for name in names if folded_part in name.casefold())

@@ -80,26 +80,26 @@ def group_states(
     queue: MessageQueue, offset: int, progress: Mapping[str, Mapping[MessageQueue, GroupProgress]]
 ) -> list[GroupState]:
     """The consumer groups that read the queue, by name."""
-    found = []
+    states = []
     for group, queues in sorted(progress.items()):
         own = queues.get(queue)
         if own is None or group in SYSTEM_GROUPS:
             continue
         if own.offset > offset:
-            found.append(GroupState(group, f"has got it: its offset is {own.offset:,}", "good"))
+            states.append(GroupState(group, f"has got it: its offset is {own.offset:,}", "good"))
         elif own.offset == offset:
-            found.append(GroupState(group, "stands at it: it is the next one", ""))
+            states.append(GroupState(group, "stands at it: it is the next one", ""))
         else:
-            found.append(GroupState(group, f"has not come to it: {offset - own.offset:,} are before it", ""))
-    return found
+            states.append(GroupState(group, f"has not come to it: {offset - own.offset:,} are before it", ""))
+    return states
 
 
 def copy_topics(groups: Sequence[str], topic: str, topics: Sequence[str]) -> list[tuple[str, str]]:
     """The topics with redeliveries and dead letters of a topic for these groups that there are, each with its group."""
-    known = set(topics)
+    topic_names = set(topics)
     return [
         (group, name)
         for group in groups
         for name in (retry_topic(group), pop_retry_topic(group, topic), dead_letter_topic(group))
-        if name in known
+        if name in topic_names
     ]

@@ -59,16 +59,16 @@ class TopicRow:
 def rows(
     page: Paged[str],
     configs: Mapping[str, Mapping[str, TopicConfig]],
-    held: Mapping[str, Held],
+    counts: Mapping[str, Held],
     own: Collection[str],
 ) -> list[TopicRow]:
     """The topics of a page."""
-    found = []
+    topic_rows = []
     for name in page.rows:
         of_brokers = configs.get(name, {})
         any_one = next(iter(of_brokers.values()), None)
-        count = held.get(name)
-        found.append(
+        count = counts.get(name)
+        topic_rows.append(
             TopicRow(
                 name=name,
                 kind=kind_of(name, own),
@@ -79,7 +79,7 @@ def rows(
                 messages=number(None if count is None else count.messages),
             )
         )
-    return found
+    return topic_rows
 
 
 def access_of(perm: int) -> str:
@@ -148,13 +148,13 @@ def bytes_words(sizes: Collection[QueueSize]) -> str:
 def sender_rows(use: Mapping[str, TopicUse], now_ms: int) -> list[SenderRow]:
     """The senders of the newest messages of a topic, the last one first; at most `SENDERS_SHOWN_MAX`."""
     by_client: dict[tuple[str, str], list[Sender]] = {}
-    for told in use.values():
-        for each in told.senders:
+    for topic_use in use.values():
+        for each in topic_use.senders:
             by_client.setdefault((each.address, each.client_id), []).append(each)
-    found = []
+    senders = []
     for own in sorted(by_client.values(), key=lambda some: -max(each.last_ms for each in some))[:SENDERS_SHOWN_MAX]:
         one = own[0]
-        found.append(
+        senders.append(
             SenderRow(
                 client=one.client_id or "not connected as a producer now",
                 address=one.address or "not in its messages",
@@ -165,7 +165,7 @@ def sender_rows(use: Mapping[str, TopicUse], now_ms: int) -> list[SenderRow]:
                 last=duration(max(0, now_ms - max(each.last_ms for each in own)) / 1000) + " ago",
             )
         )
-    return found
+    return senders
 
 
 def queue_rows(ends: Mapping[MessageQueue, QueueEnds], sizes: Mapping[tuple[str, int], QueueSize]) -> list[QueueRow]:
@@ -197,15 +197,15 @@ def only_offsets(
     that no longer subscribe to the topic. A queue without an offset counts as not begun.
     """
     topics = {queue.topic for queue in ends}
-    found = {}
+    progress_by_group = {}
     for group, own in offsets.items():
         if group in SYSTEM_GROUPS or any(queue.topic in topics for queue in progress.get(group, ())):
             continue
         if any(queue in ends for queue in own):
-            found[group] = {
+            progress_by_group[group] = {
                 queue: GroupProgress(each.max_offset, QueueOffset(own.get(queue, 0))) for queue, each in ends.items()
             }
-    return found
+    return progress_by_group
 
 
 def reader_rows(
@@ -217,7 +217,7 @@ def reader_rows(
     """The consumer groups with offsets in a topic, the one with most to do first; ``only`` are the groups from
     `only_offsets`, ``groups`` the created ones.
     """
-    found = []
+    readers = []
     for group, queues in {**progress, **only}.items():
         own = {queue: each for queue, each in queues.items() if queue.topic == topic}
         if own:
@@ -226,8 +226,8 @@ def reader_rows(
             note = ""
             if group in only:
                 note = "its members do not subscribe to it any more" if group in groups else "it has offsets only"
-            found.append(ReaderRow(group, number(behind), behind, time_of(last_ms) or "-", note))
-    return sorted(found, key=lambda row: (-row.behind_count, row.group))
+            readers.append(ReaderRow(group, number(behind), behind, time_of(last_ms) or "-", note))
+    return sorted(readers, key=lambda row: (-row.behind_count, row.group))
 
 
 def settings_of(configs: Mapping[str, TopicConfig]) -> list[tuple[str, str]]:

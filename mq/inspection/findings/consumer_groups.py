@@ -59,13 +59,13 @@ def _beyond_end(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> I
 def _deleted_unread(
     group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers
 ) -> Iterator[Finding]:
-    lost = {q: consumers.ends[q].min_offset - each.offset for q, each in lagging.items()}
-    lost = {queue: count for queue, count in lost.items() if count > 0}
-    if lost:
+    counts = {q: consumers.ends[q].min_offset - each.offset for q, each in lagging.items()}
+    counts = {queue: count for queue, count in counts.items() if count > 0}
+    if counts:
         yield Finding(
             Severity.WARNING,
             _subject(group),
-            f"did not consume {sum(lost.values()):,} messages of {_queues(lost)} before retention deleted them",
+            f"did not consume {sum(counts.values()):,} messages of {_queues(counts)} before retention deleted them",
             "raise retention_hours, or consume faster; the messages are in backups only",
             "docs/operations.md#the-disk-fills-up",
         )
@@ -108,12 +108,12 @@ def _at_risk_by_size(
             if queue.topic == topic and begin > 0 and (count := soon - max(each.offset, begin)) > 0:
                 counts[queue] = count
         if counts:
-            kept = consumers.topic_bytes[topic]
+            limit = consumers.topic_bytes[topic]
             yield Finding(
                 Severity.WARNING,
                 _subject(group),
                 f"has not consumed {sum(counts.values()):,} messages of {_queues(counts)} that are among the oldest "
-                f"quarter of what the topic has: they go first when it has more than {kept:,} bytes (reserve.bytes)",
+                f"quarter of what the topic has: they go first when it has more than {limit:,} bytes (reserve.bytes)",
                 f"consume them, or let the topic keep more: raftmq topic update {topic} --retention-bytes BYTES",
                 "docs/topics.md#keep-messages-of-a-topic-for-less-time",
             )
@@ -167,7 +167,7 @@ def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers:
         )
         return
     before = consumers.before.get(group, {})
-    stuck = {
+    queues = {
         queue: each
         for queue, each in lagging.items()
         if queue in before
@@ -175,13 +175,13 @@ def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers:
         and before[queue].offset < before[queue].end
         and consumers.now_ms - each.last_ms > STUCK_MS
     }
-    if stuck:
-        count = sum(each.end - each.offset for each in stuck.values())
+    if queues:
+        count = sum(each.end - each.offset for each in queues.values())
         yield Finding(
             Severity.WARNING,
             _subject(group),
-            f"made no progress for {consumers.watched_seconds:.0f} s in {_queues(stuck)}, where {count:,} messages "
-            f"wait{_since(stuck, consumers.now_ms)}; members: "
+            f"made no progress for {consumers.watched_seconds:.0f} s in {_queues(queues)}, where {count:,} messages "
+            f"wait{_since(queues, consumers.now_ms)}; members: "
             f"{'the brokers did not say which' if members is None else _members(members)}",
             "look at the logs of these members; if one message fails again and again: raftmq consumer-group skip",
             "docs/troubleshooting.md#a-queue-does-not-go-on-one-message-always-fails",
@@ -198,12 +198,12 @@ def _since(queues: Mapping[MessageQueue, GroupProgress], now_ms: int) -> str:
 
 def _differing(consumers: Consumers) -> Iterator[Finding]:
     for group, members in consumers.differing.items():
-        told = some_of([f"{client_id}: {subscribes or 'nothing'}" for client_id, subscribes in members], 3)
+        text = some_of([f"{client_id}: {subscribes or 'nothing'}" for client_id, subscribes in members], 3)
         yield Finding(
             Severity.WARNING,
             _subject(group),
             f"has members that subscribe to different things, and what one of them does not want is skipped for all: "
-            f"{told}",
+            f"{text}",
             "give all of them the same topics and expressions; use a group for each that wants other messages",
             "docs/troubleshooting.md#members-of-a-group-subscribe-to-different-things",
         )

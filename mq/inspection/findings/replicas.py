@@ -185,11 +185,11 @@ def _leadership(group: GroupStatus) -> Iterator[Finding]:
 
 def _archive_limits(group: GroupStatus) -> Iterator[Finding]:
     """Find replicas that keep archived messages for different times, or a leader that does not know for how long."""
-    if kept := different_archive_limits(group):
+    if text := different_archive_limits(group):
         yield Finding(
             Severity.WARNING,
             f"group {group.group}",
-            f"has replicas that keep archived messages for different times ({kept}): the longest time and the largest "
+            f"has replicas that keep archived messages for different times ({text}): the longest time and the largest "
             "size count",
             "set archive_retention_hours and archive_retention_bytes to the same on all replicas",
             "docs/archive.md#delete-old-files-in-the-archive",
@@ -211,8 +211,8 @@ def _archive(group: GroupStatus) -> Iterator[Finding]:
     )
 
 
-def _throttled(subject: str, throttled: Iterable[Throttled]) -> Iterator[Finding]:
-    for each in throttled:
+def _throttled(subject: str, users: Iterable[Throttled]) -> Iterator[Finding]:
+    for each in users:
         what = f"throttles {each.kind} {each.name} ({each.direction}): its quota is used up"
         if each.refused:
             what += f"; {each.refused:,} requests were refused"
@@ -294,12 +294,12 @@ def _log_state(subject: str, replica: ReplicaStatus, group: GroupStatus) -> Iter
             "it catches up by itself; if the lag grows, check its disk, its CPU and its network",
             "docs/operations.md#diagnose-a-problem",
         )
-    commit, applied = replica.commit_index, replica.applied_index
-    if commit is not None and applied is not None and commit - applied > NEAR_ENTRIES:
+    commit, applied_index = replica.commit_index, replica.applied_index
+    if commit is not None and applied_index is not None and commit - applied_index > NEAR_ENTRIES:
         yield Finding(
             Severity.WARNING,
             subject,
-            f"has not applied {commit - applied:,} committed entries",
+            f"has not applied {commit - applied_index:,} committed entries",
             "after a start it catches up by itself; otherwise check its CPU and its log",
             "docs/operations.md#diagnose-a-problem",
         )
@@ -359,14 +359,14 @@ def _versions(group: GroupStatus) -> Iterator[Finding]:
 
 
 def _settings(group: GroupStatus, survey: Survey) -> Iterator[Finding]:
-    known = {
+    figures = {
         each.node_id: settings
         for each in group.replicas
         if (settings := survey.settings.get(each.address or "")) is not None
     }
-    names = sorted({name for each in known.values() for name in each if name.startswith("raftmq.")} - OF_ONE_REPLICA)
+    names = sorted({name for each in figures.values() for name in each if name.startswith("raftmq.")} - OF_ONE_REPLICA)
     for name in names:
-        values = {node: each.get(name, "unknown") for node, each in known.items()}
+        values = {node: each.get(name, "unknown") for node, each in figures.items()}
         if len(set(values.values())) > 1:
             words = ", ".join(f"{node} {value or 'nothing'}" for node, value in sorted(values.items()))
             yield Finding(

@@ -43,10 +43,10 @@ class ActsFor(NamedTuple):
     def is_signed(self, signer: Signer) -> bool:
         """Whether the client has the secret key of `signer`. Compares in constant time."""
         try:
-            given = b64encode(bytes.fromhex(self.signature))
+            signature = b64encode(bytes.fromhex(self.signature))
         except ValueError:
             return False
-        return compare_digest(given, signer.signature({"": self.time}, b""))
+        return compare_digest(signature, signer.signature({"": self.time}, b""))
 
 
 def acts_for(fields: Mapping[str, str]) -> ActsFor | None:

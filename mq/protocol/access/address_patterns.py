@@ -79,8 +79,8 @@ def _ipv6(text: str) -> Matches:
     if text.endswith("*"):
         start = text.rstrip("*").lower()
         return lambda address: ":" in address and ipaddress.IPv6Address(address).exploded.startswith(_exploded(start))
-    wanted = ipaddress.IPv6Address(text)
-    return lambda address: ":" in address and ipaddress.IPv6Address(address) == wanted
+    pattern = ipaddress.IPv6Address(text)
+    return lambda address: ":" in address and ipaddress.IPv6Address(address) == pattern
 
 
 def _exploded(start: str) -> str:

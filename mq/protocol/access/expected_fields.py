@@ -100,9 +100,9 @@ def unexpected(request: Any, fields: Mapping[str, str], body: bytes, broker_name
 
 @lru_cache(maxsize=1024)
 def _unexpected_field(kind: Hashable, code: int, names: tuple[str, ...]) -> str | None:
-    known = _OF_ANY | _IGNORED.get(code, frozenset())
+    allowed_names = _OF_ANY | _IGNORED.get(code, frozenset())
     assert isinstance(kind, type), kind
     for member in msgspec.structs.fields(kind):
         if member.encode_name == "extFields":
-            known |= frozenset(getattr(member.type, "__struct_encode_fields__", ()))
-    return next((name for name in names if name not in known), None)
+            allowed_names |= frozenset(getattr(member.type, "__struct_encode_fields__", ()))
+    return next((name for name in names if name not in allowed_names), None)

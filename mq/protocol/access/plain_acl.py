@@ -127,13 +127,13 @@ def _switch(where: str, name: str, row: Mapping[str, Any]) -> bool:
 
 
 def _permissions(where: str, name: str, rows: Any) -> dict[str, Permissions]:
-    found: dict[str, Permissions] = {}
+    permissions: dict[str, Permissions] = {}
     for row in _list(f"{where}: {name}", rows):
         resource, equals, words = str(row).partition("=")
         if not equals or not resource.strip():
             raise AclFileInvalid(f"{where}: {name} has {row!r}, which is not NAME=PERMISSION")
-        found[resource.strip()] = _permission(where, name, words)
-    return found
+        permissions[resource.strip()] = _permission(where, name, words)
+    return permissions
 
 
 def _permission(where: str, name: str, words: Any) -> Permissions:
@@ -145,11 +145,11 @@ def _permission(where: str, name: str, words: Any) -> Permissions:
     return frozenset(parts)
 
 
-def _mapping(where: str, value: Any, known: frozenset[str]) -> Mapping[str, Any]:
+def _mapping(where: str, value: Any, keys: frozenset[str]) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise AclFileInvalid(f"{where} is {type(value).__name__}, not a mapping of names to values")
-    if unknown := sorted(map(str, value.keys() - known)):
-        raise AclFileInvalid(f"{where} has {', '.join(unknown)}; allowed: {', '.join(sorted(known))}")
+    if unknown := sorted(map(str, value.keys() - keys)):
+        raise AclFileInvalid(f"{where} has {', '.join(unknown)}; allowed: {', '.join(sorted(keys))}")
     return value
 
 

@@ -99,14 +99,14 @@ class Signer:
 
     def is_signed(self, fields: Mapping[str, str], body: bytes) -> bool:
         """Whether the signature in the fields is right. Compares it in constant time."""
-        given = fields.get(SIGNATURE, "").encode("utf-8", "surrogatepass")
+        signature = fields.get(SIGNATURE, "").encode("utf-8", "surrogatepass")
         content = _content(fields, body)
-        if compare_digest(given, self._signature_of(content)):
+        if compare_digest(signature, self._signature_of(content)):
             return _has_its_lengths(fields, body, content)
         if ADDED_LATER not in fields:
             return False
         earlier = {name: value for name, value in fields.items() if name != ADDED_LATER}
-        return compare_digest(given, self.signature(earlier, body))
+        return compare_digest(signature, self.signature(earlier, body))
 
 
 def lengths(fields: Mapping[str, str], body: bytes) -> str:
@@ -130,10 +130,10 @@ def _content(fields: Mapping[str, str], body: bytes) -> bytes:
 def _has_its_lengths(fields: Mapping[str, str], body: bytes, content: bytes) -> bool:
     """Whether a correctly signed text is divided into fields and body as its sender has done, if it says how."""
     access_key = fields.get(ACCESS_KEY, "")
-    given = fields.get(LENGTHS)
-    if given is None:
+    text = fields.get(LENGTHS)
+    if text is None:
         return not content.startswith((access_key + LENGTHS_MARK).encode("utf-8", "surrogatepass"))
-    return given == lengths(fields, body) and content.startswith((access_key + given).encode("utf-8", "surrogatepass"))
+    return text == lengths(fields, body) and content.startswith((access_key + text).encode("utf-8", "surrogatepass"))
 
 
 def signed(access_key: str, secret_key: str, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:

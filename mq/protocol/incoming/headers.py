@@ -170,14 +170,14 @@ def _shape(request: type[Request]) -> _Shape:
     ext: type[Ext] | None = request.__annotations__.get("ext") and _ext_class(request)
     if ext is None:
         return _Shape(request, None, ())
-    described = msgspec.inspect.type_info(ext)
-    assert isinstance(described, msgspec.inspect.StructType)
+    struct_type = msgspec.inspect.type_info(ext)
+    assert isinstance(struct_type, msgspec.inspect.StructType)
     return _Shape(
         request,
         ext,
         tuple(
             _Field(each.name, each.encode_name, each.required, _reader(each.type, strict=is_strict(request)))
-            for each in described.fields
+            for each in struct_type.fields
         ),
     )
 

@@ -113,16 +113,16 @@ class PartialRequests(Generic[ConnectionT]):
     def close_stalled(self, now: float) -> None:
         """Close connections without progress; called about once a second with monotonic seconds."""
         for frame in list(self._admitted.values()):
-            received = frame.connection.unfinished_bytes
-            grown, frame.received = received - frame.received, received
+            nbytes = frame.connection.unfinished_bytes
+            growth, frame.received = nbytes - frame.received, nbytes
             if frame.idle_since is None:
                 frame.idle_since = now  # it may have been admitted a moment ago
                 continue
-            if grown > 0:
+            if growth > 0:
                 frame.idle_since = now
-            frame.slow_looks = frame.slow_looks + 1 if grown < SLOW_BYTES else 0
+            frame.slow_looks = frame.slow_looks + 1 if growth < SLOW_BYTES else 0
             if now - frame.idle_since >= self._seconds_max or (self._waiting and frame.slow_looks >= SLOW_LOOKS_MAX):
-                self._close(frame.connection, f"of its request of {frame.nbytes} bytes only {received} have arrived")
+                self._close(frame.connection, f"of its request of {frame.nbytes} bytes only {nbytes} have arrived")
         # Those that have waited come last: they may just have got the room of one that is closed.
         for frame in list(self._waiting.values()):
             if frame.idle_since is None:

@@ -62,15 +62,15 @@ def split_batch(data: memoryview | bytes, count_max: int | None = None) -> list[
     at, end = 0, len(raw)
     unpack_head, unpack_length = BATCHED_HEAD.unpack_from, _I16.unpack_from
     while at < end:
-        left = end - at
+        room = end - at
         if len(messages) == count_max:
             raise BodyError(f"a batch of more than {count_max} messages of this topic is larger than a message may be")
-        if left < _FIXED:
-            raise BodyError(f"message {len(messages)} of a batch has {left} bytes, at least {_FIXED} are needed")
+        if room < _FIXED:
+            raise BodyError(f"message {len(messages)} of a batch has {room} bytes, at least {_FIXED} are needed")
         size, _, _, flag, body_length = unpack_head(raw, at)
-        if not _FIXED <= size <= left or not 0 <= body_length <= size - _FIXED:
+        if not _FIXED <= size <= room or not 0 <= body_length <= size - _FIXED:
             raise BodyError(
-                f"message {len(messages)} of a batch has size {size} and a body of {body_length}, {left} bytes are left"
+                f"message {len(messages)} of a batch has size {size} and a body of {body_length}, {room} bytes are left"
             )
         body_start = at + BATCHED_HEAD.size
         body_end = body_start + body_length

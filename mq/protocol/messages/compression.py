@@ -72,14 +72,14 @@ def deflate(codec: Codec, body: bytes) -> tuple[int, bytes]:
     """
     match codec:
         case "zlib":
-            flag, compressed = ZLIB, zlib.compress(body, level=5)
+            flag, content = ZLIB, zlib.compress(body, level=5)
         case "lz4":
-            flag, compressed = LZ4, _lz4().compress(body)
+            flag, content = LZ4, _lz4().compress(body)
         case "zstd":
-            flag, compressed = ZSTD, _zstd().ZstdCompressor().compress(body)
+            flag, content = ZSTD, _zstd().ZstdCompressor().compress(body)
         case _:
             assert_never(codec)
-    return (COMPRESSED | flag, compressed) if len(compressed) < len(body) else (0, body)
+    return (COMPRESSED | flag, content) if len(content) < len(body) else (0, body)
 
 
 def inflate(sys_flag: int, body: bytes, bytes_max: int) -> bytes:
@@ -93,52 +93,52 @@ def inflate(sys_flag: int, body: bytes, bytes_max: int) -> bytes:
     try:
         match codec:
             case 0 | 0x300:  # producers from before the codec bits used zlib
-                inflated, complete = _inflate_zlib(body, bytes_max)
+                content, complete = _inflate_zlib(body, bytes_max)
             case 0x100:
-                inflated, complete = _inflate_lz4(body, bytes_max)
+                content, complete = _inflate_lz4(body, bytes_max)
             case 0x200:
-                inflated, complete = _inflate_zstd(body, bytes_max)
+                content, complete = _inflate_zstd(body, bytes_max)
             case _:
                 raise DecompressionError(f"compression codec {codec >> 8} is unknown (system flag {sys_flag:#x})")
     except (zlib.error, RuntimeError, EOFError) as error:
         raise DecompressionError(f"body of {len(body)} bytes, codec {codec >> 8}: {error}") from error
-    if len(inflated) > bytes_max:
+    if len(content) > bytes_max:
         raise DecompressionError(f"body of {len(body)} bytes inflates to more than {bytes_max}")
     if not complete:
         raise DecompressionError(f"body of {len(body)} bytes, codec {codec >> 8}, is cut off")
-    return inflated
+    return content
 
 
 def _inflate_zlib(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
     stream = zlib.decompressobj()
-    inflated = stream.decompress(body, bytes_max + 1)
-    return inflated, stream.eof
+    content = stream.decompress(body, bytes_max + 1)
+    return content, stream.eof
 
 
 def _inflate_lz4(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
     stream = _lz4().LZ4FrameDecompressor()
-    inflated: bytes = stream.decompress(body, max_length=bytes_max + 1)
-    return inflated, bool(stream.eof)
+    content: bytes = stream.decompress(body, max_length=bytes_max + 1)
+    return content, bool(stream.eof)
 
 
 def _inflate_zstd(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
     zstandard = _zstd()
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
     parts: list[bytes] = []
-    wanted = bytes_max + 1
+    remaining = bytes_max + 1
     try:
         with decompressor.stream_reader(body, read_across_frames=False) as stream:
-            while wanted and (part := stream.read(wanted)):
+            while remaining and (part := stream.read(remaining)):
                 parts.append(part)
-                wanted -= len(part)
-        inflated = b"".join(parts)
-        declared = zstandard.frame_content_size(body)
-        if declared >= 0 or not wanted:
-            return inflated, bool(declared == len(inflated))
+                remaining -= len(part)
+        content = b"".join(parts)
+        size = zstandard.frame_content_size(body)
+        if size >= 0 or not remaining:
+            return content, bool(size == len(content))
         # Without a declared size only the other interface can tell whether the frame ended; the output is limited by
         # now.
         check = decompressor.decompressobj()
         check.decompress(body)
     except zstandard.ZstdError as error:
         raise DecompressionError(f"body of {len(body)} bytes, codec 2: {error}") from error
-    return inflated, bool(check.eof)
+    return content, bool(check.eof)

@@ -38,19 +38,19 @@ def dead_letter(
         failure: the text of the last exception; by default, the copy may have one.
         given_up_by: who did it, if it was an operator.
     """
-    said = {
+    own = {
         props.DEAD_GROUP: group,
         props.DEAD_REASON: props.safe_value(reason),
         props.DEAD_ATTEMPTS: str(attempts),
         props.DEAD_MS: str(now_ms),
     }
     if topic := properties.get(props.RETRY_TOPIC):
-        said[props.DEAD_TOPIC] = topic
+        own[props.DEAD_TOPIC] = topic
     if message_id := properties.get(props.ORIGIN_MESSAGE_ID):
-        said[props.DEAD_MESSAGE_ID] = message_id
+        own[props.DEAD_MESSAGE_ID] = message_id
     if failure:
-        said[props.FAILURE] = props.safe_value(failure)
+        own[props.FAILURE] = props.safe_value(failure)
     if given_up_by:
-        said[props.DEAD_BY] = props.safe_value(given_up_by)
+        own[props.DEAD_BY] = props.safe_value(given_up_by)
     earlier = {props.DELAY, props.DEAD_BY}
-    return {name: value for name, value in properties.items() if name not in earlier} | said
+    return {name: value for name, value in properties.items() if name not in earlier} | own

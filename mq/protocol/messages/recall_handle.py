@@ -50,8 +50,8 @@ class RecallHandle(NamedTuple):
         if len(text) > _HANDLE_LENGTH_MAX:
             raise HandleInvalid("recall handle is invalid: it is too long")
         try:
-            padded = text + "=" * (-len(text) % 4)
-            words = base64.b64decode(padded, altchars=b"-_", validate=True).decode().split(" ")
+            padded_text = text + "=" * (-len(text) % 4)
+            words = base64.b64decode(padded_text, altchars=b"-_", validate=True).decode().split(" ")
         except (binascii.Error, ValueError) as error:
             raise HandleInvalid("recall handle is invalid") from error
         if len(words) not in (5, 6) or words[0] != _VERSION or not all(words):

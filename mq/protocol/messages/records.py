@@ -137,8 +137,8 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
     @property
     def offset_message_id(self) -> str:
         """The id of this record, by which a broker finds it."""
-        packed = ipaddress.ip_address(self.store_host.ip).packed
-        return offset_message_id(packed, self.store_host.port, self.physical_offset)
+        ip_bytes = ipaddress.ip_address(self.store_host.ip).packed
+        return offset_message_id(ip_bytes, self.store_host.port, self.physical_offset)
 
 
 class RawRecord(NamedTuple):
@@ -204,7 +204,7 @@ def encode_record(
     is_v1 = len(name) <= 127
     topic_length = bytes((len(name),)) if is_v1 else _I16.pack(len(name))
     size = head.size + len(body) + len(topic_length) + len(name) + _I16.size + len(text)
-    fixed = head.pack(
+    head_bytes = head.pack(
         size,
         MAGIC_V1 if is_v1 else MAGIC_V2,
         zlib.crc32(body) & CRC_MASK,
@@ -221,7 +221,7 @@ def encode_record(
         prepared_offset,
         len(body),
     )
-    return b"".join((fixed, body, topic_length, name, _I16.pack(len(text)), text))
+    return b"".join((head_bytes, body, topic_length, name, _I16.pack(len(text)), text))
 
 
 def encode_message(message: StoredMessage, topic: str, queue_id: int, properties: str) -> bytes:
@@ -255,8 +255,8 @@ def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> 
     _, _, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born_ms, born_host, *rest = head
     store_ms, store_host, reconsume_times, prepared_offset, body_length = rest
     body = bytes(data[body_start : body_start + body_length])
-    if verify and (found := zlib.crc32(body) & CRC_MASK) != crc & CRC_MASK:
-        raise RecordError(offset, f"the body's checksum is {found:#x}, but {crc:#x} is stored")
+    if verify and (checksum := zlib.crc32(body) & CRC_MASK) != crc & CRC_MASK:
+        raise RecordError(offset, f"the body's checksum is {checksum:#x}, but {crc:#x} is stored")
     # By position, in the order of the fields: names cost a third of the time.
     return StoredMessage(
         str(data[topic_start : text_start - 2], "utf-8", "replace"),
@@ -434,12 +434,12 @@ def check_records(data: memoryview | bytes, position: PhysicalOffset, checked: i
         raise RecordError(begin, f"it ends {at - end} bytes after the end of the buffer")
 
 
-def check_place(offset: int, position: PhysicalOffset, stored: PhysicalOffset) -> None:
+def check_place(offset: int, position: PhysicalOffset, stored_position: PhysicalOffset) -> None:
     """Raises RecordError unless the record at ``offset``, which is at ``position`` in the log, contains that
     position.
     """
-    if stored != position:
-        raise RecordError(offset, f"it lies at {position} in the log, and names the position {stored}")
+    if stored_position != position:
+        raise RecordError(offset, f"it lies at {position} in the log, and names the position {stored_position}")
 
 
 def scan_fixed(
@@ -471,12 +471,12 @@ def scan_fixed(
 
 def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
     """``(size, body start, topic start, properties start)`` of the record at ``at``, all checked against its size."""
-    left = len(data) - at
-    if left < FIXED:
-        raise RecordError(at, f"{left} bytes are left, a record has at least {FIXED}")
+    remaining = len(data) - at
+    if remaining < FIXED:
+        raise RecordError(at, f"{remaining} bytes are left, a record has at least {FIXED}")
     size, magic, _, _, _, sys_flag, body_length = _FOR_DISPATCH.unpack_from(data, at)
-    if not FIXED <= size <= left:
-        raise RecordError(at, f"its size is {size}, {left} bytes are left and {FIXED} needed")
+    if not FIXED <= size <= remaining:
+        raise RecordError(at, f"its size is {size}, {remaining} bytes are left and {FIXED} needed")
     body_start = at + HEAD.size
     if sys_flag & ANY_HOST_IPV6:
         body_start = at + head_of(sys_flag).size

@@ -246,16 +246,16 @@ def trace_messages(records: Iterable[TraceRecord]) -> Iterator[_TraceMessage]:
     for record in records:
         text = encode_trace(record)
         nbytes = len(text.encode("utf-8", "replace"))
-        wanted = _split(record.message_id)
-        needed = sum(_key_bytes(each) for each in wanted if each not in keys)
-        if texts and (body_bytes >= TRACE_BODY_BYTES_MAX or keys_bytes + needed > KEYS_BYTES_MAX):
+        message_keys = _split(record.message_id)
+        key_bytes = sum(_key_bytes(each) for each in message_keys if each not in keys)
+        if texts and (body_bytes >= TRACE_BODY_BYTES_MAX or keys_bytes + key_bytes > KEYS_BYTES_MAX):
             yield _message(texts, keys)
             texts, keys, body_bytes, keys_bytes = [], {}, 0, 0
         texts.append(text)
         body_bytes += nbytes
         if isinstance(record, Sent | HandlingBegun | HandlingEnded | TransactionEnded) and record.keys:
-            wanted += _split(record.keys)
-        for key in wanted:
+            message_keys += _split(record.keys)
+        for key in message_keys:
             if key not in keys and keys_bytes + _key_bytes(key) <= KEYS_BYTES_MAX:
                 keys[key] = None
                 keys_bytes += _key_bytes(key)
@@ -305,11 +305,11 @@ class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
 def build_trace(message_id: str, records: Iterable[TraceRecord], unreadable: int = 0) -> MessageTrace:
     """Build the trace of one message from records of many messages; duplicates are ignored."""
     of_it = [each for each in dict.fromkeys(records) if message_id in each.message_id.split(",")]
-    ended = {each.request_id: each for each in of_it if isinstance(each, HandlingEnded)}
-    begun = [each for each in of_it if isinstance(each, HandlingBegun)]
-    known = {each.request_id for each in begun}
+    ends = {each.request_id: each for each in of_it if isinstance(each, HandlingEnded)}
+    starts = [each for each in of_it if isinstance(each, HandlingBegun)]
+    request_ids = {each.request_id for each in starts}
     # A consumer that was cut off may have recorded only the end.
-    begun += [
+    starts += [
         HandlingBegun(
             timestamp_ms=max(each.timestamp_ms - each.cost_ms, 0),
             group=each.group,
@@ -317,14 +317,14 @@ def build_trace(message_id: str, records: Iterable[TraceRecord], unreadable: int
             message_id=message_id,
             keys=each.keys,
         )
-        for request_id, each in ended.items()
-        if request_id not in known
+        for request_id, each in ends.items()
+        if request_id not in request_ids
     ]
-    handled = [TracedHandling(begun=each, ended=ended.get(each.request_id)) for each in begun]
+    handlings = [TracedHandling(begun=each, ended=ends.get(each.request_id)) for each in starts]
     return MessageTrace(
         message_id=message_id,
         sent=tuple(sorted((each for each in of_it if isinstance(each, Sent)), key=_time)),
-        handled=tuple(sorted(handled, key=lambda each: each.begun.timestamp_ms)),
+        handled=tuple(sorted(handlings, key=lambda each: each.begun.timestamp_ms)),
         transactions=tuple(sorted((each for each in of_it if isinstance(each, TransactionEnded)), key=_time)),
         recalled=tuple(sorted((each for each in of_it if isinstance(each, Recalled)), key=_time)),
         unreadable=unreadable,

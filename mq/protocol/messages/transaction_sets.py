@@ -90,9 +90,9 @@ def _batched(message: SetMessage) -> BatchedMessage:
 
 def _messages(data: bytes | memoryview) -> Iterable[SetMessage]:
     parts = split_batch(data, SET_MESSAGES_MAX)
-    for number, (flag, body, encoded) in enumerate(parts):
+    for number, (flag, body, properties) in enumerate(parts):
         try:
-            text = encoded.decode()
+            text = properties.decode()
         except UnicodeDecodeError as error:
             raise BodyError(f"the properties of message {number} of a transaction are not UTF-8") from error
         topic, queue = props.find(text, props.REAL_TOPIC), props.find(text, props.REAL_QUEUE_ID)

@@ -117,9 +117,9 @@ def mark_forwarded(frame: bytes, leader: str) -> bytes:
         return frame
     field = b'"%s":%s' % (FORWARDED_TO.encode(), _encode(leader))
     # Quotes within strings are escaped, so this does not occur in one.
-    before, found, behind = header.partition(_EXT + b"{")
-    if found:
-        header = before + found + field + (behind if behind.startswith(b"}") else b"," + behind)
+    before, separator, behind = header.partition(_EXT + b"{")
+    if separator:
+        header = before + separator + field + (behind if behind.startswith(b"}") else b"," + behind)
     elif _EXT not in header:
         header = b"{" + _EXT + b"{" + field + b"}," + header[1:]
     else:

@@ -90,10 +90,10 @@ class _AllProgress(Body, rename=wire(groups="consumeStatsList")):
 
 def read_all_progress(body: bytes | memoryview) -> dict[str, dict[QueueRef, GroupProgress]]:
     """Decode the answer to request code 317, by group. Raises BodyError."""
-    found = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
+    document = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     progress: dict[str, dict[QueueRef, GroupProgress]] = {}
     try:
-        groups = msgspec.convert(found, _AllProgress, strict=False).groups
+        groups = msgspec.convert(document, _AllProgress, strict=False).groups
         for group, tables in (pair for each in groups for pair in each.items()):
             queues = progress.setdefault(group, {})
             for table in tables:

@@ -95,9 +95,9 @@ class ReceiptReader:
     def decode(self, text: str) -> Receipt:
         """Parse a receipt. Raises ReceiptError."""
         begin, _, last = text.rpartition(" ")
-        known, is_number = self._receipt, last.isascii() and last.isdecimal() and len(last) <= _DIGITS_MAX
-        if known is not None and is_number and begin == self._begin:
-            return Receipt(*known[:-1], QueueOffset(int(last)))
+        previous, is_number = self._receipt, last.isascii() and last.isdecimal() and len(last) <= _DIGITS_MAX
+        if previous is not None and is_number and begin == self._begin:
+            return Receipt(*previous[:-1], QueueOffset(int(last)))
         receipt = Receipt.decode(text)
         # With a ninth field, the offset is not the last one.
         self._begin, self._receipt = begin, receipt if begin.count(" ") == _FIELDS - 2 else None
@@ -137,12 +137,12 @@ def read_count_info(text: str) -> dict[tuple[str, int, QueueOffset], int]:
         match = _COUNT.fullmatch(row)
         if match is None:
             raise ReceiptError(f"the count of pops is invalid: {row[:80]!r}")
-        mark, queue, named, offset, count = match.groups()
+        mark, queue, queue_text, offset, count = match.groups()
         if queue is not None:
             counts.setdefault((mark, int(queue), NO_OFFSET), int(count))
         else:
-            counts[mark, int(named), NO_OFFSET] = 0
-            counts[mark, int(named), QueueOffset(offset)] = int(count)
+            counts[mark, int(queue_text), NO_OFFSET] = 0
+            counts[mark, int(queue_text), QueueOffset(offset)] = int(count)
     return counts
 
 

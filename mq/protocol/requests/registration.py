@@ -140,12 +140,12 @@ def _read_topic_line(line: bytes) -> TopicConfig:
 def _inflated(data: bytes | memoryview) -> bytes:
     stream = zlib.decompressobj()
     try:
-        inflated = stream.decompress(data, INFLATED_BYTES_MAX + 1)
+        content = stream.decompress(data, INFLATED_BYTES_MAX + 1)
     except zlib.error as error:
         raise BodyError(f"registration of {len(data)} bytes cannot be inflated: {error}") from error
-    if len(inflated) > INFLATED_BYTES_MAX:
+    if len(content) > INFLATED_BYTES_MAX:
         raise BodyError(f"registration of {len(data)} bytes inflates to more than {INFLATED_BYTES_MAX}")
-    return inflated
+    return content
 
 
 class _Reader:

@@ -82,9 +82,9 @@ def read_member_queues(body: bytes | memoryview) -> dict[QueueRef, ProcessQueueI
 def read_subscriptions(body: bytes, *, values_max: int) -> list[SubscriptionData]:
     """The subscriptions in a consumer's running info (request code 307). Raises BodyError."""
     info = fastjson.parse(body, values_max=values_max)
-    told = info.get("subscriptionSet") if isinstance(info, dict) else None
+    subscriptions = info.get("subscriptionSet") if isinstance(info, dict) else None
     try:
-        return msgspec.convert(told, list[SubscriptionData])
+        return msgspec.convert(subscriptions, list[SubscriptionData])
     except msgspec.ValidationError as error:
         raise BodyError(f"subscriptions of a client: {error}") from error
 

@@ -232,6 +232,6 @@ def _encode_binary(
     for name, value in (ext or {}).items():
         key, data = name.encode(), value.encode()
         fields += (_I16.pack(len(key)), key, _I32.pack(len(data)), data)
-    packed = b"".join(fields)
-    fixed = _BINARY_FIXED.pack(code, LANGUAGES[language], version, opaque, flag, len(text))
-    return b"".join((fixed, text, _I32.pack(len(packed)), packed))
+    fields_bytes = b"".join(fields)
+    head = _BINARY_FIXED.pack(code, LANGUAGES[language], version, opaque, flag, len(text))
+    return b"".join((head, text, _I32.pack(len(fields_bytes)), fields_bytes))

@@ -143,22 +143,22 @@ class _Reader:
                 raise self._error("a comma or the end of the array")
 
     def _string(self) -> str:
-        found = _STRING.match(self._text, self._at)
-        if found is None:
+        match = _STRING.match(self._text, self._at)
+        if match is None:
             raise self._error("the end of a string")
         try:
-            text: str = msgspec.json.decode(found.group(), type=str)
+            text: str = msgspec.json.decode(match.group(), type=str)
         except msgspec.MsgspecError as error:
             raise BodyError(f"JSON has a bad string at character {self._at}: {error}") from error
-        self._at = found.end()
+        self._at = match.end()
         return text
 
     def _number(self) -> int | float:
-        found = _NUMBER.match(self._text, self._at)
-        if found is None or len(found.group()) > 64:
+        match = _NUMBER.match(self._text, self._at)
+        if match is None or len(match.group()) > 64:
             raise self._error("a number")
-        self._at = found.end()
-        text = found.group()
+        self._at = match.end()
+        text = match.group()
         return int(text) if text.lstrip("-").isdigit() else float(text)
 
     def _error(self, expected: str) -> BodyError:
@@ -175,14 +175,14 @@ def _resolve(root: Any, values_max: int) -> Any:
     Readers of the result visit shared parts repeatedly, so the limits count repeated visits.
     """
     open_nodes: set[int] = set()
-    done: dict[int, tuple[int, int]] = {}
+    counts: dict[int, tuple[int, int]] = {}
 
     def visit(node: Any, depth: int) -> tuple[int, int]:
         """The number of values in a node, and its depth."""
         if not isinstance(node, dict | list):
             return 1, 0
-        if id(node) in done:
-            return done[id(node)]
+        if id(node) in counts:
+            return counts[id(node)]
         if id(node) in open_nodes:
             raise BodyError("JSON has references in a circle")
         open_nodes.add(id(node))
@@ -199,8 +199,8 @@ def _resolve(root: Any, values_max: int) -> Any:
         if levels > DEPTH_MAX:
             raise BodyError(f"JSON is nested deeper than {DEPTH_MAX} levels by its references")
         open_nodes.remove(id(node))
-        done[id(node)] = values, levels
-        return done[id(node)]
+        counts[id(node)] = values, levels
+        return counts[id(node)]
 
     if isinstance(root, _Reference):
         raise BodyError("the JSON document is only a reference")

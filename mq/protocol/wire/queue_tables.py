@@ -111,13 +111,13 @@ T = TypeVar("T")
 
 def decode_queue_table(body: bytes | memoryview, kind: type[T]) -> dict[QueueRef, T]:
     """The values of a body whose field ``offsetTable`` has queues as keys. Raises BodyError."""
-    found = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
-    if not isinstance(found, dict):
+    document = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
+    if not isinstance(document, dict):
         raise BodyError(f"body of {len(body)} bytes is not a table of queues")
     try:
         return {
             ref: msgspec.convert(value, kind, strict=False)
-            for ref, value in read_queue_table(found.get("offsetTable", {})).items()
+            for ref, value in read_queue_table(document.get("offsetTable", {})).items()
         }
     except msgspec.ValidationError as error:
         raise BodyError(f"body of {len(body)} bytes is not a table of queues: {error}") from error

@@ -82,19 +82,19 @@ async def accept(stream: trio.abc.Stream, tls: TlsContext | None, trusts: Trusts
     try:
         data = bytes(await stream.receive_some(RECEIVE_BYTES))
         if data and may_be_proxy_header(data):
-            data, found = await _read_proxy_header(stream, data, trusts(addresses.client[0]))
-            addresses = found or addresses
+            data, proxy_addresses = await _read_proxy_header(stream, data, trusts(addresses.client[0]))
+            addresses = proxy_addresses or addresses
             data = data or bytes(await stream.receive_some(RECEIVE_BYTES))
         if not data:
             raise HandshakeFailed("the client closed the connection")
         secure = data[0] == TLS_HANDSHAKE
-        accepted: trio.abc.Stream = ReadAhead(stream, data)
+        client_stream: trio.abc.Stream = ReadAhead(stream, data)
         if secure:
-            accepted = await _shake_hands(accepted, tls)
+            client_stream = await _shake_hands(client_stream, tls)
     except (trio.BrokenResourceError, OSError) as error:
         raise HandshakeFailed(f"the connection broke: {error.__cause__ or error}") from error
     host, port = addresses.client
-    return Accepted(accepted, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", addresses.server, secure)
+    return Accepted(client_stream, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", addresses.server, secure)
 
 
 async def _read_proxy_header(stream: trio.abc.Stream, data: bytes, trusted: bool) -> tuple[bytes, Addresses | None]:
@@ -119,19 +119,19 @@ async def _read_proxy_header(stream: trio.abc.Stream, data: bytes, trusted: bool
 async def _shake_hands(stream: trio.abc.Stream, tls: TlsContext | None) -> trio.abc.Stream:
     if tls is None:
         raise HandshakeFailed("the client uses TLS, and this server has no certificate")
-    secured = trio.SSLStream(stream, tls.context(), server_side=True, https_compatible=True)
+    tls_stream = trio.SSLStream(stream, tls.context(), server_side=True, https_compatible=True)
     try:
-        await secured.do_handshake()
+        await tls_stream.do_handshake()
     except (trio.BrokenResourceError, ssl.SSLError) as error:
         cause = error.__cause__ or error
         reason = cause.reason if isinstance(cause, ssl.SSLError) else None
         raise HandshakeFailed(
             "TLS: " + (reason or str(cause) or "the client left").replace("_", " ").lower()
         ) from error
-    chosen = secured.selected_alpn_protocol()
-    if chosen not in (ALPN, None):
-        raise HandshakeFailed(f"TLS: the client chose {chosen!r}")
-    return secured
+    protocol = tls_stream.selected_alpn_protocol()
+    if protocol not in (ALPN, None):
+        raise HandshakeFailed(f"TLS: the client chose {protocol!r}")
+    return tls_stream
 
 
 def _socket_addresses(stream: trio.abc.Stream) -> Addresses:

@@ -108,9 +108,9 @@ class Call:
         stream = self._stream
         compress = stream.head is not None and stream.head.gzip_answers
         self._sent = trio.Event()
-        done = stream.connection.send(stream, framed(message, compress=compress))
+        is_sent = stream.connection.send(stream, framed(message, compress=compress))
         self._wake()
-        if not done:
+        if not is_sent:
             with trio.move_on_after(self._send_seconds_max) as waiting:
                 await self._sent.wait()
             if waiting.cancelled_caught:

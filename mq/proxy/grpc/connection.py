@@ -138,9 +138,9 @@ class GrpcConnection:
             return
         head: RequestHead | None = None
         refusal: CallRefused | NoGrpc | None = None
-        announced: int | None = None
+        content_length: int | None = None
         try:
-            announced = announced_bytes(fields)
+            content_length = announced_bytes(fields)
             head = parse_head(fields)
         except MalformedRequest:
             self._http2.reset(stream_id, ErrorCode.PROTOCOL_ERROR)
@@ -151,8 +151,8 @@ class GrpcConnection:
         stream = CallStream(self, stream_id, head, self._limits.message_bytes_max)
         stream.half_closed = ended
         self.streams[stream_id] = stream
-        if announced is not None:
-            self._http2.expect(stream_id, announced)
+        if content_length is not None:
+            self._http2.expect(stream_id, content_length)
         if stream.closed:
             return
         match refusal:
@@ -230,20 +230,20 @@ class GrpcConnection:
 
     def _call_data(self, stream: CallStream, data: bytes, nbytes: int) -> None:
         stream.owed += nbytes
-        begun = stream.reader.begun
+        has_begun = stream.reader.begun
         try:
             messages = stream.reader.feed(data)
         except CallRefused as error:
             self.refuse(stream, error)
             return
         if messages:
-            if begun:
+            if has_begun:
                 self._partial_requests.finished(stream)
-                begun = False
+                has_begun = False
             stream.waiting = False
             stream.messages.extend(messages)
             stream.on_message()
-        if stream.reader.begun and not begun and stream.reader.announced_bytes > SMALL_BYTES:
+        if stream.reader.begun and not has_begun and stream.reader.announced_bytes > SMALL_BYTES:
             stream.waiting = not self._partial_requests.begin(stream, stream.reader.announced_bytes)
         self.give_back(stream)
 
@@ -392,8 +392,8 @@ class GrpcConnection:
     def _send_headers(self, stream: CallStream) -> None:
         if not stream.headers_sent:
             stream.headers_sent = True
-            compressed = stream.head is not None and stream.head.gzip_answers
-            self._http2.send_headers(stream.stream_id, _OK + _COMPRESSED if compressed else _OK, end=False)
+            is_gzip = stream.head is not None and stream.head.gzip_answers
+            self._http2.send_headers(stream.stream_id, _OK + _COMPRESSED if is_gzip else _OK, end=False)
 
     def _end(self, stream: CallStream) -> None:
         if stream.text is not None:

@@ -45,25 +45,25 @@ class MessageReader:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that ``data`` completes, decompressed. Raises CallRefused; then nothing more can be read."""
-        received = self._received
-        if not received and not self.begun and len(data) >= PREFIX_BYTES:
+        buffer = self._received
+        if not buffer and not self.begun and len(data) >= PREFIX_BYTES:
             # One message in one frame is the rule, and needs no copy into the buffer.
             self._begin(data)
             if len(data) == PREFIX_BYTES + self.announced_bytes:
                 return [self._complete(data[PREFIX_BYTES:])]
             self.begun = False
-        received += data
+        buffer += data
         messages = []
         while True:
             if not self.begun:
-                if len(received) < PREFIX_BYTES:
+                if len(buffer) < PREFIX_BYTES:
                     break
-                self._begin(received)
-                del received[:PREFIX_BYTES]
-            if len(received) < self.announced_bytes:
+                self._begin(buffer)
+                del buffer[:PREFIX_BYTES]
+            if len(buffer) < self.announced_bytes:
                 break
-            body = bytes(memoryview(received)[: self.announced_bytes])
-            del received[: self.announced_bytes]
+            body = bytes(memoryview(buffer)[: self.announced_bytes])
+            del buffer[: self.announced_bytes]
             messages.append(self._complete(body))
         return messages
 
@@ -112,7 +112,7 @@ def framed(message: bytes, *, compress: bool) -> bytes:
     """A message with its prefix; ``compress``: by gzip, if it is long enough and gets shorter."""
     data = bytes(message)
     if compress and len(data) >= COMPRESS_FROM_BYTES:
-        packed = gzip.compress(data, _FAST, mtime=0)
-        if len(packed) < len(data):
-            return b"\x01" + len(packed).to_bytes(4, "big") + packed
+        compressed_message = gzip.compress(data, _FAST, mtime=0)
+        if len(compressed_message) < len(data):
+            return b"\x01" + len(compressed_message).to_bytes(4, "big") + compressed_message
     return b"\x00" + len(data).to_bytes(4, "big") + data

@@ -36,11 +36,11 @@ def health_methods(services: Collection[str], is_ready: Callable[[], bool]) -> d
 
     async def watch(call: Call) -> None:
         """An answer at once and for each change, until the client leaves or the server stops."""
-        known, told = await _is_known(call), b""
+        is_known, last_sent = await _is_known(call), b""
         while True:
-            if (now := state(call) if known else _SERVICE_UNKNOWN) != told:
+            if (now := state(call) if is_known else _SERVICE_UNKNOWN) != last_sent:
                 await call.send(now)
-                told = now
+                last_sent = now
             if call.draining.is_set():
                 return
             with trio.move_on_after(_LOOK_SECONDS):

@@ -174,15 +174,15 @@ class Http2:
             return
         stream.window_in -= nbytes
         stream.arrived += len(data)
-        ended = bool(flags & END_STREAM)
+        is_end = bool(flags & END_STREAM)
         if stream.window_in < 0:
             self._break(stream_id, ErrorCode.FLOW_CONTROL_ERROR, nbytes)
-        elif stream.announced is not None and (stream.arrived > stream.announced or (ended and stream.lacks_data)):
+        elif stream.announced is not None and (stream.arrived > stream.announced or (is_end and stream.lacks_data)):
             self._break(stream_id, ErrorCode.PROTOCOL_ERROR, nbytes)
         else:
-            if ended:
+            if is_end:
                 self._end_remote(stream_id, stream)
-            self._requests.data(stream_id, data, nbytes, ended=ended)
+            self._requests.data(stream_id, data, nbytes, ended=is_end)
 
     def _unexpected_data(self, stream_id: int, stream: _Stream | None, nbytes: int) -> None:
         self._give_connection(nbytes)
@@ -217,7 +217,7 @@ class Http2:
     def _header_block(self, flags: int, stream_id: int, block: bytes) -> None:
         # Every block must be decoded, whatever becomes of its stream: it changes the table.
         fields = self._decoder.decode(block)
-        ended = bool(flags & END_STREAM)
+        is_end = bool(flags & END_STREAM)
         if stream_id > self.last_stream:
             if not stream_id % 2:
                 raise Http2Error(
@@ -226,8 +226,8 @@ class Http2:
                 )
             self.last_stream = stream_id
             stream = self._streams[stream_id] = _Stream(self._initial_window, self._initial_window_in)
-            stream.remote_ended = ended
-            self._requests.request(stream_id, fields, ended=ended)
+            stream.remote_ended = is_end
+            self._requests.request(stream_id, fields, ended=is_end)
             return
         open_stream = self._streams.get(stream_id)
         if open_stream is None:
@@ -235,7 +235,7 @@ class Http2:
                 raise Http2Error(ErrorCode.STREAM_CLOSED, f"headers came on stream {stream_id}, which is closed")
         elif open_stream.remote_ended:
             self._break(stream_id, ErrorCode.STREAM_CLOSED, 0)
-        elif not ended or open_stream.lacks_data or any(name.startswith(b":") for name, _ in fields):
+        elif not is_end or open_stream.lacks_data or any(name.startswith(b":") for name, _ in fields):
             self._break(stream_id, ErrorCode.PROTOCOL_ERROR, 0)
         else:
             self._end_remote(stream_id, open_stream)

@@ -131,10 +131,10 @@ def _field_name(name: bytes) -> str:
 
 def parse_timeout(text: str) -> float:
     """Seconds of a ``grpc-timeout``: up to 8 digits and a unit. Raises CallRefused."""
-    found = _TIMEOUT.fullmatch(text)
-    if found is None:
+    match = _TIMEOUT.fullmatch(text)
+    if match is None:
         raise CallRefused(Status.INTERNAL, f"grpc-timeout {text!r} is malformed")
-    return int(found[1]) * _UNIT_SECONDS[found[2]]
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 def _binary(name: str, value: str) -> bytes:

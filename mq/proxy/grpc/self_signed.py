@@ -21,7 +21,7 @@ def self_signed(names: Iterable[str], begin: dt.datetime, end: dt.datetime) -> b
     """A new key and its certificate for these host names and addresses, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "raftmq proxy")])
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
@@ -36,7 +36,7 @@ def self_signed(names: Iterable[str], begin: dt.datetime, end: dt.datetime) -> b
     )
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ) + made.public_bytes(serialization.Encoding.PEM)
+    ) + certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _general_name(name: str) -> x509.GeneralName:

@@ -67,11 +67,11 @@ class Shared:
 class ServedConnection:
     """One connection, from its first byte of HTTP/2 on."""
 
-    def __init__(self, accepted: Accepted, shared: Shared) -> None:
+    def __init__(self, accepted: Accepted, server: Shared) -> None:
         self._stream = accepted.stream
         self._accepted = accepted
-        self._shared = shared
-        self._connection = GrpcConnection(shared.limits, shared.partial_requests, trio.current_time(), self._begin_call)
+        self._shared = server
+        self._connection = GrpcConnection(server.limits, server.partial_requests, trio.current_time(), self._begin_call)
         self._nursery: trio.Nursery | None = None
         self._to_write = trio.Event()
         self._written = trio.Event()
@@ -148,14 +148,14 @@ class ServedConnection:
         try:
             if isinstance(self._stream, ReadAhead):
                 await self._stream.send_eof()
-            received = 0
-            while received < _DISCARDED_BYTES_MAX and (data := await self._stream.receive_some(RECEIVE_BYTES)):
-                received += len(data)
+            count = 0
+            while count < _DISCARDED_BYTES_MAX and (data := await self._stream.receive_some(RECEIVE_BYTES)):
+                count += len(data)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
     async def _write(self) -> None:  # noqa: ASYNC910 - ends at once if there is nothing to write
-        connection, shared = self._connection, self._shared
+        connection, server = self._connection, self._shared
         while True:
             connection.pump()
             data = connection.bytes_to_send()
@@ -166,14 +166,14 @@ class ServedConnection:
                 self._to_write = trio.Event()
                 await self._to_write.wait()
                 continue
-            shared.counters.sent_bytes += len(data)
-            with trio.move_on_after(shared.limits.send_seconds_max) as sending:
+            server.counters.sent_bytes += len(data)
+            with trio.move_on_after(server.limits.send_seconds_max) as sending:
                 try:
                     await self._stream.send_all(data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     break
             if sending.cancelled_caught:
-                shared.warning("client_does_not_read", "does not read", peer=self._accepted.peer)
+                server.warning("client_does_not_read", "does not read", peer=self._accepted.peer)
                 break
             self._written.set()
         connection.lost()
@@ -204,7 +204,7 @@ class ServedConnection:
 
     async def _run_call(self, method: Method, stream: CallStream, scope: trio.CancelScope) -> None:  # noqa: ASYNC910 - a method receives its request
         assert stream.head is not None, "what is no call has no method"
-        accepted, shared, path = self._accepted, self._shared, stream.head.path
+        accepted, server, path = self._accepted, self._shared, stream.head.path
         status, reason = Status.OK, ""
         try:
             with scope:
@@ -214,9 +214,9 @@ class ServedConnection:
                     local_address=accepted.local_address,
                     secure=accepted.secure,
                     deadline=None if stream.head.timeout is None else scope.deadline,
-                    draining=shared.draining,
+                    draining=server.draining,
                     wake_writer=self.wake_writer,
-                    send_seconds_max=shared.limits.send_seconds_max,
+                    send_seconds_max=server.limits.send_seconds_max,
                 )
                 await method(call)
             if scope.cancelled_caught:
@@ -226,11 +226,11 @@ class ServedConnection:
         except Exception as error:
             refusal = stream.refusal or _refusal_in(error)
             if refusal is None:
-                shared.log.exception("call_failed", path=path, peer=accepted.peer)
+                server.log.exception("call_failed", path=path, peer=accepted.peer)
                 refusal = CallRefused(Status.INTERNAL, "the server failed; its log says why")
             status, reason = refusal.status, refusal.reason
         finally:
-            shared.counters.streams -= 1
+            server.counters.streams -= 1
         self._finish(stream, path, status, reason)
 
     def _finish(self, stream: CallStream, path: str, status: Status, reason: str) -> None:

@@ -49,13 +49,13 @@ async def serve_grpc(
             with UNAVAILABLE then.
     """
     counters = GrpcCounters() if counters is None else counters
-    shared = Shared(methods, limits, counters, trio.Event() if drain is None else drain, log)
-    await _Server(shared, tls, tls_required=tls_required, trusts=trusts).run(listeners, task_status)
+    context = Shared(methods, limits, counters, trio.Event() if drain is None else drain, log)
+    await _Server(context, tls, tls_required=tls_required, trusts=trusts).run(listeners, task_status)
 
 
 class _Server:
-    def __init__(self, shared: Shared, tls: TlsContext | None, *, tls_required: bool, trusts: Trusts) -> None:
-        self._shared = shared
+    def __init__(self, context: Shared, tls: TlsContext | None, *, tls_required: bool, trusts: Trusts) -> None:
+        self._shared = context
         self._tls = tls
         self._tls_required = tls_required
         self._trusts = trusts
@@ -113,37 +113,37 @@ class _Server:
 
     async def _serve(self, stream: trio.abc.Stream) -> None:
         """Serve one connection until it ends. An error ends only this connection."""
-        shared = self._shared
-        if shared.counters.connections >= shared.limits.connections_max:
-            shared.warning("connection_refused", "too many connections", connections=shared.counters.connections)
+        context = self._shared
+        if context.counters.connections >= context.limits.connections_max:
+            context.warning("connection_refused", "too many connections", connections=context.counters.connections)
             await trio.aclose_forcefully(stream)
             return
-        shared.counters.connections += 1
+        context.counters.connections += 1
         try:
-            accepted = await self._accept(stream)
-            connection = ServedConnection(accepted, shared)
+            connected_client = await self._accept(stream)
+            connection = ServedConnection(connected_client, context)
             self._connections.add(connection)
             try:
-                if shared.draining.is_set():
+                if context.draining.is_set():
                     connection.drain()
                 await connection.run()
             finally:
                 self._connections.discard(connection)
                 self._gone.set()
         except HandshakeFailed as error:
-            shared.warning("handshake_failed", "handshake", reason=str(error))
+            context.warning("handshake_failed", "handshake", reason=str(error))
         except Exception:
             # No input of a client may end the process, not even through a bug of ours.
-            shared.log.exception("connection_failed")
+            context.log.exception("connection_failed")
         finally:
-            shared.counters.connections -= 1
+            context.counters.connections -= 1
             await trio.aclose_forcefully(stream)
 
     async def _accept(self, stream: trio.abc.Stream) -> Accepted:
         with trio.move_on_after(self._shared.limits.handshake_seconds_max) as waiting:
-            accepted = await accept(stream, self._tls, self._trusts)
-            if self._tls_required and not accepted.secure:
+            client = await accept(stream, self._tls, self._trusts)
+            if self._tls_required and not client.secure:
                 raise HandshakeFailed("the client does not use TLS")
-            return accepted
+            return client
         assert waiting.cancelled_caught, "no connection came, and nothing was cancelled"
         raise HandshakeFailed("the client sent no TLS handshake in time")

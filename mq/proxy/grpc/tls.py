@@ -62,11 +62,11 @@ class SelfSigned:
         self.valid_until = now + _VALID
         program = [sys.executable, "-P", "-m", "mq.proxy.grpc.self_signed"]
         times = [now.isoformat(), self.valid_until.isoformat()]
-        made = subprocess.run([*program, *times, *names], capture_output=True, check=False)
-        if made.returncode:
-            reason = made.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise CertificateUnusable(f"the proxy cannot make a certificate for itself: {reason or made.returncode}")
-        pem = made.stdout.decode("ascii")
+        process = subprocess.run([*program, *times, *names], capture_output=True, check=False)
+        if process.returncode:
+            reason = process.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise CertificateUnusable(f"the proxy cannot make a certificate for itself: {reason or process.returncode}")
+        pem = process.stdout.decode("ascii")
         digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem[pem.index(ssl.PEM_HEADER) :])).hexdigest().upper()
         self.fingerprint = ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -75,7 +75,7 @@ class SelfSigned:
         # The ssl module takes files only; the directory is readable by this user alone, and gone a moment later.
         with tempfile.TemporaryDirectory(prefix="raftmq-") as directory:
             both = Path(directory, "certificate-and-key.pem")
-            both.write_bytes(made.stdout)
+            both.write_bytes(process.stdout)
             context.load_cert_chain(both)
         self._context = context
 

@@ -51,33 +51,33 @@ class AllowedTimes:
         return min((age_ms + offset for offset in (0, *self.utc_offsets_ms)), key=abs)
 
 
-def user_of(metadata: Mapping[str, str], address: str, now_ms: int, allowed: AllowedTimes) -> ActsFor:
+def user_of(metadata: Mapping[str, str], address: str, now_ms: int, times: AllowedTimes) -> ActsFor:
     """The user of a call from `address`, with a signature that is still to be checked. Raises CodedError."""
     header, time = metadata.get(AUTHORIZATION, ""), metadata.get(DATE_TIME, "")
     if not header:
         raise CodedError(pb.UNAUTHORIZED, "calls must be signed: give the client an access key and a secret key")
-    found = _HEADER.fullmatch(header.strip())
-    if found is None:
+    match = _HEADER.fullmatch(header.strip())
+    if match is None:
         raise CodedError(pb.UNAUTHORIZED, f"the {AUTHORIZATION} header is not {_ALGORITHM} over {DATE_TIME}")
-    age_ms = allowed.age_ms(time, now_ms)
-    if abs(age_ms) > allowed.age_ms_max:
+    age_ms = times.age_ms(time, now_ms)
+    if abs(age_ms) > times.age_ms_max:
         raise CodedError(
             pb.UNAUTHORIZED,
-            f"the call was signed {_distance(age_ms)}; at most {allowed.age_ms_max / 1000:.0f} s are allowed: "
-            + _remedy(now_ms - _time_ms(time), allowed),
+            f"the call was signed {_distance(age_ms)}; at most {times.age_ms_max / 1000:.0f} s are allowed: "
+            + _remedy(now_ms - _time_ms(time), times),
         )
-    return ActsFor(found[1], time, found[2], address)
+    return ActsFor(match[1], time, match[2], address)
 
 
 def _distance(age_ms: int) -> str:
     return f"{abs(age_ms) / 1000:.0f} s {'ago' if age_ms > 0 else 'from now, by the clock of the client'}"
 
 
-def _remedy(age_ms: int, allowed: AllowedTimes) -> str:
+def _remedy(age_ms: int, times: AllowedTimes) -> str:
     """Advise what to do about a time that is `age_ms` old, taken as UTC."""
     offset_ms = -round(age_ms / _ZONE_STEP_MS) * _ZONE_STEP_MS
     is_zone = abs(offset_ms) >= _ZONE_MS_FROM and _ZONE_MS_MIN <= offset_ms <= _ZONE_MS_MAX
-    if not is_zone or abs(age_ms + offset_ms) > allowed.age_ms_max:
+    if not is_zone or abs(age_ms + offset_ms) > times.age_ms_max:
         return "is the clock of the client right?"
     hours, minutes = divmod(abs(offset_ms) // 60_000, 60)
     zone = f"{'+' if offset_ms > 0 else '-'}{hours:02}:{minutes:02}"

@@ -82,9 +82,9 @@ class TransactionId(NamedTuple):
 
     def encode(self) -> str:
         """The text for clients."""
-        packed = _OFFSETS.pack(self.half_queue_offset, self.half_physical_offset)
+        offsets = _OFFSETS.pack(self.half_queue_offset, self.half_physical_offset)
         names = f"{self.broker_name} {self.unique_key}".encode()
-        return base64.urlsafe_b64encode(packed + names).decode().rstrip("=")
+        return base64.urlsafe_b64encode(offsets + names).decode().rstrip("=")
 
     @classmethod
     def decode(cls, text: str) -> TransactionId:

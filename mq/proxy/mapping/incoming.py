@@ -23,15 +23,15 @@ _TEXTS: Final = (
 
 
 def message_of(
-    received: ReceivedMessage[Any], topic: str, *, handle: str | None = None, invisible_ms: int | None = None
+    source: ReceivedMessage[Any], topic: str, *, handle: str | None = None, invisible_ms: int | None = None
 ) -> pb.Message:
     """A message of `topic`; one that was popped has a receipt handle and the time for which it is hidden."""
-    record, properties = received.record, received.properties
-    told = pb.SystemProperties(
+    record, properties = source.record, source.properties
+    system_properties = pb.SystemProperties(
         message_id=properties.get(props.UNIQUE_KEY) or record.offset_message_id,
         message_type=_kind(properties),
         keys=properties.get(props.KEYS, "").split(),
-        body_digest=pb.Digest(type=pb.MD5, checksum=_digest(received.raw_body)),
+        body_digest=pb.Digest(type=pb.MD5, checksum=_digest(source.raw_body)),
         body_encoding=pb.IDENTITY,
         born_timestamp=timestamp(record.born_timestamp_ms),
         born_host=properties.get(BORN_HOST) or f"{record.born_host.ip}:{record.born_host.port}",
@@ -43,25 +43,25 @@ def message_of(
     )
     for name, field in _TEXTS:
         if value := properties.get(name):
-            setattr(told, field, value)
+            setattr(system_properties, field, value)
     if (priority := stored_priority(properties)) is not None:
-        told.priority = priority
+        system_properties.priority = priority
     if (due := _number(properties.get(props.TIMER_DELIVER_MS, ""))) is not None:
-        told.delivery_timestamp.CopyFrom(timestamp(due))
+        system_properties.delivery_timestamp.CopyFrom(timestamp(due))
     if (seconds := _number(properties.get(props.CHECK_IMMUNITY_SECONDS, ""))) is not None:
-        told.orphaned_transaction_recovery_duration.CopyFrom(duration(1000 * seconds))
+        system_properties.orphaned_transaction_recovery_duration.CopyFrom(duration(1000 * seconds))
     if dead_topic := properties.get(props.DEAD_TOPIC):
-        told.dead_letter_queue.topic = dead_topic
-        told.dead_letter_queue.message_id = properties.get(props.DEAD_MESSAGE_ID, "")
+        system_properties.dead_letter_queue.topic = dead_topic
+        system_properties.dead_letter_queue.message_id = properties.get(props.DEAD_MESSAGE_ID, "")
     if handle is not None:
-        told.receipt_handle = handle
+        system_properties.receipt_handle = handle
     if invisible_ms is not None:
-        told.invisible_duration.CopyFrom(duration(invisible_ms))
+        system_properties.invisible_duration.CopyFrom(duration(invisible_ms))
     return pb.Message(
         topic=resource_of(topic),
-        body=received.raw_body,
-        system_properties=told,
-        user_properties=received.user_properties,
+        body=source.raw_body,
+        system_properties=system_properties,
+        user_properties=source.user_properties,
     )
 
 

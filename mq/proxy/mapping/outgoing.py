@@ -40,26 +40,26 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
 
     Raises CodedError.
     """
-    told = message.system_properties
+    system = message.system_properties
     _check_user_properties(message.user_properties)
-    if not told.message_id.strip():
+    if not system.message_id.strip():
         raise CodedError(pb.ILLEGAL_MESSAGE_ID, "the message has no id")
     body, sys_flag = _body(message)
-    own = {props.UNIQUE_KEY: told.message_id, props.WAIT: "true"}
-    own.update(_labels(told))
-    kind = _kind(told)
-    if told.message_type == pb.TRANSACTION:
+    own = {props.UNIQUE_KEY: system.message_id, props.WAIT: "true"}
+    own.update(_labels(system))
+    kind = _kind(system)
+    if system.message_type == pb.TRANSACTION:
         sys_flag |= PREPARED
         own |= {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: topic}
-        if told.HasField("orphaned_transaction_recovery_duration"):
-            seconds = duration_ms(told.orphaned_transaction_recovery_duration) // 1000
+        if system.HasField("orphaned_transaction_recovery_duration"):
+            seconds = duration_ms(system.orphaned_transaction_recovery_duration) // 1000
             own[props.CHECK_IMMUNITY_SECONDS] = str(seconds)
-    if told.HasField("delivery_timestamp"):
-        own[props.TIMER_DELIVER_MS] = str(timestamp_ms(told.delivery_timestamp))
-    if told.HasField("trace_context"):
-        own[TRACE_CONTEXT] = told.trace_context
-    own[BORN_HOST] = told.born_host or peer
-    born_ms = timestamp_ms(told.born_timestamp) if told.HasField("born_timestamp") else now_ms
+    if system.HasField("delivery_timestamp"):
+        own[props.TIMER_DELIVER_MS] = str(timestamp_ms(system.delivery_timestamp))
+    if system.HasField("trace_context"):
+        own[TRACE_CONTEXT] = system.trace_context
+    own[BORN_HOST] = system.born_host or peer
+    born_ms = timestamp_ms(system.born_timestamp) if system.HasField("born_timestamp") else now_ms
     if not 0 <= born_ms <= TIME_MS_MAX:
         raise CodedError(pb.BAD_REQUEST, f"the message was born at {born_ms} ms; allowed: 0 to {TIME_MS_MAX}")
     own[props.BORN_TIMESTAMP] = str(born_ms)
@@ -79,7 +79,7 @@ def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: 
         sys_flag=sys_flag,
         flag=0,
         born_timestamp_ms=born_ms,
-        unique_key=told.message_id,
+        unique_key=system.message_id,
         # All messages of a lite topic are sent to one broker group.
         sharding_key=own.get(props.SHARDING_KEY) or own.get(props.LITE_TOPIC),
         extra=extra,
@@ -120,14 +120,14 @@ def _body(message: pb.Message) -> tuple[bytes, int]:
         return body, COMPRESSED | ZLIB
     stream = zlib.decompressobj(_WITH_GZIP_HEADER)
     try:
-        inflated = stream.decompress(body, BODY_BYTES_MAX + 1)
+        content = stream.decompress(body, BODY_BYTES_MAX + 1)
     except zlib.error as error:
         raise CodedError(pb.MESSAGE_CORRUPTED, f"the body is not gzip: {error}") from error
-    if len(inflated) > BODY_BYTES_MAX:
+    if len(content) > BODY_BYTES_MAX:
         raise CodedError(pb.MESSAGE_BODY_TOO_LARGE, f"the body inflates to more than {BODY_BYTES_MAX} bytes")
     if not stream.eof:
         raise CodedError(pb.MESSAGE_CORRUPTED, "the body is gzip that is cut off")
-    return inflated, 0
+    return content, 0
 
 
 def _labels(system: pb.SystemProperties) -> dict[str, str]:
@@ -167,9 +167,9 @@ def _labels(system: pb.SystemProperties) -> dict[str, str]:
             raise CodedError(code, str(error)) from error
     if system.HasField("lite_topic"):
         labels[props.LITE_TOPIC] = lite_topic_of(system.lite_topic)
-        for excluded in ("message_group", "priority", "delivery_timestamp"):
-            if system.HasField(excluded):
-                what = excluded.replace("_", " ")
+        for field in ("message_group", "priority", "delivery_timestamp"):
+            if system.HasField(field):
+                what = field.replace("_", " ")
                 raise CodedError(
                     pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, f"a message of a lite topic cannot have a {what}, too"
                 )

@@ -39,10 +39,10 @@ def kinds_of(config: TopicConfig) -> tuple[pb.MessageType, ...]:
 def check_kind(topic: str, config: TopicConfig, kind: pb.MessageType) -> None:
     """Raises CodedError if the topic does not take messages of this kind."""
     if kind not in kinds_of(config):
-        wanted = config.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "NORMAL")
+        topic_kind = config.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "NORMAL")
         raise CodedError(
             pb.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
-            f"the topic {topic} takes messages of type {wanted}, not {pb.MessageType.Name(kind)}",
+            f"the topic {topic} takes messages of type {topic_kind}, not {pb.MessageType.Name(kind)}",
         )
 
 

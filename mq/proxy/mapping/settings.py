@@ -25,17 +25,17 @@ _FIRST_RETRY_LEVEL: Final = 2
 """The level, from 0, of the delay before the first redelivery, as for consumers of the older protocol."""
 
 
-def merged(sent: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Settings:
-    """The settings for a client that has sent `sent`; `group` is the configuration of a consumer's group, if it exists.
+def merged(own: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Settings:
+    """The settings for a client that has sent `own`; `group` is the configuration of a consumer's group, if it exists.
 
     Raises CodedError for a kind of client that is not served.
     """
-    kind = sent.client_type
+    kind = own.client_type
     settings = pb.Settings()
-    settings.CopyFrom(sent)
+    settings.CopyFrom(own)
     settings.metric.Clear()
     settings.metric.on = False
-    if kind in PRODUCERS or sent.HasField("publishing"):
+    if kind in PRODUCERS or own.HasField("publishing"):
         settings.backoff_policy.CopyFrom(
             pb.RetryPolicy(
                 max_attempts=SEND_ATTEMPTS,
@@ -45,7 +45,7 @@ def merged(sent: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Setti
         settings.publishing.max_body_size = BODY_BYTES_MAX
         settings.publishing.validate_message_type = True
         return settings
-    if kind not in CONSUMERS | LITE and not sent.HasField("subscription"):
+    if kind not in CONSUMERS | LITE and not own.HasField("subscription"):
         raise CodedError(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {kind} is not one that this proxy serves")
     group = group or SubscriptionGroupConfig(group_name="")
     settings.subscription.fifo = group.consume_message_orderly or kind in LITE

@@ -67,20 +67,20 @@ class Subscribed:
 
     def get(self, client_id: str, group: str, topic: str) -> set[str] | None:
         """Return the subscriptions of a client in a topic; None if they are not known."""
-        found = self._of.get((client_id, group))
-        return found[1] if found is not None and found[0] == topic else None
+        entry = self._of.get((client_id, group))
+        return entry[1] if entry is not None and entry[0] == topic else None
 
     def changed(self, client_id: str, group: str, topic: str, action: Action, lites: set[str]) -> None:
         """Note a change that all broker groups have accepted."""
-        known = self.get(client_id, group, topic)
+        current = self.get(client_id, group, topic)
         self._forget((client_id, group))
         match action:
             case Action.COMPLETE_ADD:
                 names = lites
             case Action.PARTIAL_ADD:
-                names = (known or set()) | lites
-            case Action.PARTIAL_REMOVE if known is not None:
-                names = known - lites
+                names = (current or set()) | lites
+            case Action.PARTIAL_REMOVE if current is not None:
+                names = current - lites
             case _:
                 return
         self._of[client_id, group] = topic, names
@@ -90,9 +90,9 @@ class Subscribed:
 
     def lost(self, client_id: str, group: str, lite: str) -> None:
         """Forget a lite topic that another client has taken over."""
-        found = self._of.get((client_id, group))
-        if found is not None and lite in found[1]:
-            found[1].discard(lite)
+        entry = self._of.get((client_id, group))
+        if entry is not None and lite in entry[1]:
+            entry[1].discard(lite)
             self._count -= 1
 
     def left(self, client_id: str) -> list[tuple[str, str]]:

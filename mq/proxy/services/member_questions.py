@@ -88,10 +88,10 @@ class MemberQuestions:
 async def _running_info(stream: TelemetryStream, *, stacks: bool) -> bytes:
     member, settings = stream.member, stream.settings
     assert member is not None, "a stream of a member without a member"
-    told = ""
+    stack_text = ""
     if stacks:
         answer = await stream.ask(_print_stacks, ANSWER_SECONDS)
-        told = "the client did not answer" if answer is None else answer.thread_stack_trace.thread_stack_trace
+        stack_text = "the client did not answer" if answer is None else answer.thread_stack_trace.thread_stack_trace
     return running_info(  # noqa: ASYNC910 - without stacks the client need not be asked
         (),
         [
@@ -102,14 +102,14 @@ async def _running_info(stream: TelemetryStream, *, stacks: bool) -> bytes:
         started_ms=stream.opened_ms,
         version="" if settings is None else settings.user_agent.version,
         consume_type=member.consume_type,
-        stacks=told[:_STACKS_LENGTH_MAX],
+        stacks=stack_text[:_STACKS_LENGTH_MAX],
     )
 
 
 async def _consume(stream: TelemetryStream, question: ConsumeMessageDirectly, body: bytes) -> ConsumeResult:
     """Let a client handle a message, whose state does not change. Raises ClientError, ValueError: not a message."""
-    [received] = received_messages(question.ext.broker_name or "", memoryview(body))
-    message = message_of(received, received.topic)
+    [received_message] = received_messages(question.ext.broker_name or "", memoryview(body))
+    message = message_of(received_message, received_message.topic)
     began = trio.current_time()
 
     def verify(nonce: str) -> pb.TelemetryCommand:

@@ -104,8 +104,8 @@ class Pulling:
                 *(pb.PullMessageResponse(message=message_of(message, queue.topic)) for message in messages),
                 pb.PullMessageResponse(next_offset=fields_of(PullReply, response).next_begin_offset),
             ]
-        refused = refusal_of(BrokerError(response.code, response.remark, queue.broker_name))
-        answers = [pb.PullMessageResponse(status=refused.status)]
+        refusal = refusal_of(BrokerError(response.code, response.remark, queue.broker_name))
+        answers = [pb.PullMessageResponse(status=refusal.status)]
         if response.code == ResponseCode.PULL_OFFSET_MOVED:  # where it can go on
             reply = fields_of(PullReply, response)
             answers.append(pb.PullMessageResponse(next_offset=reply.next_begin_offset))

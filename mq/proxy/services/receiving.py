@@ -114,23 +114,23 @@ def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
 
 def poll_seconds(request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None, now: float) -> float:
     """Seconds for which a request waits for messages. Raises CodedError if its deadline is too near."""
-    left = math.inf if caller.deadline is None else caller.deadline - now
+    remaining = math.inf if caller.deadline is None else caller.deadline - now
     if request.HasField("long_polling_timeout"):
         seconds = duration_ms(request.long_polling_timeout) / 1000
     else:
         request_ms = (
             duration_ms(settings.request_timeout) if settings and settings.HasField("request_timeout") else 3000
         )
-        seconds = left - request_ms / 2000
+        seconds = remaining - request_ms / 2000
     seconds = min(max(seconds, POLL_SECONDS_MIN), POLL_SECONDS_MAX)
-    if seconds <= left - _MARGIN_SECONDS:
+    if seconds <= remaining - _MARGIN_SECONDS:
         return seconds
-    if left < POLL_SECONDS_MIN:
+    if remaining < POLL_SECONDS_MIN:
         code = pb.ILLEGAL_POLLING_TIME if _version(caller.version) >= _CODE_FOR_POLLING_SINCE else pb.BAD_REQUEST
         raise CodedError(
-            code, f"the deadline is in {max(left, 0):.1f} s; polling takes at least {POLL_SECONDS_MIN:g} s"
+            code, f"the deadline is in {max(remaining, 0):.1f} s; polling takes at least {POLL_SECONDS_MIN:g} s"
         )
-    return left - _MARGIN_SECONDS
+    return remaining - _MARGIN_SECONDS
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ class Receiving:
 
     async def _deliver(self, call: Call, receive: _Receive, messages: list[PoppedMessage[Any]]) -> None:
         client_id, group = receive.caller.client_id, receive.group
-        held: list[Handle] = []
+        handles: list[Handle] = []
         try:
             await call.send(pb.ReceiveMessageResponse(status=OK).SerializeToString())
             for message in messages:
@@ -240,12 +240,12 @@ class Receiving:
                 await call.send(pb.ReceiveMessageResponse(message=answer).SerializeToString())
                 if receive.renewed:
                     self._renewals.hold(client_id, group, receive.topic, handle, receive.caller.extra, call)
-                    held.append(handle)
+                    handles.append(handle)
             now = timestamp(self._wall_clock_ms())
             await call.send(pb.ReceiveMessageResponse(delivery_timestamp=now).SerializeToString())
         except BaseException:
             # Clients drop all of an answer that breaks off.
-            for handle in held:
+            for handle in handles:
                 self._renewals.forget(client_id, group, handle)
             self._start_giving_back(receive, messages)
             raise
@@ -352,8 +352,8 @@ class Receiving:
         code = RequestCode.POP_LITE_MESSAGE if receive.lite else RequestCode.POP_MESSAGE
         deadline = trio.current_time() + seconds
         while True:
-            left = max(deadline - trio.current_time(), 0.05)
-            answer = await self._brokers.ask_held(receive.topic, receive.broker_name, code, ext_for, seconds=left)
+            remaining = max(deadline - trio.current_time(), 0.05)
+            answer = await self._brokers.ask_held(receive.topic, receive.broker_name, code, ext_for, seconds=remaining)
             if answer is None or not receive.lite or answer[0].code != ResponseCode.SUBSCRIPTION_NOT_EXIST:
                 return answer
             if trio.current_time() >= deadline:

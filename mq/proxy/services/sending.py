@@ -88,22 +88,22 @@ class Sending:
             raise CodedError(pb.INVALID_TRANSACTION_ID, "the request has no transaction id")
         if request.resolution not in _RESOLUTIONS:
             raise CodedError(pb.BAD_REQUEST, "the resolution is neither COMMIT nor ROLLBACK")
-        wanted = TransactionId.decode(request.transaction_id)
-        if wanted.broker_name not in (await self._brokers.topic(topic)).route.brokers:
-            raise CodedError(pb.INVALID_TRANSACTION_ID, f"the topic {topic} has no broker {wanted.broker_name[:64]!r}")
+        place = TransactionId.decode(request.transaction_id)
+        if place.broker_name not in (await self._brokers.topic(topic)).route.brokers:
+            raise CodedError(pb.INVALID_TRANSACTION_ID, f"the topic {topic} has no broker {place.broker_name[:64]!r}")
         ext = EndTransactionExt(
             producer_group=topic,
-            half_queue_offset=wanted.half_queue_offset,
-            half_physical_offset=wanted.half_physical_offset,
+            half_queue_offset=place.half_queue_offset,
+            half_physical_offset=place.half_physical_offset,
             commit_or_rollback=_RESOLUTIONS[request.resolution],
-            msg_id=wanted.unique_key,
-            transaction_id=wanted.unique_key,
+            msg_id=place.unique_key,
+            transaction_id=place.unique_key,
             topic=topic,
             from_transaction_check=request.source == pb.SOURCE_SERVER_CHECK,
         )
         await self._brokers.ask(
             topic,
-            wanted.broker_name,
+            place.broker_name,
             RequestCode.END_TRANSACTION,
             {**ext.fields(), **caller.extra},
             seconds=caller.seconds_left(SEND_SECONDS),

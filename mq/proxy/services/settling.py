@@ -173,7 +173,7 @@ class Settling:
             )
         try:
             async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
-                changed = await self._popped.defer(
+                new_handle = await self._popped.defer(
                     group,
                     topic,
                     handle,
@@ -186,7 +186,7 @@ class Settling:
             # With the handle that the client has: some take what is here without looking at the status.
             status = (error if isinstance(error, CodedError) else refusal_of(error)).status
             return pb.ChangeInvisibleDurationResponse(status=status, receipt_handle=request.receipt_handle)  # noqa: ASYNC910 - the handle was refused unasked
-        return pb.ChangeInvisibleDurationResponse(status=OK, receipt_handle=changed.encode())
+        return pb.ChangeInvisibleDurationResponse(status=OK, receipt_handle=new_handle.encode())
 
     async def forward_to_dead_letters(
         self, request: pb.ForwardMessageToDeadLetterQueueRequest, caller: Caller

@@ -112,19 +112,19 @@ class Telemetry:
             elif (nonce := nonce_of_answer(command)) is not None:
                 stream.on_response(nonce, command)
 
-    async def _settings(self, stream: TelemetryStream, sent: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
+    async def _settings(self, stream: TelemetryStream, own: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
         """The answer to the settings of a client."""
         await trio.lowlevel.checkpoint()
         try:
-            if sent.HasField("subscription"):
-                group = await self._brokers.group(group_of(sent.subscription.group))
+            if own.HasField("subscription"):
+                group = await self._brokers.group(group_of(own.subscription.group))
             else:
                 group = None
-            settings = merged(sent, group)
-            if sent.HasField("publishing"):
-                await self._produces(stream, {topic_of(topic) for topic in sent.publishing.topics}, caller)
-            if sent.HasField("subscription"):
-                await self._consumes(stream, sent, caller)
+            settings = merged(own, group)
+            if own.HasField("publishing"):
+                await self._produces(stream, {topic_of(topic) for topic in own.publishing.topics}, caller)
+            if own.HasField("subscription"):
+                await self._consumes(stream, own, caller)
         except CodedError as refused:
             return pb.TelemetryCommand(status=refused.status)
         except ClientError as error:
@@ -137,21 +137,21 @@ class Telemetry:
         messages. So its user must have a permission for them.
         """
         await trio.lowlevel.checkpoint()
-        found: set[str] = set()
+        transaction_topics: set[str] = set()
         for topic in topics:
             try:
                 if pb.TRANSACTION in kinds_of((await self._brokers.topic(topic)).config):
                     await self._brokers.authorize(topic, caller.extra)
-                    found.add(topic)
+                    transaction_topics.add(topic)
             except ClientError as error:  # it may not exist yet; the first message to it will say so
                 self._log.debug("topic_unknown", topic=topic, reason=str(error))
-        known = self._clients.transaction_topics()
-        room = TOPICS_MAX - len(known)
-        added = sorted(found - known)
-        if len(added) > room:
-            self._log.error("too_many_transaction_topics", topics=len(known) + len(added), limit=TOPICS_MAX)
-            found -= set(added[max(room, 0) :])
-        if self._clients.produces(stream, frozenset(found)):
+        known_topics = self._clients.transaction_topics()
+        room = TOPICS_MAX - len(known_topics)
+        new_topics = sorted(transaction_topics - known_topics)
+        if len(new_topics) > room:
+            self._log.error("too_many_transaction_topics", topics=len(known_topics) + len(new_topics), limit=TOPICS_MAX)
+            transaction_topics -= set(new_topics[max(room, 0) :])
+        if self._clients.produces(stream, frozenset(transaction_topics)):
             self._brokers.announce_clients()
 
     async def _consumes(self, stream: TelemetryStream, settings: pb.Settings, caller: Caller) -> None:

@@ -48,11 +48,11 @@ def archive(
     job: ArchiveJob,
     *,
     now_ms: Callable[[], int],
-    copied: Callable[[int], None] = lambda nbytes: None,
+    on_copy: Callable[[int], None] = lambda nbytes: None,
 ) -> Iterator[ArchiveStep]:
     """Archive all complete files of a log that the archive does not have; closes the store at the end.
 
-    Yields a step for the files that were archived before, one for each new file, and one with ``is_last``. ``copied``
+    Yields a step for the files that were archived before, one for each new file, and one with ``is_last``. ``on_copy``
     is called for each piece that was written or read back; it may sleep.
     """
     assert job.known_index >= 0, f"the group knows that {job.known_index} entries are archived"
@@ -63,7 +63,7 @@ def archive(
         return
     try:
         store.check_conditions()
-        yield from _Archiver(target, store, source, job, now_ms, copied).steps()
+        yield from _Archiver(target, store, source, job, now_ms, on_copy).steps()
     except SegmentError as error:
         yield _trouble(error)
     except SnapshotNotReady:
@@ -84,60 +84,60 @@ class _Archiver:
         source: RunningLog,
         job: ArchiveJob,
         now_ms: Callable[[], int],
-        copied: Callable[[int], None],
+        on_copy: Callable[[int], None],
     ) -> None:
         self._target = target
         self._store = store
         self._source = source
         self._job = job
         self._now_ms = now_ms
-        self._copied = copied
+        self._copied = on_copy
 
     def steps(self) -> Iterator[ArchiveStep]:
         """Archive file after file, and yield a step for each. Raises SegmentError, OSError, SnapshotNotReady."""
         target, known_index = self._target, self._job.known_index
-        known = target.manifest
-        if known is None and known_index:
+        manifest = target.manifest
+        if manifest is None and known_index:
             raise BackupRefused(
                 target.name,
                 f"the manifest is missing, and the group has archived its log up to entry {known_index} there: restore "
                 "the manifest, or set archive_url to a new prefix",
             )
-        if known is not None:
-            if known.archived.index < known_index:
+        if manifest is not None:
+            if manifest.archived.index < known_index:
                 yield ArchiveStep(is_older=True)  # also if it cannot be continued: the group must not rely on it
             target.check_continued(self._source)
-            known = target.verify_objects(self._copied)
-            if known.archived.index >= known_index:
-                known = self._indexed(known)
-            yield _step(known)
+            manifest = target.verify_objects(self._copied)
+            if manifest.archived.index >= known_index:
+                manifest = self._indexed(manifest)
+            yield _step(manifest)
         while (more := self._next_file()) is not None:
-            begin = more.base.pos if known is None else known.archived.pos
+            begin = more.base.pos if manifest is None else manifest.archived.pos
             assert more.archived.pos > begin, f"a file from {begin} on was archived, up to {more.archived.pos}"
             yield _step(more, nbytes=more.archived.pos - begin)
-            known = more
-        if known is not None and self._job.has_retention and known.archived.index >= known_index:
-            yield from self._shortened(known)
+            manifest = more
+        if manifest is not None and self._job.has_retention and manifest.archived.index >= known_index:
+            yield from self._shortened(manifest)
         if self._job.has_retention:
             keep_pending(self._job.data_dir, self._next_snapshot(), self._source.state.commit_hint)
         else:
             forget_pending(self._job.data_dir)
         yield ArchiveStep(is_last=True)
 
-    def _indexed(self, known: BackupManifest) -> BackupManifest:
+    def _indexed(self, manifest: BackupManifest) -> BackupManifest:
         """Add indexes for files of `raftmq backup`: brokers read messages by them, and retention needs them."""
-        objects, end = known.objects, known.next_file.pos
+        objects, end = manifest.objects, manifest.next_file.pos
         assert objects is not msgspec.UNSET, "an archive without objects"
         if all(each.index is not None for each in objects.files if each.start < end):
-            return known
+            return manifest
         reader = ArchiveReader(self._store)
         for file in reader.files():
             if file.index is None and file.stored.start < end:
                 content = reader.derived_index(file, self._copied)
-                known = self._target.add_index(
+                manifest = self._target.add_index(
                     file.stored, content, now_ms=self._now_ms(), node_id=self._source.state.node_id
                 )
-        return known
+        return manifest
 
     def _next_file(self) -> BackupManifest | None:
         target, source = self._target, self._source
@@ -146,12 +146,12 @@ class _Archiver:
         next_file = state.starts_at if target.manifest is None else target.manifest.next_file
         if not source.goes_on_at(next_file.pos + size):
             return None
-        known = target.manifest
+        manifest = target.manifest
         return target.archive_file(
             source,
-            may_tidy=known is None or known.archived.index >= self._job.known_index,
+            may_tidy=manifest is None or manifest.archived.index >= self._job.known_index,
             conf=configuration_at_base(state),
-            snapshot=_snapshot(source, self._job.data_dir) if known is None else None,
+            snapshot=_snapshot(source, self._job.data_dir) if manifest is None else None,
             now_ms=self._now_ms(),
             new_index=lambda begin: FileIndexBuilder(begin, size),
             state_for=self._state_for(),
@@ -164,39 +164,39 @@ class _Archiver:
             return lambda last: None
         first = self._next_snapshot()
         # Found now: when the file is stored, the checkpoints may be of later ones.
-        found = snapshot_between(self._job.data_dir, first, self._source.state.commit_hint, pending=True)
+        snapshot = snapshot_between(self._job.data_dir, first, self._source.state.commit_hint, pending=True)
 
         def state_for(last: LogIndex) -> Snapshot | None:
-            is_in = found is not None and found.index <= last
-            return found if is_in else snapshot_between(self._job.data_dir, first, last, pending=True)
+            is_in = snapshot is not None and snapshot.index <= last
+            return snapshot if is_in else snapshot_between(self._job.data_dir, first, last, pending=True)
 
         return state_for
 
     def _next_snapshot(self) -> LogIndex:
         """The lowest entry of which the next snapshot may be."""
-        known = self._target.manifest
-        if known is None or known.objects is msgspec.UNSET:
+        manifest = self._target.manifest
+        if manifest is None or manifest.objects is msgspec.UNSET:
             return LogIndex(1)
-        newest = known.objects.states[-1].index if known.objects.states else known.snapshot_index
-        return LogIndex(max(newest, known.base.index) + 1)
+        newest = manifest.objects.states[-1].index if manifest.objects.states else manifest.snapshot_index
+        return LogIndex(max(newest, manifest.base.index) + 1)
 
-    def _shortened(self, known: BackupManifest) -> Iterator[ArchiveStep]:
+    def _shortened(self, manifest: BackupManifest) -> Iterator[ArchiveStep]:
         """Report the files to delete, and delete the files that no replica serves."""
         job = self._job
         limits = partial(
             expired_begin,
-            known,
+            manifest,
             self._store,
             now_ms=self._now_ms(),
             oldest_ms=job.oldest_ms,
             bytes_max=job.bytes_max,
         )
-        expired = limits(pos_max=known.archived.pos)
-        if expired is None:
+        new = limits(pos_max=manifest.archived.pos)
+        if new is None:
             return
-        assert expired.pos > known.base.pos, f"the archive begins at {known.base.pos}, and is to begin at {expired.pos}"
-        yield ArchiveStep(expired_pos=expired.pos)
-        if (begin := expired if expired.pos <= job.begin_pos else limits(pos_max=job.begin_pos)) is not None:
+        assert new.pos > manifest.base.pos, f"the archive begins at {manifest.base.pos}, and is to begin at {new.pos}"
+        yield ArchiveStep(expired_pos=new.pos)
+        if (begin := new if new.pos <= job.begin_pos else limits(pos_max=job.begin_pos)) is not None:
             yield _step(self._target.begin_at(begin, now_ms=self._now_ms(), node_id=self._source.state.node_id))
 
 
@@ -205,14 +205,14 @@ def _snapshot(source: RunningLog, data_dir: str) -> Snapshot | None:
     state = source.state
     if state.starts_at.index == 0:
         return None
-    found = snapshot_between(data_dir, state.starts_at.index, state.commit_hint)
-    if found is None:
+    newest = snapshot_between(data_dir, state.starts_at.index, state.commit_hint)
+    if newest is None:
         raise SnapshotNotReady
-    assert state.starts_at.index <= found.index <= state.commit_hint, (
-        f"a state after entry {found.index} for a log that begins behind {state.starts_at.index}, and is committed up "
+    assert state.starts_at.index <= newest.index <= state.commit_hint, (
+        f"a state after entry {newest.index} for a log that begins behind {state.starts_at.index}, and is committed up "
         f"to {state.commit_hint}"
     )
-    return found
+    return newest
 
 
 def _step(manifest: BackupManifest, *, nbytes: int = 0) -> ArchiveStep:

@@ -82,14 +82,14 @@ class ColdBlocks:
     def __init__(
         self,
         open_store: Callable[[], RangeStore],
-        known: KnownLog,
+        known_log: KnownLog,
         cache: BlockCache,
         *,
         blocks_max: int,
         clock: Callable[[], float],
     ) -> None:
         self._open_store = open_store
-        self._known = known
+        self._known = known_log
         self._cache = cache
         self._blocks_max = blocks_max
         self._clock = clock
@@ -118,10 +118,10 @@ class ColdBlocks:
         """
         assert 0 <= begin <= stop, f"the range from {begin} to {stop}"
         size = self._known.segment_bytes
-        found: list[tuple[int, bytes]] = []
+        blocks: list[tuple[int, bytes]] = []
         for start in range(begin - begin % size, stop, size):
-            found += self._again(start, partial(self._of_file, start, begin, stop))
-        return found
+            blocks += self._again(start, partial(self._of_file, start, begin, stop))
+        return blocks
 
     def index_of(self, start: int) -> FileIndex:
         """The index of the file that begins at a physical offset, verified like blocks. Raises as `fetch`."""
@@ -154,21 +154,21 @@ class ColdBlocks:
             raise
 
     def _read_index(self, start: int) -> FileIndex:
-        stored = self._stored(start, is_needed=True)
-        assert stored is not None, "a file that is needed is there, or refused"
-        self._table(stored)
-        return decode_file_index(*self._index_content(stored))
+        file = self._stored(start, is_needed=True)
+        assert file is not None, "a file that is needed is there, or refused"
+        self._table(file)
+        return decode_file_index(*self._index_content(file))
 
     def _of_file(self, start: int, begin: int, stop: int) -> list[tuple[int, bytes]]:
-        stored = self._stored(start, is_needed=start <= begin)
-        if stored is None:
+        file = self._stored(start, is_needed=start <= begin)
+        if file is None:
             return []
-        table = self._table(stored)
+        table = self._table(file)
         first = max(bisect_right(table.begins, begin) - 1, 0)
         numbers = [number for number in range(first, len(table.begins)) if table.begins[number] < stop]
-        found: dict[int, bytes] = {}
+        blocks: dict[int, bytes] = {}
         for number in numbers:
-            name = _block_name(stored, table.begins[number])
+            name = _block_name(file, table.begins[number])
             if (data := self._cache.get(name)) is not None:
                 try:
                     self._verify(table, number, data)
@@ -176,28 +176,28 @@ class ColdBlocks:
                     self._cache.drop(name)
                 else:
                     self.hits += 1
-                    found[number] = data
-        for group in _requests(table, [number for number in numbers if number not in found]):
-            found |= self._load(table, group)
-        assert len(found) == len(numbers), f"{len(found)} of {len(numbers)} blocks from {begin} to {stop}"
-        return [(table.begins[number], found[number]) for number in numbers]
+                    blocks[number] = data
+        for group in _requests(table, [number for number in numbers if number not in blocks]):
+            blocks |= self._load(table, group)
+        assert len(blocks) == len(numbers), f"{len(blocks)} of {len(numbers)} blocks from {begin} to {stop}"
+        return [(table.begins[number], blocks[number]) for number in numbers]
 
     def _load(self, table: _Table, numbers: Sequence[int]) -> dict[int, bytes]:
         """Consecutive blocks from the store."""
         assert numbers[-1] - numbers[0] == len(numbers) - 1, f"blocks {numbers} do not follow each other"
-        stored = table.stored
+        file = table.stored
         begin = table.begins[numbers[0]]
         nbytes = sum(table.sizes[number] for number in numbers)
-        data = self._opened().read_range(stored.name, nbytes, begin - stored.start)
+        data = self._opened().read_range(file.name, nbytes, begin - file.start)
         self.requests += 1
-        found: dict[int, bytes] = {}
+        blocks: dict[int, bytes] = {}
         for number in numbers:
             at = table.begins[number] - begin
             block = data[at : at + table.sizes[number]]
             self._verify(table, number, block)
-            self._cache.put(_block_name(stored, table.begins[number]), block)
-            found[number] = block
-        return found
+            self._cache.put(_block_name(file, table.begins[number]), block)
+            blocks[number] = block
+        return blocks
 
     def _verify(self, table: _Table, number: int, data: bytes) -> None:
         """Check every entry of a block. Raises BackupDamaged, FormatTooNew."""
@@ -253,18 +253,18 @@ class ColdBlocks:
 
     def _read_manifest(self) -> None:
         store = self._opened()
-        known = self._known
-        known_pos = known.end().pos
+        known_log = self._known
+        known_pos = known_log.end().pos
         manifest = Backup(store).manifest
         if manifest.objects is msgspec.UNSET:
             raise BackupRefused(store.name, "it is a backup in a directory, not an archive")
-        if (manifest.cluster_id, manifest.segment_bytes) != (known.identity, known.segment_bytes):
+        if (manifest.cluster_id, manifest.segment_bytes) != (known_log.identity, known_log.segment_bytes):
             raise BackupRefused(
                 store.name,
                 f"it is of the log {manifest.cluster_id} with files of {manifest.segment_bytes} bytes, this is "
-                f"{known.identity} with {known.segment_bytes}",
+                f"{known_log.identity} with {known_log.segment_bytes}",
             )
-        end, archived = known.end(), manifest.archived
+        end, archived = known_log.end(), manifest.archived
         if archived.pos == end.pos and archived != end:
             raise BackupRefused(store.name, f"its entry {end.index} differs from the one of this group")
         self._manifest = manifest
@@ -278,12 +278,12 @@ class ColdBlocks:
             self._read_manifest()
             return self._files.get(start, before) != before
 
-    def _table(self, stored: StoredObject) -> _Table:
+    def _table(self, file: StoredObject) -> _Table:
         """Return the places of the blocks of a file of this log. Raises as `fetch`."""
-        assert stored.start % self._known.segment_bytes == 0, f"{stored.name} is the file at {stored.start}"
-        if (known := self._kept(stored)) is not None:
-            return known
-        newer = [self._read_table(stored)]
+        assert file.start % self._known.segment_bytes == 0, f"{file.name} is the file at {file.start}"
+        if (kept_table := self._kept(file)) is not None:
+            return kept_table
+        newer = [self._read_table(file)]
         while (proven := self._proven_at(newer[-1].befores[-1].pos)) is None:
             following = self._stored(newer[-1].befores[-1].pos, is_needed=True)
             assert following is not None, "a file that is needed is there, or refused"
@@ -296,19 +296,19 @@ class ColdBlocks:
             self._keep(table)
         return newer[0]
 
-    def _kept(self, stored: StoredObject) -> _Table | None:
-        if stored.index is None:
+    def _kept(self, file: StoredObject) -> _Table | None:
+        if file.index is None:
             return None
         with self._lock:
-            if (table := self._tables.get(stored.index.name)) is not None:
-                self._tables.move_to_end(stored.index.name)
+            if (table := self._tables.get(file.index.name)) is not None:
+                self._tables.move_to_end(file.index.name)
             return table
 
     def _proven_at(self, pos: int) -> Base | None:
         """The log at the beginning of a file; None if it is not known yet."""
-        for known in (self._known.end(), self._known.begin()):
-            if known.pos == pos:
-                return known
+        for base in (self._known.end(), self._known.begin()):
+            if base.pos == pos:
+                return base
         return self._proven.get(pos)
 
     def _keep(self, table: _Table) -> None:
@@ -321,28 +321,28 @@ class ColdBlocks:
                 self._tables[table.stored.index.name] = table
                 self._blocks += len(table.begins)
             while self._blocks > self._blocks_max and len(self._tables) > 1:
-                _, dropped = self._tables.popitem(last=False)
-                self._blocks -= len(dropped.begins)
+                _, oldest = self._tables.popitem(last=False)
+                self._blocks -= len(oldest.begins)
 
-    def _read_table(self, stored: StoredObject) -> _Table:
+    def _read_table(self, file: StoredObject) -> _Table:
         """Read the table of a file that the manifest names, of whatever log. Raises as `fetch`."""
-        content, path = self._index_content(stored)
+        content, path = self._index_content(file)
         places, end = decode_block_places(content, path)
         befores = [before for before, _ in places]
-        if befores[0].pos != stored.start or end.pos != stored.start + self._known.segment_bytes:
-            raise BackupDamaged(path, f"it is not the index of the file at {stored.start}")
-        return _Table(stored, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
+        if befores[0].pos != file.start or end.pos != file.start + self._known.segment_bytes:
+            raise BackupDamaged(path, f"it is not the index of the file at {file.start}")
+        return _Table(file, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
 
-    def _index_content(self, stored: StoredObject) -> tuple[bytes, str]:
+    def _index_content(self, file: StoredObject) -> tuple[bytes, str]:
         """The content of an index, as the manifest has it, and its name in messages. Raises as `fetch`."""
-        index = stored.index
+        index = file.index
         store = self._opened()
         if index is None:
             raise BackupRefused(
-                store.path(stored.name),
+                store.path(file.name),
                 "it has no index yet, since `raftmq backup` has stored it: the replica that archives derives it",
             )
-        name, path = f"{index.sha256[:16]}.{stored.start:020d}", store.path(index.name)
+        name, path = f"{index.sha256[:16]}.{file.start:020d}", store.path(index.name)
         content = self._cache.get(name)
         if content is None or hashlib.sha256(content).hexdigest() != index.sha256:
             content = store.read_range(index.name, index.nbytes, 0)
@@ -352,8 +352,8 @@ class ColdBlocks:
         return content, path
 
 
-def _block_name(stored: StoredObject, begin: int) -> str:
-    return f"{stored.sha256[:16]}.{begin:020d}"
+def _block_name(file: StoredObject, begin: int) -> str:
+    return f"{file.sha256[:16]}.{begin:020d}"
 
 
 def _requests(table: _Table, numbers: Sequence[int]) -> Iterator[list[int]]:

@@ -138,7 +138,7 @@ def _found(directory: str) -> list[tuple[float, str, int]]:
     """List the write time, name and size of each file of the cache. Removes unfinished files; leaves all others alone,
     such as a directory that a user has made there.
     """
-    found: list[tuple[float, str, int]] = []
+    files: list[tuple[float, str, int]] = []
     try:
         entries = list(os.scandir(directory))
     except OSError:
@@ -149,7 +149,7 @@ def _found(directory: str) -> list[tuple[float, str, int]]:
                 continue
             if _NAME.fullmatch(each.name):
                 status = each.stat()
-                found.append((status.st_mtime, each.name, status.st_size))
+                files.append((status.st_mtime, each.name, status.st_size))
             elif each.name.endswith(_UNFINISHED):
                 os.unlink(each.path)
-    return found
+    return files

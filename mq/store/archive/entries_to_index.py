@@ -41,7 +41,7 @@ def consecutive_messages(
         body: of the entry.
         begin: the physical offset of its first byte.
     """
-    found: dict[tuple[bytes, int], ConsecutiveMessages] = {}
+    runs: dict[tuple[bytes, int], ConsecutiveMessages] = {}
     fields, find = _FIELDS.unpack_from, body.find
     at, newest_ms, body_end = 0, 0, len(body)
     while at < body_end:
@@ -57,16 +57,16 @@ def consecutive_messages(
             return None
         tag_code = tag_code_of(body[text_start:end]) if find(_TAGS, text_start, end) >= 0 else 0
         key = body[topic_start : text_start - 2], queue_id
-        if (known := found.get(key)) is None:
+        if (run := runs.get(key)) is None:
             if key[0] in _SPECIAL_TOPICS:
                 return None
-            found[key] = ConsecutiveMessages(queue_offset, queue_offset + 1, {tag_code})
-        elif known.end_offset == queue_offset:
-            known.end_offset += 1
-            known.tags.add(tag_code)
+            runs[key] = ConsecutiveMessages(queue_offset, queue_offset + 1, {tag_code})
+        elif run.end_offset == queue_offset:
+            run.end_offset += 1
+            run.tags.add(tag_code)
         else:
             return None
         if stored_ms > newest_ms:
             newest_ms = stored_ms
         at = end
-    return found, newest_ms
+    return runs, newest_ms

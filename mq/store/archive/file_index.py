@@ -124,11 +124,11 @@ class FileIndexBuilder:
             if entry.kind != NORMAL:
                 continue
             try:
-                found, latest_ms = _messages(run.body(entry), PhysicalOffset(entry.pos + HEADER_BYTES))
+                queue_messages, latest_ms = _messages(run.body(entry), PhysicalOffset(entry.pos + HEADER_BYTES))
             except (RecordError, RunInvalid, UnicodeDecodeError) as error:
                 raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
             newest_ms = max(newest_ms, latest_ms)
-            for topic, queue_id, begin, more, more_tags in found:
+            for topic, queue_id, begin, more, more_tags in queue_messages:
                 key = topic, queue_id
                 first, count, tags = open_ranges.get(key, (begin, 0, set()))
                 if first + count != begin:  # a topic of this name was created again
@@ -196,10 +196,10 @@ def _messages(body: bytes, begin: PhysicalOffset) -> tuple[list[tuple[str, int, 
     at which one was stored. Raises RecordError, RunInvalid, UnicodeDecodeError.
     """
     if (by_queue := consecutive_messages(body, begin)) is not None:
-        found, newest_ms = by_queue
+        messages, newest_ms = by_queue
         return [
             (topic.decode(), queue_id, each.first_offset, each.end_offset - each.first_offset, each.tags)
-            for (topic, queue_id), each in found.items()
+            for (topic, queue_id), each in messages.items()
         ], newest_ms
     runs, _ = scan_runs(body, begin)
     return [

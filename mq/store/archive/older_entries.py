@@ -54,8 +54,8 @@ def read_older(
     commands: list[bytes] = []
     for begin, data in blocks:
         _add_block(begin, data, runs, commands)
-    found = [QueueRun(*key, first, bytes(entries)) for key, (first, entries) in runs.items()]
-    return OlderEntries(PhysicalOffset(blocks[0][0]), PhysicalOffset(end), found, commands)
+    queue_runs = [QueueRun(*key, first, bytes(entries)) for key, (first, entries) in runs.items()]
+    return OlderEntries(PhysicalOffset(blocks[0][0]), PhysicalOffset(end), queue_runs, commands)
 
 
 def _add_block(
@@ -67,11 +67,11 @@ def _add_block(
         if kind == NORMAL:
             pos = PhysicalOffset(begin + at + HEADER_BYTES)
             try:
-                found, bodies = scan_runs(view[at + HEADER_BYTES : at + size], pos)
+                new_runs, bodies = scan_runs(view[at + HEADER_BYTES : at + size], pos)
             except (RecordError, RunInvalid, UnicodeDecodeError) as error:
                 raise EntryUnusable(index, term, begin + at, str(error)) from error
             commands += bodies
-            for run in found:
+            for run in new_runs:
                 key = run.topic, run.queue_id
                 first, entries = runs.get(key, (run.first_offset, bytearray()))
                 if first + len(entries) // QUEUE_ENTRY_BYTES != run.first_offset:  # a queue of this name began again

@@ -98,18 +98,18 @@ class ArchiveReader:
             StorageFailed, StoreFailed: an error of the store.
         """
         begin = self.manifest.base
-        for stored in self._objects.files:
-            index = self._index(stored)
+        for file in self._objects.files:
+            index = self._index(file)
             if index is None:
                 last = begin.ref
-                for run in self._runs(stored, begin):
+                for run in self._runs(file, begin):
                     last = run.entries[-1] if run.entries else last
-                end = Base(last.index, last.term, stored.start + self.manifest.segment_bytes, last.chain)
+                end = Base(last.index, last.term, file.start + self.manifest.segment_bytes, last.chain)
             else:
                 end = index.end
                 if index.begin != begin:
-                    raise BackupDamaged(self._path(stored), f"its index does not follow entry {begin.index}")
-            yield ArchivedFile(stored, begin, end.index, index)
+                    raise BackupDamaged(self._path(file), f"its index does not follow entry {begin.index}")
+            yield ArchivedFile(file, begin, end.index, index)
             begin = end
         if begin.index != self.manifest.last.index or begin.chain != self.manifest.last.chain:
             raise BackupDamaged(
@@ -117,14 +117,14 @@ class ArchiveReader:
                 f"its files end with entry {begin.index}, but its manifest with entry {self.manifest.last.index}",
             )
 
-    def messages(self, wanted: Wanted) -> Iterator[StoredMessage]:
+    def messages(self, query: Wanted) -> Iterator[StoredMessage]:
         """Wanted messages in the order of the log. Raises as `files`; all messages before an error are intact."""
-        name = wanted.topic.encode()
+        name = query.topic.encode()
         for file in self.files():
-            for run in self._wanted_runs(file, wanted):
+            for run in self._wanted_runs(file, query):
                 for entry in run.entries:
                     if entry.kind == NORMAL:
-                        yield from _messages(run.body(entry), name, wanted)
+                        yield from _messages(run.body(entry), name, query)
 
     def derived_index(self, file: ArchivedFile, read: Callable[[int], None] = lambda nbytes: None) -> bytes:
         """The index of a complete file that has none, from its verified content. Raises as `files`.
@@ -194,13 +194,13 @@ class ArchiveReader:
         if (len(data), zlib.crc32(data)) != (state.nbytes, state.crc):
             raise BackupDamaged(path, "its content differs from what was written")
 
-    def _wanted_runs(self, file: ArchivedFile, wanted: Wanted) -> Iterator[EntryRun]:
+    def _wanted_runs(self, file: ArchivedFile, query: Wanted) -> Iterator[EntryRun]:
         if file.index is None:
             yield from self._runs(file.stored, file.begin)
             return
         blocks = file.index.blocks
         for number, block in enumerate(blocks):
-            if wanted.may_be_in(block):
+            if query.may_be_in(block):
                 after = blocks[number + 1].before if number + 1 < len(blocks) else file.index.end
                 last = block.before.ref
                 for run in self._runs(file.stored, block.before, block.last_index):
@@ -212,43 +212,41 @@ class ArchiveReader:
                         f"its index names entry {after.index} with a chain that differs from its content",
                     )
 
-    def _runs(self, stored: StoredObject, begin: Base, last_index: LogIndex | None = None) -> Iterator[EntryRun]:
+    def _runs(self, file: StoredObject, begin: Base, last_index: LogIndex | None = None) -> Iterator[EntryRun]:
         """Verified entries of one file after ``begin``, up to ``last_index`` or its end."""
         last: EntryRef = begin.ref
-        end = stored.start + self.manifest.segment_bytes
+        end = file.start + self.manifest.segment_bytes
         limit = self.manifest.last.index if last_index is None else last_index
         try:
-            for run in entry_runs(self._reading(stored), begin.ref, limit, self.manifest.segment_bytes):
+            for run in entry_runs(self._reading(file), begin.ref, limit, self.manifest.segment_bytes):
                 if run.pos >= end:
                     break
                 yield run
                 last = run.entries[-1] if run.entries else last
         except EntryTooNew as error:
-            raise FormatTooNew(
-                self._path(stored), f"the entry after {last.index}", error.found, error.newest
-            ) from error
+            raise FormatTooNew(self._path(file), f"the entry after {last.index}", error.found, error.newest) from error
         except FrameCorrupt as error:
-            raise BackupDamaged(self._path(stored), str(error)) from error
+            raise BackupDamaged(self._path(file), str(error)) from error
 
-    def _reading(self, stored: StoredObject) -> Callable[[int, int], bytes]:
+    def _reading(self, file: StoredObject) -> Callable[[int, int], bytes]:
         def read(pos: int, length: int) -> bytes:
             try:
-                if pos - pos % self.manifest.segment_bytes != stored.start:
+                if pos - pos % self.manifest.segment_bytes != file.start:
                     return self.backup.read(pos, length)
-                return self._store.read(stored.name, length, pos - stored.start).ljust(length, b"\0")
+                return self._store.read(file.name, length, pos - file.start).ljust(length, b"\0")
             except NotStored as error:
                 raise self.backup.missing(error) from error
 
         return read
 
-    def _index(self, stored: StoredObject) -> FileIndex | None:
-        if stored.index is None:
+    def _index(self, file: StoredObject) -> FileIndex | None:
+        if file.index is None:
             return None
-        return decode_file_index(self._index_content(stored), self._store.path(stored.index.name))
+        return decode_file_index(self._index_content(file), self._store.path(file.index.name))
 
-    def _index_content(self, stored: StoredObject) -> bytes:
-        index = stored.index
-        assert index is not None, f"{stored.name} has no index"
+    def _index_content(self, file: StoredObject) -> bytes:
+        index = file.index
+        assert index is not None, f"{file.name} has no index"
         path = self._store.path(index.name)
         try:
             content = self._store.read(index.name, index.nbytes, 0)
@@ -258,23 +256,23 @@ class ArchiveReader:
             raise BackupDamaged(path, "its content differs from what was written")
         return content
 
-    def _path(self, stored: StoredObject) -> str:
-        return self._store.path(stored.name)
+    def _path(self, file: StoredObject) -> str:
+        return self._store.path(file.name)
 
 
-def _messages(body: bytes, topic: bytes, wanted: Wanted) -> Iterator[StoredMessage]:
+def _messages(body: bytes, topic: bytes, query: Wanted) -> Iterator[StoredMessage]:
     view = memoryview(body)
     for at, size, queue_id, offset, _, sys_flag, its_topic, tag_code in scan_fixed(body):
         if (
             its_topic == topic
             and enters_queue(sys_flag)
-            and wanted.queue_id in (None, queue_id)
-            and (wanted.first_offset is None or offset >= wanted.first_offset)
-            and wanted.tag_code in (None, tag_code)
+            and query.queue_id in (None, queue_id)
+            and (query.first_offset is None or offset >= query.first_offset)
+            and query.tag_code in (None, tag_code)
         ):
             message = decode_record(view[at : at + size])
             assert (message.queue_id, message.queue_offset) == (queue_id, offset), (
                 f"message {offset} of queue {queue_id} was decoded as {message.queue_offset} of {message.queue_id}"
             )
-            if wanted.matches(message):
+            if query.matches(message):
                 yield message

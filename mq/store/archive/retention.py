@@ -50,10 +50,10 @@ def expired_begin(
         is_surplus = bytes_max is not None and nbytes > bytes_max
         if not is_surplus and oldest_ms is None:
             break
-        found = _newest_and_end(each, store)
-        if found is None:
+        newest_and_end = _newest_and_end(each, store)
+        if newest_and_end is None:
             break
-        newest_ms, end = found
+        newest_ms, end = newest_and_end
         if newest_ms > now_ms and (archived_ms := stored_at_ms(each)) is not None:
             newest_ms = min(newest_ms, archived_ms)
         if not is_surplus and not (oldest_ms is not None and newest_ms < oldest_ms):
@@ -68,9 +68,9 @@ def expired_begin(
     return begin
 
 
-def _newest_and_end(stored: StoredObject, store: BackupStore) -> tuple[int, Base] | None:
+def _newest_and_end(file: StoredObject, store: BackupStore) -> tuple[int, Base] | None:
     """Return the store time of a file's newest message, and the log behind the file; None if it has no index."""
-    index = stored.index
+    index = file.index
     if index is None:
         return None
     path = store.path(index.name)
@@ -80,5 +80,5 @@ def _newest_and_end(stored: StoredObject, store: BackupStore) -> tuple[int, Base
         raise BackupDamaged(path, "it is missing") from error
     if hashlib.sha256(content).hexdigest() != index.sha256:
         raise BackupDamaged(path, "its content differs from what was written")
-    decoded = decode_file_index(content, path)
-    return max(block.newest_ms for block in decoded.blocks), decoded.end
+    file_index = decode_file_index(content, path)
+    return max(block.newest_ms for block in file_index.blocks), file_index.end

@@ -111,8 +111,8 @@ class TopicBlocks:
             self._stores.append(store)
             return store
 
-        known = KnownLog(place.log_identity, place.segment_bytes, lambda: self._end, lambda: self._end)
-        self._blocks = ColdBlocks(opened, known, _Latest(INDEX_BYTES_MAX), blocks_max=BLOCKS_MAX, clock=clock)
+        known_log = KnownLog(place.log_identity, place.segment_bytes, lambda: self._end, lambda: self._end)
+        self._blocks = ColdBlocks(opened, known_log, _Latest(INDEX_BYTES_MAX), blocks_max=BLOCKS_MAX, clock=clock)
 
     def close(self) -> None:
         """Close the connections to the store."""
@@ -153,13 +153,13 @@ class TopicBlocks:
         What was returned before an error is intact, and complete up to its ``next_offsets``. Raises ArchiveUnreadable.
         """
         following = {queue_id: begin for queue_id, (begin, _) in ranges.items()}
-        begun: set[int] = set()
+        begun_queues: set[int] = set()
         pending: deque[tuple[_Span, Future[Sequence[tuple[int, bytes]]]]] = deque()
         pool = ThreadPoolExecutor(REQUESTS_AHEAD)
         try:
             for start in range(begin_pos, end_pos, self._place.segment_bytes):
                 index = self._of_file(start)
-                for span in self._spans(topic, index, start, ranges, following, begun, tag_codes):
+                for span in self._spans(topic, index, start, ranges, following, begun_queues, tag_codes):
                     pending.append((span, pool.submit(self._blocks.fetch, span.begin, span.stop)))
                     if len(pending) > REQUESTS_AHEAD:
                         yield self._records(topic, *pending.popleft(), tag_codes)
@@ -184,14 +184,14 @@ class TopicBlocks:
         start: int,
         ranges: Mapping[int, tuple[int, int]],
         following: dict[int, int],
-        begun: set[int],
+        begun_queues: set[int],
         tag_codes: frozenset[int] | None,
     ) -> Iterator[_Span]:
         """The parts of a file with wanted messages, as one request each; moves ``following`` on."""
         open_span: _Span | None = None
         for block in index.blocks:
             before = dict(following)
-            is_wanted = self._advance(topic, block, start, ranges, following, begun, tag_codes)
+            is_wanted = self._advance(topic, block, start, ranges, following, begun_queues, tag_codes)
             if not is_wanted:
                 continue
             end = block.before.pos + block.nbytes
@@ -217,7 +217,7 @@ class TopicBlocks:
         start: int,
         ranges: Mapping[int, tuple[int, int]],
         following: dict[int, int],
-        begun: set[int],
+        begun_queues: set[int],
         tag_codes: frozenset[int] | None,
     ) -> bool:
         """Move the queues behind a block; whether it has wanted messages."""
@@ -226,13 +226,13 @@ class TopicBlocks:
             at = following.get(each.queue_id)
             if each.topic != topic or at is None or each.end_offset <= at or at >= ranges[each.queue_id][1]:
                 continue
-            if each.first_offset > at or (each.first_offset < at and each.queue_id in begun):
+            if each.first_offset > at or (each.first_offset < at and each.queue_id in begun_queues):
                 raise ArchiveUnreadable(
                     f"{self._place.url}: in the file at {start}, queue {each.queue_id} of topic {topic!r} continues "
                     f"with offset {each.first_offset}, not with {at}"
                 )
             following[each.queue_id] = min(each.end_offset, ranges[each.queue_id][1])
-            begun.add(each.queue_id)
+            begun_queues.add(each.queue_id)
             is_wanted |= tag_codes is None or each.tags is None or not tag_codes.isdisjoint(each.tags)
         return is_wanted
 
@@ -249,7 +249,7 @@ class TopicBlocks:
             raise self._meaning(error, span.begin) from error
         name = topic.encode()
         pieces: list[memoryview] = []
-        found = 0
+        count = 0
         for begin, data in blocks:
             counts = span.wanted.get(begin)
             if counts is None:
@@ -258,12 +258,12 @@ class TopicBlocks:
                 pieces.append(memoryview(data)[at : at + size])
             if tag_codes is None:
                 expected = sum(behind - first for first, behind in counts.values())
-                if len(pieces) - found != expected:
+                if len(pieces) - count != expected:
                     raise ArchiveUnreadable(
-                        f"{self._place.url}: the block at {begin} has {len(pieces) - found} of the {expected} messages "
+                        f"{self._place.url}: the block at {begin} has {len(pieces) - count} of the {expected} messages "
                         "that its index names"
                     )
-                found = len(pieces)
+                count = len(pieces)
         return ArchivedRecords(b"".join(pieces), [len(piece) for piece in pieces], span.next_offsets)
 
     def _meaning(self, error: SegmentError, pos: int) -> ArchiveUnreadable:

@@ -62,16 +62,16 @@ class JoiningReader:
         end = blocks[-1][0] + len(blocks[-1][1])
         if end < stop:
             blocks.append((end, blank(file_end - end)))
-        found = bytearray(nbytes)
+        content = bytearray(nbytes)
         for begin, data in blocks:
             first, after = max(begin, pos), min(begin + len(data), stop)
             if first < after:
-                found[first - pos : after - pos] = data[first - begin : after - begin]
-        return bytes(found)
+                content[first - pos : after - pos] = data[first - begin : after - begin]
+        return bytes(content)
 
 
 def open_joining(
-    archived: Base,
+    archived_end: Base,
     *,
     open_store: Callable[[], RangeStore],
     identity: str,
@@ -81,11 +81,11 @@ def open_joining(
     clock: Callable[[], float],
 ) -> JoiningReader:
     """The archive at ``name`` for a replica that knows only from its leader that the log is archived up to
-    ``archived``. Sends nothing yet.
+    ``archived_end``. Sends nothing yet.
     """
 
     def end() -> Base:
-        return archived
+        return archived_end
 
     blocks = ColdBlocks(
         open_store, KnownLog(identity, segment_bytes, end, end), NoCache(), blocks_max=blocks_max, clock=clock

@@ -67,7 +67,7 @@ def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
             source,
             job,
             now_ms=lambda: time.time_ns() // 1_000_000,
-            copied=copied,
+            on_copy=copied,
         )
     finally:
         source.close()

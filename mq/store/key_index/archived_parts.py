@@ -38,10 +38,10 @@ class ArchivedRecords:
         for begin, data in self._blocks:
             if begin <= pos and pos + nbytes <= begin + len(data):
                 return data[pos - begin : pos - begin + nbytes]
-        found = self._fetch(pos, pos + nbytes)
-        self.nbytes += sum(len(data) for _, data in found)
-        self._blocks = [*self._blocks, *found][-_BLOCKS_KEPT:]
-        begin, data = found[bisect_right(found, pos, key=lambda block: block[0]) - 1]
+        blocks = self._fetch(pos, pos + nbytes)
+        self.nbytes += sum(len(data) for _, data in blocks)
+        self._blocks = [*self._blocks, *blocks][-_BLOCKS_KEPT:]
+        begin, data = blocks[bisect_right(blocks, pos, key=lambda block: block[0]) - 1]
         return data[pos - begin : pos - begin + nbytes]
 
 

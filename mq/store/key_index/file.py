@@ -123,19 +123,19 @@ class KeyFile:
                 "key file was built from",
             )
 
-    def places(self, hashed: int) -> Iterator[int]:
+    def places(self, hash_value: int) -> Iterator[int]:
         """Physical offsets of the records with this hash, descending, block by block."""
         table = self._table
-        first = max(0, bisect_left(table, hashed, key=_first) - 1)
-        for number in range(bisect_right(table, hashed, key=_first) - 1, first - 1, -1):
+        first = max(0, bisect_left(table, hash_value, key=_first) - 1)
+        for number in range(bisect_right(table, hash_value, key=_first) - 1, first - 1, -1):
             block = self._block(number)
             rows = range(len(block) // _ROW.size)
 
             def hash_at(row: int, block: bytes = block) -> int:
                 return int(_ROW.unpack_from(block, row * _ROW.size)[0])
 
-            begin = bisect_left(rows, hashed, key=hash_at)
-            for row in range(bisect_right(rows, hashed, key=hash_at) - 1, begin - 1, -1):
+            begin = bisect_left(rows, hash_value, key=hash_at)
+            for row in range(bisect_right(rows, hash_value, key=hash_at) - 1, begin - 1, -1):
                 yield self.scope.begin + int(_ROW.unpack_from(block, row * _ROW.size)[1])
 
     def _block(self, number: int) -> bytes:

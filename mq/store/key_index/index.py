@@ -76,8 +76,8 @@ class KeyIndex:
         self._begin = self._first_kept()
         os.makedirs(directory, exist_ok=True)
         for name in os.listdir(directory):
-            found = _NAME.fullmatch(name)
-            if found is not None and self._is_part(start := int(found[1])) and start >= self._begin:
+            match = _NAME.fullmatch(name)
+            if match is not None and self._is_part(start := int(match[1])) and start >= self._begin:
                 self._indexed.add(start)
             elif name.endswith(_OTHER_SUFFIXES):
                 os.unlink(os.path.join(directory, name))
@@ -196,11 +196,11 @@ class KeyIndex:
         self._base_pos, self._begin = base_pos, begin
         self._complete_below = max(self._complete_below, base_pos)
         del self._missing[: self._missing.bisect_left(base_pos)]
-        gone = self._indexed[: self._indexed.bisect_left(begin)]
-        del self._indexed[: len(gone)]
+        expired_parts = self._indexed[: self._indexed.bisect_left(begin)]
+        del self._indexed[: len(expired_parts)]
         assert min(self._missing[:1], default=base_pos) >= base_pos, f"parts before {base_pos} get files"
         assert min(self._indexed[:1], default=begin) >= begin, f"a part before {begin} has a file"
-        for part in gone:
+        for part in expired_parts:
             self._times.pop(part, None)
             _remove(self.path_of(part))
 
@@ -214,8 +214,8 @@ class KeyIndex:
     def archived_jobs(self, end: int) -> int:
         """The number of parts that `archived_missing` counts and that have not failed: they are left to copy."""
         stop = min(end, self._base_pos)
-        failed = sum(self._begin <= part < stop and part not in self._indexed for part in self._failed)
-        return self.archived_missing(end) - failed
+        failed_count = sum(self._begin <= part < stop and part not in self._indexed for part in self._failed)
+        return self.archived_missing(end) - failed_count
 
     def unindexed_archived(self, end: int) -> Iterator[tuple[int, int]]:
         """The archived parts without index, newest first: where each begins, and where the next one does."""
@@ -266,32 +266,32 @@ class KeyIndex:
 
     def _first_kept(self) -> int:
         """The first part that keeps its file."""
-        kept = min(self._log.base_pos, self._kept_from())
-        return -(-kept // self._segment_bytes) * self._segment_bytes
+        begin_pos = min(self._log.base_pos, self._kept_from())
+        return -(-begin_pos // self._segment_bytes) * self._segment_bytes
 
     def search(self, query: KeyQuery, is_over: Callable[[], bool]) -> KeySearch:
         """A search of everything that is committed now, to be run in a worker thread. Raises SegmentError."""
         self._catch_up()
         log = self._log
-        applied, durable = self._applied_index(), log.durable_index
-        limit = self._end_of(min(applied, durable))
-        newest = [entry for index in index_range(durable + 1, applied + 1) if (entry := log.entry(index)) is not None]
+        last, durable = self._applied_index(), log.durable_index
+        limit = self._end_of(min(last, durable))
+        newest = [entry for index in index_range(durable + 1, last + 1) if (entry := log.entry(index)) is not None]
         direct = [*self._missing, *self._parts_from(self._complete_below, limit)]
-        chosen = direct[-self._limits.direct_parts_max :]
-        unindexed = []
-        for part in chosen:
+        parts_to_read = direct[-self._limits.direct_parts_max :]
+        unindexed_parts = []
+        for part in parts_to_read:
             begin, end = self._entries_of(part)
             if begin < (end := min(end, limit)):
-                unindexed.append(UnindexedPart(begin, end, log.anchors(begin, end)))
+                unindexed_parts.append(UnindexedPart(begin, end, log.anchors(begin, end)))
         return KeySearch(
             query=query,
             read=log.read_range,
             newest=[entry.body for entry in newest if entry.kind == NORMAL],
-            unindexed=unindexed,
+            unindexed=unindexed_parts,
             indexed=self.local_parts,
             path_of=self.path_of,
             behind=self._end_of_part,
-            is_complete=len(chosen) == len(direct),
+            is_complete=len(parts_to_read) == len(direct),
             is_over=is_over,
             limits=self._limits,
         )

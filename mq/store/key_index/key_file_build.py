@@ -43,9 +43,9 @@ def build_key_file(read: Read, begin: int, end: int) -> bytes:
     for window in _windows(read, begin, end):
         last_pos, last_index, last_chain = window.last.pos, window.last.index, window.last.chain
         if window.starts:
-            found, store_ms = key_rows(window.data, np.array(window.starts), window.pos - begin)
-            if found.size:
-                rows.append(found)
+            window_rows, store_ms = key_rows(window.data, np.array(window.starts), window.pos - begin)
+            if window_rows.size:
+                rows.append(window_rows)
                 first_ms, last_ms = min(first_ms, int(store_ms.min())), max(last_ms, int(store_ms.max()))
     scope = Scope(begin, end, last_pos, last_index, last_chain, first_ms, last_ms)
     every = np.sort(np.concatenate(rows))  # np.unique hashes first, which takes ten times as long

@@ -90,8 +90,8 @@ def key_rows(data: bytes, starts: Integers, shift: int) -> tuple[Rows, Integers]
     store_ms = _integers(data, starts[with_keys] + 56 + born_more[with_keys], ">i8")
     topics = np.zeros(len(starts), np.uint64)
     topics[with_keys] = hashes(data, topic_at[with_keys], topic_bytes[with_keys])
-    found = mixed(topics[record], hashes(texts, key_at, key_end - key_at))
-    return found << _HASH_SHIFT | (starts[record] + shift).astype(np.uint64), store_ms
+    key_hashes = mixed(topics[record], hashes(texts, key_at, key_end - key_at))
+    return key_hashes << _HASH_SHIFT | (starts[record] + shift).astype(np.uint64), store_ms
 
 
 def _keys(data: bytes, begin: Integers, end: Integers) -> tuple[bytes, Integers, Integers, Integers]:
@@ -124,10 +124,10 @@ def _keys(data: bytes, begin: Integers, end: Integers) -> tuple[bytes, Integers,
 def _named(flat: npt.NDArray[np.uint8], starts: Integers, name: bytes) -> Integers:
     """The indices of the properties that have this name, including its separator, of those that begin at ``starts``."""
     # From the last byte backwards: few names match there, and many share a prefix.
-    found = np.arange(len(starts))
+    matches = np.arange(len(starts))
     for number in reversed(range(len(name))):
-        found = found[flat[starts[found] + number] == name[number]]
-    return found
+        matches = matches[flat[starts[matches] + number] == name[number]]
+    return matches
 
 
 def mixed(topics: Rows, keys: Rows) -> Rows:
@@ -142,13 +142,13 @@ def hashes(data: bytes, at: Integers, lengths: Integers) -> Rows:
     """`text_hash` of the texts at these places in ``data``, which ends with `PADDING`."""
     result = lengths.astype(np.uint64)
     words = np.ndarray((max(0, len(data) - 7),), "<u8", data, strides=(1,))
-    left = np.minimum(lengths, HASHED_BYTES_MAX)
+    remaining = np.minimum(lengths, HASHED_BYTES_MAX)
     rows = np.arange(len(at))
     for number, factor in enumerate(WORD_FACTORS):
-        rows = rows[left[rows] > 8 * number]
+        rows = rows[remaining[rows] > 8 * number]
         if not rows.size:
             break
-        surplus = np.maximum(0, 8 * number + 8 - left[rows]).astype(np.uint64) * np.uint64(8)
+        surplus = np.maximum(0, 8 * number + 8 - remaining[rows]).astype(np.uint64) * np.uint64(8)
         word = words[at[rows] + 8 * number] << surplus >> surplus
         result[rows] += word * np.uint64(factor)
     return result

@@ -69,9 +69,9 @@ def text_hash(text: bytes) -> int:
 
 def key_hash(topic: bytes, key: bytes) -> int:
     """The hash of a topic's key in the index: `KEY_HASH_BITS` bits. `key_table` computes the same for many at once."""
-    mixed = (text_hash(topic) * TOPIC_FACTOR + text_hash(key)) % (1 << 64)
-    mixed ^= mixed >> 32
-    return (mixed * FINAL_FACTOR) % (1 << 64) >> 64 - KEY_HASH_BITS
+    value = (text_hash(topic) * TOPIC_FACTOR + text_hash(key)) % (1 << 64)
+    value ^= value >> 32
+    return (value * FINAL_FACTOR) % (1 << 64) >> 64 - KEY_HASH_BITS
 
 
 def has_key(data: bytes, record: KeyedRecord, topic: bytes, key: bytes, *, unique: bool) -> bool:

@@ -204,13 +204,13 @@ class _RunningSearch:
 
     def _take_wanted(self, data: bytes, records: Iterable[KeyedRecord]) -> None:
         query, bytes_max = self._query, self._limits.answer_bytes_max
-        wanted = [
+        matches = [
             record
             for record in records
             if has_key(data, record, query.topic, query.key, unique=query.unique)
             and query.begin_ms <= record.store_ms <= query.end_ms
         ]
-        for record in reversed(wanted):
+        for record in reversed(matches):
             nbytes = record.end - record.at
             if len(self._newest_first) == query.count_max or (self._nbytes and self._nbytes + nbytes > bytes_max):
                 self._nbytes = max(self._nbytes, bytes_max)

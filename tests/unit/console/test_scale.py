@@ -244,7 +244,7 @@ def watch() -> Watch:
     tail = Tail()
     tail.rows.extend(rows)
     tail.has_begun.set()
-    found.tails.follow = lambda followed, show: tail  # type: ignore[method-assign]
+    found.tails.follow = lambda choice, show: tail  # type: ignore[method-assign]
     return found
 
 

@@ -306,7 +306,7 @@ def test_reading_back_is_throttled_and_reported_like_writing(compares: bool) -> 
     log.send(100)
     copied: list[int] = []
     source = log.source()
-    run = archive(BucketStore(bucket), source, job(), now_ms=lambda: BEGIN_MS, copied=copied.append)
+    run = archive(BucketStore(bucket), source, job(), now_ms=lambda: BEGIN_MS, on_copy=copied.append)
     stored = sum(step.nbytes for step in run)
     source.close()
     files = sum(len(content) for name, content in bucket.objects.items() if name.startswith("log/"))
