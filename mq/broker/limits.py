@@ -56,7 +56,7 @@ class ConsumeLimits:
     """A pull or pop with longer texts does not wait for loading, so that all waiting ones take at most 64 MiB each."""
     old_scan_entries_max: int = 128
     old_scan_bytes_max: int = 1024 * 1024
-    """For an SQL92 expression on old messages, in messages and bytes: all of them are loaded into memory, matching or
+    """Limits for an SQL92 expression on old messages, in messages and bytes: all are loaded into memory, matching or
     not.
     """
     sql_work_max: int = 100_000
@@ -66,7 +66,7 @@ class ConsumeLimits:
     expire_seconds: float = 0.02
     """Interval at which pulls are answered whose time is over."""
     expire_seconds_max: float = 0.005
-    """They are answered for about this long per call; the rest next time."""
+    """The time per call for which expired pulls are answered; the rest is answered next time."""
     repair_seconds: float = 0.25
     """A pull waits this long for a damaged queue file; then its client is told to retry, or to use another replica."""
     repair_look_seconds: float = 0.2
@@ -125,7 +125,7 @@ class WaitingLimits:
     """
     recall_bytes_max: int = 2 * 1024 * 1024
     recall_entries_max: int = 16_384
-    """What the search for a recalled message reads in one step: records, and queue entries."""
+    """The records and queue entries that the search for a recalled message reads in one step."""
     check_seconds: float = 0.1
     """Interval at which open transactions are looked at."""
     postponed_checks_max: int = 1000
@@ -174,7 +174,7 @@ class StateLimits:
     """
     generated_producers_max: int = 10_000
     generated_ranges_when_crowded: int = 50
-    """The same for producers with generated ids, which are not used again after a restart."""
+    """The same for a producer with a generated id, which is not used again after a restart."""
     deleted_topics_max: int = 50_000
     """Deleted topics that are remembered. Above it the one that was deleted first is forgotten: a later topic of its
     name begins at offset 0.
@@ -224,7 +224,7 @@ class UpkeepLimits:
     summed_entries_max: int = 64 * 1024
     """Entries of queues that are read for the bytes of one topic; of longer queues, some parts count for all."""
     relay_seconds: float = 10.0
-    """How long an operator's request waits for the answer of the client that it is about."""
+    """The time that an operator's request waits for the answer of the client that it is about."""
     push_seconds: float = 3.0
     """Time for a client to confirm a reply that is pushed to it. The replier waits as long; a replica that forwarded
     the reply to the leader waits up to 10 s, as for every forwarded request.
@@ -263,14 +263,14 @@ class ArchiveLimits:
     expire_seconds: float = 0.1
     """Interval at which such readers are looked for."""
     read_retry_seconds: float = 1.0
-    """What could not be read is not tried again for this long."""
+    """The pause before a read that failed is tried again."""
     key_searches_max: int = 2
     """Searches of the archive by key under way, also those whose clients no longer wait: fewer than ``read_threads``,
     which consumers need.
     """
     key_search_seconds: float = 3.0
     key_search_bytes: int = 64 * 1024 * 1024
-    """What one of them may take and read: some sixty messages that are far from each other."""
+    """The memory and the bytes read of one search: some sixty messages that are far from each other."""
     index_retry_seconds: float = 60.0
     """The pause before the next part is copied, after one could not be copied or indexed."""
     refill_look_seconds: float = 0.1

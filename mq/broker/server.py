@@ -90,7 +90,7 @@ _READERS = 4
 _BULK_READERS = 2
 """Threads that read the log for bulk reads, so that no other read waits behind megabytes."""
 _ANNOUNCE_SECONDS = 0.03
-"""With 50 messages a second or more, no replica is woken up only to learn the commit index."""
+"""The pause before a commit index is announced. With 50 messages a second, no replica is woken up for it."""
 READY_SECONDS_MAX = 1.0
 """A replica that needs longer to confirm that it has applied everything committed is not ready."""
 _DRAIN_SECONDS_MAX = 1.0
@@ -513,7 +513,7 @@ def _bound_listener(reactor: Reactor, address: Address, broker: Broker) -> Liste
 
 
 _MAY_PASS = SecretMissing, DirectoryLocked, DirectoryUnusable, StorageFailed
-"""What an operator or another process changes without a change of the broker's settings."""
+"""Causes of a failed start that may end without a change of the broker's settings."""
 
 
 def _refused(failure: ListenRefused | SecretUnusable | SegmentError) -> StartRefused:

@@ -38,7 +38,7 @@ class SettingGroup(BaseModel):
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     why_fixed: ClassVar[str] = ""
-    """Why its settings cannot change while the broker runs; empty if they can."""
+    """The reason why its settings cannot change while the broker runs; empty if they can."""
 
 
 class PlaceInGroup(SettingGroup):

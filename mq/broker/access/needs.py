@@ -351,7 +351,7 @@ def _ending(request: Any, body: bytes) -> Needs:
 
 
 ROWS_THROUGH_PROXIES: Final[Mapping[type[Any], Row]] = {transactions.EndTransaction: _ending}
-"""What users need for a request through a proxy, where it is more than in `ROWS`."""
+"""The permissions that users need for requests through a proxy, where they differ from `ROWS`."""
 
 ANY_PERMISSION: Final = frozenset({topics.GetTopicConfig})
 """The requests that a proxy may make for a user who has any permission for the topic: its producers see it, too."""

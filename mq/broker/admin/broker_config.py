@@ -45,7 +45,7 @@ CHANGEABLE: Final = {
 }
 """Settings that can change at run time, by RocketMQ's names, or by ours if it has none."""
 WHY_FIXED: Final = {name: group.why_fixed for group in SettingGroup.__subclasses__() for name in group.model_fields}
-"""For each setting why it cannot change at run time; empty for those that can."""
+"""The reason why each setting cannot change at run time; empty if it can."""
 
 _UNKNOWN: Final = set(CHANGEABLE.values()) - BrokerSettings.model_fields.keys()
 assert not _UNKNOWN, f"there are no settings {_UNKNOWN}"

@@ -30,7 +30,7 @@ _FORGOTTEN_AT_ONCE = 100
 _HOUR_MS = 3_600_000
 
 StoreTime = Callable[[str, int, QueueOffset], int]
-"""When a message was stored, in ms since 1970; -1 without one. See `mq.broker.query.by_offset_and_time`."""
+"""Returns the store time of a message, in ms since 1970; -1 without one. See `mq.broker.query.by_offset_and_time`."""
 
 
 class DeletedTopics(Service):

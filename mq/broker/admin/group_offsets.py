@@ -43,7 +43,7 @@ from mq.protocol.wire.encoding import encode_request
 from mq.protocol.wire.queue_tables import QueueRef, offset_table_body, queue_row
 
 END = -1
-"""In place of a time: the end of the queue."""
+"""Stands for the end of the queue where a time is expected."""
 
 _BEYOND = 2**63 - 1
 

@@ -34,9 +34,9 @@ from mq.protocol.requests.relayed import RunningInfoExt
 
 ANSWER_SECONDS: Final = 2.0
 MEMBER_BYTES_MAX: Final = 256 * 1024
-"""Of the answer of one member, enough for 700 queues; a longer answer is not passed on."""
+"""Maximum size of one member's answer, enough for 700 queues; a longer answer is not passed on."""
 QUEUES_BYTES_MAX: Final = 8 * 1024 * 1024
-"""Of the answers of all members, as texts in ours; what comes later is not passed on."""
+"""Maximum size of all members' answers together, as texts in ours; later answers are not passed on."""
 DIFFERENT_MAX: Final = 10
 """Subscriptions of a group whose members differ that are told."""
 DIFFERING_MAX: Final = 200

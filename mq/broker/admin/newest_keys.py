@@ -27,7 +27,7 @@ class CompactionFacts(NamedTuple):
 
     is_tombstone: bool
     stored_ms: int
-    """Of the original, if this is a copy of one."""
+    """Store time; for a copy, the original's."""
 
 
 def compaction_facts(record: RawRecord) -> CompactionFacts:

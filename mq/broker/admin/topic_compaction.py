@@ -68,8 +68,8 @@ _LOOK_SECONDS = 10.0
 _AGAIN_SECONDS = 5.0
 """After something could not be read or stored."""
 _LINGER_SECONDS = 600.0
-"""So long a message stays readable after its copy is stored: a reader that comes to it finds the value in its place.
-Where brokers keep messages for less time than this, it is that time.
+"""The time for which a message stays readable after its copy is stored: a reader that comes to it finds the value in
+its place. If brokers keep messages for less time, that time is used.
 """
 _PRESSED_HOURS: Final = 1
 _HOUR_MS = 3_600_000

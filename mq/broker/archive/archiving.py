@@ -44,10 +44,10 @@ OLDER: Final = "older"
 WHOLE: Final = "whole"
 _POS_MAX: Final = 2**63 - 1
 LOG_AGAIN_SECONDS: Final = 600.0
-"""The same failure is logged again after this time."""
+"""The interval at which one kind of failure is logged."""
 
 Archive = Callable[[ArchiveJob, Callable[[ArchiveStep], None], float], Awaitable[None]]
-"""As `archive_in_process`."""
+"""Does the job of `archive_in_process`."""
 
 
 class Archiving(Service):
@@ -88,7 +88,7 @@ class Archiving(Service):
         self._reported = NOTHING
         self._begin_pos = -1
         self._is_older: bool | None = None
-        """What the last run has found and the group does not know yet: the manifest is older, or not; None: no news."""
+        """The news of the last run that the group does not know yet: whether the manifest is older; None: no news."""
         self._whole_index = 0
         """The manifest was found to go up to this entry when it was not older. By now the group may know of more."""
         self._expired_pos = -1
@@ -96,7 +96,7 @@ class Archiving(Service):
         self._shared = SharedLimits(3 * self._limits.tell_seconds)
         self._tell_at = 0.0
         self._lacking: dict[str, int] = {}
-        """From where on the queues of other replicas have all entries, of those that cannot get older ones."""
+        """The offset from which on the queues of each other replica have all entries, if it cannot get older ones."""
         self._check_at = 0.0
         self._level_logged_at = -LOG_AGAIN_SECONDS
         self._report_at = 0.0

@@ -18,7 +18,7 @@ import mq
 from mq.store.archive.worker_protocol import ArchiveJob, ArchiveStep, Trouble
 
 WORKER: Final = (sys.executable, "-P", "-m", "mq.store.archive.worker")
-"""It imports nothing from the working directory, which is that of the broker."""
+"""The command of the process. It imports nothing from the working directory, which is the broker's."""
 
 
 async def archive_in_process(

@@ -97,14 +97,14 @@ class ArchivedReads:
         self._log = log
         self._limits = limits
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
-        """By physical offset, the last used one last."""
+        """The blocks by physical offset, the last used one last."""
         self._begins: list[int] = []
         self._nbytes = 0
         self._under_way: dict[int, list[_Waiting]] = {}
         self._requests = 0
         self._waiting: dict[_Waiting, None] = {}
         self._failed: dict[int, tuple[float, SegmentError]] = {}
-        """By chunk: until when it is not tried again, and why."""
+        """The time until which a chunk is not tried again, and the reason."""
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._logged_at = -LOG_AGAIN_SECONDS
         self._fetched_bytes = self._failures = self._refused = 0

@@ -27,7 +27,7 @@ from raftlog import SegmentError
 from raftlog.segment import SegmentInfo
 
 PROOF_SECONDS: Final = 3600.0
-"""How long a clock must run on after a jump ahead before files are deleted by its word."""
+"""The time that a clock must run on after a jump ahead before files are deleted by it."""
 JUMP_MS: Final = 60_000
 
 Stamps = Callable[[SegmentInfo], Sequence[int]]

@@ -30,8 +30,8 @@ CONNECT_SECONDS_MAX = 3.0
 ANSWER_SECONDS_MAX = 3.0
 RETRY_SECONDS = 1.0
 CONFIRM_SECONDS = 2.0
-"""So long after changed topics, everything is registered once more: who deletes a topic, at brokers and then at name
-servers, may delete the route of one that was created again in between.
+"""The delay of one more full registration after changed topics: a tool that deletes a topic, at brokers and then at
+name servers, may delete the route of a topic that was created again in between.
 """
 _TOPICS_AT_ONCE = 100
 """Above this number of topics, a worker thread encodes the body."""

@@ -18,7 +18,7 @@ from mq.broker.base.rate_limited_log import Log
 JUMP_MS: Final = 1000
 """Smaller steps are followed at once: time servers make them every day."""
 PROOF_SECONDS: Final = 60.0
-"""How long a time must hold to be believed."""
+"""The time for which a jump must last before it is followed."""
 
 
 def local_day(wall_clock_ms: int) -> int:
@@ -42,11 +42,11 @@ class SteadyWallClock:
         self._steady_clock = steady_clock
         self._log = log
         self._since = steady_clock()
-        """When the time that is believed appeared."""
+        """The steady time at which the believed time appeared."""
         self._offset_ms = wall_clock_ms() - round(self._since * 1000)
-        """From the steady clock to the time that is believed."""
+        """The difference from the steady clock to the believed time."""
         self._other: tuple[float, int] | None = None
-        """When a time appeared that is not believed, and its offset."""
+        """The steady time at which a time appeared that is not believed, and its offset."""
         self.jumps = 0
 
     def __call__(self) -> int:

@@ -26,7 +26,7 @@ _READ_ENTRIES: Final = 1024
 class _Chunk:
     start: QueueOffset
     place: PhysicalOffset
-    """Of its first record."""
+    """The physical offset of its first record."""
     entries: int = 0
     nbytes: int = 0
 

@@ -37,7 +37,7 @@ class LogLeases(Service):
         self._base_pos = base_pos
         self._clock = clock
         self._leases: dict[str, tuple[PhysicalOffset, float]] = {}
-        """By lease id: physical offset, and expiry time."""
+        """The physical offset and the expiry time of each lease id."""
 
     def routes(self) -> Iterator[Route]:
         yield Route(HoldLog, self.handle)

@@ -91,7 +91,7 @@ class LongPolling(Generic[PullT]):
         self._held_bytes_max = held_bytes_max
         self.nbytes = 0
         self._by_queue: dict[QueueKey, dict[Hashable, dict[int, _Held[PullT]]]] = {}
-        """Of each queue by ``rivals``, and then by number."""
+        """The pulls of each queue, by ``rivals`` and then by number."""
         self._by_connection: dict[Hashable, dict[int, _Held[PullT]]] = {}
         self._heap: list[_Held[PullT]] = []
         self._count = 0

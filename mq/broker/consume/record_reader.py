@@ -34,7 +34,7 @@ class Selection(NamedTuple):
     wanted: int
     """Number of matching records; they may be joined."""
     bits: int = 0
-    """Of `RecordReader.select`: bit ``i`` is set if the examined record number ``i`` matches."""
+    """A bitmap of `RecordReader.select`: bit ``i`` is set if the examined record number ``i`` matches."""
 
 
 class RecordReader:

@@ -16,7 +16,7 @@ from mq.protocol.requests.filters import FilterServerRegistered, RegisterFilterS
 from raftlog import parse_address
 
 FILTER_SERVERS_MAX: Final = 16
-"""As many as name servers accept of one broker."""
+"""The number that name servers accept from one broker."""
 SILENT_SECONDS: Final = 30.0
 """A filter server that was silent for this long is no longer named."""
 _LOOK_SECONDS: Final = 5.0

@@ -35,9 +35,9 @@ from mq.protocol.requests.lite_attributes import LiteGroup
 
 SUBSCRIPTIONS_PER_REQUEST_MAX = 100
 _ALL: Final = {"*"}
-"""Of a client that reads all lite topics: it counts as one subscription."""
+"""The subscription of a client that reads all lite topics: it is counted as one."""
 _Resets = dict[str, list[tuple[str, QueueOffset]]]
-"""By group: queues, and where the group continues in them."""
+"""The queues of each group, and the offsets at which it continues in them."""
 
 
 class LiteControl(Service):

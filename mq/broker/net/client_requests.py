@@ -16,7 +16,7 @@ class NoResponse(Enum):
     """The reason why a client did not answer."""
 
     GONE = auto()
-    """Its connection was closed."""
+    """The client's connection was closed."""
     TIMEOUT = auto()
     BUSY = auto()
     """Too many requests are in flight; this one was not sent."""

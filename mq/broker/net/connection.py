@@ -90,7 +90,7 @@ class ClientConnection:
     """
 
     hold_seconds_max = 60.0
-    """How long a request may be held."""
+    """The maximum time for which a request may be held."""
     client_id: str | None = None
     """The client's id, if another replica forwards its request; None for clients of this replica."""
 

@@ -45,9 +45,9 @@ class Member:
     last_heartbeat: float
     """Monotonic seconds."""
     asked_at: float | None = None
-    """When its subscriptions were last queried since that heartbeat, in monotonic seconds."""
+    """The time of the last query of its subscriptions since that heartbeat, in monotonic seconds."""
     summary: SubscriptionSummary | None = None
-    """Of a consumer."""
+    """The subscriptions of a consumer."""
 
 
 class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
@@ -83,13 +83,13 @@ class ConsumerGroup(Generic[ConnectionT]):
     members: dict[ConnectionT, Member] = field(default_factory=dict)
     subscriptions: dict[str, GroupSubscription] = field(default_factory=dict)
     lengths: Lengths = (0, 0)
-    """Of the expressions in ``subscriptions``."""
+    """The lengths of the expressions in ``subscriptions``."""
     list_body: bytes | None = None
     """`ClientRegistry.consumer_list`; None after a change of ``members``."""
     summary: SubscriptionSummary | None = None
     """That of the last heartbeat: members that agree share it."""
     is_divided: bool | None = None
-    """See `differ`; None after a change of members or of a member's subscriptions."""
+    """The cached result of `differ`; None after a change of members or of a member's subscriptions."""
 
     def client_ids(self) -> list[str]:
         """Distinct ids of the members, sorted: a client that reconnects may be registered twice for a while."""

@@ -179,7 +179,7 @@ class PopAcks:
         self._receipts = ReceiptReader()
         self.leaving = AcksInFlight()
         self._rows: dict[CheckpointId, int] = {}
-        """What the next command acknowledges: a row for each checkpoint, however many requests name its messages."""
+        """The rows of the next command: one for each checkpoint, even if several requests name its messages."""
         self.waiters: list[_Waiter] = []
 
     def routes(self) -> Iterator[Route]:

@@ -51,9 +51,9 @@ class _Debt:
 
     pops: int = 0
     hundredths: dict[int, int] = field(default_factory=dict)
-    """Of messages, by level; only those that are owed something."""
+    """The owed hundredths of messages by level; only levels that are owed something."""
     last_level: int = -1
-    """To which the last pop added."""
+    """The level to which the last pop added."""
 
 
 class PriorityOrder:

@@ -15,7 +15,7 @@ from mq.protocol.requests.pop import Notification, PopMessage
 from mq.store.dispatch import QUEUE_ENTRY, QUEUE_ENTRY_BYTES
 
 ANY_QUEUE = -1
-"""In place of a queue id: a pop waits for any queue of its topic."""
+"""The queue id of a pop that waits for any queue of its topic."""
 
 
 class WatchedLite(Sized, Container[QueueKey], Protocol):

@@ -21,7 +21,7 @@ _EXCLUDED: Final = {
     props.TRANSACTION_PREPARED: "a transaction",
     **dict.fromkeys((props.DELAY, *props.TIMER_PROPERTIES), "a delay"),
 }
-"""What a message of a lite topic cannot have."""
+"""The properties that a message of a lite topic cannot have."""
 
 
 class LiteTopics:

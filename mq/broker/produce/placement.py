@@ -21,7 +21,7 @@ from mq.protocol.messages.sequencing import SequenceRange
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TIMER_TOPIC
 
 _OF_BROKER: Final = frozenset((props.LITE_QUEUE, props.LITE_OFFSET, props.LITE_PLACE, props.DELAY))
-"""What the broker itself writes into the properties of a message of a lite topic, or what has no effect there."""
+"""The properties that only the broker writes into a message of a lite topic, or that have no effect there."""
 
 
 class Placement:

@@ -48,8 +48,7 @@ ReceiveInto = Callable[[int, memoryview], int]
 Raises BlockingIOError if there is nothing; another OSError if the connection is broken.
 """
 Unserved = list[tuple[int, ClientConnection, bytes]]
-"""What is left of a received chunk: descriptor, client, and the bytes from the first request on that is not a plain
-send.
+"""The rest of a received chunk: descriptor, client, and the bytes from the first request on that is not a plain send.
 """
 
 

@@ -93,9 +93,9 @@ class InFlightSends:
     def __init__(self) -> None:
         self._single: dict[str, _SingleSends] = {}
         self._blocks: dict[NumberedBlock, None] = {}
-        """In the order in which they began."""
+        """The blocks in flight, in the order in which they began."""
         self._latest: dict[str, NumberedBlock] = {}
-        """By producer, the block that began last with sends of it: these have its highest numbers of all blocks."""
+        """The latest block with sends of each producer: these have its highest numbers of all blocks."""
 
     @property
     def is_empty(self) -> bool:

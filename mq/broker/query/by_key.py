@@ -39,7 +39,7 @@ from raftlog.shared_wakeups import sleep_to_step
 QUERIES_MAX = 64
 """Queued and running queries; further ones are refused with "busy"."""
 QUERIES_PER_CONNECTION_MAX = 8
-"""The same per client: each may take seconds, and they are answered one after the other."""
+"""The maximum of queued queries per client: each may take seconds, and they are answered one after the other."""
 MESSAGES_MAX = 64
 UNIQUE_MESSAGES_MAX = 32
 """Maximum messages in one answer, and always when searching for a unique key. Both as in stock brokers."""
@@ -47,7 +47,7 @@ SEARCH_SECONDS_MAX = 3.0
 SCHEDULING = "idle"
 """Scheduling class of the process that builds index files: it gives way to the broker at once."""
 IDLE_SECONDS = 60.0
-"""How long that process waits for the next part of the log before it exits: starting it takes a third of a second."""
+"""The time that the process waits for the next part of the log before it exits: its start takes a third of a second."""
 _RETRY_SECONDS = 3600.0
 _PLACE, _PLACE_AT = Struct(">i4xq"), 12
 """Queue id and queue offset in a record."""

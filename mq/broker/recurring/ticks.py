@@ -81,7 +81,7 @@ class Ticks(Service):
 
     def _forget(self) -> None:
         self._rules: dict[str, tuple[int, Rule]] = {}
-        """By name: the version to which the rule belongs."""
+        """The rule of each schedule by name, and the version to which it belongs."""
         self._due: list[tuple[int, str, int]] = []
         """A heap of the next ticks: time, name, version."""
         self._to_plan: deque[str] = deque()

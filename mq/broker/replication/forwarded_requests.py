@@ -149,7 +149,7 @@ class ForwardedSender:
     """
 
     hold_seconds_max = 5.0
-    """How long the request may be held: the other replica waits for twice that."""
+    """The maximum time for which the request may be held: the other replica waits for twice that."""
 
     __slots__ = ("_connection", "_opaque", "_requests", "client_id", "held_pulls", "host", "user")
 

@@ -38,7 +38,7 @@ from raftlog import Deadline, RoleChange
 
 CONNECT_SECONDS_MAX = 1.0
 DRAIN_SECONDS_MAX = 1.0
-"""How long to wait for answers of a former leader when there is a new one."""
+"""The time to wait for answers of a former leader when there is a new one."""
 ANSWER_SECONDS_MAX = 10.0
 RETRY_SECONDS = 0.01
 _WATCH_SECONDS = 0.25

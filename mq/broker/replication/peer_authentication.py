@@ -39,7 +39,7 @@ from raftlog.net.replication_tls import bound_purpose
 
 PURPOSE: Final = b"client port, version 1"
 _OPAQUE: Final = 0
-"""Of both requests; all other requests on such a connection count from 1."""
+"""The opaque of both requests; all other requests on such a connection count from 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from raftlog.segment import SegmentError
 LOADED_AT_ONCE: Final = 128
 """The number of records of a queue that are loaded together, from the needed one on."""
 LOADED_BYTES_MAX: Final = 512 * 1024
-"""Of the log, since it is not sure that those behind are due next: they may be forgotten again before they are."""
+"""Maximum bytes of the log: it is not sure that later records are due next; they may be forgotten before they are."""
 _VERIFIED_AT_ONCE: Final = 64 * 1024
 """The log verifies about so much for a record that lies far from others."""
 

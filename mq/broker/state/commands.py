@@ -90,7 +90,7 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     consume_orderly: bool = False
     """Stored and returned: RocketMQ's proxy reads it, and pops in order for the gRPC clients of such a group."""
     attributes: dict[str, str] = {}
-    """From format level 5 on."""
+    """The attributes; from format level 5 on."""
 
 
 class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

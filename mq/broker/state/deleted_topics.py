@@ -19,7 +19,7 @@ from mq.broker.state.table import CommandInvalid, SnapshotDamaged, StateTable
 from mq.protocol.numbers import QueueOffset
 
 OffsetsOfGroups = dict[str, list[int]]
-"""By group: alternating queue ids and offsets, in order."""
+"""Alternating queue ids and offsets of each group, in order."""
 
 
 class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,18 +30,18 @@ class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Empty for a topic without one."""
     deleted_ms: int
     by: str
-    """Who deleted it; empty if that is not known."""
+    """The user who deleted it; empty if unknown."""
     along_with: str
     """The topic with which it was deleted, and comes back; empty for one that was deleted by its own name."""
     begins: list[QueueOffset]
     """The first offsets of its queues, if an earlier topic had its name."""
     ends: list[QueueOffset]
-    """Where its queues ended, by queue id."""
+    """The ends of its queues, by queue id."""
     offsets: OffsetsOfGroups
     """The consumer offsets of groups. One that pops begins at its first message that was not acknowledged."""
     resets: OffsetsOfGroups
     younger: dict[str, int]
-    """By group: the first queue that was added after it had stored offsets."""
+    """The first queue that was added after a group had stored offsets, by group."""
     forbidden: list[str]
     """Groups that may not read it."""
 

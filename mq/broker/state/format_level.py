@@ -72,7 +72,7 @@ FEATURES: Final = {
     7: ("suspended-messages", "filter-programs", "archive-tier", "deleted-topics"),
     8: ("compacted-topics", "quotas", "topic-births", "kept-out-clients", "generated-producers"),
 }
-"""What each level allows, in a word each."""
+"""The feature that each level allows, in a word each."""
 _LEVEL_MAX: Final = 2**31 - 1
 
 

@@ -72,7 +72,7 @@ class LiteOffsets(StateTable):
     def __init__(self) -> None:
         self.tables: NestedTables[LiteKey, str, QueueOffset] = NestedTables()
         self._groups: dict[str, set[str]] = {}
-        """By parent topic: the groups with offsets."""
+        """The groups with offsets, by parent topic."""
 
     def of(self, group: str, queue: str) -> QueueOffset | None:
         """The offset of a group in the queue of a lite topic; None without one."""

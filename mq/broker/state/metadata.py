@@ -101,20 +101,20 @@ class Metadata:
         self.limits = limits
         self.topics: dict[str, TopicConfig] = {}
         self.topic_identities: dict[str, str] = {}
-        """For each topic a value that no other topic has, whatever its name: see `topic_identity`. Topics created by a
-        release without identities have none before format level 2.
+        """The identity of each topic: a value that no other topic has, whatever its name; see `topic_identity`. Topics
+        created by a release without identities have none before format level 2.
         """
         self.groups: dict[str, GroupConfig] = {}
         self.consumer_offsets: NestedTables[tuple[str, str], int, QueueOffset] = NestedTables()
-        """By (group, topic): for each queue id the next offset to consume."""
+        """The next offset to consume of each queue id, by (group, topic)."""
         self.offset_resets: NestedTables[tuple[str, str], int, QueueOffset] = NestedTables()
-        """By (group, topic): reset offsets from which no consumer has continued and committed yet."""
+        """The reset offsets from which no consumer has continued and committed yet, by (group, topic)."""
         self.queue_locks: NestedTables[tuple[str, str], int, str] = NestedTables()
-        """By (group, topic): for each locked queue the id of the client that holds it, or held it last."""
+        """The client that holds each locked queue id, or held it last, by (group, topic)."""
         self.lock_count = 0
         """Total number of locked queues."""
         self.delay_offsets: dict[int, QueueOffset] = {}
-        """For each delay level with deliveries, the next offset to deliver in its queue of the schedule topic."""
+        """The next offset to deliver of each delay level with deliveries, in its queue of the schedule topic."""
         self.forbidden: set[tuple[str, str]] = set()
         """Pairs of a group and a topic that it may not read."""
         self.data_version = DataVersion()
@@ -129,7 +129,7 @@ class Metadata:
         self.sequences = ProducerSequences(limits)
         """Sequence numbers of stored messages."""
         self.checks = CheckCursors()
-        """How often half messages were checked."""
+        """The numbers of checks of half messages."""
         self.format_level = FormatLevel(level_newest)
         """The format level of the log."""
         self.younger_queues = YoungerQueues()
@@ -137,13 +137,13 @@ class Metadata:
         self.users = Users()
         """Users created by request."""
         self.user_quotas = UserQuotas()
-        """How much users may send and consume."""
+        """The quotas of users."""
         self.former_topics = FormerTopics(limits)
-        """Where queues begin whose topic's name was used before."""
+        """The first offsets of queues whose topic's name was used before."""
         self.schedules = Schedules(limits)
         """Messages that the leader sends by a rule."""
         self.archived = ArchivedLog()
-        """How much of the log is in the archive."""
+        """The extent of the archive."""
         self.filters = FilterPrograms(limits)
         """Programs that filter the messages of consumer groups."""
         self.lite = LiteOffsets()
@@ -151,7 +151,7 @@ class Metadata:
         self.deleted_topics = DeletedTopics()
         """Deleted topics that can be restored."""
         self.births = TopicBirths()
-        """Where in the log topics were created."""
+        """The places in the log at which topics were created."""
         self.kept_out = ReplicatedRemovals()
         """Clients that were removed from consumer groups."""
         self.parts: dict[str, StateTable] = {name: getattr(self, name) for name in _PARTS}

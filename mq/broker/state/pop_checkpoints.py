@@ -123,7 +123,7 @@ class DeferMessage(TableCommand, frozen=True, omit_defaults=True, tag="defer_mes
     new_pop_time_ms: int
     invisible_ms: int
     suspended: bool = False
-    """From format level 7 on."""
+    """Whether the attempt is not counted; from format level 7 on."""
 
     def check(self) -> None:
         _check_queue(self.group, self.topic, self.queue_id)
@@ -158,9 +158,9 @@ class Ordered(NamedTuple):
     """The group's offset once all messages are acknowledged."""
     attempt: str
     counts: dict[QueueOffset, int]
-    """For messages that were popped before: how often."""
+    """The number of earlier pops, for messages with any."""
     later: dict[QueueOffset, int]
-    """For messages with a changed invisible time: its end, in epoch milliseconds."""
+    """The end of a changed invisible time, in epoch milliseconds, for messages with one."""
     suspended: tuple[QueueOffset, ...] = ()
     """Messages that come again without a higher count, ascending."""
 

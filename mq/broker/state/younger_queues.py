@@ -19,7 +19,7 @@ class YoungerQueues(StateTable):
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], int] = {}
-        """By (group, topic): the id of the first queue that was added later."""
+        """The id of the first queue that was added later, by (group, topic)."""
 
     def topic_grew(self, topic: str, queues_before: int, groups: Iterable[str]) -> None:
         """Note that queues were added to a topic with ``queues_before``, in which ``groups`` had stored offsets."""

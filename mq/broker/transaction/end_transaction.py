@@ -69,7 +69,7 @@ class _Ends:
         self.discarded: list[QueueOffset] = []
         """Those of them that never become visible."""
         self.kept = 0
-        """How many of them become visible."""
+        """The number of half messages that become visible."""
         self.copies: list[InternalRecord] = []
         self.advance: bytes | None = None
         """The command for consumer offsets of a set; `finish` is called when its outcome is known."""

@@ -17,7 +17,7 @@ WAIT_SHARE: Final = 1 / 3
 WAIT_SECONDS_MAX: Final = 0.002
 """A round never waits for longer, however slow the disk is."""
 ROUNDS_WITHOUT_MAX: Final = 255
-"""So many rounds start at once before waiting is tried again, if it was in vain several times."""
+"""The most rounds that start at once before waiting is tried again, if it was in vain several times."""
 _AVERAGED = 8
 _RESOLUTION_SECONDS: Final = 1e-6
 """A shorter rest is none: a clock to which it is added may stand still."""

@@ -25,7 +25,7 @@ class DiskFull:
     """The messages are not stored and will not be, because the disk is full."""
 
     remark: str
-    """For the client."""
+    """The text for the client."""
 
 
 @dataclass(frozen=True, slots=True)

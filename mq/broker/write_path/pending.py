@@ -22,7 +22,7 @@ from mq.store.dispatch import META_TOPIC, QUEUE_ENTRY, LitePlace
 from mq.store.sequenced import SequencedRecord, sequenced_record
 
 NO_PLACE: Final = PhysicalOffset(2**64 - 1)
-"""In place of an unknown physical offset."""
+"""Stands for an unknown physical offset."""
 
 SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
@@ -114,7 +114,7 @@ class PendingSend:
     more: Callable[[Stored, str], dict[str, str]] | None = None
     """Returns additional fields of the reply, from the place of the message and its unique key."""
     lite: LiteTail | None = None
-    """Of a message of a lite topic: the tail of that. ``nbytes`` includes the properties that it adds."""
+    """The tail of the lite topic, for a message of one. ``nbytes`` includes the properties that it adds."""
 
     def build(self, draft: EntryDraft) -> None:
         """Add the record, its queue entries and the reply to the draft."""

@@ -58,7 +58,7 @@ class QueueTail:
         self.run: list[bytes] | None = None
         self.queue: ConsumeQueue | None = None
         self.turn_ms = TURNS_MS.get(name.text)
-        """For internal queues: computes the tag code from store time, queue id and properties; else None."""
+        """Computes the tag code for an internal queue from store time, queue id and properties; else None."""
 
     @classmethod
     def of_lite(cls, queue: str, next_offset: QueueOffset, known: ConsumeQueue | None) -> QueueTail:
@@ -107,8 +107,8 @@ class QueueTails(Service):
         self._deletions: Counter[str] = Counter()
         """Deletions per topic that are in the log but not applied yet."""
         self.deletions_asked: Counter[str] = Counter()
-        """How often this leader was asked to delete each topic: whoever appends something that must not be in the next
-        topic of its name compares.
+        """The number of times that this leader was asked to delete each topic: callers compare it that append something
+        which must not be in the next topic of its name.
         """
 
     def resign(self) -> None:
