@@ -12,7 +12,7 @@ BLOCK_MAX: Final = 1024
 """Messages of one block."""
 
 MessageSpans = tuple[int, int, int, int]
-"""Where a message is: address and size of its encoded properties, address and size of its body, not compressed."""
+"""Address and size of a message's encoded properties, address and size of its body, not compressed."""
 
 
 class Message(NamedTuple):

@@ -12,7 +12,7 @@ OnError = Literal["pass", "skip"]
 
 PROGRAM_BYTES_MAX: Final = 1024 * 1024
 CLASS_FILTER: Final = 8
-"""In the system flag of a pull: its subscription is the name of a program."""
+"""Says in the system flag of a pull that its subscription is the name of a program."""
 
 _ALL_TAGS: Final = "*"
 _NAME: Final = re.compile(r"(?P<kind>wasm|sql|java):(?P<sha256>[0-9a-f]{64})(?P<skip>:skip)?")

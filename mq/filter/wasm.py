@@ -26,9 +26,9 @@ FILTER: Final = "raftmq_filter"
 MEMORY: Final = "memory"
 
 PLACE_BYTES: Final = 16
-"""Of the place of a message in the driver's memory: the arguments of `FILTER`, relative to the buffer."""
+"""The size of a message's place in the driver's memory: the arguments of `FILTER`, relative to the buffer."""
 RESULTS_AT: Final = BLOCK_MAX * PLACE_BYTES
-"""Where in the driver's memory the results begin, one ``i32`` for each message."""
+"""The address in the driver's memory at which the results begin, one ``i32`` for each message."""
 ROOM_MIN: Final = 64 * 1024
 """The least that a filter is asked for."""
 

@@ -140,7 +140,7 @@ class _Connection:
         self._sending = trio.Lock()
         self._room = trio.Semaphore(_IN_FLIGHT_MAX)
         self._judged: dict[tuple[type[Request], str, str, str, ActsFor | None], _Judgement] = {}
-        """By kind of request, group, topic, access key, and for whom it acts."""
+        """Verdicts by kind of request, group, topic, access key, and the user for whom it acts."""
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:

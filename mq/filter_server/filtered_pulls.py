@@ -30,7 +30,7 @@ SUBSCRIPTION: Final = 4
 HOLD_SECONDS_MAX: Final = 30.0
 _PAUSE_SECONDS: Final = 0.05
 _RUN_SECONDS: Final = 0.25
-"""Of one run of a filter; then another filter gets the thread."""
+"""The time of one run of a filter; then another filter gets the thread."""
 _LOG_SECONDS: Final = 10.0
 
 Log = structlog.stdlib.BoundLogger

@@ -35,7 +35,7 @@ _COMPILE_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 60.0
 """A process that was not needed for this time is ended, and started again when it is needed."""
 _IDLE_CPU_SECONDS: Final = 1.0
-"""So much of a processor may a process use while it has nothing to filter."""
+"""The processor time that a process may use while it has nothing to filter."""
 _PR_SET_DUMPABLE: Final = 4
 
 
@@ -228,7 +228,7 @@ class JavaFilter:
         self._command = [*command, str(max(1, round(1000 * self._seconds)))]
         self._machine: Machine | None = None
         self._most = BLOCK_MAX
-        """So many messages at a time: few after one has ended the process, so that the next one costs fewer starts."""
+        """The most messages at a time: few after one has ended the process, so that the next one costs fewer starts."""
         self._lock = threading.Lock()
 
     @property

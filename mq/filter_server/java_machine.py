@@ -18,11 +18,11 @@ from mq.filter.blocks import Block
 
 YES: Final = 1
 FAILED: Final = 2
-"""What it says of a message; 0 is no."""
+"""The process's verdict on a message for which the class failed; 0 is no."""
 _FINISHED, _STOPPED, _EXHAUSTED = range(3)
 _START_SECONDS: Final = 20.0
 _GRACE_SECONDS: Final = 2.0
-"""So much longer than the class may take, its process has to answer."""
+"""The time that the process has to answer beyond the time for the class."""
 _FILES_MAX: Final = 256
 _REASON_CHARS_MAX: Final = 300
 
@@ -37,7 +37,7 @@ class FilterVerdicts(NamedTuple):
     verdicts: bytes
     reasons: list[str]
     stopped: str | None
-    """Why the process ends at the message behind the last verdict."""
+    """The reason why the process ends at the message behind the last verdict."""
     may_be_earlier_ones: bool = False
     """The process ends for want of memory, which earlier messages may have used up."""
 

@@ -23,7 +23,7 @@ from mq.protocol import properties as props
 _REFUSED_SECONDS: Final = 5.0
 """The pause before an unusable program is tried again."""
 _SHARE_MESSAGES: Final = 256
-"""So many messages say how many of the next ones a program lets through."""
+"""The number of messages from which the share that a program lets through is estimated."""
 
 JAVA_REFUSED: Final = (
     "this filter server does not run Java: start it with --allow-java, or filter with WebAssembly or SQL92"
@@ -118,7 +118,7 @@ class Programs:
         self._java = java
         self._fetch_current = fetch_current
         self._uploaded: OrderedDict[tuple[str, str], ProgramName | str] = OrderedDict()
-        """By group and topic: what was uploaded last, or why that cannot be used."""
+        """The last upload by group and topic, or the reason why it cannot be used."""
         self._fetch = fetch
         self._programs_max = programs_max
         self._share = group_share

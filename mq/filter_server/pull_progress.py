@@ -19,7 +19,7 @@ ANSWER_BYTES_MAX: Final = 1024 * 1024
 GATHER_SECONDS: Final = 0.05
 """The time for which an answer with messages waits for more that are at hand."""
 PROGRESS_SECONDS: Final = 1.0
-"""So long after its begin a pull is answered whose messages were all filtered out: the offset of the group follows."""
+"""The time after which a pull is answered whose messages were all filtered out: the offset of the group follows."""
 
 
 class PullHead(NamedTuple):

@@ -33,7 +33,7 @@ from mq.filter.wasm import (
 )
 
 EPOCH_SECONDS: Final = 0.01
-"""How often `Sandbox.tick` is to be called."""
+"""The interval at which `Sandbox.tick` is to be called."""
 _STACK_BYTES: Final = 256 * 1024
 _TABLE_ELEMENTS_MAX: Final = 10_000
 _REASONS: Final = {

@@ -24,7 +24,7 @@ from mq.protocol.wire.request import Request
 OF_BROKERS: Final[frozenset[type[Request]]] = frozenset(
     {RegisterBroker, UnregisterBroker, BrokerHeartbeat, QueryDataVersion}
 )
-"""What brokers ask: it puts their addresses into routes, or keeps them there."""
+"""The requests of brokers that put their addresses into routes, or keep them there."""
 OF_ADMINISTRATORS: Final[frozenset[type[Request]]] = frozenset(
     {
         AddWritePermOfBroker,

@@ -36,7 +36,7 @@ _SLICE_SECONDS = 0.005
 """Maximum time to serve one peer's requests before others get their turn."""
 _LOOK_SECONDS = 1.0
 _OWN_DESCRIPTORS = 64
-"""For the key-value configuration, whose file must not depend on the number of peers."""
+"""Descriptors for the key-value configuration, whose file must not depend on the number of peers."""
 _LOG_EVERY_SECONDS = 60.0
 
 Log = structlog.stdlib.BoundLogger

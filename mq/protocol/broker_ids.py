@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 LEADER_ID: Final = 0
-"""Of the replica that leads."""
+"""The id of the replica that leads."""
 
 
 def broker_id_of(node_id: str) -> int:

@@ -34,8 +34,8 @@ else:
     offset_range = range
 
 LOG_BEGIN: Final = PhysicalOffset(0)
-"""Of the log of a new group."""
+"""The beginning of a new group's log."""
 FIRST_OFFSET: Final = QueueOffset(0)
-"""Of a queue's first message, unless an earlier topic had the name of its topic."""
+"""The offset of a queue's first message, unless an earlier topic had the name of its topic."""
 NO_OFFSET: Final = QueueOffset(-1)
 """Stands for a missing offset."""

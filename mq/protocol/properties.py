@@ -14,16 +14,18 @@ from mq.protocol.errors import ProtocolError
 NAME_END: Final = "\x01"
 VALUE_END: Final = "\x02"
 PROPERTIES_BYTES_MAX: Final = 32767
-"""Of a record: its length field has no room for more."""
+"""Maximum size in a record: its length field has no room for more."""
 SENT_PROPERTIES_BYTES_MAX: Final = 29 * 1024
-"""Of a message when it is first stored, with the properties that the broker adds to each.
+"""Maximum size for a message when it is first stored, with the properties that the broker adds to each. The rest is
+reserved for later additions of brokers and consumers: for a delay, a transaction, a redelivery, a dead letter.
+`tests/unit/protocol/test_properties.py` adds that up.
 
 The rest is reserved for what brokers and consumers add later: for a delay, a transaction, a redelivery, a dead letter.
 `tests/unit/protocol/test_properties.py` adds that up.
 """
 _INT32_DIGITS: Final = 10
 SAFE_BYTES_MAX: Final = 512
-"""Of a text that is stored as a property, see `safe_value`."""
+"""Maximum size of a text that is stored as a property, see `safe_value`."""
 _CONTROLS: Final = dict.fromkeys([*range(32), 127], " ")
 _NAMED_BYTES_MAX: Final = 200
 _OMITTED_BYTES_MAX: Final = 300
@@ -51,8 +53,8 @@ TRANSACTION_ID: Final = "__transactionId__"
 TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 CHECK_IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 TRANSACTION_SET: Final = "RAFTMQ_SET"
-"""Of a half message: its body has several messages and consumer offsets, see `mq.protocol.messages.transaction_sets`.
-The value is the number of messages.
+"""Marks a half message whose body has several messages and consumer offsets, see
+`mq.protocol.messages.transaction_sets`. The value is the number of messages.
 """
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
@@ -63,7 +65,7 @@ MESSAGE_REGION: Final = "MSG_REGION"
 TRACE_ON: Final = "TRACE_ON"
 SHARDING_KEY: Final = "__SHARDINGKEY"
 PRIORITY: Final = "_SYS_MSG_PRIORITY_"
-"""See `mq.protocol.messages.message_types`."""
+"""The priority of a message, see `mq.protocol.messages.message_types`."""
 MESSAGE_TYPE: Final = "MSG_TYPE"
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
@@ -74,12 +76,13 @@ PRODUCER_ID: Final = "RAFTMQ_PRODUCER"
 SEQUENCE: Final = "RAFTMQ_SEQUENCE"
 """Not RocketMQ's, and set by applications; see `mq.protocol.messages.sequencing`."""
 COPIED: Final = "RAFTMQ_COPIED"
-"""Of a batch with sequence numbers: its messages are copies from another cluster. They are stored as they are, without
-the effect of properties that ask for a delay or a transaction; each may have the time of its birth in `BORN_TIMESTAMP`.
+"""Marks a batch with sequence numbers whose messages are copies from another cluster. They are stored as they are,
+without the effect of properties that ask for a delay or a transaction; each may have the time of its birth in
+`BORN_TIMESTAMP`.
 """
 BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
 SOURCE: Final = "RAFTMQ_SOURCE"
-"""Of a message copied from another cluster: topic, broker, queue, queue offset and store time there, with slashes."""
+"""The origin of a copy from another cluster: topic, broker, queue, queue offset and store time, with slashes."""
 POP_CK: Final = "POP_CK"
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
 ORIGIN_GROUP: Final = "ORIGIN_GROUP"
@@ -97,17 +100,17 @@ DEAD_ATTEMPTS: Final = "RAFTMQ_DEAD_ATTEMPTS"
 DEAD_MS: Final = "RAFTMQ_DEAD_MS"
 DEAD_BY: Final = "RAFTMQ_DEAD_BY"
 REQUEUED_BY: Final = "RAFTMQ_REQUEUED_BY"
-"""Who sent a dead letter again."""
+"""The user who sent a dead letter again."""
 CARRIED: Final = "RAFTMQ_CARRIED"
-"""Of the copy of a message that a compacted topic keeps: queue offset and store time (ms) of the original."""
+"""The queue offset and store time (ms) of the original, in the copy of a message that a compacted topic keeps."""
 OMITTED: Final = "RAFTMQ_OMITTED"
-"""Which properties a copy of a message lacks, because the record had no room for them; see `fitted`."""
+"""The properties that a copy of a message lacks, because the record had no room for them; see `fitted`."""
 
 LITE_TOPIC: Final = "__LITE_TOPIC"
 """The lite topic of a message, within the topic to which it is sent."""
 LITE_QUEUE: Final = "INNER_MULTI_DISPATCH"
 LITE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
-"""Of a message of a lite topic: the queue of that (`mq.protocol.names.lite_queue`), and its offset in it."""
+"""The queue of the lite topic (`mq.protocol.names.lite_queue`) of a message, and its offset in it."""
 LITE_PLACE: Final = "RAFTMQ_LITE"
 """The physical offset of such a message, hexadecimal. So a copy of the value is not valid, only what a broker wrote."""
 

@@ -20,7 +20,7 @@ CLIENTS_MAX: Final = 100_000
 MEMBERS_MAX: Final = 2_000
 """Members of consumer groups that a proxy names in its heartbeats, some 250 bytes each."""
 MEMBERS_BYTES_MAX: Final = 1_500_000
-"""Of all of them in a heartbeat: brokers refuse one above 2 MiB, with the producers of transactions in it."""
+"""Maximum size of all members in a heartbeat: brokers refuse one above 2 MiB, including transactional producers."""
 
 QUESTIONS_MAX: Final = 16
 """Questions of operators to one client that wait for its answer."""

@@ -28,7 +28,7 @@ HIDDEN_MS: Final = 60_000
 _AHEAD_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 1.0
 _UNDER_WAY_SECONDS: Final = 1.0
-"""What a client sends so soon after a message may have been under way before it."""
+"""A request of a client this soon after it got a message may have been under way before it."""
 _HOURS_MAX: Final = 3 * 3600.0
 _AT_ONCE: Final = 64
 HELD_MAX: Final = 100_000

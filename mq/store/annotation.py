@@ -41,7 +41,7 @@ _COMMANDS_ROW = Struct(">II")
 
 _SEQUENCED_START = bytes((SEQUENCED_FORMAT,))
 COMMANDS_START = bytes((COMMANDS_FORMAT,))
-"""How an annotation with commands begins."""
+"""The beginning of an annotation with commands."""
 
 Span = tuple[int, int]
 """Position of a command in the body of its entry, and its size in bytes."""

@@ -63,11 +63,11 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     applied_index: Annotated[LogIndex, _BOUNDS] = NO_INDEX
     """Index of the last applied entry."""
     applied_term: Annotated[Term, _BOUNDS] = NO_TERM
-    """Its term: if the log has another entry there, the state was not derived from this log."""
+    """The term of that entry: if the log has another entry there, the state was not derived from this log."""
     applied_pos: Annotated[PhysicalOffset, _BOUNDS] = LOG_BEGIN
     """Physical offset of its end; the next entry is there or after padding."""
     queues: dict[str, list[QueueRow]] = {}
-    """For each topic its consume queues as (queue_id, min_offset, max_offset, entries not in files)."""
+    """The consume queues of each topic as (queue_id, min_offset, max_offset, entries not in files)."""
     dropped_count: _Number = 0
     """Number of dropped topics with queues."""
     state: bytes = b""
@@ -250,7 +250,7 @@ class PendingCheckpoint:
         """Whether it is durable: then restarts no longer need the log before ``checkpoint.applied_pos``."""
         self.sync_failure: OSError | None = None
         self.refilled_pos = queues.refilled_pos
-        """Of the queue store, at that moment."""
+        """The queue store's `refilled_pos` at that moment."""
         self._floors = None if queues.floors is None else queues.floors.copy()
         self._directory = directory
         self._queues = queues

@@ -97,7 +97,7 @@ class OpenedStore:
     catch_up: QueueCatchUp | None = None
     """Set while the metadata is ahead of the queues."""
     rebuild_reason: str | None = None
-    """Why existing files are rebuilt from the log; None normally."""
+    """The reason why existing files are rebuilt from the log; normally None."""
     is_fresh: bool = True
     """The queues have no entries yet: all are derived from the log as it is now."""
 

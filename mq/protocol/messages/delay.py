@@ -119,7 +119,8 @@ TURNS_MS: Final[Mapping[str, Callable[[int, int, bytes], int]]] = {
     names.SCHEDULE_TOPIC: _level_turn_ms,
     names.TIMER_TOPIC: _timer_turn_ms,
 }
-"""For each topic with waiting messages: computes the time of the turn from store time, queue id and encoded properties.
+"""Computes the time of the turn, for each topic with waiting messages, from store time, queue id and encoded
+properties. It is the tag code in the message's queue entry. Replicas derive it from the record alone.
 
 It is the tag code in the message's queue entry. Replicas derive it from the record alone.
 """

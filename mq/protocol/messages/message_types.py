@@ -20,14 +20,14 @@ PRIORITY: Final = "PRIORITY"
 MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "LITE", "MIXED")
 """Message types that a topic may have."""
 TYPES_STORED: Final = frozenset((*MESSAGE_TYPES, "UNSPECIFIED"))
-"""What brokers accept as the attribute: RocketMQ's tools may ask for more than `MESSAGE_TYPES`."""
+"""The values that brokers accept as the attribute: RocketMQ's tools may ask for more than `MESSAGE_TYPES`."""
 
 PRIORITY_FACTOR: Final = "priority.factor"
 """The attribute of a group: how many of a hundred pops get the most urgent messages first."""
 FACTOR_MAX: Final = 100
 
 PRIORITY_MARK: Final = f"{props.PRIORITY}{props.NAME_END}"
-"""How the property begins, in encoded properties."""
+"""The beginning of the property, in encoded properties."""
 LITE_TOPIC: Final = props.LITE_TOPIC
 
 _NUMBER: Final = re.compile(r"[0-9]+")

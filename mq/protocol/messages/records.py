@@ -153,7 +153,7 @@ class RawRecord(NamedTuple):
     body: bytes
     properties: bytes
     store_timestamp_ms: int
-    """Of this record; a copy gets its own."""
+    """The store time of this record; a copy gets its own."""
 
 
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int) -> int:

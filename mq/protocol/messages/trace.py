@@ -221,7 +221,7 @@ _READ: Final[dict[str, Callable[[str], object]]] = {
     **dict.fromkeys(("success", "from_check"), _boolean),
     "state": lambda field: _text(field) or "UNKNOW",
 }
-"""How a field is read; all others are optional texts."""
+"""The functions that read fields; all other fields are optional texts."""
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ STRATEGIES: Final[Mapping[str, Callable[[Sequence[Any], Sequence[str], str], lis
         "CONSISTENT_HASH": allocate_consistently,
     }
 )
-"""By the names that clients use in requests."""
+"""The strategies by the names that clients use in requests."""
 
 
 def share_with_next(

@@ -116,7 +116,7 @@ class OwnFigures(HeaderFields, rename=lambda name: OWN_PREFIX + camel_case(name)
     errors_logged: str
     """JSON: how often each log event of level error or critical was logged since the start of the process."""
     peers: str
-    """On a leader, JSON: a `PeerFigures` for each peer."""
+    """JSON with a `PeerFigures` for each peer, on a leader."""
 
 
 class PeerFigures(msgspec.Struct, rename=wire()):

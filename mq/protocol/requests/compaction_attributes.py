@@ -14,7 +14,7 @@ CLEANUP_POLICY: Final = "cleanup.policy"
 COMPACTION: Final = "COMPACTION"
 DELETE: Final = "DELETE"
 DELETE_RETENTION: Final = "delete.retention.ms"
-"""For how long a message without a body, a *tombstone*, stays. The name is Kafka's; RocketMQ has none."""
+"""The time for which a message without a body, a *tombstone*, stays. The name is Kafka's; RocketMQ has none."""
 DELETE_RETENTION_MS: Final = 24 * 3_600_000
 _DELETE_RETENTION_MS_MAX: Final = 10 * 365 * 24 * 3_600_000
 TYPES_COMPACTED: Final = frozenset(("NORMAL", "FIFO", "MIXED", "UNSPECIFIED"))

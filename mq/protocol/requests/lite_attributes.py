@@ -45,7 +45,7 @@ class LiteGroup(NamedTuple):
     wildcard: bool
     """The clients of the group read all lite topics of the parent."""
     quota: int
-    """How many lite topics a client may subscribe to."""
+    """The number of lite topics that a client may subscribe to."""
     reset_on_eviction: bool
     reset_on_unsubscribe: bool
     """The group begins a lite topic again when its subscriber is evicted, or unsubscribes."""

@@ -24,7 +24,7 @@ STORED_BYTES: Final = "quota.stored.bytes"
 """The attribute of a topic for the bytes of its records in one broker group."""
 ATTRIBUTES: Final = {**RATES, STORED_BYTES: "stored_bytes"}
 EVERYBODY: Final = "*"
-"""In place of a user's name: each user without a quota of its own. Each has the whole quota for itself."""
+"""The name that stands for each user without a quota of its own. Each has the whole quota for itself."""
 QUOTA_MAX: Final = 10**15
 NO_LIMIT: Final = "-1"
 

@@ -8,7 +8,7 @@ from typing import Final
 from mq.protocol.requests.lite_attributes import EXPIRATION, AttributeInvalid, is_lite
 
 RESERVE_TIME: Final = "reserve.time"
-"""In whole hours; -1 for as long as the broker keeps its log."""
+"""The retention in whole hours; -1 for as long as the broker keeps its log."""
 
 
 RESERVE_BYTES: Final = "reserve.bytes"

@@ -41,7 +41,7 @@ _BY_BROKER_CODE: Final[dict[int, pb.Code]] = {
     ResponseCode.LMQ_QUOTA_EXCEEDED: pb.LITE_TOPIC_QUOTA_EXCEEDED,
     ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED: pb.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
 }
-"""What a broker's refusal is for a client; any other is an INTERNAL_SERVER_ERROR, as in RocketMQ's proxy."""
+"""The code for a client by a broker's refusal; any other is an INTERNAL_SERVER_ERROR, as in RocketMQ's proxy."""
 
 _BY_SEND_STATUS: Final = {
     SendStatus.OK: pb.OK,

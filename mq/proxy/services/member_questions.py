@@ -35,7 +35,7 @@ _RESULTS: Final = {
     pb.FAILED_TO_CONSUME_MESSAGE: "CR_LATER",
     pb.MESSAGE_CORRUPTED: "CR_RETURN_NULL",
 }
-"""Of the code with which a client answers; any other one is an exception to the tools of RocketMQ."""
+"""The result for the code with which a client answers; any other code is an exception to the tools of RocketMQ."""
 
 Log = structlog.stdlib.BoundLogger
 Question = GetConsumerRunningInfo | ConsumeMessageDirectly

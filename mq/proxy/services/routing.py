@@ -11,7 +11,7 @@ from mq.proxy.wire import messaging_pb2 as pb
 
 
 class Routing:
-    """QueryRoute and QueryAssignment."""
+    """Answers QueryRoute and QueryAssignment."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers

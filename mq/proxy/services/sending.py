@@ -27,7 +27,7 @@ from mq.proxy.mapping.routes import check_kind
 from mq.proxy.wire import messaging_pb2 as pb
 
 SEND_SECONDS: Final = 10.0
-"""For a call without a deadline."""
+"""The timeout of a call without a deadline."""
 _RESOLUTIONS: Final = {pb.COMMIT: COMMITTED, pb.ROLLBACK: ROLLBACK}
 
 

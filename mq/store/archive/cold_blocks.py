@@ -99,7 +99,7 @@ class ColdBlocks:
         self._files: dict[int, StoredObject] = {}
         self._read_at = float("-inf")
         self._read_for = 0
-        """How far the group had archived its log when the manifest was read."""
+        """The end of the archive as the group knew it when the manifest was read."""
         self._is_doubtful = False
         """Something that the manifest names was damaged, or of another log: perhaps it has been mended since."""
         self._proven: dict[int, Base] = {}

@@ -22,7 +22,7 @@ STEP_BYTES: Final = 1024 * 1024
 """One step begins about this number of bytes before the previous one."""
 
 Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
-"""See `mq.store.archive.cold_blocks.ColdBlocks.fetch`."""
+"""Fetches blocks as `mq.store.archive.cold_blocks.ColdBlocks.fetch` does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from raftlog.segment.meta import Base
 from raftlog.segment.s3_storage import open_s3
 
 INDEX_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Of indexes and blocks in memory that were read last."""
+"""Maximum bytes of indexes and blocks in memory."""
 BLOCKS_MAX: Final = 16_384
 REQUESTS_AHEAD: Final = 3
-"""So many requests are under way while the answer to an earlier one is used."""
+"""The number of requests under way while the answer to an earlier one is used."""
 _REFUSALS: Final = (
     "AccessDenied",
     "403",

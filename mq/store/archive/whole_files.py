@@ -15,7 +15,7 @@ from raftlog.segment.codec import blank
 from raftlog.segment.meta import Base
 
 Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
-"""See `ColdBlocks.fetch`."""
+"""Fetches blocks as `ColdBlocks.fetch` does."""
 
 
 class JoiningReader:

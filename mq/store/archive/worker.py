@@ -27,7 +27,7 @@ from raftlog.segment.running_log import RunningLog
 from raftlog.segment.s3_storage import open_s3
 
 NICE = 10
-"""As the command nice has it."""
+"""The niceness of the process."""
 ALIVE_SECONDS = 5.0
 """A step at least this often while bytes are copied, so that the broker knows that the store answers."""
 

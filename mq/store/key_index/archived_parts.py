@@ -14,7 +14,7 @@ from typing import Final
 from raftlog.segment.codec import HEADER
 
 Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
-"""See `mq.store.archive.cold_blocks.ColdBlocks.fetch`."""
+"""Fetches blocks as `mq.store.archive.cold_blocks.ColdBlocks.fetch` does."""
 
 COPY_BYTES: Final = 4 * 1024 * 1024
 """Read in one step while a part is copied."""

@@ -52,7 +52,7 @@ class Pace:
 
 
 Build = Callable[[Callable[[int, int], bytes], int, int], bytes]
-"""As `build_key_file`."""
+"""Builds a file as `build_key_file` does."""
 
 
 def make_index(job: IndexJob, build: Build = build_key_file) -> None:
