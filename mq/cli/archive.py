@@ -86,7 +86,7 @@ def cat(
     It prints no message before its entry, and the chain of all entries of its block, are verified. Exit code 1: an
     object is damaged; messages before it are printed. 2: there is no archive, or no message of the topic in it.
     """
-    from mq.cli.messages import print_bytes
+    from mq.cli.produce_consume import print_bytes
     from mq.protocol.hashes import tag_code
     from mq.protocol.numbers import QueueOffset
     from mq.protocol.properties import TAGS

@@ -30,8 +30,8 @@ COMMANDS = {
     ),
     "dev": ("dev", "Run a name server and groups of brokers until ctrl-C."),
     "demo": ("demo", "Kill a leader, and check that no message is lost."),
-    "produce": ("messages", "Send each line of standard input as a message."),
-    "consume": ("messages", "Print the body of each message of a topic, one per line."),
+    "produce": ("produce_consume", "Send each line of standard input as a message."),
+    "consume": ("produce_consume", "Print the body of each message of a topic, one per line."),
     "status": ("status", "Show the leader, terms and lag of each group."),
     "doctor": ("doctor.commands", "Show what is wrong in the cluster, with remedies."),
     "top": ("top", "Show rates, lag and leaders live, until ctrl-C."),
@@ -48,7 +48,7 @@ FUNCTIONS = {"import": "import_", "filter-server": "filter_server"}
 
 GROUPS = {
     "topic": ("topics", "Create, update, list, describe and delete topics."),
-    "message": ("lookups", "Look up single messages."),
+    "message": ("message_lookups", "Look up single messages."),
     "schedule": ("schedules", "Create, change, trigger and delete schedules."),
     "consumer-group": ("consumer_groups", "Create, change, reset and delete consumer groups."),
     "lite": ("lite_topics", "List and describe lite topics and their lag."),

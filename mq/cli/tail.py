@@ -10,8 +10,8 @@ import typer
 
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import run_trio
-from mq.cli.messages import print_bytes
 from mq.cli.output import JsonLines
+from mq.cli.produce_consume import print_bytes
 from mq.cli.topics import NAMESRV, Namesrv, Topic
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer

@@ -21,7 +21,7 @@ from mq.broker.broker import Broker
 from mq.broker.security import StartRefused, access_control
 from mq.broker.settings import BrokerSettings
 from mq.cli.errors import CommandFailed
-from mq.cli.messages import consume
+from mq.cli.produce_consume import consume
 from mq.client import (
     Message,
     MessageQueue,

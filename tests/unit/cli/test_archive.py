@@ -37,7 +37,7 @@ def cat(storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
     def lines(*arguments: str) -> list[str]:
         found: list[bytes] = []
-        monkeypatch.setattr("mq.cli.messages.print_bytes", found.append)
+        monkeypatch.setattr("mq.cli.produce_consume.print_bytes", found.append)
         printed(storage, "cat", URL, *arguments)
         return b"".join(found).decode().splitlines()
 

@@ -16,7 +16,7 @@ from mq.cli.demo import TOPIC, _DemoState
 from mq.cli.demo_consumer import ConsumedLine, parse_line
 from mq.cli.dev import dev
 from mq.cli.errors import EXIT_REFUSED, CommandFailed, run_trio
-from mq.cli.messages import Lines, consume
+from mq.cli.produce_consume import Lines, consume
 from mq.cli.servers import broker, load_settings, split_address, split_settings
 from mq.client.message import MessageQueue, SendResult
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus

@@ -442,7 +442,7 @@ async def archives(cli: Commands, patch: pytest.MonkeyPatch) -> None:
     messages.send(30)
     list(steps(messages, bucket))
     patch.setattr("mq.cli.archive.open_store", lambda url, endpoint_url, disk: BucketStore(bucket))
-    patch.setattr("mq.cli.messages.print_bytes", lambda data: sys.stdout.write(data.decode()))
+    patch.setattr("mq.cli.produce_consume.print_bytes", lambda data: sys.stdout.write(data.decode()))
     await cli.run("archive ls", "s3://bucket")
     await cli.run("archive ls", "s3://bucket", "--topics")
     await cli.run("archive cat", "s3://bucket", "T", "--count", "1")
