@@ -23,7 +23,7 @@ from raftlog.segment.entry_runs import EntryRun
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.log_image import LogImage
 from raftlog.segment.meta import MetaState
-from raftlog.segment.meta_keys import CONF
+from raftlog.segment.note_names import CONF
 from raftlog.segment.read_ahead import read_ahead
 
 Wanted = Callable[[bytes], bool]

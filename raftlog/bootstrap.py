@@ -10,7 +10,7 @@ from raftlog.consensus.types import ConfState, CoreConfig, HardState, LogId, Nod
 from raftlog.log_numbers import NO_INDEX, LogIndex
 from raftlog.segment.errors import TermUnusable
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.meta_keys import ABSTAINING, CONF, EARLY
+from raftlog.segment.note_names import ABSTAINING, CONF, EARLY
 from raftlog.terms import TERM_MAX
 
 Confs = list[tuple[LogIndex, ConfState]]

@@ -21,7 +21,7 @@ from raftlog.repair_mode import encode_members, members_in
 from raftlog.segment.codec import CONFIG
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import MetaState
-from raftlog.segment.meta_keys import ABSTAINING, CONF, MEMBERS, STORES
+from raftlog.segment.note_names import ABSTAINING, CONF, MEMBERS, STORES
 
 
 class MembersInvalid(Exception):

@@ -33,7 +33,7 @@ from raftlog.replica import Replica
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import StorageFailed
 from raftlog.segment.meta import Base
-from raftlog.segment.meta_keys import EARLY, EARLY_ELSEWHERE
+from raftlog.segment.note_names import EARLY, EARLY_ELSEWHERE
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, What, decode_manifest, discard, encode_manifest
 from raftlog.shared_wakeups import sleep_to_step
 

@@ -48,7 +48,7 @@ from raftlog.scrub_task import scrub_log
 from raftlog.segment.errors import SegmentError, StorageCorrupt, StorageFailed
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base
-from raftlog.segment.meta_keys import DAMAGED, MEMBERS, STORES
+from raftlog.segment.note_names import DAMAGED, MEMBERS, STORES
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.snapshot_install import encode_manifest
 from raftlog.shared_wakeups import sleep_to_step

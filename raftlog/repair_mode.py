@@ -36,7 +36,7 @@ from raftlog.node_limits import NodeLimits
 from raftlog.range_server import ANSWER_SECONDS_MAX, RangeServer
 from raftlog.repair_dialogue import RepairDialogue, damaged_log_bytes
 from raftlog.segment.disk import Disk
-from raftlog.segment.meta_keys import MEMBERS, STORES
+from raftlog.segment.note_names import MEMBERS, STORES
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 

@@ -33,7 +33,7 @@ from raftlog.segment.codec import HEADER_BYTES, EntryRef
 from raftlog.segment.entry_reader import StoredRun
 from raftlog.segment.errors import EntryGone, SegmentError, StorageCorrupt
 from raftlog.segment.log import SegmentLog
-from raftlog.segment.meta_keys import ABSTAINING, EARLY
+from raftlog.segment.note_names import ABSTAINING, EARLY
 
 DISK_STALL_SECONDS = 1.0
 """From this age of the oldest unsynced write on, the core treats the disk as stalled."""

@@ -31,7 +31,7 @@ from raftlog.segment.codec import HEADER
 from raftlog.segment.errors import FrameCorrupt, StorageCorrupt
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base
-from raftlog.segment.meta_keys import DAMAGED
+from raftlog.segment.note_names import DAMAGED
 
 CLUSTER_ID = "simulated"
 DISK_FULL_RATIO, DISK_PAUSE_RATIO = 0.90, 0.95

@@ -157,7 +157,7 @@ def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
     """Raises CommandFailed if this replica cannot continue alone."""
     from raftlog import NodeId
     from raftlog.forced_members import newest_configuration
-    from raftlog.segment.meta_keys import ABSTAINING, UNSYNCED
+    from raftlog.segment.note_names import ABSTAINING, UNSYNCED
     from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
 
     if report.verdict == UNUSABLE or report.state is None:

@@ -35,7 +35,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
     Exit code 0: intact, or a torn end that a start cuts off. 1: damaged, to be repaired from other replicas.
     2: unusable, or in use by a running node.
     """
-    from raftlog.segment.meta_keys import ABSTAINING
+    from raftlog.segment.note_names import ABSTAINING
     from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
 
     with _stopped(directory) as log:
@@ -89,7 +89,7 @@ def allow_vote(
     more of them than a majority needs.
     """
     from raftlog import RealDisk, SegmentError
-    from raftlog.segment.force_voting import trust
+    from raftlog.segment.forced_repair import trust
     from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
 
     with _stopped(directory) as log:
@@ -133,7 +133,7 @@ def discard_damaged(
     """
     from raftlog import RealDisk, SegmentError
     from raftlog.segment import LogDamaged
-    from raftlog.segment.force_voting import cut
+    from raftlog.segment.forced_repair import cut
     from raftlog.segment.verify import DAMAGED_STATE
 
     with _stopped(directory) as log:
@@ -181,7 +181,7 @@ def fix_term(
     that refuses the term of its peers as implausible needs it.
     """
     from raftlog import RealDisk, SegmentError
-    from raftlog.segment.force_voting import lowered_term, set_term
+    from raftlog.segment.forced_repair import lowered_term, set_term
     from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
     from raftlog.terms import TERM_MAX
 

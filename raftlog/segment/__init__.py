@@ -30,7 +30,7 @@ from raftlog.segment.files import Preallocation
 from raftlog.segment.index import SegmentInfo
 from raftlog.segment.log import SegmentLog
 from raftlog.segment.meta import Base, MetaState
-from raftlog.segment.meta_keys import COPIED, EARLY, EARLY_ELSEWHERE, REFILLED
+from raftlog.segment.note_names import COPIED, EARLY, EARLY_ELSEWHERE, REFILLED
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 from raftlog.segment.snapshot_install import SNAPSHOT_NAME, Manifest, SnapshotInstall, decode_manifest, encode_manifest

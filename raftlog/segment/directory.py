@@ -29,7 +29,7 @@ from raftlog.segment.files import Preallocation, SegmentFiles, segment_start
 from raftlog.segment.index import SparseIndex
 from raftlog.segment.limits import LogLimits
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
-from raftlog.segment.meta_keys import ABSTAINING, DAMAGED, REPLACING, UNSYNCED
+from raftlog.segment.note_names import ABSTAINING, DAMAGED, REPLACING, UNSYNCED
 from raftlog.segment.prefix_install import install_prefix
 from raftlog.segment.recovery import (
     Corrupt,

@@ -38,7 +38,7 @@ from raftlog.segment.index import SegmentInfo
 from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.log_reader import LogReads
 from raftlog.segment.meta import NOTES_BYTES_MAX, Base, MetaState
-from raftlog.segment.meta_keys import CONF
+from raftlog.segment.note_names import CONF
 from raftlog.segment.recent_entries import Tail
 from raftlog.segment.scattered_reads import PieceReader
 from raftlog.segment.snapshot_install import Manifest

@@ -17,7 +17,7 @@ import msgspec
 
 from raftlog.segment.disk import Disk
 from raftlog.segment.meta import Base, MetaFile, MetaState
-from raftlog.segment.meta_keys import CONF, REFILLED
+from raftlog.segment.note_names import CONF, REFILLED
 from raftlog.segment.snapshot_install import INSTALL, READY, Manifest, discard, stored_manifest
 
 REFILL_NAME: Final = "refill"

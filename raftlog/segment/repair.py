@@ -41,7 +41,7 @@ from raftlog.segment.errors import FrameCorrupt, MetaCorrupt, StorageCorrupt, St
 from raftlog.segment.files import DISK_BLOCK_BYTES, Preallocation, SegmentFiles, shorter_read
 from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
-from raftlog.segment.meta_keys import ABSTAINING, DAMAGED, REPLACING
+from raftlog.segment.note_names import ABSTAINING, DAMAGED, REPLACING
 from raftlog.segment.recovery import DamagedRange, LogDamaged, end_of_all
 from raftlog.terms import highest_plausible
 

@@ -41,7 +41,7 @@ from raftlog.segment.files import Preallocation, SegmentFiles
 from raftlog.segment.index import SparseIndex
 from raftlog.segment.limits import DEFAULT, LogLimits
 from raftlog.segment.meta import Base, MetaFile, MetaState
-from raftlog.segment.meta_keys import ABSTAINING, CONF, COPIED, DAMAGED
+from raftlog.segment.note_names import ABSTAINING, CONF, COPIED, DAMAGED
 
 DIRECTORY_NAME: Final = "reset"
 SNAPSHOT_NAME: Final = "snapshot"

@@ -23,7 +23,7 @@ from raftlog.segment.errors import (
 from raftlog.segment.files import segment_start
 from raftlog.segment.index import SparseIndex
 from raftlog.segment.meta import FILE_NAME, SLOT_BYTES, MetaState, decode_slot, newest_state, read_slots
-from raftlog.segment.meta_keys import ABSTAINING, DAMAGED
+from raftlog.segment.note_names import ABSTAINING, DAMAGED
 from raftlog.segment.recovery import (
     Corrupt,
     DamagedRange,

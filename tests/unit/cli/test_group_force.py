@@ -21,7 +21,7 @@ from raftlog.consensus.types import ConfState
 from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.repair_mode import encode_members
 from raftlog.segment import CONFIG, NORMAL, SegmentLog
-from raftlog.segment.meta_keys import ABSTAINING, MEMBERS, STORES
+from raftlog.segment.note_names import ABSTAINING, MEMBERS, STORES
 
 N0, N1, N2, N3 = map(NodeId, ("n0", "n1", "n2", "n3"))
 THREE = ConfState((N0, N1, N2), (), (), ((N0, "a:1"), (N1, "b:1"), (N2, "c:1")))

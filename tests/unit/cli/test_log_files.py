@@ -16,7 +16,7 @@ from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import ConfState, NodeId
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, NORMAL, SegmentLog
-from raftlog.segment.meta_keys import ABSTAINING
+from raftlog.segment.note_names import ABSTAINING
 
 
 def opened(path: Path) -> SegmentLog:

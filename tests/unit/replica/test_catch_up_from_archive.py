@@ -20,7 +20,7 @@ from raftlog.node_limits import NodeLimits
 from raftlog.segment.errors import SegmentError
 from raftlog.segment.limits import LogLimits
 from raftlog.segment.meta import Base
-from raftlog.segment.meta_keys import COPIED
+from raftlog.segment.note_names import COPIED
 from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, add_learner, led_group, same_files
 
 LIMITS = NodeLimits(log=LogLimits(piece_bytes=4096))

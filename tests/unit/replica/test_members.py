@@ -23,7 +23,7 @@ from raftlog.repair_mode import members_in
 from raftlog.segment import RealDisk
 from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.meta import MetaFile
-from raftlog.segment.meta_keys import ABSTAINING
+from raftlog.segment.note_names import ABSTAINING
 from raftlog.segment.running_log import RunningLog
 from tests.support.waiting import until
 from tests.unit.replica.members import CONFIG, SEGMENT_BYTES, Member, led_group

@@ -13,9 +13,9 @@ from raftlog import Hosted, NodeRun
 from raftlog.node_limits import NodeLimits
 from raftlog.range_server import DAMAGED_HERE
 from raftlog.segment import LogDamaged, RealDisk, SegmentLog
-from raftlog.segment.force_voting import cut, trust
+from raftlog.segment.forced_repair import cut, trust
 from raftlog.segment.meta import MetaFile
-from raftlog.segment.meta_keys import ABSTAINING
+from raftlog.segment.note_names import ABSTAINING
 from tests.unit.replica.group import CLUSTER
 from tests.unit.replica.members import SEGMENT_BYTES, Group, Member, group, led_group
 

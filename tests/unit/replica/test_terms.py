@@ -21,7 +21,7 @@ from raftlog.log_numbers import NO_INDEX, LogIndex, Term
 from raftlog.net.frames import WireError, decode_append, encode_append, split_frames
 from raftlog.segment.codec import NORMAL, frame
 from raftlog.segment.errors import TermUnusable
-from raftlog.segment.force_voting import TERM_MARGIN
+from raftlog.segment.forced_repair import TERM_MARGIN
 from raftlog.segment.meta import MetaFile
 from raftlog.terms import TERM_JUMP_MAX, TERM_MAX
 from tests.free_ports import free_ports

@@ -13,9 +13,9 @@ from chaos.disk import MemoryDisk, PowerCut
 from raftlog.log_numbers import LogIndex
 from raftlog.segment import LogDamaged, SegmentLog
 from raftlog.segment.errors import DirectoryLocked, StorageFailed
-from raftlog.segment.force_voting import cut
+from raftlog.segment.forced_repair import cut
 from raftlog.segment.limits import DEFAULT
-from raftlog.segment.meta_keys import ABSTAINING, DAMAGED
+from raftlog.segment.note_names import ABSTAINING, DAMAGED
 from raftlog.segment.repair import Repair
 from raftlog.terms import TERM_JUMP_MAX, TERM_MAX
 from tests.unit.segment.log_home import DIRECTORY, LogHome, all_bodies

@@ -11,7 +11,7 @@ from chaos.disk import MemoryDisk, PowerCut
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import MetaCorrupt
 from raftlog.segment.meta import SLOT_BYTES, MetaFile, MetaState, decode_slot, encode_slot
-from raftlog.segment.meta_keys import ABSTAINING
+from raftlog.segment.note_names import ABSTAINING
 from tests.unit.segment.log_home import LogHome
 
 PATH = "/meta"

@@ -13,7 +13,7 @@ from raftlog.segment.directory import lock_directory
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import DirectoryUnusable, MetaCorrupt, StorageFailed
 from raftlog.segment.meta import FILE_NAME, MetaFile, MetaState
-from raftlog.segment.meta_keys import ABSTAINING
+from raftlog.segment.note_names import ABSTAINING
 from raftlog.segment.recovery import LogDamaged
 from raftlog.segment.repair import Repair
 
