@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
-from mq.broker.archive.shared_limits import NOT_SET, KeptLimits, SharedLimits
-from mq.broker.archive.turns import archives
+from mq.broker.archive.archive_retention import NOT_SET, KeptLimits, SharedLimits
+from mq.broker.archive.archiving_replica import archives
 from mq.broker.archive.worker_process import archive_in_process
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext

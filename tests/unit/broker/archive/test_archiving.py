@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from mq.broker.archive.archive_retention import KeptLimits
 from mq.broker.archive.archiving import ANSWER_SECONDS, LOG_AGAIN_SECONDS, Archiving
-from mq.broker.archive.shared_limits import KeptLimits
 from mq.broker.base.archive_tier import Tier
 from mq.broker.limits import DEFAULT
 from mq.broker.net.refusals import RequestRefused

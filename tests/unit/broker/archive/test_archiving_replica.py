@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.broker.archive.archiving_replica import archives
 from mq.broker.archive.queue_refill import QueueRefill
-from mq.broker.archive.turns import archives
 from mq.broker.base.archive_tier import QUEUES_FROM
 from raftlog import NodeId
 
