@@ -24,8 +24,8 @@ from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
 from mq.client.removed_members import KEEP_OUT_SECONDS_MAX, Removal
 from mq.inspection.catalogue import CatalogueAdmin
+from mq.inspection.deletion_losses import losses_of_group
 from mq.inspection.formatting import time_of
-from mq.inspection.losses import losses_of_group
 from mq.inspection.members import Member, disagreement, members_of, queue_text, removal_means, removed_member_text
 from mq.protocol.names import dead_letter_topic
 from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig

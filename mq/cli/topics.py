@@ -19,8 +19,8 @@ from mq.cli.topic_settings import TopicSettings, kind_of, perm_bits, perm_words,
 from mq.client.admin import Admin
 from mq.client.errors import TopicNotFound
 from mq.client.net.routes import LEADER_ID
+from mq.inspection.deletion_losses import losses_of_topic
 from mq.inspection.formatting import time_of
-from mq.inspection.losses import losses_of_topic
 from mq.protocol.names import is_system_topic, reply_topic
 from mq.protocol.requests.broker import BrokerStatsData
 from mq.protocol.requests.compaction_attributes import CLEANUP_POLICY, COMPACTION, is_compacted

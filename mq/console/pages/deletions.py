@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, one, required
 from mq.console.views.links import link
-from mq.inspection.losses import losses_of_group, losses_of_topic
+from mq.inspection.deletion_losses import losses_of_group, losses_of_topic
 from mq.protocol.names import is_system_topic
 
 
