@@ -1,13 +1,13 @@
 """A gRPC server on trio and h2, for any service: methods get bytes and send bytes."""
 
 from mq.proxy.grpc.call import Call
+from mq.proxy.grpc.certificate import OwnCertificate, SelfSigned, TlsContext
 from mq.proxy.grpc.counters import GrpcCounters
 from mq.proxy.grpc.health import health_methods
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.served_connection import Method
 from mq.proxy.grpc.server import serve_grpc
 from mq.proxy.grpc.status import BrokenCall, CallRefused, Status
-from mq.proxy.grpc.tls import OwnCertificate, SelfSigned, TlsContext
 
 __all__ = [
     "BrokenCall",

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from mq.proxy.grpc.certificate import ALPN, TlsContext
 from mq.proxy.grpc.first_bytes import (
     TLS_HANDSHAKE,
     Addresses,
@@ -15,7 +16,6 @@ from mq.proxy.grpc.first_bytes import (
     may_be_proxy_header,
     parse_proxy_header,
 )
-from mq.proxy.grpc.tls import ALPN, TlsContext
 
 RECEIVE_BYTES: Final = 64 * 1024
 

@@ -8,11 +8,11 @@ from typing import Final
 import trio
 
 from mq.proxy.grpc.accepting import Accepted, HandshakeFailed, Trusts, accept
+from mq.proxy.grpc.certificate import TlsContext
 from mq.proxy.grpc.counters import GrpcCounters
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.served_connection import Log, Method, ServedConnection, Shared
 from mq.proxy.grpc.status import CallRefused, Status
-from mq.proxy.grpc.tls import TlsContext
 
 _LOOK_SECONDS: Final = 1.0
 _LAST_BYTES_SECONDS: Final = 2.0
