@@ -94,10 +94,10 @@ from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.settings import INDEX_DIRECTORY, BrokerSettings
 from mq.broker.state.format_level import LEVEL_OF_BOUND_PROOFS
 from mq.broker.transaction.check_back import CheckBacks
-from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HalfMessages
 from mq.broker.transaction.resume_check import ResumeCheck
 from mq.broker.transaction.staged_sets import StagedSets
+from mq.broker.transaction.transactions import Transactions
 from mq.monitoring.cpu_time import cpu_seconds
 from mq.monitoring.event_counts import LOGGED
 from mq.monitoring.resident_memory import resident_bytes

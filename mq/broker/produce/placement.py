@@ -11,8 +11,8 @@ from mq.broker.net.refusals import RequestRefused
 from mq.broker.produce.dedup import Dedup
 from mq.broker.produce.lite_topics import LiteTopics
 from mq.broker.schedule.waiting_queues import WaitingQueues
-from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import is_half
+from mq.broker.transaction.transactions import Transactions
 from mq.broker.write_path.outcome import Stored
 from mq.broker.write_path.pending import SendRequest
 from mq.protocol import properties as props

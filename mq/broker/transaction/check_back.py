@@ -30,9 +30,9 @@ from mq.broker.state.check_cursors import AdvanceChecks
 from mq.broker.state.commands import encode_command
 from mq.broker.state.completion_marks import SkipEntries
 from mq.broker.transaction.check_immunity import CheckImmunity, immunity_ms
-from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.give_up import GiveUp
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
+from mq.broker.transaction.transactions import Transactions
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import PendingCommand
 from mq.protocol import properties as props

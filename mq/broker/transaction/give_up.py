@@ -14,8 +14,8 @@ from mq.broker.context import BrokerContext
 from mq.broker.schedule.delivery import Delivery, Due, Moved
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import Command
-from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
+from mq.broker.transaction.transactions import Transactions
 from mq.broker.write_path.outcome import OnOutcome
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.record_copy import copy_record

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker.transaction.end_transaction import Transactions
+from mq.broker.transaction.transactions import Transactions
 from mq.protocol.codes import RequestCode, ResponseCode
 from tests.support.check_backs import FAST, produce
 from tests.support.cold_disk import Reads

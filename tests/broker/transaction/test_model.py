@@ -26,9 +26,9 @@ from mq.broker.state.commands import PutTopic, TopicConfig, decode_command
 from mq.broker.state.completion_marks import CompleteEntries
 from mq.broker.state.metadata import Metadata
 from mq.broker.transaction.check_back import CheckBacks
-from mq.broker.transaction.end_transaction import Transactions
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
 from mq.broker.transaction.staged_sets import StagedSets
+from mq.broker.transaction.transactions import Transactions
 from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_tails import QueueTails
