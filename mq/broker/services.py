@@ -45,7 +45,6 @@ from mq.broker.bulk.log_lease import LogLeases
 from mq.broker.bulk.topic_ends import TopicEndQueries
 from mq.broker.bulk.topic_plan import TopicPlans
 from mq.broker.consume.cold_reads import ColdReads
-from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.follower_reads import FollowerReads
 from mq.broker.consume.heartbeat import Heartbeats
 from mq.broker.consume.offset_corrections import OffsetCorrections
@@ -56,6 +55,7 @@ from mq.broker.consume.queue_repair import QueueRepair
 from mq.broker.consume.rebalance import Rebalance
 from mq.broker.consume.routes import Queues, Routes
 from mq.broker.consume.subscription_refresh import SubscriptionRefresh
+from mq.broker.consume.subscriptions import Subscriptions
 from mq.broker.context import BrokerContext
 from mq.broker.filtering.filter_servers import FilterServers
 from mq.broker.filtering.programs import FilterRequests

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from mq.broker.base.archived_reads import ArchivedNotLoaded
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
-from mq.broker.consume.filters import Subscriptions, scanned_max
 from mq.broker.consume.follower_reads import FollowerReads
 from mq.broker.consume.long_polling import ANSWERED_AT_ONCE, LongPolling
 from mq.broker.consume.offsets import Offsets
 from mq.broker.consume.record_reader import RecordReader, RecordSpan, Selection
+from mq.broker.consume.subscriptions import Subscriptions, scanned_max
 from mq.broker.context import BrokerContext
 from mq.broker.limits import ConsumeLimits
 from mq.broker.net.call import Call

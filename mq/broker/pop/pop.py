@@ -17,9 +17,9 @@ from functools import partial
 
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.consume.cold_reads import ColdReads
-from mq.broker.consume.filters import Subscriptions
 from mq.broker.consume.long_polling import QueueKey
 from mq.broker.consume.record_reader import RecordReader
+from mq.broker.consume.subscriptions import Subscriptions
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection

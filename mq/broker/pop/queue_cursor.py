@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mq.broker.consume.filters import scanned_max
 from mq.broker.consume.record_reader import SCAN_BYTES_MAX, RecordReader, RecordSpan
+from mq.broker.consume.subscriptions import scanned_max
 from mq.broker.limits import DEFAULT, BrokerLimits
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.pop.ordered_clock import OrderedClock

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mq.broker.consume.filters import Subscriptions, scanned_max
+from mq.broker.consume.subscriptions import Subscriptions, scanned_max
 from mq.broker.limits import DEFAULT
 from mq.broker.net.clients import ClientRegistry
 from mq.broker.net.connection import ClientConnection
