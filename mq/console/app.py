@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from mq.client.errors import BrokerError, ClientError, TopicNotFound
 from mq.client.net.credentials import Credentials, CredentialsInvalid
 from mq.console import safety
+from mq.console.change_records import Record, Records
 from mq.console.guard import Guard
 from mq.console.jobs import Jobs
 from mq.console.live import Fragments, write_events
@@ -42,7 +43,6 @@ from mq.console.pages import (
     topics,
 )
 from mq.console.pages.visit import Build, Change, Form, InputInvalid, NotFound, Page, Visit
-from mq.console.records import Record, Records
 from mq.console.sessions import LoginLimit, Session, Sessions
 from mq.console.settings import ConsoleSettings
 from mq.console.streamed_answers import Streamed

@@ -11,9 +11,9 @@ import trio
 
 from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
+from mq.console.change_records import Record
 from mq.console.jobs import ChangeInProgress, TooManyJobs
 from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, one, required
-from mq.console.records import Record
 from mq.console.views.dead_letters import groups_with_letters, letter_rows, place_of, place_text
 from mq.console.views.links import link
 from mq.console.views.text import matching, paged

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final, get_args
 
 from mq.client.errors import ClientError
+from mq.console.change_records import Record
 from mq.console.jobs import ChangeInProgress, TooManyJobs
 from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, one, required
-from mq.console.records import Record
 from mq.console.views.links import link
 from mq.console.views.members import Change, consequences, member_rows
 from mq.inspection.group_session import GroupSession

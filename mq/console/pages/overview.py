@@ -6,10 +6,10 @@ import trio
 
 from mq.client.errors import ClientError
 from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, one, required
+from mq.console.views.change_records import event_rows, record_rows
 from mq.console.views.links import link
 from mq.console.views.overview import alarms, card, cards, current_problems, damage_rows, page_of
 from mq.console.views.readers import reader_rows, unknown_words
-from mq.console.views.records import event_rows, record_rows
 from mq.inspection.cluster_queries import OfReplicas
 from mq.protocol.requests.bulk import LeaseList
 from mq.protocol.requests.raft_group import GroupAction, GroupCommand

@@ -8,8 +8,8 @@ from typing import Any
 
 import trio
 
+from mq.console.change_records import Records
 from mq.console.jobs import Jobs
-from mq.console.records import Records
 from mq.console.sessions import Session
 from mq.console.settings import ConsoleSettings
 from mq.console.views.text import duration

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mq.console.events import EVENTS_MAX, Events
-from mq.console.views.records import event_rows
+from mq.console.views.change_records import event_rows
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
 
 

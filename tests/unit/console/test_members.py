@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import structlog
 
+from mq.console.change_records import RECORDS_MAX, TEXT_MAX, Record, Records
 from mq.console.pages.members import change_of
 from mq.console.pages.visit import InputInvalid
-from mq.console.records import RECORDS_MAX, TEXT_MAX, Record, Records
 from mq.console.views.members import Change, consequences, member_rows
 from mq.protocol.requests.raft_group import GroupView, MemberView
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mq.console.change_records import Record
 from mq.console.events import Event
-from mq.console.records import Record
 from mq.inspection.formatting import time_of
 
 
