@@ -14,7 +14,7 @@ from mq.client.net.credentials import Credentials, CredentialsInvalid
 DEFAULT_PORT: Final = 9876
 _PREFIX: Final = "celery"
 _OFF: Final = frozenset(("false", "no", "off", "0"))
-"""What `?ssl=` may say in a URL for a connection without TLS."""
+"""The values of `?ssl=` in a URL for a connection without TLS."""
 _OPTIONS: Final = {
     "visibility_timeout": 120.0,
     "publish_timeout": 30.0,

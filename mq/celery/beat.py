@@ -39,7 +39,7 @@ PUSHES_MAX: Final = 5
 """Attempts, when other processes change the same schedules at the same time."""
 _REFUSED_OPTIONS: Final = ("countdown", "eta")
 AGAIN_SECONDS: Final = 5.0
-"""After a failure, such as an election that takes long."""
+"""Seconds until another try after a failure, such as a long election."""
 _EPOCH: Final = dt.datetime.fromtimestamp(0, dt.UTC)
 _TASK_EXPIRES: Final = "expires"
 

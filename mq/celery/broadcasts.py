@@ -62,9 +62,9 @@ class TransientQueue:
     """Called when one has come; it takes it."""
     dropped: int = 0
     _bound: dict[tuple[str, str], _Bound] = field(default_factory=dict)
-    """By topic and routing key."""
+    """The bindings by topic and routing key."""
     _buffer: deque[tuple[ReceivedMessage, float]] = field(default_factory=deque)
-    """With the time, on the clock of the event loop, at which it was read."""
+    """Each message with the time, on the clock of the event loop, at which it was read."""
 
     def __len__(self) -> int:
         return len(self._buffer)

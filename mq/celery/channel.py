@@ -28,9 +28,9 @@ GET_SECONDS: Final = 0.15
 """A `basic_get` waits for so long: a message that was just given back takes a moment."""
 _BROADCAST_QUEUE: Final = "bcast."
 _UNSURE: Final = "raftmq_unsure"
-"""Where what an attempt to publish left is kept among the properties for the next one; never sent."""
+"""The property in which an attempt to publish keeps its state for the next one; never sent."""
 _PROPERTIES: Final = frozenset({"delivery_info", *(name for name, _ in AmqpMessage.PROPERTIES)})
-"""What RabbitMQ would deliver: Celery's options that no transport knows, of any type, are among the properties."""
+"""The properties that RabbitMQ would deliver; others are Celery's options that no transport knows, of any type."""
 
 
 class QoS(virtual.QoS):

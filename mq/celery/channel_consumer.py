@@ -27,17 +27,17 @@ from mq.client.message import ReceivedMessage
 from mq.tasks.queue_calls import POP_MAX, QueueCalls, Source, is_transient
 
 WAIT_SECONDS: Final = 15.0
-"""For so long a broker may hold the question whether there are messages."""
+"""Seconds for which a broker may hold the question whether there are messages."""
 RETRY_SECONDS: Final = 0.2
 EMPTY_SECONDS_MAX: Final = 0.5
 """The longest pause if a broker says that there are messages, but others get them all."""
 STAND_BACK_SECONDS: Final = 0.001
-"""After a held pop has brought messages, the thread of the event loop waits for so long. Only one thread of a process
-runs Python code at a time: otherwise the application's thread, which hands a task to its pool now, would wait until the
-event loop has asked for the next message.
+"""Seconds for which the thread of the event loop waits after a held pop has brought messages. Only one thread of a
+process runs Python code at a time: otherwise the application's thread, which hands a task to its pool now, would wait
+until the event loop has asked for the next message.
 """
 LAST_POPS_SECONDS: Final = 1.0
-"""For pops of a closed channel: the messages that they get are given back."""
+"""Seconds for the last pops of a closed channel: their messages are given back."""
 
 
 class _ConsumedQueue:

@@ -22,7 +22,7 @@ from mq.client.message import ReceivedMessage
 from mq.tasks.queue_calls import QueueCalls, Source
 
 FLUSH_SECONDS: Final = 5.0
-"""For acknowledgements, and messages to give back, of a channel that is closed."""
+"""Seconds for the acknowledgements, and the messages to give back, of a closed channel."""
 
 
 _FOREIGN: Final = "not a message of kombu"

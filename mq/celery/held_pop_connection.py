@@ -16,7 +16,7 @@ from mq.client.net.connection import Connection
 from mq.tasks.queue_calls import QueueCalls, Source
 
 HOLD_SECONDS: Final = 5.0
-"""For so long a broker may hold a pop. Nothing else uses the connection, so it is only noticed then if it is dead."""
+"""Seconds for which a broker may hold a pop. A dead connection is only noticed then: nothing else uses it."""
 RETRY_SECONDS: Final = 0.2
 
 

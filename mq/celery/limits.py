@@ -11,14 +11,14 @@ class TransportLimits:
     """The limits of the transport, in seconds."""
 
     fresh_seconds: float = 10.0
-    """For so long the bindings of other processes are taken from memory."""
+    """Seconds for which the bindings of other processes are taken from memory."""
     missed_seconds: float = 1.0
-    """The same when no queue is found for a message."""
+    """Seconds for which they are when no queue is found for a message."""
     list_seconds: float = 600.0
     """Bindings are read again after this time also if their version is the same: an operator may have deleted topics.
     """
     route_seconds: float = 10.0
-    """After this time a consumer looks whether a queue has got another broker group, or more levels of priority."""
+    """Seconds after which a consumer looks whether a queue has got another broker group, or more levels of priority."""
 
 
 DEFAULT: Final = TransportLimits()

@@ -55,7 +55,7 @@ class _Numbered(NamedTuple):
 
 
 Unsure = dict[str, tuple[_Numbered, MessageQueue]]
-"""By topic: a message of an earlier attempt to publish, whose outcome is unknown, and the queue that may have it."""
+"""Maps a topic to a message of an earlier attempt, with unknown outcome, and to the queue that may have it."""
 
 
 class Session:

@@ -27,7 +27,7 @@ from mq.tasks.queue_calls import QueueCalls
 QUEUE_ATTRIBUTE: Final = "kombu.queue"
 BINDING_ATTRIBUTE: Final = "kombu.binding."
 VERSION_ATTRIBUTE: Final = "kombu.bindings"
-"""Of a topic of its own: another value with each change of any binding, so others need not list all topics."""
+"""Changes in a separate topic with each change of any binding, so that others need not list all topics."""
 
 
 class Binding(NamedTuple):
