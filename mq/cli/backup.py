@@ -35,7 +35,7 @@ SNAPSHOT_SECONDS = 15.0
 """Time to wait for a checkpoint that the vote file does not show as committed yet."""
 PROGRESS_SECONDS = 10.0
 NICE = 10
-"""As the command nice has it."""
+"""The niceness, as in the command nice."""
 
 EXIT_LEADS = 3
 """Nothing was copied, since the replica leads: not a failure for a timer that runs on every replica."""

@@ -34,9 +34,9 @@ class DiskState(IntEnum):
 
     ROOM = 0
     DELETES = 1
-    """They delete old messages before their retention time."""
+    """Brokers delete old messages before their retention time."""
     REFUSES = 2
-    """They refuse messages."""
+    """Brokers refuse messages."""
     PAUSES = 3
     """Followers accept no entries: nothing is committed, and no new leader can serve."""
 

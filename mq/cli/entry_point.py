@@ -44,7 +44,7 @@ COMMANDS = {
 """Name, module in this package, and the first sentence of its help."""
 
 FUNCTIONS = {"import": "import_", "filter-server": "filter_server"}
-"""For commands whose names are not Python names."""
+"""The functions of commands whose names are not Python names."""
 
 GROUPS = {
     "topic": ("topics", "Create, update, list, describe and delete topics."),

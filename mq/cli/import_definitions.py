@@ -41,12 +41,12 @@ from mq.protocol.requests.consumer_groups import SubscriptionGroupConfig
 from mq.protocol.requests.topics import TopicConfig
 
 LEFT: Final = "leave as it is:"
-"""For an object with other settings that may not be changed."""
+"""The step for an object with other settings that may not be changed."""
 PASSED: Final = "keep, the group has passed the document's:"
-"""For offsets."""
+"""The step for offsets."""
 REFUSED: Final = "refused:"
 _REFUSALS: Final = frozenset({ResponseCode.INVALID_PARAMETER, ResponseCode.VERSION_NOT_SUPPORTED})
-"""Of the contents of a document, not of the command."""
+"""Errors in the contents of a document, not of the command."""
 
 T = TypeVar("T")
 SettingsT = TypeVar("SettingsT", Topic, Group)

@@ -112,7 +112,7 @@ TAKEN: Final[Mapping[str, _Taken]] = {
     "dLegerSelfId": _Taken("node_id", _text),
     "preferredLeaderId": _Taken("priority", _text, "1 on the replica that the key names, else 0"),
 }
-"""By RocketMQ's key. ``listenPort`` and ``brokerIP1`` become one address, and are handled separately."""
+"""Settings by RocketMQ's key. ``listenPort`` and ``brokerIP1`` become one address, and are handled separately."""
 
 _NO_ROLES: Final = "replicas of a group elect their leader"
 _ALWAYS: Final = "always on"

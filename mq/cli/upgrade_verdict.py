@@ -16,7 +16,7 @@ from mq.inspection.cluster import NEAR_ENTRIES, UNREACHABLE, GroupStatus, Replic
 
 """A replica with a smaller lag catches up within a moment."""
 EARLIER: Final = "earlier"
-"""In place of a version: software from before replicas reported it, with replication version 3, level 1."""
+"""Stands for the version of software from before replicas reported it, with replication version 3, level 1."""
 
 
 @dataclass(frozen=True, slots=True)

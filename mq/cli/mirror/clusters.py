@@ -28,7 +28,7 @@ PULL_MESSAGES_MAX: Final = 256
 HOLD_SECONDS: Final = 5.0
 CALL_SECONDS: Final = 10.0
 STORE_SECONDS: Final = 30.0
-"""For a batch, across a change of leader."""
+"""Seconds for a batch, across a change of leader."""
 _SUSPEND, _SUBSCRIPTION = 2, 4
 
 

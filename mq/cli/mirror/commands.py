@@ -39,9 +39,9 @@ app = typer.Typer(
 )
 
 REFRESH_SECONDS: Final = 10.0
-"""How often to look for new topics, queues and groups."""
+"""Seconds between two looks for new topics, queues and groups."""
 SHOW_SECONDS: Final = (2.0, 30.0)
-"""How often to show the progress: on a terminal, and elsewhere."""
+"""Seconds between two displays of the progress: on a terminal, and elsewhere."""
 
 From = Annotated[
     str, typer.Option("--from", help="Name servers of the source, separated by semicolons.", metavar="HOST:PORT;...")

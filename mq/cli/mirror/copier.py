@@ -35,7 +35,7 @@ GROUP: Final = "raftmq_mirror"
 PULLS_AHEAD: Final = 4
 """Answers of the source that wait for their turn, per queue."""
 PULLS_IN_MEMORY: Final = 256
-"""The same for all queues: each has 256 KiB at most, or one message."""
+"""The pulls in memory for all queues: each has 256 KiB at most, or one message."""
 GATHERED_MAX: Final = 1024
 PAUSE_SECONDS: Final = (0.2, 5.0)
 SAVE_SECONDS: Final = 1.0

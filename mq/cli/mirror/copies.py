@@ -23,7 +23,7 @@ SOURCE_SEQUENCE: Final = "RAFTMQ_SOURCE_SEQUENCE"
 SOURCE_LITE_TOPIC: Final = "RAFTMQ_SOURCE_LITE_TOPIC"
 """The lite topic of the original: copies are in the parent only."""
 SOURCE_CARRIED: Final = "RAFTMQ_SOURCE_CARRIED"
-"""Of a message that a compacted topic of the source has stored again: the target compacts by itself."""
+"""Marks a message that a compacted topic of the source has stored again: the target compacts by itself."""
 
 _RENAMED: Final = {
     props.PRODUCER_ID: SOURCE_PRODUCER,
@@ -45,7 +45,7 @@ _OF_BROKERS: Final = frozenset(
         props.LITE_PLACE,
     }
 )
-"""What brokers add to each message, and what belongs to a single place or delivery."""
+"""Properties that brokers add to each message, or that belong to a single place or delivery."""
 _FLAGS: Final = ~(BORN_HOST_IPV6 | STORE_HOST_IPV6 | TRANSACTION_MASK | IN_LITE_TOPIC)
 _HEAD: Final = struct.Struct(">qiiiI")
 

@@ -15,7 +15,7 @@ from mq.protocol.names import RETRY_PREFIX, is_system_topic, reply_topic
 from mq.protocol.requests.topics import TopicConfig
 
 Topics = Mapping[str, Mapping[str, TopicConfig]]
-"""By topic, its settings in each broker group."""
+"""Maps a topic to its settings in each broker group."""
 
 QUEUES_MAX: Final = 9_000
 """Brokers remember the sequence numbers of 10,000 producers, and each queue is one."""
