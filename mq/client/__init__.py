@@ -314,7 +314,7 @@ _MODULES = {
         "TopicConfig",
     ),
 }
-"""Where the names above come from. A module is imported when one of its names is used: programs load only the modules
+"""The modules of the names above. A module is imported when one of its names is used: programs load only the modules
 that they use.
 """
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

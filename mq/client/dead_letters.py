@@ -17,7 +17,7 @@ from mq.protocol.messages.compression import CODEC_MASK, COMPRESSED
 from mq.protocol.names import retry_topic
 
 REQUEUE_SECONDS = 10.0
-"""For each message, with a change of the leader."""
+"""Seconds for each message, with a change of the leader."""
 
 _OF_THE_LETTER = frozenset(
     {
@@ -28,7 +28,7 @@ _OF_THE_LETTER = frozenset(
         *(props.PRODUCER_ID, props.SEQUENCE),  # with them, its topic would take the copy for a repeat
     }
 )
-"""What a dead letter says about itself, and what held for one send or one delivery only."""
+"""Properties of a dead letter about itself, or for one send or one delivery only."""
 
 
 def origin_topic(letter: ReceivedMessage[Any]) -> str | None:

@@ -21,17 +21,17 @@ class ClientLimits:
     it.
     """
     remind_seconds: float = 10.0
-    """If `run` was not called after this time, an open consumer with handlers logs a warning."""
+    """Seconds after which an open consumer with handlers logs a warning if `run` was not called."""
     leave_commit_seconds: float = 5.0
-    """For the last offsets of a member that leaves: as long as a group needs to elect a leader after one was killed."""
+    """Seconds for the last offsets of a member that leaves: as long as an election after a leader was killed."""
     stay_connected_seconds: float = 5.0
     """Interval at which a producer of transactions looks whether it is connected to all replicas."""
     leader_seconds: float = 5.0
-    """For operators' requests: a group that lost its leader has a new one before, unless most of its replicas are
-    down.
+    """Seconds to wait for a leader in operators' requests: a group that lost it has a new one before, unless most of
+    its replicas are down.
     """
     election_seconds: float = 10.0
-    """For a topic to be created by a broker group that loses its leader meanwhile."""
+    """Seconds to create a topic at a broker group that loses its leader meanwhile."""
     sample_seconds: float = 5.0
     """Interval at which metrics of the present are sampled, such as how long the oldest handler has run."""
     trace_records_max: int = 4096

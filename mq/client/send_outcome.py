@@ -16,13 +16,13 @@ class Retry(Enum):
     """Whether the same message may be retried."""
 
     NEVER = "never"
-    """No broker would accept it: the message or the sender is at fault."""
+    """Never send again: no broker would accept the message; it or the sender is at fault."""
     ELSEWHERE = "elsewhere"
     """Another broker group may accept it, this one will not: each group once, a limited number of times in total."""
     COUNTED = "counted"
     """Any broker may accept it next time, without waiting: a limited number of times."""
     UNTIL_TIMEOUT = "until timeout"
-    """No broker can serve the queue at the moment, for example during an election: until the caller's timeout."""
+    """Send again until the caller's timeout: no broker can serve the queue now, as during an election."""
 
 
 class Verdict(NamedTuple):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEMA_URL: Final = "https://opentelemetry.io/schemas/1.30.0"
 OUTCOME: Final = "raftmq.stored"
-"""For a send: "yes", "no" (certainly not stored), or "unknown" (it may be stored)."""
+"""The outcome of a send: "yes", "no" (certainly not stored), or "unknown" (it may be stored)."""
 
 Attributes = dict[str, Any]
 

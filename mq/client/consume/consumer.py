@@ -64,7 +64,7 @@ class Consumer(Client, Generic[BodyT]):
     """
 
     _kind: ClassVar[str]
-    """What metrics call clients of this class."""
+    """The name in metrics of clients of this class."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from mq.client.logs import log
 from mq.client.message import ReceivedMessage
 
 RETRY_SECONDS = 1.0
-"""After this time a message is decoded again that no broker has stored as a dead letter."""
+"""Seconds until a message is decoded again that no broker has stored as a dead letter."""
 
 
 def policy_of_failure(error: BaseException, *mappings: OnError) -> HandlingPolicy | None:

@@ -48,7 +48,7 @@ MiddlewareT = TypeVar("MiddlewareT", bound=Middleware)
 
 LEASE_MESSAGES_MAX = 32
 KEPT_SECONDS_MAX = 30.0
-"""For at most so long a member that is not `ordered` keeps a message that is to be retried later."""
+"""Seconds for which a member that is not `ordered` keeps, at most, a message to be retried later."""
 REMEMBERED_MAX = 10_000
 """Failed messages whose attempts are remembered while their queues are away."""
 

@@ -30,7 +30,7 @@ from mq.protocol.requests.offsets import (
 from mq.protocol.wire.request import Ext
 
 ConsumeFrom = Literal["first", "last"] | dt.datetime
-"""Where a group without a stored offset begins: at the first or after the last message, or at the first one of a
+"""The begin of a group without a stored offset: at the first or after the last message, or at the first one of a
 time.
 """
 

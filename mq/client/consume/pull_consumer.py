@@ -46,10 +46,10 @@ from mq.protocol.wire.fields import INT64_MAX
 
 RETRY_SECONDS = 0.1
 LOOK_SECONDS = 0.1
-"""How often to look whether the end was reached by messages that no filter lets through."""
+"""Seconds between two looks whether messages that no filter lets through reach to the end."""
 NEW_TOPIC_SECONDS = 1.0
 LATER_SECONDS = 0.2
-"""For so long a message behind the end is left in its queue, while other queues are read."""
+"""Seconds for which a message behind the end is left in its queue, while other queues are read."""
 
 
 class PullConsumerOptions(ClientOptions, total=False):

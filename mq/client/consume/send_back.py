@@ -39,7 +39,7 @@ LEVEL_SECONDS = (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)
 _NOT_COPIED = frozenset(
     {props.TRANSACTION_PREPARED, *props.TIMER_PROPERTIES, props.CLUSTER, props.MESSAGE_REGION, props.TRACE_ON}
 )
-"""Only meaningful for the original send, or set by each broker."""
+"""Properties that are only meaningful for the original send, or set by each broker."""
 
 
 @dataclass(slots=True)

@@ -17,12 +17,12 @@ class Family(NamedTuple):
     name: str
     kind: Literal["counter", "histogram", "gauge"]
     labels: tuple[str, ...]
-    """Its own, after COMMON."""
+    """The labels of this family, after COMMON."""
     text: str
     unit: str = "1"
-    """As OpenTelemetry writes units."""
+    """The unit, as OpenTelemetry writes it."""
     semantic: str = ""
-    """Its name by OpenTelemetry's conventions for messaging, if they have one."""
+    """The family's name in OpenTelemetry's conventions for messaging, if they have one."""
 
 
 SENT: Final = Family(

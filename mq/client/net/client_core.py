@@ -100,18 +100,18 @@ class RemotingSettings:
     leads.
     """
     silence_check_seconds: float = 0.25
-    """How often to look for silent connections and to ask the name servers for their leaders."""
+    """Seconds between two looks for silent connections, whose leaders the name servers are asked for."""
     probe_seconds: float = 3.0
-    """After this time without data, a broker that holds a pull is probed."""
+    """Seconds without data after which a broker that holds a pull is probed."""
     request_seconds: float = 3.0
     route_refresh_seconds: float = 30.0
     heartbeat_seconds: float = 30.0
     credentials: Credentials | None = field(default_factory=Credentials.from_environment)
     """Credentials for requests; by default from the environment, see `Credentials.from_environment`."""
     tls: ssl.SSLContext | None = field(default_factory=tls_from_environment, repr=False)
-    """For connections to brokers and name servers; by default from the environment, see `tls_from_environment`."""
+    """TLS for connections to brokers and name servers; by default from the environment, see `tls_from_environment`."""
     limits: ClientLimits = field(default=DEFAULT, repr=False)
-    """No options: tests of this project lower them."""
+    """Limits that only tests of this project change."""
 
 
 def _reason(failure: ClientError) -> str:

@@ -28,7 +28,7 @@ class _HasSocket(Protocol):
 _forks = 0
 _process = os.getpid()
 _noticing = threading.RLock()
-"""Only a child takes it, and no process forks meanwhile: its clients wait for the guarded sockets. A finalizer of the
+"""Taken only by a child, while no process forks: its clients wait for the guarded sockets. A finalizer of the
 parent's objects, which may run meanwhile, does not wait."""
 _begins = False
 _in_children: list[Callable[[], None]] = []

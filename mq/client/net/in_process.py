@@ -21,7 +21,7 @@ class InProcessNetwork(Protocol):
 
 
 in_process_networks: dict[str, InProcessNetwork] = {}
-"""By IP address. The opener of a network adds it here, and removes it."""
+"""The networks by IP address. The opener of a network adds it here, and removes it."""
 
 
 closed_networks: set[str] = set()

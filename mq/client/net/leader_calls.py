@@ -31,9 +31,9 @@ class Repeat(Enum):
 
     NEVER = "never"
     UNLESS_CARRIED_OUT = "unless carried out"
-    """After failures that certainly had no effect: no leader, no connection, a leader that is busy."""
+    """Repeat after failures that certainly had no effect: no leader, no connection, a leader that is busy."""
     ALWAYS = "always"
-    """After an unknown outcome as well: the request is idempotent."""
+    """Repeat after an unknown outcome as well: the request is idempotent."""
 
 
 def leader_in(route: TopicRoute, broker_name: str) -> str:

@@ -27,7 +27,7 @@ class TopicRoute:
     brokers: Mapping[str, Mapping[int, str]]
     clusters: frozenset[str] = frozenset()
     filter_servers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By broker group: the filter servers beside its replicas, the leader's first."""
+    """Maps a broker group to the filter servers beside its replicas, the leader's first."""
 
     @classmethod
     def from_body(cls, topic: str, body: Route, *, queues_max: int | None = None) -> TopicRoute:

@@ -63,7 +63,7 @@ class _Lane(NamedTuple):
     topic: str
     queue: MessageQueue | None
     sharding_key: str | None
-    """Only while the queue that belongs to it is not known."""
+    """The sharding key, while its queue is not known."""
     timeout: float
     priority: int | None
 

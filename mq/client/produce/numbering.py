@@ -34,14 +34,14 @@ from mq.protocol.messages.sequencing import (
 from mq.protocol.requests.send import SENT_ALREADY_STORED, SENT_UNIQUE_KEY
 
 REMEMBERED_SENDS = 1024
-"""How many sends of a producer every broker remembers at least."""
+"""The number of sends of a producer that every broker remembers at least."""
 _FIRST_MAX = 2**62
-"""So that no producer comes to the end of the numbers, 2**63 - 1."""
+"""The limit of first numbers, so that no producer reaches the last number, 2**63 - 1."""
 _FORGOTTEN = "SEQUENCE_FORGOTTEN"
-"""How the remark begins of a broker that does not know whether it has stored a number."""
+"""The begin of the remark of a broker that does not know whether it has stored a number."""
 
 _ELSEWHERE = "a sequence number is used for one message only"
-"""What it says of a number of a message in another topic."""
+"""The remark about a number of a message in another topic."""
 
 
 def numbering_of(numbered: bool | str, first_number: int | None, in_flight_max: int) -> Numbering | None:

@@ -383,7 +383,7 @@ class Pending:
             self._completed.set()
 
     settle = complete
-    """Its former name."""
+    """The former name of `complete`."""
 
     async def wait(self) -> SendResult:
         """Wait for the result. Raises the errors of `Producer.send`. If cancelled, the message stays in flight."""

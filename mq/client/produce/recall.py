@@ -18,7 +18,7 @@ from mq.protocol.messages.recall_handle import HandleInvalid, RecallHandle
 from mq.protocol.requests.send import RecallExt, RecallReply
 
 _SECONDS_MAX = 10**11
-"""As milliseconds this is a time in 1973, as seconds the year 5138: no sender means the former."""
+"""The limit between seconds and milliseconds: as milliseconds a time in 1973, which no sender means."""
 
 
 def delay_properties(message: Message) -> dict[str, str]:

@@ -68,8 +68,8 @@ broker the pauses are longer.
 SWEEP_SECONDS = 0.05
 _NEVER_HEARD = "none has ever answered this client: is the address right, and does a name server run there?"
 FIRST_ANSWER_SECONDS = 1.8
-"""For so long a message waits for the first answer that this client ever gets from a name server: without one, its
-address is probably wrong. Later, when the addresses are known to be right, it waits for its whole time.
+"""Seconds for which a message waits for the first answer that this client ever gets from a name server: without one,
+its address is probably wrong. Later, when the addresses are known to be right, it waits for its whole time.
 """
 
 

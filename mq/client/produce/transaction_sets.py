@@ -49,7 +49,7 @@ A coroutine function, or a plain one that does not block.
 """
 
 RECORD_BYTES = 200
-"""At most so much more than in the request a message takes when it is stored, besides the name of its topic."""
+"""Bytes that a stored message has at most more than in the request, besides the name of its topic."""
 
 _END_SECONDS = 2.0
 

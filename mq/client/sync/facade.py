@@ -28,9 +28,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 EXIT_FLUSH_SECONDS = 2.0
-"""When the program ends: time for messages in flight of a client that was not closed."""
+"""Seconds at the end of the program for messages in flight of a client that was not closed."""
 EXIT_SECONDS = 6.0
-"""When the program ends: time for all such clients together."""
+"""Seconds at the end of the program for all such clients together."""
 
 _open: dict[int, Facade[Any]] = {}
 _running = threading.local()

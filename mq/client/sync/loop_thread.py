@@ -24,7 +24,7 @@ CANCEL_SECONDS = 5.0
 """Time for an interrupted call to end; its thread continues then."""
 
 SIGNAL_SECONDS = 1.0
-"""How often a waiting thread wakes up to run signal handlers, in case a signal did not wake it.
+"""Seconds after which a waiting thread wakes up to run signal handlers, in case a signal did not wake it.
 
 Python runs them in the main thread only. That thread keeps sleeping if another thread receives the signal, or if the
 signal arrives just before the sleep begins.
