@@ -120,7 +120,7 @@ _REFUSALS: Final[Mapping[int, int]] = {
 }
 """The status of an answer to a change that a broker refuses; of any other code it is 502."""
 USER_CHARACTERS_MAX: Final = 200
-"""Of an access key that is counted and logged when a login fails: attackers may send more than memory can keep."""
+"""Characters of an access key that a failed login counts and logs: attackers may send more than memory holds."""
 
 Log = structlog.stdlib.BoundLogger
 

@@ -12,7 +12,7 @@ import trio
 from mq.client.errors import ClientError
 
 JOBS_MAX: Final = 100
-"""Those that ended are forgotten, the oldest first, when there are more."""
+"""Jobs to remember: when there are more, ended ones are forgotten, the oldest first."""
 RUNNING_MAX: Final = 4
 FAILURES_MAX: Final = 100
 

@@ -11,7 +11,7 @@ import trio
 from mq.console.watch import Shared
 
 LIVE_SECONDS: Final = 2.0
-"""How often an open page is looked at."""
+"""Seconds between two looks at an open page."""
 KEEP_ALIVE_TURNS: Final = 5
 """A stream without news says so once in this number of turns, so that no proxy between takes it for dead."""
 

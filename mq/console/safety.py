@@ -22,7 +22,7 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every answer. Nothing is cached: pages show messages, and a logout must take effect in the history, too."""
+"""The headers of every answer. Nothing is cached: pages show messages, and a logout must clear the history, too."""
 
 FORM_BYTES_MAX: Final = 256 * 1024
 PORT_DIGITS: Final = 5

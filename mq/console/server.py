@@ -18,7 +18,7 @@ from mq.console.users import Users
 
 DRAIN_SECONDS: Final = 1.0
 READ_SECONDS: Final = 30
-"""For a request to arrive, and for the next one on a connection."""
+"""Seconds for a request to arrive, and for the next one on a connection."""
 HEADER_BYTES_MAX: Final = 64 * 1024
 
 Log = structlog.stdlib.BoundLogger

@@ -25,7 +25,7 @@ class Session:
     began: float
     used: float
     notices: list[str] = field(default_factory=list)
-    """What was done, to be shown on the next page."""
+    """Messages about changes, to be shown on the next page."""
 
 
 class Sessions:

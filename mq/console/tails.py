@@ -24,7 +24,7 @@ from mq.inspection.topic_tail import NEW_QUEUES_SECONDS, take_new_queues
 
 ROWS_MAX: Final = 100
 AGAIN_SECONDS: Final = 5.0
-"""After a failure."""
+"""Seconds until another try after a failure."""
 GENTLE: Final = PullSettings(batch_max=32, limits=FlowLimits(count_max=32, bytes_max=1024 * 1024))
 """At most the messages that a page shows are in memory for each queue: a topic may have hundreds."""
 

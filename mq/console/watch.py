@@ -35,8 +35,9 @@ CLUSTER_SECONDS: Final = 2.0
 CATALOGUE_SECONDS: Final = 5.0
 SURVEY_SECONDS: Final = 30.0
 QUEUES_PER_SECOND: Final = 250
-"""How much of the progress of groups is asked for in the background: a leader pays about 8 us for each queue of a group
-in an answer, and a survey asks twice."""
+"""The rate of background questions about the progress of groups: a leader pays about 8 us for each queue of a
+group in an answer, and a survey asks twice.
+"""
 REQUEST_QUEUES: Final = 6
 """A survey makes a request for each group that lags, and others; each costs as much as this number of queues in both
 answers.

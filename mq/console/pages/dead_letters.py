@@ -27,7 +27,7 @@ COMMIT_EVERY: Final = 32
 """A console that is killed sends at most this number of dead letters again with the next try."""
 SELECTED_MAX: Final = 1000
 HIDDEN: Final = frozenset({"body", "body_base64", "properties", "reason", "failure"})
-"""In an export where bodies are hidden: an exception may repeat a part of the message."""
+"""Fields that an export leaves out where bodies are hidden: an exception may repeat a part of the message."""
 
 
 async def group_list(visit: Visit) -> Page:

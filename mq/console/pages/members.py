@@ -14,7 +14,7 @@ from mq.inspection.group_session import GroupSession
 from mq.protocol.requests.raft_group import GroupAction, GroupAnswer, GroupView
 
 CATCH_UP_SECONDS: Final = 3600.0
-"""How long a new node may take to catch up; then it stays a learner."""
+"""Seconds that a new node may take to catch up; then it stays a learner."""
 NODE_LENGTH_MAX: Final = 64
 ADDRESS_LENGTH_MAX: Final = 300
 

@@ -42,7 +42,7 @@ KEPT_MAX: Final = 10_000
 CHOICES: Final = ("by", "value", "time", "offset", "queue", "tags", "sql", "count")
 """The parameters by which the address chooses messages, besides the topic."""
 READ_SECONDS: Final = 5.0
-"""What was not read within this time is left out, and the page says so."""
+"""Seconds to read messages; later ones are left out, and the page says so."""
 BODY_BYTES_MAX: Final = 64 * 1024
 """More of a body is shown on request only."""
 
