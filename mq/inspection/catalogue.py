@@ -30,12 +30,12 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 TABLE_SECONDS: Final = 10.0
-"""For an answer with all topics of a broker group: some megabytes."""
+"""Seconds for an answer with all topics of a broker group: some megabytes."""
 CHANGES_AT_ONCE: Final = 500
 """Topics or groups in one request; brokers accept 1,000."""
 STORE_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 2.0
-"""For an answer about one thing of many."""
+"""Seconds for an answer about one of many keys."""
 ASKED_AT_ONCE: Final = 16
 """Requests under way: a cluster with thousands of topics is not flooded."""
 

@@ -47,7 +47,7 @@ class ReplicaStatus:
     """The entry before the first one of its log."""
     priority: int | None = None
     abstaining: bool = False
-    """It lost entries that it had acknowledged, and does not vote until it has them again."""
+    """Whether it lost entries that it had acknowledged, and does not vote until it has them again."""
     disk_used: float | None = None
     """The used fraction of its disk, 0 to 1."""
     forwarded: int | None = None
@@ -75,25 +75,25 @@ class ReplicaStatus:
     pending_bytes: int | None = None
     """Size of uncommitted messages."""
     archived_index: int | None = None
-    """Up to this entry the log is archived, as far as it knows; 0 without an archive."""
+    """The entry up to which the log is archived, as far as it knows; 0 without an archive."""
     archive_begin_pos: int | None = None
     """Archived messages are served from this physical offset on; 0 from the first one on, or if none are."""
     archive_lag_bytes: int | None = None
     """Complete log files that wait to be archived."""
     archive_lag_ms: int | None = None
-    """How long some wait since something was last archived."""
+    """Milliseconds for which some wait since an entry was last archived."""
     archive_kept_seconds: int | None = None
     archive_kept_bytes: int | None = None
-    """How long it is set to keep archived messages, and how many bytes of them; 0 for ever."""
+    """The age in seconds and the bytes up to which it keeps archived messages; 0 for no limit."""
     archive_kept_unknown: int | None = None
-    """On a leader: of how many members it does not know that."""
+    """The number of members whose limits a leader does not know."""
     archive_refill_bytes_left: int | None = None
     """Bytes of the archive whose messages its queues still lack."""
     clock_ahead_ms: int | None = None
     """How far its clock is ahead of this machine's; negative if behind. Accurate to `clock_error_ms`."""
     clock_error_ms: int | None = None
     refusal: str | None = None
-    """It answered, and refused to show anything for this reason."""
+    """The reason for which it refused to show anything."""
     figures: Mapping[str, str] = field(default_factory=dict)
     """All its figures, by RocketMQ's names and ours."""
 
@@ -139,9 +139,9 @@ class BrokerAnswer:
     address: str
     figures: Mapping[str, str] | None
     refusal: str | None = None
-    """It answered, and refused the request for this reason."""
+    """The reason for which it refused the request."""
     asked_ms: float = 0.0
-    """When it was asked and when it answered, by this machine's clock, in milliseconds since 1970."""
+    """The times at which it was asked and answered, by this machine's clock, in milliseconds since 1970."""
     answered_ms: float = 0.0
 
 
