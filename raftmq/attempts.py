@@ -9,7 +9,7 @@ from mq.client import ClientError, PopConsumer, PoppedMessage
 __all__ = ["give_up"]
 
 NOT_DEAD_SECONDS = 60.0
-"""Until a message is given up again if its dead letter could not be stored."""
+"""Seconds until a message is given up again if its dead letter could not be stored."""
 
 
 async def give_up(consumer: PopConsumer, message: PoppedMessage, log: logging.Logger) -> None:

@@ -23,14 +23,14 @@ __all__ = ["HeldMessage", "RaftmqConsumer", "closed"]
 log = logging.getLogger("raftmq.dramatiq")
 
 WAIT_SECONDS: Final = 15.0
-"""For so long a broker may hold the question whether there are messages."""
+"""Seconds for which a broker may hold the question whether there are messages."""
 RETRY_SECONDS: Final = 0.2
 EMPTY_SECONDS_MAX: Final = 0.5
 """The longest pause if a broker says that there are messages, but others get them all."""
 REASON_LENGTH_MAX: Final = 400
 
 closed: Callable[[ClientError], errors.ConnectionClosed] = errors.ConnectionClosed
-"""What Dramatiq expects if brokers do not answer. The constructors of its errors have no types."""
+"""The error that Dramatiq expects if brokers do not answer. The constructors of its errors have no types."""
 
 
 class HeldMessage(MessageProxy):

@@ -38,11 +38,11 @@ R = TypeVar("R")
 log = logging.getLogger("raftmq.dramatiq")
 
 DELAYED_MAX: Final = 10_000
-"""So many delayed messages are remembered, for `flush` and `join`."""
+"""The number of delayed messages that are remembered, for `flush` and `join`."""
 DELAYED_SECONDS: Final = 60.0
-"""For so long after its time a delayed message is remembered."""
+"""Seconds after its time for which a delayed message is remembered."""
 CLOSE_SECONDS: Final = 5.0
-"""For messages to give back when a process ends."""
+"""Seconds to give messages back when a process ends."""
 
 
 @dataclass(frozen=True, slots=True)

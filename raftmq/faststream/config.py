@@ -38,7 +38,7 @@ class RaftmqBrokerConfig(BrokerConfig):
     namesrv: Any = None
     remoting: Any = None
     has_brokers: bool = True
-    """Not in a `TestRaftmqBroker`."""
+    """Whether there are brokers: not in a `TestRaftmqBroker`."""
     consumer_options: Mapping[str, Any] = field(default_factory=dict)
     default_driver_annotations: Any = field(default_factory=driver_annotations)
 

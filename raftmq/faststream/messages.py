@@ -24,7 +24,7 @@ class RaftmqMessage(StreamMessage[ReceivedMessage]):
     """A message in a handler. `raw_message` is the SDK's message."""
 
     consumer: PopConsumer | None = None
-    """What it was popped by; None for replies, and in tests without brokers."""
+    """The consumer that popped it; None for replies, and in tests without brokers."""
     retry_delay = 0.0
 
     async def ack(self) -> None:

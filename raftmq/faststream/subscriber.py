@@ -28,7 +28,8 @@ __all__ = ["RaftmqSubscriber", "SubscriberDescription"]
 log = logging.getLogger("raftmq.faststream")
 
 REOPEN_SECONDS = 1.0
-"""Until a consumer that has failed is opened again: a broker has refused it for good, as without a permission."""
+"""Seconds until a consumer that has failed is opened again: a broker has refused it for good, as without a permission.
+"""
 
 
 class SubscriberDescription(SubscriberSpecification[RaftmqBrokerConfig, SubscriberSpecConfig]):
