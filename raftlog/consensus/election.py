@@ -12,8 +12,8 @@ from raftlog.terms import TERM_MAX
 _BACKOFF_MAX = 8
 
 _SILENCES_OF_OTHERS = 2
-"""For how many election timeouts a replica that leaves the group, has a full disk, or has deleted entries that others
-still have, lets others campaign first.
+"""The number of election timeouts for which a replica that leaves the group, has a full disk, or has deleted entries
+that others still have, lets others campaign first.
 """
 
 

@@ -18,7 +18,7 @@ _OFFER_SECONDS = 2.0
 """Minimum interval of offers to a peer that needs whole segments."""
 
 _OLDER_LOG_SECONDS = 30.0
-"""For so long a new leader that deleted entries early offers nothing if another log begins earlier."""
+"""Seconds for which a new leader that deleted entries early offers nothing if another log begins earlier."""
 
 _BEATS_PER_QUESTION = 2
 """Heartbeats to a peer that fetches segments before it is asked for its progress."""

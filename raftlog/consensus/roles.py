@@ -22,7 +22,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Role], str]] = {
     (Role.CANDIDATE, Role.FOLLOWER): "a leader, a newer term, a better candidate, or a slow or full disk",
     (Role.LEADER, Role.FOLLOWER): "a newer term, no answer from a majority, a slow disk, or no vote any more",
 }
-"""From one role to the next, with the condition. Any other pair is a bug."""
+"""The changes from one role to the next, with the condition. Any other pair is a bug."""
 
 
 def diagram() -> str:

@@ -46,8 +46,8 @@ OWN_READ: Final = -1
 """The number of a read that the core does for itself."""
 
 PRIORITY_SECONDS: Final = 0.1
-"""How much longer a replica waits before its first round if another one is preferred; half of it in the second, and so
-on.
+"""Seconds that a replica waits longer before its first round if another one is preferred; half of it in the second, and
+so on.
 """
 
 

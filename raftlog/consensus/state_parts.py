@@ -39,9 +39,9 @@ class LeaderState:
 
     heartbeat_at: float
     since: float = 0.0
-    """When this replica began to lead."""
+    """The time at which this replica began to lead."""
     announce_at: float = float("inf")
-    """When it sends followers the commit index, unless another message does before."""
+    """The time at which it sends followers the commit index, unless another message does before."""
     uncommitted: deque[Span] = field(default_factory=deque)
     uncommitted_bytes: int = 0
 
@@ -56,7 +56,7 @@ class OutputState:
     reported_role: RoleChange
     reported_conf: ConfState
     new_spans: list[Span] = field(default_factory=list)
-    """To be written."""
+    """Spans to be written."""
     truncate_from: LogIndex | None = None
     """Cut the log outside from this entry on, before anything is written."""
     outbox: list[Message] = field(default_factory=list)
@@ -75,9 +75,9 @@ class ElectionState:
     """The start of the next election, and the state of the current one. All times are monotonic seconds."""
 
     waiting_since: float
-    """Since when nothing was heard that postpones an election."""
+    """The time since which no message postponed an election."""
     no_votes_before: float
-    """Until then a voter acts as if it had just heard a leader: with leases, its last run may have."""
+    """The time until which a voter acts as if it had just heard a leader: with leases, its last run may have."""
     timeout: float = 0.0
     """The next round begins after this many seconds of waiting."""
     votes: dict[NodeId, bool] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class ElectionState:
     failed_rounds: int = 0
     """Consecutive elections without a majority."""
     pre_vote_rounds: int = 0
-    """Since a leader was last heard."""
+    """Pre-vote rounds since a leader was last heard."""
     timeouts_left_to_others: int = 0
     """Consecutive timeouts in which this replica let others campaign."""
     preferred_priority: int | None = None
@@ -112,11 +112,11 @@ class TransferState:
 
     to: NodeId | None = None
     until: float = float("inf")
-    """When the target must lead."""
+    """The time at which the target must lead."""
     told: bool = False
     """Whether the target was asked to campaign."""
     outranked_beats: int = 0
-    """For how many consecutive heartbeats a voter of higher priority was fit to lead."""
+    """The number of consecutive heartbeats for which a voter of higher priority was fit to lead."""
     not_before: float = 0.0
     """Earliest time of a transfer to a preferred voter."""
     older_not_before: float = 0.0

@@ -94,7 +94,7 @@ class LogId(msgspec.Struct, frozen=True, gc=False):
 
 
 NONE: Final = LogId(NO_INDEX, NO_TERM)
-"""Before the first entry."""
+"""The place before the first entry."""
 
 NOOP_BYTES: Final = 48
 """Size of an entry without a body."""
