@@ -34,7 +34,7 @@ SNAPSHOT_NAME: Final = "snapshot"
 """A file in a directory, a folder in object storage."""
 
 INDEX_FOLDER: Final = "index"
-"""Of object storage: an index for each log file of an archive."""
+"""The folder in object storage with an index for each log file of an archive."""
 
 _READ_BYTES: Final = 1024 * 1024
 

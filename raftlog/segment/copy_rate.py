@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 CATCH_UP_SECONDS: Final = 0.1
-"""What was late by more than this is not made up for by going faster than the rate."""
+"""A delay beyond this is not made up for by copying faster than the rate."""
 
 
 class CopyRate:

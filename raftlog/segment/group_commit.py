@@ -16,7 +16,7 @@ from raftlog.segment.files import SegmentFiles
 from raftlog.segment.meta import Base, MetaFile, MetaState
 
 MARKER_SECONDS: Final = 0.1
-"""How long ``durable_pos`` and ``commit_hint`` on disk may lag behind."""
+"""Seconds by which ``durable_pos`` and ``commit_hint`` on disk may lag behind."""
 
 
 class Cut(msgspec.Struct, frozen=True, gc=False):

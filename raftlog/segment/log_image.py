@@ -24,7 +24,7 @@ from raftlog.segment.meta import FILE_NAME, Base, MetaFile, MetaState
 from raftlog.segment.snapshot_install import SNAPSHOT_NAME
 
 SYNC_EVERY_BYTES: Final = 64 * 1024 * 1024
-"""Of a file, at most so much is written between two syncs of it."""
+"""Bytes of a file that are written at most between two syncs of it."""
 UNSYNCED_STEPS_MAX: Final = 2
 """The number of these steps that may be written and not synced."""
 

@@ -26,7 +26,7 @@ EARLY_ELSEWHERE: Final = b""
 """The content of `EARLY` if not this replica deleted them, but perhaps the one from which it fetched its log."""
 
 COPIED: Final = "copied"
-"""What the application of another replica had noted about the files of the log that were copied from it."""
+"""Notes of another replica's application about the files of the log that were copied from it."""
 
 REFILLED: Final = "refilled"
 """The beginning of the log was fetched from a peer: the application has not read those entries yet."""

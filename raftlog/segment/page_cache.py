@@ -11,7 +11,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 FOLIO_BYTES_MAX = 2 * 1024 * 1024
 """The largest unit of the page cache."""
 _SCRATCH = memoryview(bytearray(64 * 1024))
-"""For bytes that are discarded."""
+"""A buffer for bytes that are discarded."""
 
 _Range = ctypes.c_uint64 * 2
 """Offset and length."""

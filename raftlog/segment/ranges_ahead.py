@@ -13,7 +13,7 @@ from typing import Final
 
 RANGE_BYTES: Final = 8 * 1024 * 1024
 RANGES_AT_ONCE: Final = 4
-"""So many ranges are requested before they are wanted; all of them may be in memory."""
+"""The number of ranges requested before they are wanted; all of them may be in memory."""
 
 Fetch = Callable[[str, int, int], bytes]
 """Bytes of an object: name, length, offset. Fewer only at its end. For any thread."""

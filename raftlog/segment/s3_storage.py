@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SCHEME: Final = "s3://"
 COPY_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Of one request; larger objects are copied in parts."""
+"""Bytes that one request copies at most; larger objects are copied in parts."""
 READ_BYTES: Final = 16 * 1024 * 1024
 """Minimum size of a read request for an object of which an unknown part will be read."""
 READ_ATTEMPTS: Final = 3

@@ -22,7 +22,7 @@ from raftlog.segment.checksum import crc32
 PART_BYTES: Final = 8 * 1024 * 1024
 """Size of one part of an upload."""
 PARTS_AT_ONCE: Final = 4
-"""So many parts are in memory, and one more."""
+"""The number of parts in memory, less one."""
 TRIAL: Final = b"a part whose checksum is wrong\n"
 
 _MISSING: Final = frozenset(("404", "NoSuchKey", "NotFound"))
