@@ -29,9 +29,9 @@ else:
     index_range = range
 
 NO_INDEX: Final = LogIndex(0)
-"""Before the first entry."""
+"""The index before the first entry."""
 FIRST_INDEX: Final = LogIndex(1)
 INDEX_MAX: Final = LogIndex(2**63 - 1)
 """The largest one that comes from a peer or a file; file formats have room for twice as much."""
 NO_TERM: Final = Term(0)
-"""Before the first election."""
+"""The term before the first election."""

@@ -45,7 +45,7 @@ OFFER_SECONDS_MAX: Final = 60.0
 
 REQUESTS_MAX: Final = 4
 HEARING_SECONDS: Final = 3.0
-"""For so long a copy of a log waits to hear that no other replica has older entries."""
+"""Seconds for which a copy of a log waits to hear that no other replica has older entries."""
 
 _QUEUED_MAX = 64
 _PROGRESS_SECONDS = 5.0

@@ -57,7 +57,7 @@ from raftlog.workers import BackgroundJobs
 Log = structlog.stdlib.BoundLogger
 
 HANDOVER_SECONDS_MAX: Final = 2.0
-"""How long a leader with a damaged log waits for another replica to lead, before it repairs the log."""
+"""Seconds for which a leader with a damaged log waits for another replica to lead, before it repairs the log."""
 _HANDOVER_POLL_SECONDS: Final = 0.02
 
 

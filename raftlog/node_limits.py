@@ -13,7 +13,7 @@ class NodeLimits:
     """Limits of a node and of its log."""
 
     log: LogLimits = field(default_factory=LogLimits)
-    """Of its log. A directory must always be opened with the same ones."""
+    """Limits of the log. A directory must always be opened with the same ones."""
     disk_poll_seconds: float = 1.0
     """Interval at which free space is looked at."""
     room_seconds: float = 2.0
@@ -26,12 +26,12 @@ class NodeLimits:
     """An archive that needs longer for that is too slow: a leader is faster."""
     archive_trial_bytes: int = 16 * 1024 * 1024
     archive_slow_bytes_per_second: float = 16 * 1024 * 1024
-    """If so much came from the archive, and slower than that, the leader is tried with as much."""
+    """If this much came from the archive, and slower than this, the leader is tried with as much."""
     archive_open_seconds: float = 10.0
-    """For so long a node that gets the log waits for the archive before it begins with the leader."""
+    """Seconds for which a node that gets the log waits for the archive before it begins with the leader."""
     repair_patience_seconds: float = 3.0
-    """How long only committed bytes are requested for a repair: a group that works without this replica commits them
-    meanwhile.
+    """Seconds for which only committed bytes are requested for a repair: a group that works without this replica
+    commits them meanwhile.
     """
     refusal_log_seconds: float = 60.0
     """The refusal of a peer is logged again after this time at the earliest."""

@@ -36,7 +36,7 @@ from raftlog.segment.log import SegmentLog
 from raftlog.segment.note_names import ABSTAINING, EARLY
 
 DISK_STALL_SECONDS = 1.0
-"""From this age of the oldest unsynced write on, the core treats the disk as stalled."""
+"""The age of the oldest unsynced write from which the core treats the disk as stalled."""
 
 DISK_EASED = 0.02
 """Hysteresis: the used fraction must fall by this much until the disk no longer counts as full, so that no single file

@@ -10,7 +10,7 @@ TERM_MAX: Final = Term(2**62)
 """Terms stay below this: no replica campaigns in it, and none is believed to be in it."""
 
 TERM_JUMP_MAX: Final = 2**40
-"""How far a peer's term may be ahead of our own.
+"""The amount by which a peer's term may be ahead of our own.
 
 A term rises by one per election, and an election takes longer than a write to the disks of a majority. At a thousand
 elections a second, day and night, a replica would have to be away for 34 years to be this far behind.

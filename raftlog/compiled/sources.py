@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 PURE_PYTHON: Final = "RAFTMQ_PURE_PYTHON"
-"""With this variable in the environment, and not empty, no compiled module is used."""
+"""The variable of the environment that, if not empty, keeps compiled modules from being used."""
 
 _SUFFIXES: Final = (".pyx", ".pxi", ".pxd")
 

@@ -39,7 +39,7 @@ from raftlog.net.versions import (
 Address = tuple[str, int]
 
 CONF_INDEX_MAX: Final = 2**48
-"""No log has this number of entries: at a million entries a second it takes nine years."""
+"""More entries than any log has: at a million entries a second it takes nine years."""
 NAME_CHARS_MAX: Final = 64
 """Maximum length of a node id and of a store id."""
 ADDRESS_CHARS_MAX: Final = 300

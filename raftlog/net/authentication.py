@@ -38,7 +38,7 @@ SECRETS_MAX: Final = 2
 """Valid at the same time: the current one, and the one that it replaces."""
 NONCE_BYTES: Final = 32
 TAG_BYTES: Final = 16
-"""After each frame under a key."""
+"""Bytes of the tag after each frame under a key."""
 
 _ID_BYTES: Final = 8
 _PROOF_BYTES: Final = 32

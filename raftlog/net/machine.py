@@ -66,7 +66,7 @@ class _Shared(Generic[T]):
 
 
 _together = trio.lowlevel.RunVar[list[_Shared[Any]] | None]("together")
-"""Of this event loop, those that wait for the end of the turn."""
+"""The jobs of this event loop that wait for the end of the turn."""
 
 
 def _run_all(jobs: Sequence[_Shared[Any]]) -> None:

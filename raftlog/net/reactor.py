@@ -31,7 +31,7 @@ RECEIVE_BYTES = 64 * 1024
 """Size of one receive: larger chunks fall out of the cache, smaller ones cost more system calls."""
 
 EVENTS_MAX = 512
-"""So many descriptors are ready in one turn at most."""
+"""The number of descriptors that one turn serves at most."""
 _SLICE_SECONDS = 0.005
 """While there is an event at least every three milliseconds (`LINGER_SECONDS`), the reactor waits for the next one
 itself, for at most five milliseconds, before other tasks get their turn. So it also waits for most syncs of the log. A
@@ -40,7 +40,7 @@ four. Where the next event usually comes later, the reactor does not wait: see `
 """
 
 _PAUSE_SECONDS = 0.0001
-"""How long the reactor sleeps before it looks for events again, if it has to make a turn soon in any case."""
+"""Seconds for which the reactor sleeps before it looks for events again, if it has to make a turn soon in any case."""
 
 TURN_SECONDS = 0.01
 """A turn that has lasted this long leaves the remaining clients to the next one."""

@@ -15,8 +15,9 @@ EPOLLERR = select.EPOLLERR
 EPOLLHUP = select.EPOLLHUP
 
 _RECEIVES_MAX = 8
-"""How often a turn receives from a connection between replicas: the entries of a round come in several chunks, and a
-turn for each of them would cost more than receiving it."""
+"""The number of times a turn receives from a connection between replicas: the entries of a round come in several
+chunks, and a turn for each of them would cost more than receiving it.
+"""
 _IOVECS_MAX = 512
 _JOIN_BYTES_MAX = 16 * 1024
 

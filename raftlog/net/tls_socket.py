@@ -17,7 +17,7 @@ _HELD_MAX: Final = 16
 """Pieces of data held until the handshake is complete."""
 
 _SOURCE_LINE: Final = re.compile(r" \(_ssl\.c:\d+\)$")
-"""Where in the source of Python's ssl module the error was raised."""
+"""The line in the source of Python's ssl module that raised the error."""
 
 Buffer = bytes | memoryview
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 HANDSHAKE_VERSION: Final = 3
-"""Of all frames up to the welcome, whatever version follows."""
+"""The version of all frames up to the welcome, whatever version follows."""
 OLDEST_VERSION: Final = 3
 NEWEST_VERSION: Final = 3
 VERSION_MAX: Final = 255
