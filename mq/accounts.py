@@ -26,7 +26,7 @@ class Permission(enum.Enum):
     PUB = "PUB"
     SUB = "SUB"
     FILTER = "FILTER"
-    """Of consumer groups: upload the filter program of the group."""
+    """Upload the filter program of a consumer group."""
 
     # Looked up for each request. The default hash of an Enum is computed in Python from its name, which is slow.
     __hash__ = object.__hash__
@@ -68,7 +68,7 @@ class Accounts:
     by_key: Mapping[str, Account]
     white_listed: Matches
     shown: AccountList
-    """What people may see of them."""
+    """The accounts without their secrets, for people."""
 
 
 class AccountsFile:

@@ -8,7 +8,7 @@ from typing import Final
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 METRICS_OFF: Final = "off"
-"""In place of an address, disables metrics."""
+"""Disables metrics, in place of an address."""
 _METRICS_PORT_DISTANCE: Final = 100
 
 

@@ -16,7 +16,7 @@ from mq.x509 import Validity, validity
 Log = structlog.stdlib.BoundLogger
 
 EXPIRES_SOON: Final = dt.timedelta(days=14)
-"""So long before its end, a certificate is warned of, once a day."""
+"""The time before the end of a certificate in which a warning is logged once a day."""
 _WARN_AGAIN: Final = dt.timedelta(days=1)
 _BEGIN: Final = "-----BEGIN CERTIFICATE-----"
 _END: Final = "-----END CERTIFICATE-----"
@@ -34,7 +34,7 @@ class _Loaded(NamedTuple):
     calls: ssl.SSLContext
     der: bytes
     validity: Validity
-    """Of the whole chain."""
+    """The validity of the whole chain."""
 
 
 class Certificate:

@@ -135,4 +135,4 @@ def _are_free(first: int, count: int) -> bool:
 
 
 OWN_PORTS = OwnPorts()
-"""Those of this process."""
+"""The ports of this process."""

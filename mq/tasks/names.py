@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 NAME_LENGTH_MAX: Final = 100
-"""Then the dead letter topic of the group that has this name is valid, too."""
+"""The limit with which the dead letter topic of the group of this name is valid, too."""
 _DIGEST_LENGTH: Final = 32
 _ESCAPED: Final = re.compile(rb"[^A-Za-z0-9_-]")
 

@@ -33,9 +33,9 @@ POP_MAX = 32
 """Messages of one pop."""
 ANY_QUEUE = -1
 ANSWER_SECONDS = 3.0
-"""For the answer to a request, beyond the time for which a broker may hold it."""
+"""Seconds for the answer to a request, beyond the time for which a broker may hold it."""
 CALL_SECONDS = 10.0
-"""For one request about a message, also across a change of leader."""
+"""Seconds for one request about a message, also across a change of leader."""
 
 _NOTHING = frozenset({ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL, ResponseCode.PULL_NOT_FOUND})
 _NOT_NOW = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR})
