@@ -51,7 +51,7 @@ RATE = 20_000.0
 BODY_BYTES = 1024
 WINDOW_SECONDS = 8.0
 WINDOWS = 4
-"""Of a round: one without the backup, three with it."""
+"""Windows of a round: one without the backup, three with it."""
 RESTORE_SECONDS = 90.0
 """Left for the other case."""
 CONNECT_SECONDS = 1.5
@@ -59,15 +59,16 @@ RESTORED_BYTES = 3_000_000_000
 PROBE_BYTES = 1_000_000_000
 PIECE_BYTES = 1 << 20
 COPIES = 4
-"""Of the data: one for each replica, one in the backup."""
+"""Copies of the data: one for each replica, one in the backup."""
 LOAD_BYTES = 28_000_000_000
-"""What the load, indexes and reserved segments add on all replicas in seven minutes. With less room, the disk fills up,
-and the leader refuses sends or hands over."""
+"""The bytes that the load, indexes and reserved segments add on all replicas in seven minutes. With less room, the
+leader refuses sends or hands over.
+"""
 POLL_SECONDS = 0.1
 COMMIT_NOTE_SECONDS = 2.0
-"""Until a replica has noted what is committed: a backup copies nothing newer."""
+"""Seconds until a replica has noted the commit position: a backup copies nothing newer."""
 IN_FLIGHT = 1024
-"""On each connection, at most: half a second's messages altogether wait no longer than that for a slot."""
+"""The most requests on each connection: half a second's messages altogether wait no longer than that for a slot."""
 COST_PERCENT = 10.0
 _TINY = 1e-9
 """Instead of the zero of a short window in which a busy machine stored nothing."""

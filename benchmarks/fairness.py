@@ -179,7 +179,7 @@ CASES: dict[str, Measure] = {
     "pulls": partial(measure_hostile, "pulls"),
     "many": measure_many,
 }
-"""In this order, so that the longest is the one that time may not suffice for."""
+"""The cases; the longest is the last, since time may not suffice for it."""
 
 
 FAIRNESS = Suite("fairness", __doc__, CASES)

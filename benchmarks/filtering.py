@@ -48,7 +48,7 @@ from mq.protocol.requests.filters import RegisterFilterClassExt
 MESSAGES = 160_000
 BODY_BYTES = 1024
 PASSED = 10
-"""One message in so many is let through."""
+"""One message in this number is let through."""
 PER_CORE = 100_000
 ASKED = 32
 _NEXT = re.compile(rb'"nextBeginOffset":"?(\d+)')

@@ -247,7 +247,7 @@ _REPEATED: dict[str, tuple[int, Callable[[], bytes], bool]] = {
     "dialect": (4, _dialect, True),
     "pulls": (200, _pulls, False),
 }
-"""By kind: connections, what each of them repeats, and whether it reads the responses."""
+"""For each kind: connections, the frame that each repeats, and whether it reads the responses."""
 
 
 async def _repeat(job: NeighbourJob, frames: bytes, reads: bool) -> None:

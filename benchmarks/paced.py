@@ -35,11 +35,11 @@ from mq.local_cluster.any_disk import ANY_DISK
 BODY_BYTES = 1024
 CONNECTIONS = 4
 IN_FLIGHT, IN_FLIGHT_PACED = 256, 4096
-"""In the open loop so many that what is due is sent in time, also after a pause of half a second."""
+"""The most requests in flight: in the open loop enough to send due messages in time after a pause of half a second."""
 PACED_SECONDS_PER_WINDOW = 2.0
-"""The open loop lasts so many times as long as the measurement of the maximum."""
+"""The length of the open loop, as a multiple of the length of the measurement of the maximum."""
 CONNECT_SECONDS = 3.0
-"""From the start of a load generator until it has built its requests and connected."""
+"""Seconds from the start of a load generator until it has built its requests and connected."""
 P999_GOAL_MS = 50.0
 
 

@@ -40,7 +40,7 @@ from mq.protocol.codes import RequestCode
 
 SCRAPE_SECONDS = 1.0
 CONFIGURED_SECONDS = 15.0
-"""How often deploy/prometheus/prometheus.yml scrapes."""
+"""Seconds between scrapes by deploy/prometheus/prometheus.yml."""
 NAMES = 1000
 SCRAPES = 40
 PAUSE_SECONDS = 0.0005

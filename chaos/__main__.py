@@ -41,7 +41,7 @@ BUSY_HOST = "busy-host"
 """The log alone, on hosts that take the CPU away from processes."""
 LOGS = (LOG, BUSY_HOST)
 FORMER_NAMES = {"everyday": "mixed"}
-"""Of workloads; they work for one release."""
+"""Former names of workloads; they work for one release."""
 COMPILED, PYTHON = FORMS = ("compiled", "python")
 REGRESSIONS = Path(__file__).with_name("regressions.txt")
 

@@ -43,7 +43,7 @@ class Buggify:
         self.asked: Counter[str] = Counter()
         self.happened: Counter[str] = Counter()
         self.calm = False
-        """No point triggers any more: the end of a run is for what must work."""
+        """Whether points no longer trigger: in the end of a run, everything must work."""
 
     def __call__(self, name: str) -> bool:
         """Whether the point ``name`` triggers now."""

@@ -16,7 +16,7 @@ from raftlog.consensus.types import NodeId
 from raftlog.net.transport import Lane
 
 STUCK_FRAMES_MAX = 1000
-"""What a connection across a cut link buffers before it is full."""
+"""The number of frames that a connection across a cut link buffers before it is full."""
 
 
 class Network:

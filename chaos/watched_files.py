@@ -41,11 +41,11 @@ class Left(enum.Enum):
     """The part that is left of changes that were not synced."""
 
     NOTHING = "nothing"
-    """Names and contents as at the last syncs: what is certain."""
+    """Names and contents as at the last syncs, the certain part."""
     NAMES = "names"
     """All names, and contents as at the last syncs: a file system may write its journal before its data."""
     ALL = "all"
-    """Everything: the process ended, and the system went on."""
+    """Everything: the process ended, and the system continued."""
 
 
 class WatchedFiles:
@@ -54,7 +54,7 @@ class WatchedFiles:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.at_each_step: Callable[[str], None] | None = None
-        """Called before each change of names and each sync, with what is about to happen."""
+        """Called before each change of names and each sync, with its description."""
         self._lock = threading.RLock()
         self._names: dict[int, dict[str, int]] = {}
         self._contents: dict[int, bytes] = {}

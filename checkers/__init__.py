@@ -33,7 +33,7 @@ from checkers.verdict import Result
 Checker = Callable[[History], Result]
 
 _SENDING: tuple[Checker, ...] = (check_servers, check_send_path, check_coverage)
-"""Of all workloads that send messages."""
+"""The checkers of all workloads that send messages."""
 
 CHECKERS: dict[str, tuple[Checker, ...]] = {
     "queue": (check_total_queue, check_skipped, check_told_offsets, check_log, check_order, *_SENDING),
@@ -64,4 +64,4 @@ CHECKERS: dict[str, tuple[Checker, ...]] = {
 """The checkers of each workload."""
 
 OF_SCENARIOS: dict[str, tuple[Checker, ...]] = {"slow-node": (check_slow_node,)}
-"""Those that a scenario has besides."""
+"""The checkers that a scenario has besides."""

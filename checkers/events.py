@@ -18,7 +18,7 @@ Type = Literal["invoke", "ok", "fail", "info"]
 NEMESIS = "nemesis"
 RUN = "run"
 TLS = "tls"
-"""In the security of a plan: connections are encrypted."""
+"""The part of a plan's security that means encrypted connections."""
 COMPILED, OTHERS = "compiled", "others"
 """The forms of the send path."""
 
@@ -45,7 +45,7 @@ Register = int | str | None
 Polled = list[tuple[int, str]]
 """Offset and value of each message."""
 Records = list[tuple[int, str, int]]
-"""And the checksum of each stored record."""
+"""Offset, value and checksum of each stored record."""
 Popped = list[tuple[str, int, str]]
 """Queue, offset and value of each message."""
 

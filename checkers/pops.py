@@ -124,12 +124,12 @@ def check_ordered_pops(history: History) -> Result:
     """Check that a later message of a queue is delivered only after acknowledgements of all earlier ones have begun."""
     findings = Findings("ordered-pop", ORDERED_PROMISE)
     acks: defaultdict[str, dict[int, int]] = defaultdict(dict)
-    """By queue and offset: when the first acknowledgement began that may have taken effect."""
+    """By queue and offset, the begin of the first acknowledgement that may have taken effect."""
     for ack in history.named("ack"):
         if ack.outcome != "fail" and ack.queue is not None and ack.offset is not None:
             acks[ack.queue].setdefault(ack.offset, ack.began)
     passed: defaultdict[str, int] = defaultdict(int)
-    """By queue: everything before this offset was acknowledged before the current pop."""
+    """The offset of each queue before which everything was acknowledged before the current pop."""
     for pop in sorted(history.named("pop"), key=lambda each: each.ended or 0):
         if pop.outcome != "ok":
             continue

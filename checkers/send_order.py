@@ -12,7 +12,7 @@ PROMISE = "messages that one producer sends one after the other to a queue lie i
 
 
 ASKED = ("read", "final-read", "dead-read")
-"""Reads whose offset is that of the first requested message."""
+"""Reads whose offset is the offset of the first requested message."""
 
 
 def check_order(history: History) -> Result:

@@ -16,7 +16,7 @@ from checkers.verdict import Findings, Result
 PROMISE = "every acknowledged message is consumed at least once, and each duplicate has a cause"
 
 CAUSE_NS = 30 * 10**9
-"""How long after a member joined or left, or a fault ended, that may cause redelivery."""
+"""Nanoseconds for which the join or leave of a member, or the end of a fault, may cause redelivery."""
 
 
 def check_total_queue(history: History, passes: Callable[[str], bool] = lambda value: True) -> Result:

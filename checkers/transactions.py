@@ -18,7 +18,7 @@ def check_transactions(history: History) -> Result:
     """Check `half`, `end-transaction` and `check` against everything that was read. `check_log` finds second copies."""
     findings = Findings("transactions", PROMISE)
     commits: dict[str, int] = {}
-    """When a transaction was first, or may have been first, committed."""
+    """The time at which each transaction was first, or may have been first, committed."""
     rolled_back: set[str] = set()
     """Transactions whose rollback was confirmed."""
     promised: dict[str, str] = {}

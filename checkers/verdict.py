@@ -36,7 +36,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 NEVER_CAME = frozenset({"unseen", "lost", "not-again", "never-seen", "given-back-and-lost"})
-"""Anomalies that only the end of a run can show: before that, what is missing may still arrive."""
+"""Anomalies that only the end of a run can show: before that, missing messages may still arrive."""
 
 
 def of_unfinished(result: Result) -> Result:

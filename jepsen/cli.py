@@ -66,7 +66,7 @@ app = typer.Typer(
 
 
 COPY_VARIABLE = "RAFTMQ_JEPSEN_COPY"
-"""In the environment of a run with a bug planted in its clients: the directory of its code."""
+"""The variable that tells a run with a bug planted in its clients the directory of its code."""
 
 
 class CannotRun(Exception):

@@ -89,7 +89,7 @@ ROWS = (
     Row("timeout-taken-for-refusal", "queue", "pause", 30),
     Row("uncommitted-rows-served", "bulk", "slow-disk", 45),
 )
-"""With shorter faults some of them escape; those are in the table as well."""
+"""The planted bugs and their runs. With shorter faults some of them escape; those are in the table as well."""
 
 SCENARIO_ROWS = (
     Row("damaged-checkpoint-stops", "log", "", 40, "every-file"),

@@ -72,8 +72,8 @@ ONLY_UNDER = {
     "lite": frozenset({"kill", "pause", "partition"}),
     "archive": _OF_STORES,
 }
-"""Workloads that profiles run under some kinds only: what they add to *transactions*, *queue*, *pop* and *ordered-pop*
-is not about disks. Those without "packets" are left out there for want of time.
+"""Workloads that profiles run under some kinds only: they add nothing about disks to *transactions*, *queue*, *pop* and
+*ordered-pop*. Those without "packets" are left out there for want of time.
 """
 SECURED = (("queue", ("kill", "partition")), ("log", ("kill", "pause")), ("transactions", ("kill", "partition")))
 """Runs in which all servers and clients have accounts and TLS."""
@@ -88,7 +88,7 @@ PROFILES = {
     NIGHTLY: "2 hours: each workload under each group of faults and without any, each scenario, three long runs",
     RELEASE: "8 hours: the same, and each run takes longer",
 }
-"""Names and what they are."""
+"""The names of profiles and their descriptions."""
 
 SHORT_SECONDS = 8.0
 OVERHEAD_SECONDS = 19.0
@@ -98,9 +98,9 @@ CI_SCENARIOS = ("pause-kill", "helix")
 LONG_SCENARIOS = ("power-loss-of-all", "helix")
 """Scenarios that run for longer: they need many rounds."""
 LONG_SECONDS = {NIGHTLY: 4 * 60.0, RELEASE: 20 * 60.0}
-"""Of each long run; one more has no faults and a long history."""
+"""Seconds of each long run, by profile; one more run has no faults and a long history."""
 LONGER_SECONDS = {"helix": 7 * 60.0}
-"""By scenario, the minimum as a long run: 20 helices take that long."""
+"""The least seconds of a long run, by scenario: 20 helices take that long."""
 
 
 def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -> list[Cell]:

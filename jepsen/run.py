@@ -78,7 +78,7 @@ class Plan:
     security: str = ""
     """Accounts, TLS or both, see `jepsen.deployments.security`; empty for neither."""
     openchaos: tuple[str, ...] = ()
-    """Names of OpenChaos for the faults of these kinds, which limit their variants."""
+    """OpenChaos's names for the faults of these kinds, which limit their variants."""
 
     @property
     def command(self) -> str:

@@ -177,7 +177,7 @@ REST_SECONDS = (1.0, 4.0)
 QUICK_REST_SECONDS = (0.2, 0.6)
 QUICK_SECONDS_MAX = 2.0
 QUICK_ELECTION_SECONDS = 2.5
-"""In a quick run, the duration of faults that should last until another leader is elected."""
+"""Seconds of faults, in a quick run, that should last until another leader is elected."""
 
 
 def draw(

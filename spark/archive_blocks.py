@@ -11,7 +11,7 @@ from spark.plan import ArchivedLog
 __all__ = ["ArchiveUnreadable", "ArchivedRecords", "LogPlace", "OpenArchive", "TopicBlocks", "open_archive"]
 
 OpenArchive = Callable[[ArchivedLog, float], TopicBlocks]
-"""Opens an archive, whose store may take so many seconds for an answer."""
+"""Opens an archive, whose store may take a number of seconds for an answer."""
 
 
 def open_archive(archive: ArchivedLog, answer_seconds: float) -> TopicBlocks:

@@ -25,7 +25,7 @@ class ArchiveTaskReader(BulkTaskReader):
     """Reads one partition that begins in the archive. Arguments as for `TaskReader`."""
 
     open_archive = staticmethod(open_archive)
-    """For tests."""
+    """Replaceable by tests."""
 
     def read(self) -> Iterator[Any]:
         """Read all messages of the partition as record batches, in log order.

@@ -24,7 +24,7 @@ from spark.plan import LogRange
 
 LEASE_SECONDS: Final = 600
 LEASE_ANSWER_SECONDS_MAX: Final = 1.0
-"""How long planning waits for a replica to grant a lease."""
+"""Seconds for which planning waits for a replica to grant a lease."""
 RENEWAL_SECONDS: Final = 60.0
 
 
@@ -104,7 +104,7 @@ class StreamLeases:
         self._clock = clock
         self._ids: defaultdict[LeaseKey, str] = defaultdict(new_id)
         self._held: dict[LeaseKey, LogRange | None] = {}
-        """What was requested last; None where the position of the messages in the log is unknown."""
+        """The leases requested last; None where the position of the messages in the log is unknown."""
         self._renew_at = clock()
 
     def held(self, parts: Sequence[LogRange], detailed: Callable[[], Survey]) -> list[LogRange]:

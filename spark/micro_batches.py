@@ -285,4 +285,4 @@ REMEDIES: Final[dict[LossKind, str]] = {
     "recreated": "Set failOnDataLoss=false to go on with the new topic from its first message, or begin with a new "
     "checkpointLocation; if the topic was not created again, the name servers lead to another cluster",
 }
-"""What helps a query with a checkpoint, by kind of loss."""
+"""The remedies for a query with a checkpoint, by kind of loss."""

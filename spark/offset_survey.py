@@ -21,7 +21,7 @@ _HIDDEN: Final = re.compile(
     r"%RETRY%.*|%DLQ%.*|rmq_sys_.*|RMQ_SYS_.*|SCHEDULE_TOPIC_XXXX|TBW102|BenchmarkTest|SELF_TEST_TOPIC|OFFSET_MOVED_EVENT"
     r"|.*_REPLY_TOPIC|DefaultCluster|RMQ_.*"
 )
-"""Topics that a pattern does not match: the system's, and those of consumer groups."""
+"""Topics that a pattern does not match: the system's and consumer groups' own."""
 
 _AT_ONCE: Final = 256
 """Requests in flight on one connection."""

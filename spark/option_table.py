@@ -51,7 +51,7 @@ class AtTimes:
 
 
 Bound = Literal["earliest", "latest"] | AtTime | AtOffsets | AtTimes
-"""Where a scan begins or, exclusively, ends."""
+"""The place at which a scan begins or, exclusively, ends."""
 
 
 class Option(NamedTuple):

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from spark.archive_plan import ArchivePlan
 
 SEEN_SECONDS: Final = 0.1
-"""How long results are cached."""
+"""Seconds for which results are cached."""
 
 ROUTES_SECONDS: Final = 5.0
-"""How often routes are refreshed."""
+"""Seconds after which routes are refreshed."""
 
 DETAILS_SECONDS: Final = 10.0
-"""How often a stream asks how much is archived, and where messages are in the log."""
+"""Seconds after which a stream asks how much is archived, and where messages are in the log."""
 
 FIRST_SECONDS_MAX: Final = 10.0
 """A starting query does not wait longer for an address that may be wrong."""

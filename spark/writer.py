@@ -42,7 +42,7 @@ class WriterLimits:
     batch_bytes: int = 256 << 10
     batch_rows: int = 2048
     gathered_bytes_max: int = 4 << 20
-    """Bytes of rows that wait until enough of them go to the same destination."""
+    """Bytes of rows that wait until enough rows have the same destination."""
     destinations_max: int = 1000
     """Per task: brokers remember 10,000 producers, and each is one."""
 

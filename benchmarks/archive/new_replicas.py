@@ -28,7 +28,7 @@ KEPT_BYTES = 1_000_000_000
 PROBE_BYTES = 500_000_000
 RESTORE_PERCENT = 50.0
 NODE_IDS = {"archive": "n7", "leader": "n8"}
-"""Of the new replicas, by where each gets the log from."""
+"""The ids of the new replicas, by the source of their log."""
 WITHOUT_ARCHIVE = ("archive_", "local_retention_")
 """Settings that a replica lacks which gets everything from the leader."""
 

@@ -58,9 +58,9 @@ CUT_SECONDS = 4.0
 RESTART_TRIES = 4
 """Minutes for the restart of a broker, less one."""
 STUCK_SECONDS = 90.0
-"""Nothing is broken any more if no task has ended for so long."""
+"""Seconds without the end of a task after which nothing more is broken."""
 DRAIN_SECONDS_MAX = 300.0
-"""Then it waits for so long for what is missing."""
+"""Seconds to wait after that for missing tasks."""
 RESULT = "result.json"
 REPORT = ROOT / "docs" / "reports" / "celery-chaos.md"
 

@@ -51,10 +51,10 @@ class Account:
     again: list[Again] = field(default_factory=list)
     early: list[TaskRun] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
-    """Tasks that ran though nobody says that they were sent."""
+    """Tasks that ran although no producer reports that it sent them."""
     delayed: int = 0
     late_seconds: list[float] = field(default_factory=list)
-    """From the time when a delayed task was due to the beginning of its first run."""
+    """Seconds from the time when a delayed task was due to the beginning of its first run."""
 
     @property
     def untraced(self) -> list[Again]:

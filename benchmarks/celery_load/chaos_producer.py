@@ -16,11 +16,11 @@ from benchmarks.celery_load.chaos_app import body, part, work
 
 PARTS: Final = 9
 CHORD_EVERY: Final = 200
-"""Of so many tasks, the last ones are a chord: its parts and its body."""
+"""The number of tasks whose last ones are a chord: its parts and its body."""
 DELAYED_EACH: Final = 10
 SLOW_EACH: Final = 97
 LONG_EACH: Final = 4999
-"""One of so many takes longer than its visibility."""
+"""One task in this number takes longer than its visibility."""
 DELAY_SECONDS_MAX: Final = 60.0
 
 

@@ -63,9 +63,9 @@ class Measured:
     app: Celery
     worker_pids: list[int]
     seconds: list[float] = field(default_factory=list)
-    """Of each call."""
+    """Seconds of each call."""
     stages: list[tuple[float, float, float]] = field(default_factory=list)
-    """Of each call, in seconds: until `delay` returned, then until the task began, then until `get` returned."""
+    """Seconds of the stages of each call: until `delay` returned, until the task began, until `get` returned."""
     rates: list[float] = field(default_factory=list)
     """Tasks per second, of each round."""
     cpu_us: dict[str, list[float]] = field(default_factory=lambda: {"client": [], "worker": [], "broker": []})

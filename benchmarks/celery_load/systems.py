@@ -37,7 +37,7 @@ class System:
     durability: str
     open: Callable[[Path], AbstractAsyncContextManager[Broker]]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of Celery."""
+    """Settings of Celery."""
 
 
 @asynccontextmanager

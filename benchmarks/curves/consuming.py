@@ -18,7 +18,7 @@ from mq.local_cluster.any_disk import ANY_DISK
 
 RATE = 2000.0
 JOIN_COST = 4
-"""A consumer takes so many times longer to begin than a connection: it joins its group, and all members are told."""
+"""The factor by which a consumer begins slower than a connection: it joins its group, and members are told."""
 CONSUMERS = Curve(
     "consumers",
     "Consumers",

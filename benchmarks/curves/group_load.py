@@ -23,7 +23,7 @@ from mq.monitoring.cpu_time import cpu_seconds
 
 CONNECTS_PER_SECOND = 1000
 START_SECONDS = 2.0
-"""Of the processes that generate the load, where others use the cores too."""
+"""Seconds for the start of load generators on a machine with other load."""
 AGAIN_AFTER_SECONDS = 3.0
 
 

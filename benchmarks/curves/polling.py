@@ -33,7 +33,7 @@ _PULL_OPAQUE, _HEARTBEAT_OPAQUE = 1, 2
 _NOTHING_NEW = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
 _DUE = struct.Struct(">d")
 _BODY_AT = 88
-"""Where a stored record's body begins, behind IPv4 hosts."""
+"""The position of a stored record's body, behind IPv4 hosts."""
 
 
 @dataclass(frozen=True, slots=True)

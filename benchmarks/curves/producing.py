@@ -48,7 +48,7 @@ GROUPS = Curve(
 
 LOG_GB = (0, 1, 2, 5, 10, 20)
 DISK_GB_LEFT = 25
-"""What the log may not take from others on this machine."""
+"""The GB of this machine's disk that the log leaves to others."""
 FILL_SECONDS_MAX = 260.0
 IDLE_AFTER_SECONDS = 2.0
 

@@ -46,7 +46,7 @@ BODY = bytes(100)
 PACE_SECONDS = 0.005
 STEADY_SECONDS = 1.0
 AWAY_SECONDS = 5.0
-"""How long a follower stays down."""
+"""Seconds for which a follower stays down."""
 RECOVERY_SECONDS_MAX = 60.0
 
 

@@ -27,7 +27,7 @@ from raftlog.segment.writer import InlineWriter
 
 BODY_BYTES = 1024
 IN_FLIGHT = 32
-"""What the broker receives at once."""
+"""The number of requests that the broker receives at once."""
 BATCH, BATCHES_IN_FLIGHT = 32, 8
 PULLED = 32
 WARM_UP, ROUNDS, ATTEMPTS = 10, 6, 3

@@ -11,7 +11,7 @@ import sys
 import time
 
 _SLICE_SECONDS = 0.0005
-"""About what a broker does for one chunk of pulls, so that waits are of the same length."""
+"""Seconds of a piece: about a broker's time for one chunk of pulls, so that waits are of the same length."""
 
 
 def burn(share: float, seconds: float) -> None:

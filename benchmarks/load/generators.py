@@ -32,7 +32,7 @@ WORKERS_MAX = 2
 
 ATTEMPTS_MAX = 3
 AHEAD_SECONDS_MIN = 1.0
-"""From the start of load generators to their first window, at least, when they are started again."""
+"""The least seconds from a restart of load generators to their first window."""
 _LATE_SHARE = 0.1
 """A window that is read later than by this share of it is measured again."""
 

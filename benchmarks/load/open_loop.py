@@ -38,7 +38,7 @@ class PacedJob:
     job: Job
     rate: float
     survives: bool = False
-    """Whether it goes on after a failed request."""
+    """Whether the load continues after a failed request."""
 
     @property
     def begin(self) -> float:

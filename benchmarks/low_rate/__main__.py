@@ -40,10 +40,10 @@ from tests.interop.clients import BuildFailed
 RATES = (10, 50, 200, 500, 2000)
 WARM_UP_RATE = 500
 START_SECONDS = 2.5
-"""From the start of a client until it sends; then one second of load before the measurement."""
+"""Seconds from the start of a client until it sends; then one second of load before the measurement."""
 FAILURES = (*SUITE_FAILURES, BuildFailed)
 START_WORK_SECONDS = 8.0
-"""From the start of servers until their first work is done, such as registrations and the first scrub."""
+"""Seconds from the start of servers until their first work is done, such as registrations and the first scrub."""
 
 
 class Arguments(argparse.Namespace):

@@ -12,7 +12,7 @@ BEGIN = "<!-- measured by `make bench-low-rate`: begin -->"
 END = "<!-- measured by `make bench-low-rate`: end -->"
 
 LOOPBACK_MS = 0.03
-"""Of the goal: one round trip more than the floor, which replication needs."""
+"""The part of the goal for one round trip more than the floor, which replication needs."""
 IDLE_PERCENT_MAX = 0.5
 IDLE_WAKE_UPS_MAX = 20.0
 CPU_RATE = 50
@@ -53,7 +53,7 @@ BUSY = (
 )
 
 Samples = Mapping[str, Sequence[LowRateSample]]
-"""By the name of a system."""
+"""The samples of each system, by its name."""
 
 
 def section(

@@ -119,4 +119,4 @@ SYSTEMS = (
     ),
     *map(_as_system, (*NATS, *RABBITMQ, *ROCKETMQ)),
 )
-"""In the order of the run and of the table."""
+"""The systems in the order of the run and of the table."""

@@ -32,7 +32,7 @@ POPPED_AHEAD = 256
 DELAYED_EVERY = 100
 FAILED_EVERY = 1000
 IN_FLIGHT_MAX = 20_000
-"""So many that what is due is sent in time also while a broker stands still."""
+"""The most requests in flight: enough to send due messages in time while a broker stands still."""
 _LEAVE_SECONDS_MAX = 20.0
 _ERRORS_MAX = 5
 

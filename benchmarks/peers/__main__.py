@@ -35,7 +35,7 @@ from mq.cli.errors import run_trio
 from tests.interop.clients import BuildFailed
 
 PEERS = {peer.name: peer for peer in (*RAFTMQ, *ROCKETMQ, *KAFKA, *NATS, *RABBITMQ, *ETCD)}
-"""By name, in the order of the turns and of the tables."""
+"""The peers by name, in the order of the turns and of the tables."""
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:

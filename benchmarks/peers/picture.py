@@ -12,9 +12,9 @@ from mq.cli.bench.plot import WIDTH, svg
 GAP, LABEL, VALUE = 30, 130, 64
 BAR, STEP, HEAD, LEGEND = 16, 24, 40, 34
 ROOM_FOR_SPREAD = 1.5
-"""How far the scale goes beyond the longest bar, at most."""
+"""The factor by which the scale extends beyond the longest bar, at most."""
 COLOURS = {"majority, on disk": "#1d4ed8", "one server, on disk": "#0f766e", "majority, page cache": "#f59e0b"}
-"""By what an acknowledgement guarantees."""
+"""The colours of bars, by the guarantee of an acknowledgement."""
 
 Figure = Callable[[Sample], float]
 

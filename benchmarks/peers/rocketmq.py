@@ -29,7 +29,7 @@ _PATIENT = {
     "sendMessageThreadPoolNums": "16",
     "diskMaxUsedSpaceRatio": "95",
 }
-"""Otherwise a broker refuses messages that waited for 200 ms. The thread counts are those of the DLedger examples."""
+"""Settings against refusals of messages that waited for 200 ms. Thread counts are as in the DLedger examples."""
 
 
 def start_java(servers: Processes, name: str, main: str, settings: Mapping[str, object], version: str) -> int:

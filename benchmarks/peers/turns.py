@@ -22,9 +22,9 @@ from mq.local_cluster import ServersFailed
 
 TURN_SECONDS_MAX = 360.0
 ATTEMPTS_MAX = 2
-"""How often a load is tried when the servers refuse a message."""
+"""The number of times that a load is tried when the servers refuse a message."""
 CONNECT_SECONDS = 1.0
-"""From the start of the load generators until their connections have filled their window in flight."""
+"""Seconds from the start of the load generators until their connections have filled their window in flight."""
 
 Say = Callable[[str], None]
 

@@ -45,7 +45,7 @@ WORK = tuple((kind, in_flight) for kind in KINDS for in_flight in (1, 64))
 LITE_SETTINGS = {"storeType": "defaultRocksDB", "enableLmq": "true", "enableMultiDispatch": "true"}
 """Without them, a broker of RocketMQ has no lite topics."""
 LITE_SHARE = 10
-"""So many times fewer messages go to lite topics: RocketMQ's broker delivers some ten of them a second."""
+"""The factor by which fewer messages are sent to lite topics: RocketMQ's broker delivers some ten of them a second."""
 BEFORE_OTHERS = " Servers and clients got the processors before the other work (`--real-time`)."
 _MIB = 1024 * 1024
 

@@ -25,7 +25,7 @@ from mq.proxy.wire import messaging_pb2 as pb
 SERVICE = "/apache.rocketmq.v2.MessagingService/"
 GROUP, LITE_GROUP = "BenchmarkGroup", "BenchmarkLiteGroup"
 LITES = [f"session-{number:03}" for number in range(256)]
-"""Messages go to these by turns: of each one, a consumer has one message at a time."""
+"""The lite topics to which messages are sent by turns: of each one, a consumer has one message at a time."""
 BODY = b"x" * 1024
 BATCH = 16
 POLL_SECONDS = 5

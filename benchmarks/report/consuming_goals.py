@@ -22,11 +22,11 @@ DRAINS = (
     ("drain-8-each", "drain-8-each", "8 consumers, POP, an ACK for each message"),
     ("drain-8-joined", "drain-8-each", "8 consumers, POP, ACKs in one request"),
 )
-"""Our case, that of the others, and what they are called."""
+"""Our case, the others' case, and the name of both."""
 GROUPS, GROUPS_TIMES_MAX = 16, 3.0
 
 Samples = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
-"""By system and case."""
+"""The samples by system and case."""
 
 
 def median(samples: Samples, system: str, case: str, figure: str) -> float | None:

@@ -143,7 +143,7 @@ def collect(directory: Path = RESULTS) -> list[Judged]:
 
 
 BUSY: Final = 2.0
-"""From this load average on, a run of times and rates says more about the machine than about the brokers."""
+"""The load average from which on times and rates say more about the machine than about the brokers."""
 
 
 def section(judged: Sequence[Judged]) -> str:

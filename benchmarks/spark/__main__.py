@@ -48,7 +48,7 @@ MESSAGES = 1_000_000
 BODY_BYTES = 1024
 ROUNDS = 3
 MANY_TOPICS = 1250
-"""Of 8 queues each."""
+"""The number of topics of 8 queues each."""
 PLANS_PER_ROUND = 10
 SINK_ROWS = 200_000
 

@@ -113,7 +113,7 @@ CASES: dict[str, Measure] = {
     "follower": measure_follower,
     "restart": measure_restart,
 }
-"""In this order, so that the longest is the one that time may not suffice for."""
+"""The cases; the longest is the last, since time may not suffice for it."""
 
 
 STORE = Suite("store", __doc__, CASES)

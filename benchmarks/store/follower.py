@@ -39,13 +39,13 @@ from mq.monitoring.cpu_time import cpu_seconds
 
 LAG_BYTES = 64 * 1024 * 1024
 SLOW_PULL_MESSAGES = 8
-"""What a consumer that is so far behind gets at once, see `slow_pull_messages_max`."""
+"""The messages that a consumer that is so far behind gets at once, see `slow_pull_messages_max`."""
 
 _SUGGESTED = re.compile(rb'"suggestWhichBrokerId":"(\d+)"')
 _REDIRECT_SECONDS_MAX = 20.0
 _WINDOW_SECONDS = 3.0
 _BLOCKS = 4
-"""Of four windows each."""
+"""The number of blocks of four windows each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ class Sizes:
     """Numbers of messages, and times in seconds."""
 
     connect_seconds: float = 2.0
-    """From the start of a load generator until its connections have filled their window in flight."""
+    """Seconds from the start of a load generator until its connections have filled their window in flight."""
     curve_warm_up_seconds: float = 1.5
-    """From then on until the windows of a curve begin."""
+    """Seconds from then on until the windows of a curve begin."""
     backlog_messages: int = 200_000
     random_messages: int = 100_000
     old_messages: int = 5_000_000
@@ -38,4 +38,4 @@ TEST_MIN: Final = Sizes(
     timers=100_000,
     idle_core=100.0,
 )
-"""For tests."""
+"""The sizes of tests."""

@@ -24,7 +24,7 @@ from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed
 
 FAILURES = (ServersFailed, ClientError, GeneratorFailed, subprocess.CalledProcessError, OSError)
-"""What a case may raise; figures that it had noted before count."""
+"""The errors that a case may raise; figures that it had noted before are kept."""
 
 
 @dataclass(frozen=True, slots=True)

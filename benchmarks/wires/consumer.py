@@ -15,7 +15,7 @@ from benchmarks.load.frames import QUEUES
 from benchmarks.wires.wire import Slots
 
 DUE = re.compile(rb"@DUE(\d{19})")
-"""In each body: nanoseconds of CLOCK_MONOTONIC."""
+"""The due time in each body: nanoseconds of CLOCK_MONOTONIC."""
 _AT, _DIGITS = len(b"@DUE"), 19
 PULLED_MAX = 32
 """Messages per answer, as stock consumers of RocketMQ ask for."""

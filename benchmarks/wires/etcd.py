@@ -20,7 +20,7 @@ _WINDOW_BYTES = 65535
 _WINDOW_BYTES_MAX = 2**31 - 1
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD = struct.Struct(">BHBBI")
-"""Of a frame: length (one byte and two), type, flags, stream."""
+"""The head of a frame: length (one byte and two), type, flags, stream."""
 
 
 class EtcdWire:
@@ -43,7 +43,7 @@ class EtcdWire:
         self._window = _WINDOW_BYTES
         self._control = b""
         self._held: deque[tuple[int, bytes]] = deque()
-        """What waits until the server has room: bytes that count against its window, and the frames."""
+        """Frames that wait until the server has room, with the bytes that they take of its window."""
 
     def open(self, sock: socket.socket) -> None:
         """Send settings, and a window for all responses."""

@@ -20,7 +20,7 @@ from benchmarks.wires.wire import LoadFailed, Slots, receive_some
 from tests.interop.clients import CACHE
 
 CRC_PACKAGE: Final = "google-crc32c==1.9.0"
-"""From PyPI, into `CACHE`: batches are protected by CRC-32C, which the standard library does not have."""
+"""The package of PyPI, installed into `CACHE`, for CRC-32C, which the standard library does not have."""
 
 REQUESTS_MAX: Final = 2
 """Requests of a connection in flight: one that the broker handles, and one that waits in the socket."""
@@ -35,7 +35,7 @@ _BATCH: Final = struct.Struct(">qiibIhiqqqhii")
 producer, epoch, sequence, records.
 """
 _BEFORE_CRC_END: Final = 21
-"""Where the bytes begin that the CRC is of."""
+"""The position of the first byte that the CRC covers."""
 
 
 class Fields:

@@ -15,7 +15,7 @@ _FETCH = 1
 _WAIT_MS, _BYTES_MIN, _BYTES_MAX, _PARTITION_BYTES_MAX = 500, 1, 50 * 2**20, 2**20
 """The defaults of Kafka's consumer."""
 COMMIT_SECONDS = 5.0
-"""As its `auto.commit.interval.ms`."""
+"""Seconds between commits, as Kafka's `auto.commit.interval.ms`."""
 _FETCHED, _COMMITTED = 1, 2
 """Numbers of requests."""
 _BATCH_HEAD = struct.Struct(">qi")

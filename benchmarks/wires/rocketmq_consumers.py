@@ -40,7 +40,7 @@ _NOTHING_NEW = (
     ResponseCode.POLLING_TIMEOUT,
 )
 _ACKS_FROM: Final = 1000
-"""The opaque of acknowledgements; those of pulls are the numbers of queues."""
+"""The opaque of acknowledgements; the opaques of pulls are the numbers of queues."""
 _LENGTHS = struct.Struct(">II")
 _ANY_OFFSET: Final = 1_234_567_890_123
 """Stands for the position in a frame that is made once."""

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 URL: Final = "s3://bucket"
 _FREE, _TOTAL = 80, 100
-"""Of each disk, by which retention decides: nothing is deleted because it is full."""
+"""The free and total bytes of each disk for retention, which deletes nothing because a disk is full."""
 _LOOK_SECONDS: Final = 0.2
 
 
@@ -80,12 +80,12 @@ class Archive(Workload):
         self.bucket = ArchiveBucket(cluster, self._bucket_rng, self.counts)
         self.bucket.compares = random.Random(f"{cluster.scenario.seed} compares").random() < 0.5
         self._archived: Base = NOTHING
-        """How much the group knows to be archived, as committed."""
+        """The end of the archive that the group knows, as committed."""
         self._begin = 0
-        """From this physical offset on the group serves archived messages, as committed."""
+        """The physical offset from which on the group serves archived messages, as committed."""
         self._threads: dict[BrokerProcess, Threads] = {}
         self._again_to = [0] * self.queues
-        """How far the readers have got that begin at the first message again and again."""
+        """The offsets that readers have reached who begin at the first message again and again."""
         self._last_round = False
         self._has_reread = [False] * self.queues
         self._is_mended = False

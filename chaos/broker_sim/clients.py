@@ -22,7 +22,7 @@ class LostResponse(Enum):
     """The reason that a request has no response."""
 
     UNREACHABLE = auto()
-    """It was never sent: certainly nothing happened."""
+    """The request was never sent: certainly nothing happened."""
     UNKNOWN = auto()
     """The connection broke, or no response came in time."""
 

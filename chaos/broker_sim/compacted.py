@@ -31,7 +31,7 @@ _OLD_MS: Final = 2000
 _TOMBSTONE_MS: Final = 5000
 _KEYS: Final = 12
 _AGAIN, _DELETE, _TOMBSTONE = 0.02, 0.01, 0.2
-"""How often an operation creates the topic again, deletes it, or sends a tombstone."""
+"""The shares of operations that create the topic again, delete it, or send a tombstone."""
 _QUICK: Final = {"_HOUR_MS": _OLD_MS, "_LINGER_SECONDS": 0.5, "_LOOK_SECONDS": 0.3, "_AGAIN_SECONDS": 0.2}
 
 
@@ -46,7 +46,7 @@ class _Newest(NamedTuple):
 
 class Compacted(Workload):
     checkers: ClassVar[tuple[Checker, ...]] = ()
-    """They do not know messages that disappear when newer ones come."""
+    """None, since checkers do not know messages that disappear when newer ones come."""
     name = "compacted"
     topic = "C"
 
@@ -58,7 +58,7 @@ class Compacted(Workload):
         self._commands: list[ExpireMessages | DeleteTopic] = []
         self._tombstones = 0
         self._ends: dict[int, int] = {}
-        """Where queues ended when clients stopped."""
+        """The ends of queues when clients stopped."""
 
     def counted_in(self, sent: Sent) -> str | None:
         """Return None: kept messages are written to the log again."""

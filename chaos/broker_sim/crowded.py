@@ -74,7 +74,7 @@ class Crowded(Workload):
         self._topics = Names("topics", TEST_MIN.state.topics_max)
         self._groups = Names("groups", TEST_MIN.state.groups_max)
         self._to_do = [self._make_room, self._use_topic_room, self._use_group_room, self._use_lock_room]
-        """What is left to do at the end."""
+        """The steps that are left at the end."""
         self._makes_room = False
 
     def limits(self, drawn: BrokerLimits) -> BrokerLimits:

@@ -35,7 +35,7 @@ _BATCH_MAX = 4
 """Messages of a batch: the small message limit of simulated brokers has no room for more."""
 _BATCH_BODY_BYTES_MAX = 20
 _SHORT_LIVED = 0.2
-"""How often an operation is the first send of a new process."""
+"""The share of operations that are the first send of a new process."""
 _FORGOTTEN_KINDS = "plain", "short-lived"
 """Messages that may be stored as often as they are sent."""
 
@@ -59,7 +59,7 @@ class Dedup(Workload):
         self._waiting = 0
         self._level = 1
         self._batched: dict[str, list[Sent]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
-        """What each producer of batches has sent, by number."""
+        """The messages that each producer of batches has sent, by number."""
         self._part: _Part | None = None
         self._known: set[int] = set()
         """Values that were acknowledged without a place."""

@@ -43,10 +43,10 @@ class Delay(Workload):
         self._shown: dict[int, list[CommittedRecord]] = {}
         self._done: set[Waiting] = set()
         self._done_singly: set[Waiting] = set()
-        """Done before earlier ones in their queue, one of which could not be read."""
+        """Messages done before earlier ones in their queue, one of which could not be read."""
         self._skips: list[SkipEntries] = []
         self._origins: Counter[int] = Counter()
-        """How often each message was stored for its client, pending copies included."""
+        """The number of times that each message was stored for its client, pending copies included."""
         self._recalls: dict[Waiting, bool] = {}
         """Requested recalls, and whether their client got success."""
         self._recalled: set[Waiting] = set()

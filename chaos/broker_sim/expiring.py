@@ -26,7 +26,7 @@ from mq.protocol.requests.retention_attributes import RESERVE_TIME
 
 _KEPT_MS: Final = 2000
 _AGAIN: Final = 0.02
-"""How often an operation creates the topic again."""
+"""The share of operations that create the topic again."""
 
 
 class Expiring(Workload):

@@ -30,7 +30,7 @@ _KIND: Final = "kind"
 _KINDS: Final = 3
 _BODY_BYTES_MAX: Final = 1 << 20
 _RESTARTS: Final = 0.01
-"""How often an operation restarts the filter server."""
+"""The share of operations that restart the filter server."""
 
 
 class FilteredPulls(Workload):
@@ -39,15 +39,15 @@ class FilteredPulls(Workload):
     def __init__(self, cluster: Brokers) -> None:
         super().__init__(cluster)
         self.loaded: dict[str, SqlProgram] = {}
-        """What the filter server has in memory, by name."""
+        """The programs in the filter server's memory, by name."""
         self.started = 0
-        """How often the filter server was started; what it was doing before is lost."""
+        """The number of starts of the filter server; its work from before a start is lost."""
         self._members = [Member(self, queue_id, f"kind = '{queue_id % 2}'") for queue_id in range(self.queues)]
         self._kept = ""
         """The name of the filter that the group has by the log."""
         self._asked = 0
         self._asking: dict[int, set[str]] = {}
-        """For each question for the group's filter that is not answered: which ones it had meanwhile."""
+        """The filters that the group had since each unanswered query of its filter."""
 
     def begin(self) -> None:
         super().begin()

@@ -35,7 +35,7 @@ _SHARE_SECONDS = 1.0
 _COMMIT_SECONDS = 0.5
 _SEEK_SECONDS = 3.0
 _RARE_COMMIT_SECONDS = 4.0
-"""For a group that consumes in order: much is handled and not committed when a queue changes hands."""
+"""The pause between commits of a group that consumes in order: much is uncommitted when a queue changes hands."""
 _LOCK_PERIOD_SECONDS = 0.7
 _AGAIN_SECONDS = 0.3
 _BUFFERED_MAX = 64

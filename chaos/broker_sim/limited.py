@@ -23,7 +23,7 @@ _READ_RATE: Final = 40
 """Messages per second that may be read."""
 _AT_ONCE: Final = 3
 _CLOCK_RATE: Final = 1.2
-"""How much faster than the true time the clock of a broker may be, and some messages that are on their way."""
+"""The factor by which a broker's clock may be too fast; allows also for messages on their way."""
 
 
 class Limited(Workload):

@@ -65,13 +65,13 @@ class Lite(OrderedPop):
         self._consumers = [Client(cluster, 100 + number) for number in range(len(_MEMBERS))]
         self._names = dict(zip(self._consumers, _MEMBERS, strict=True))
         self._wanted: dict[str, set[str]] = {name: set() for name in _MEMBERS}
-        """What members subscribe to, as they see it."""
+        """The lite topics that members subscribe to, as they see it."""
         self._expires = self.rng.random() < _EXPIRING
         self._to_create = self._creations()
         self._ending: list[tuple[str, int]] = []
         self._former_ends: dict[str, int] = {}
         self._committed_ms: dict[str, int] = {}
-        """When the last message of a lite topic was committed, by a clock that is right."""
+        """The time at which the last message of a lite topic was committed, by a clock that is right."""
         self._waiting: dict[QueueOfGroup, tuple[int, float]] = {}
         """The first unread message of a queue, and since when it should come."""
         self._leader: BrokerProcess | None = None

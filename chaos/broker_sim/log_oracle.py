@@ -35,7 +35,7 @@ class CommittedRecord(NamedTuple):
 
 
 OF_DELETED_TOPIC: Final = CommittedRecord(0.0, 0, cast("StoredMessage", None))
-"""In place of a record that was deleted with its topic."""
+"""Stands for a record that was deleted with its topic."""
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Sent:
     properties: dict[str, str]
     since: float
     asked: Mapping[str, Any] = field(default_factory=dict)
-    """What the workload needs later."""
+    """Details that the workload needs later."""
     unknown: int = 0
     refused: int = 0
     acked: list[tuple[int, int]] = field(default_factory=list)
@@ -67,11 +67,11 @@ class Ledger:
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], list[CommittedRecord]] = defaultdict(list)
         self.begins: dict[tuple[str, int], int] = {}
-        """Where queues begin because the queue of a deleted topic ended there."""
+        """The offsets at which queues begin because the queue of a deleted topic ended there."""
         self.sent: dict[int, Sent] = {}
         self.at_position: dict[int, CommittedRecord] = {}
         self.copies: dict[str, Counter[int]] = defaultdict(Counter)
-        """How often each value is stored, by topic."""
+        """The number of stored copies of each value, by topic."""
 
     def new(self, kind: str, topic: str, nbytes: int, properties: dict[str, str], since: float, **asked: Any) -> Sent:
         """Register a message that a client is about to send."""

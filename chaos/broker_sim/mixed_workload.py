@@ -63,7 +63,7 @@ class Mixed(Workload):
         self._members: dict[GroupPlan, list[Member]] = {plan: [] for plan in self._plans}
         self._joined = 0
         self._due_in_order = [0] * _ORDERED_QUEUES
-        """How many messages of a queue were stored for the first time."""
+        """The number of messages of each queue that were stored for the first time."""
         self._batched: list[CommittedRecord] = []
         self._asked_back: Counter[_Copy] = Counter()
         self._asked_dead: set[_Copy] = set()
@@ -72,7 +72,7 @@ class Mixed(Workload):
         """Messages that were sent back and are delayed, by level and offset."""
         self._levels: Counter[int] = Counter()
         self._done_singly: set[tuple[int, int]] = set()
-        """Levels and offsets: delivered before earlier ones, one of which could not be read."""
+        """Levels and offsets of messages delivered before earlier ones, one of which could not be read."""
         self._due: Counter[_Copy] = Counter()
         self._shown: Counter[_Copy] = Counter()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from chaos.broker_sim.workload import Workload
 
 LOCK_SECONDS = 4.0
-"""How long brokers keep a lock; a member relies on half of that."""
+"""Seconds for which brokers keep a lock; a member relies on half of that."""
 
 _CLOCK_RATE_MAX = 1.05
 _KEPT_SECONDS = LOCK_SECONDS / _CLOCK_RATE_MAX
@@ -63,24 +63,24 @@ class OffsetChecker:
         self._passable: Counter[Key] = Counter()
         """Up to where everything was handled or skipped."""
         self._awaited: dict[Key, int] = {}
-        """Where a member must start before the offset may move on."""
+        """The offset at which a member must start before the group's offset may move on."""
         self._pulls: Counter[tuple[Key, int]] = Counter()
         """Pulls that are or may be in flight."""
         self._said: dict[Key, list[tuple[str, int, float]]] = defaultdict(list)
-        """Which member committed which offset, and when."""
+        """The member, offset and time of each commit."""
         self._answerable: dict[Key, set[int]] = defaultdict(set)
         """Offsets that members committed with a response."""
         self._read_from: dict[Key, dict[str, int]] = defaultdict(dict)
         """The lowest offset from which each member pulled."""
         self._back: dict[Key, set[tuple[str, int]]] = defaultdict(set)
-        """Which member committed which offset, with a response or without."""
+        """The member and offset of each commit, with a response or without."""
         self._holders: dict[Key, tuple[str, float]] = {}
-        """Which member holds a queue's lock according to the log, and since when."""
+        """The member that holds a queue's lock according to the log, and since when."""
         self._renewed: dict[tuple[str, Key], float] = {}
         self._giving: Counter[tuple[str, Key]] = Counter()
         """Queues that may be unlocked at any time: the number of unanswered unlock requests."""
         self._given: dict[tuple[str, Key], float] = {}
-        """When a queue was last unlocked; a lock request from before that proves nothing."""
+        """The time at which a queue was last unlocked; an earlier lock request proves nothing."""
 
     @property
     def _now(self) -> float:

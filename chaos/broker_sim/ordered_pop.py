@@ -50,7 +50,7 @@ class _Held:
     put_off: dict[int, int] = field(default_factory=dict)
     suspended: set[int] = field(default_factory=set)
     counts: dict[int, int] = field(default_factory=dict)
-    """For each message: how often it was popped before, as far as that counts."""
+    """The number of earlier counted pops of each message."""
 
     @property
     def until_ms(self) -> int:
@@ -81,14 +81,14 @@ class OrderedPop(Workload):
         self._held: dict[QueueOfGroup, _Held] = {}
         self._reached: dict[QueueOfGroup, int] = {}
         self._handed_out: Counter[_Place] = Counter()
-        """How many responses with a message may still reach a client."""
+        """The number of responses with a message that may still reach a client."""
         self._asked: set[_Place] = set()
-        """What clients acknowledge, or try to."""
+        """Messages that clients acknowledge, or try to."""
         self._done: set[_Place] = set()
         self._counts: dict[_Place, int] = {}
-        """With which number of earlier deliveries a message was popped."""
+        """The number of earlier deliveries with which a message was popped."""
         self._gone: set[_Place] = set()
-        """What was popped of a queue that has ended since."""
+        """Messages popped from a queue that has ended since."""
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 

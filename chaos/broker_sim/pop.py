@@ -123,7 +123,7 @@ class Pop(Workload):
         self._open: dict[MessageAt, _Pop] = {}
         self._popped: dict[MessageAt, set[tuple[int, int]]] = {}
         self._moved: dict[tuple[MessageAt, _Name], _Name] = {}
-        """For each checkpoint that a message has left by being postponed, its next one."""
+        """The next checkpoint after each one that a message has left by being postponed."""
         self._finished: dict[MessageAt, str] = {}
         self._handed_out: Counter[MessageAt] = Counter()
         self._acks: dict[MessageAt, set[_Name]] = {}

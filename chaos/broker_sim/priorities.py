@@ -21,7 +21,7 @@ _KNOWN_SECONDS: Final = 1.0
 """A message that is committed for so long is known to every leader."""
 _DECISIONS_MIN: Final = 100
 _INVERSIONS_MAX: Final = 0.25
-"""Of all messages that were popped while several levels waited: a tenth is due to lower levels, some are chance."""
+"""The share of pops against the order of waiting levels: a tenth is due to lower levels, some are chance."""
 _STREAK_MAX: Final = 200
 """Messages of the first level in a row, while others wait: ten, one pop more, and that again after each election. Most
 seen: 67.

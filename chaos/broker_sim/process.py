@@ -52,11 +52,11 @@ _SECRETS = (bytes(32),)
 EARLY_NOTE = encode_early(0, 0)
 """Half of the deletions come before their time, as on a full disk."""
 _CHECK_TURNS = 48
-"""The state of a broker is checked once in so many turns, and when everything is quiet: a check looks at all of it,
-and after each turn it would take half as long as everything else.
+"""Turns between checks of a broker's state, besides when everything is quiet: a check looks at all of it, and after
+each turn it would take half as long as everything else.
 """
 _EACH_TURN_SEEDS, _EACH_TURN_SEED = 16, 8
-"""One seed in sixteen checks it after every turn, none of those that run each time."""
+"""One seed in sixteen checks the state after every turn, but none of the seeds that each test run uses."""
 _QUEUES_AT_ONCE = 3
 """Small, so that entries are applied between two parts of a checkpoint."""
 

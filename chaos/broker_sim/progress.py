@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 _PATIENCES_MAX: Final = 10
-"""Who only just makes progress within each patience is given up after so many: nobody waits for that in production."""
+"""The number of patiences after which a run that only just makes progress is given up, as users would."""
 
 
 class Progress:

@@ -33,11 +33,11 @@ from mq.protocol.names import SCHEDULE_TOPIC
 
 _GROUP = "RG"
 _DELETE, _AGAIN = 0.02, 0.5
-"""How often an operation deletes the topic, and how often the next one deletes it once more."""
+"""The share of operations that delete the topic, and of next ones that delete it once more."""
 _BACK = 0.3
-"""How often an operation restores or creates a topic that is not there."""
+"""The share of operations that restore or create a topic that does not exist."""
 _DELAYED = 0.2
-"""How often a message is delayed, by level 1 or 2: for 1 or 5 seconds."""
+"""The share of messages that are delayed, by level 1 or 2: for 1 or 5 seconds."""
 _LATE_SECONDS = 2.0
 _IN_FLIGHT_SECONDS = 0.5
 """Entries that are in flight together are committed within so long."""
@@ -45,7 +45,7 @@ _IN_FLIGHT_SECONDS = 0.5
 
 class Recreated(Workload):
     checkers: ClassVar[tuple[Checker, ...]] = ()
-    """Those of the harness know neither topics that are restored nor readers that begin at the stored offset."""
+    """None: checkers know neither restored topics nor readers that begin at the stored offset."""
     name = "recreated"
 
     def __init__(self, cluster: Brokers) -> None:
@@ -53,12 +53,12 @@ class Recreated(Workload):
         self._level = 1
         self._exists = False
         self._commands: list[DeleteTopic | PutTopic | RestoreTopic | ForgetTopic] = []
-        """Those about the topic in the entry that is looked at, whose messages come first."""
+        """The commands about the topic in the present entry, whose messages come first."""
         self._restorable: _Deleted | None = None
         self._taken: set[int] = set()
         """Physical offsets of records that the reader got."""
         self._waited_from: dict[int, int] = {}
-        """By value: the physical offset of the last record of a message that waits."""
+        """The physical offset of the last record of each waiting message, by value."""
         self._latest = self._before_entry = self._born_after = -1
         """Physical offsets: of the last record, of the last one before this entry, and before that which created the
         topic.

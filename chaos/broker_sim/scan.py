@@ -51,9 +51,9 @@ class Scan(Workload):
         self._deletes: DeleteTopic | None = None
         self._deletions = 0
         self._incarnation_at: dict[int, int] = {}
-        """For each record of the passing topic, by physical offset: how often the topic had been deleted before."""
+        """For each record of the passing topic, by physical offset: the number of earlier deletions of the topic."""
         self._incarnations: dict[str, int] = {}
-        """By identity of the passing topic."""
+        """The number of deletions before each identity of the passing topic."""
         self.scans: list[ScanRead] = []
         self._last: ScanRead | None = None
 

@@ -53,7 +53,7 @@ class _Model(NamedTuple):
 
 class ScheduledMessages(Workload):
     checkers: ClassVar[tuple[Checker, ...]] = ()
-    """The messages of ticks are sent by nobody."""
+    """None, since no client sends the messages of ticks."""
     name = "schedules"
     topic = "S"
     queues = 2
@@ -62,11 +62,11 @@ class ScheduledMessages(Workload):
         super().__init__(cluster)
         self._there: dict[str, _Model] = {}
         self._versions: dict[int, tuple[str, ScheduleDefinition]] = {}
-        """What each version was."""
+        """The name and definition of each version."""
         self._triggered: Counter[str] = Counter()
-        """How often each schedule may still be sent beside its ticks."""
+        """The number of times that each schedule may still be sent beside its ticks."""
         self._messages: list[tuple[CommittedRecord, _Model | None]] = []
-        """Of this entry: each with what its schedule was before it in the log."""
+        """The messages of this entry, each with its schedule's state before it in the log."""
         self._marks: list[tuple[SettleTick, _Model]] = []
         self._exists = False
         self._puts = 0

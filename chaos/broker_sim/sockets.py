@@ -28,7 +28,7 @@ _SILENCE_SECONDS_MAX = 3.0
 """A connection breaks after so long across a cut link."""
 _CUT_POLL_SECONDS = 0.05
 _GATHER_SHARE = 0.3
-"""So many turns are late, so that they find several sockets ready."""
+"""The share of turns that are late, so that they find several sockets ready."""
 _GATHER_SECONDS_MAX = 0.003
 _STOP_CHANCE = 0.001
 
@@ -55,7 +55,7 @@ class SocketWorld(Protocol):
     network: Network
     healing: bool
     socket_counts: Counter[str]
-    """How often each fault of sockets happened."""
+    """The number of times that each fault of sockets happened."""
     client_faults: random.Random
     """Draws which clients stop in the middle of a request."""
 
@@ -146,7 +146,7 @@ class SimSocket:
     """The end of a line in a process: stands for a connected socket that never blocks, without TLS."""
 
     shown_certificate: bytes | None = None
-    """See `raftlog.net.tls_socket.TlsSocket`."""
+    """None: the line has no TLS, see `raftlog.net.tls_socket.TlsSocket`."""
 
     def __init__(self, reactor: SimReactor, line: Line, side: int, peer: Address, faults: SocketFaults) -> None:
         self._reactor = reactor

@@ -90,7 +90,7 @@ class SetTransactions:
         self._rows: list[tuple[str, str, int, int]] = []
         self._visible: set[int] = set()
         self._outputs: Counter[int] = Counter()
-        """By offset of the input, how many are visible."""
+        """The number of visible outputs, by offset of the input."""
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 

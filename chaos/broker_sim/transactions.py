@@ -36,7 +36,7 @@ from mq.protocol.requests.transactions import CheckTransactionState
 _GROUP = "PG"
 _HEARTBEAT_SECONDS = 1.0
 _ORPHAN_SECONDS = 6.0
-"""By then a client knows how its send ended, and answers checks for half messages of which it got no response."""
+"""Seconds after which a client knows how its send ended, and answers checks for half messages without a response."""
 
 
 class Transactions(Workload):
@@ -49,7 +49,7 @@ class Transactions(Workload):
         self._open: dict[int, CommittedRecord] = {}
         """Half messages that are not ended, by offset."""
         self._decisions: dict[int, int | None] = {}
-        """By offset, the outcome that a client wants; None if it never ends it."""
+        """The outcome that a client wants for each half message, by offset; None if it never ends it."""
         self._outcomes: dict[int, int] = {}
         self._done: list[int] = []
         self._visible: dict[int, list[CommittedRecord]] = {}

@@ -100,10 +100,10 @@ class Workload:
     """
 
     checkers: ClassVar[tuple[Checker, ...]] = (check_log, check_order, check_assigned)
-    """What judges the history in the end."""
+    """The checkers that judge the history in the end."""
     name: ClassVar[str]
     drawn_as: ClassVar[str] = ""
-    """The name that it had when its seeds were noted: what is drawn depends on it."""
+    """The name that the workload had when its seeds were noted: draws depend on it."""
     topic: ClassVar[str] = "T"
     queues: ClassVar[int] = 3
 

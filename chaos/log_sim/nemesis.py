@@ -46,8 +46,8 @@ from raftlog.consensus.types import ConfChange, ConfChangeKind, NodeId, Refusal,
 from raftlog.log_numbers import NO_INDEX
 
 _VOTERS_IF_DAMAGED = 3
-"""Of two voters neither can be elected without the other, which may have lost something and then does not vote before
-there is a leader.
+"""The least number of voters if logs may be damaged: of two voters neither can be elected without the other, which may
+have lost something and then does not vote before there is a leader.
 """
 
 

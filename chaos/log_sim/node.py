@@ -148,7 +148,7 @@ class Node:
         self._suspended_seconds = 0.0
         self._suspended_at: float | None = None
         self.wall_ahead_ms = 0
-        """How far its wall clock is off."""
+        """The error of the node's wall clock in milliseconds."""
         self._rng = rng
         self.socket_faults = random.Random(f"{scenario.seed} sockets of {node_id}")
         self.short_writes = random.Random(f"{scenario.seed} short writes of {node_id}")

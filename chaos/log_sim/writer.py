@@ -24,10 +24,10 @@ from raftlog.segment.group_commit import Store, WriteOp
 from raftlog.segment.writer import QueueTurns
 
 _TIMER_SECONDS_MIN = 0.001
-"""A thread never goes on before its time, although the sum of two floats may be."""
+"""The shortest wait: a thread never continues before its time, although the sum of two floats may be."""
 
 Later = Callable[[float, Callable[[], None]], None]
-"""``later(seconds, step)``: run ``step`` at this node after so many seconds, unless its process has ended."""
+"""``later(seconds, step)``: run ``step`` at this node after ``seconds``, unless its process has ended."""
 
 
 class SimWriter:

@@ -36,13 +36,12 @@ PATCHES = Path(__file__).parent
 PROJECT = PATCHES.parent.parent
 PACKAGES = ("raftlog", "mq", "checkers", "chaos")
 FINDING_SEEDS = PATCHES / "finding_seeds.txt"
-"""A run that finds a bug, of those that a whole run of seed 0 does not find at once.
-
-A line is the name of a bug, a seed, and, for a run that is shorter than usual, its seconds of faults.
+"""The runs that find bugs, for bugs that a whole run of seed 0 does not find at once. A line is the name of a bug, a
+seed, and, for a run that is shorter than usual, its seconds of faults.
 """
 SEEDS_MAX = 200
 _SHORT_RUNS = ((2.0, 4), (4.0, 4), (8.0, 3))
-"""Seconds of faults and how many seeds: what is tried before whole runs, to find a short one that can be noted."""
+"""Seconds of faults and numbers of seeds to try before whole runs, to find a short run that can be noted."""
 UNIT_TEST = "unit test"
 _TEST = "Test: "
 _UNFINISHED = "*.pyc.*"

@@ -42,13 +42,13 @@ _LIBRARIES = (
 )
 _PACKAGES = ("raftlog", "mq", "checkers", "chaos")
 _PRELOADED = ("chaos.__main__", "mq.broker.server", "mq.testing.cluster")
-"""These import nearly everything that runs need."""
+"""Modules that import nearly everything that runs need."""
 
 _IMPORT_WHEN_ASKED = ("mq.client",)
 """Packages that import their modules only when a name of one is asked for."""
 
 _importers: dict[str, set[str]] = {}
-"""By module of this project, those that import it."""
+"""The modules of this project that import each one."""
 
 
 class WarmPython:

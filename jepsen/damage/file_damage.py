@@ -9,7 +9,7 @@ from random import Random
 from jepsen.damage.log_damage import Damaged, closed_files, flip
 
 KEPT = 0.3
-"""At most this part of a truncated file is left."""
+"""The largest part of a truncated file that is left."""
 
 
 def _log_indexes(directory: Path) -> list[Path]:
@@ -39,7 +39,7 @@ FILES: Mapping[str, Callable[[Path], list[Path]]] = {
     "consume queue": _below("queues"),
     "key index": _below("index"),
 }
-"""By kind: the files of that kind in a broker's directory."""
+"""Functions that list the files of each kind in a broker's directory."""
 
 MANNERS = ("a bit flips", "the end is missing", "it is missing")
 

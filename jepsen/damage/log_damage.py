@@ -23,7 +23,7 @@ ENTRY_BYTES_MAX = 96 * 1024
 STRETCH_BYTES = 64 * 1024
 
 SIZE_BYTES = 4
-"""Of a record, before its magic number."""
+"""The length of a record's size, before its magic number."""
 _MAGIC = MAGIC_V1.to_bytes(4, signed=True)
 _PROPERTY = re.compile(f"{PROPERTY}\x01".encode())
 

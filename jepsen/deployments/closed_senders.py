@@ -16,7 +16,7 @@ from jepsen.deployments.cluster import Cluster
 from jepsen.deployments.network import NAME_SERVERS
 
 _STATES = {"04": "fin-wait-1", "0B": "closing", "09": "last-ack"}
-"""In /proc/net/tcp: closed by this side, and not everything is acknowledged by the other."""
+"""States in /proc/net/tcp in which this side has closed, and the other has not acknowledged everything."""
 WAIT_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.2
 

@@ -70,7 +70,7 @@ class Cluster:
     spares: tuple[str, ...]
     founders: tuple[str, ...]
     storage: ObjectStorage | None = None
-    """Where brokers archive their log; None if they do not."""
+    """The store in which brokers archive their log; None if they do not."""
     earlier: Path | None = None
     """The code of the earlier release, if brokers may run it."""
     _earlier: set[str] = field(default_factory=set)

@@ -46,7 +46,7 @@ class Lost:
     unsynced_gone: bool
     synced_kept: bool
     nbytes: int
-    """How many bytes of the broker's files differ from memory."""
+    """The number of bytes of the broker's files that differ from memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,12 @@ from mq.local_cluster.processes import ChildProcess
 
 IMAGE = "raftmq:local"
 SITE = "/opt/raftmq/site"
-"""Where the image has the packages that raftmq needs, and raftmq."""
+"""The directory in the image with raftmq and the packages that it needs."""
 START_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.05
 _IDLE = "import signal; signal.pause()"
 _LABEL = f"{PREFIX}run"
-"""Of every container that a run makes."""
+"""The label of every container that a run makes."""
 
 
 def unavailable() -> str | None:

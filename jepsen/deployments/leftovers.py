@@ -20,11 +20,11 @@ from mq.local_cluster.ports import is_locked
 PREFIX = "rmqf-"
 """Prefix of the mount points of runs."""
 RUN_VARIABLE = "RAFTMQ_JEPSEN_RUN"
-"""In the environment of every server: the directory of its run."""
+"""The variable of every server with the directory of its run."""
 NAMESPACES = Path("/run/netns")
 """Networks are cleaned up when networks are opened, under their own lock: a running run may have them."""
 CGROUPS = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
-"""Where a run may have created control groups: version 1, version 2."""
+"""The directories in which a run may have created control groups: version 1, version 2."""
 
 _LOCK = "run.lock"
 

@@ -28,7 +28,7 @@ class Loopback:
     listen_ports: dict[str, int]
     replication_ports: dict[str, int]
     links: dict[tuple[str, str], Link]
-    """By connecting side and target."""
+    """The proxies by connecting side and target."""
 
     @property
     def backend(self) -> str:

@@ -11,13 +11,13 @@ from typing import Protocol
 from mq.local_cluster.processes import ChildProcess
 
 CLIENTS = "clients"
-"""In grudges: everything that is not a server."""
+"""Stands in grudges for everything that is not a server."""
 
 NAME_SERVERS = ("ns0", "ns1")
 """Each knows all brokers; brokers and clients know both."""
 
 Grudges = Mapping[str, frozenset[str]]
-"""By server: the servers or `CLIENTS` from which it receives nothing."""
+"""Maps a server to the servers or `CLIENTS` from which it receives nothing."""
 
 Address = tuple[str, int]
 
@@ -35,7 +35,7 @@ class Launch:
     """Further files that it reads."""
     environment: Mapping[str, str] = field(default_factory=dict)
     source: Path | None = None
-    """The checkout to run; None: that of the deployment."""
+    """The checkout to run; None: the deployment's."""
     descriptors_max: int | None = None
     """Limit of open files; None: the default."""
 

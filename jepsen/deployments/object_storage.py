@@ -42,7 +42,7 @@ NAME: Final = "object-storage"
 ANY_HOST: Final = "0.0.0.0"  # noqa: S104 - namespaces of the test reach it by an address of theirs
 PIECE_BYTES: Final = 1 << 20
 NAMES_MAX: Final = 1000
-"""In one answer to a listing, as S3 has it."""
+"""The most names in one answer to a listing, as in S3."""
 ROOT: Final = Path(__file__).parent.parent.parent
 
 ENVIRONMENT: Final = {
@@ -53,7 +53,7 @@ ENVIRONMENT: Final = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-"""Of whoever uses it: nothing is looked for in files of the user, or on the network."""
+"""The environment of the store's clients: boto3 then looks for nothing in files of the user, or on the network."""
 
 _PART = re.compile(rb"<PartNumber>(\d+)</PartNumber>")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")

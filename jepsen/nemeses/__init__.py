@@ -55,7 +55,7 @@ NEMESES: dict[str, CarryOut] = {
     "store-rot": store_rot,
     "store-rollback": store_rollback,
 }
-"""By kind, as in `jepsen.schedule.KINDS`."""
+"""The functions that inject faults, by kind as in `jepsen.schedule.KINDS`."""
 
 
 async def run_schedule(injection: Injection, steps: Sequence[Step], seconds: float) -> None:

@@ -23,7 +23,7 @@ class Injection:
     rng: Random
     say: Callable[[str], None]
     decks: dict[str, list[tuple[str, ...]]] = field(default_factory=dict)
-    """What `draw` has left, by name."""
+    """The cards that `draw` has left, by name."""
 
     def draw(self, name: str, cards: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Draw a card at random; each comes before one comes again."""

@@ -14,7 +14,7 @@ REMOVED_SECONDS_MAX = 60.0
 CATCH_UP_SECONDS_MAX = 90.0
 KILLS = 4
 MOMENTS = ("install_begun", "node_restarts", "READY", "INSTALL")
-"""When to kill it: it logs one of these, or a file of that name exists next to those it has fetched."""
+"""Moments to kill the replica: it logs one of these, or a file of that name exists next to the fetched ones."""
 MOMENT_SECONDS_MAX = 20.0
 REST_SECONDS = (0.0, 0.0, 0.01, 0.1, 0.5)
 

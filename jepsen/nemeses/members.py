@@ -18,7 +18,7 @@ from mq.protocol.requests.raft_group import GroupAnswer
 CHANGE_SECONDS_MAX = 60.0
 RETRY_SECONDS = 0.5
 LEARN_SECONDS = (0.2, 1.5)
-"""How long a new member may fetch the log until it is killed."""
+"""Seconds for which a new member may fetch the log until it is killed."""
 TOLD = "another directory"
 ELECTION_SECONDS = 6.0
 """Longer than a possible election takes."""

@@ -28,7 +28,7 @@ SHORT_LOG = {
     "retention_check_seconds": "0.3",
     "catch_up_bytes_per_second": str(2 * 1024 * 1024),
 }
-"""So that retention always removes the oldest files, and a replica that was away for seconds must fetch whole files."""
+"""Settings by which retention removes the oldest files: a replica that was away for seconds must fetch files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Deployed:
     shims: bool
     switch: bool
     settings: Mapping[str, str]
-    """Of the brokers, besides those of the workload."""
+    """Settings of the brokers, besides the workload's."""
 
 
 def needs(kinds: Collection[str], *, brokers: int = 3) -> Deployed:

@@ -20,14 +20,14 @@ MORE_BYTES = 3 * 1024 * 1024
 """Memory beyond the current use, which includes the kernel's cache of its files: that is reclaimed first."""
 
 CONTROLLERS = {"starve": "cpu", "memory": "memory"}
-"""By kind, what control groups limit."""
+"""The controller of control groups that limits each kind of resource."""
 _FILES = {
     ("cpu", 1): {"cpu.cfs_period_us": str(PERIOD_US), "cpu.cfs_quota_us": str(QUOTA_US)},
     ("cpu", 2): {"cpu.max": f"{QUOTA_US} {PERIOD_US}"},
     ("memory", 1): {"memory.limit_in_bytes": str(MORE_BYTES)},
     ("memory", 2): {"memory.max": str(MORE_BYTES)},
 }
-"""By controller and version of control groups, what is written to which file."""
+"""The files to write and their contents, by controller and version of control groups."""
 
 
 def unavailable(kind: str) -> str | None:

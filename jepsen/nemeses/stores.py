@@ -18,7 +18,7 @@ MANIFEST = "manifest.json"
 ARCHIVED_SECONDS_MAX = 60.0
 SLOW_SECONDS = 2.0
 FLIP_EVERY_BYTES = 4096
-"""A bit in each so many bytes: whatever is read from there is damaged."""
+"""The bytes between two flipped bits: every part that is read from there is damaged."""
 FILES_MIN = 3
 
 

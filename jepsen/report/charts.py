@@ -19,7 +19,7 @@ QUANTILE_HEIGHT = 90
 NODE_COLOURS = ("#457b9d", "#e76f51", "#2a9d8f", "#6a4c93", "#b5838d", "#606c38")
 RATE_HEIGHT = 110
 LANES_MAX = 40
-"""The processes with the most operations; after each unknown outcome a client goes on under a new number."""
+"""The number of processes shown, with the most operations; a client gets a new one after each unknown outcome."""
 LANE, CELL = 7, 2
 TITLE = 16
 _SCALE = LogScale(TITLE, QUANTILE_HEIGHT, -4, 2)

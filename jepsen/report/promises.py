@@ -27,7 +27,7 @@ PROMISES = (
     Promise("damage is repaired, and neither served nor copied", ()),
     Promise("a replica that lost data does not vote", ()),
 )
-"""In the order of docs/promises.md."""
+"""The promises in the order of docs/promises.md."""
 
 
 class Checked(Protocol):
@@ -75,7 +75,7 @@ FAULTS = {
         "members",
     ),
 }
-"""Promises about faults: only runs with one of these count."""
+"""The kinds of faults that a run needs to check a promise about faults."""
 
 
 def promise_lines(rows: Sequence[Checked], valid: str) -> Iterable[str]:

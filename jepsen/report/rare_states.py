@@ -25,7 +25,7 @@ IN_LOGS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "a checkpoint could not be written": ("checkpoint_failed", {}),
     "a replica that is not a member was refused": ("peer_refused", {}),
 }
-"""By state: the event in a broker's log, and its fields."""
+"""The event in a broker's log, and its fields, that show each state."""
 
 CHECKED_BACK = "a half message was open when the leader changed, and was checked back afterwards"
 ENDED = "a half message was open when the leader changed, and its producer ended it afterwards"

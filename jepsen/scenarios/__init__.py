@@ -118,7 +118,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     )
 }
-"""By name."""
+"""The scenarios by name."""
 
 
 async def play(injection: Injection, scenario: Scenario, seconds: float) -> None:

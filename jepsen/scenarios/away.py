@@ -13,7 +13,7 @@ from jepsen.nemeses.power import lose_power
 from jepsen.schedule import apart
 
 AWAY_SECONDS = 4.0
-"""How long a majority continues alone: longer than clients and replicas need to notice."""
+"""Seconds for which a majority continues alone: longer than clients and replicas need to notice."""
 
 Away = Callable[[Injection, int, str], AbstractAsyncContextManager[None]]
 """``away(injection, fault, node)``: the node takes no part until the block ends; confirms the fault."""

@@ -16,7 +16,7 @@ from jepsen.nemeses.processes import state_of_process
 
 CATCH_UP_SECONDS_MAX = 60.0
 RUNS = 2
-"""Of `raftmq backup take` into one directory: the second one copies what is new."""
+"""The number of runs of `raftmq backup take` into one directory: the second one copies the new part."""
 NEW_NODE, NEW_PEERS = "r0", "r0@127.0.0.1:1"
 
 

@@ -11,12 +11,12 @@ from jepsen.nemeses.injection import Injection
 
 BITS_MAX = 20
 SETTINGS = {"checkpoint_seconds": "0.2"}
-"""Of the brokers: recent files of every kind."""
+"""Settings of the brokers, by which recent files of every kind exist."""
 KINDS_AT_ONCE = 3
 FILES_MAX = 4
-"""Of one kind."""
+"""The most damaged files of one kind."""
 CHECKPOINT_SECONDS = 2.0
-"""So that checkpoints, queues and indexes of recent messages are on the disk."""
+"""Seconds after which checkpoints, queues and indexes of recent messages are on the disk."""
 
 
 async def bit_errors(injection: Injection) -> None:

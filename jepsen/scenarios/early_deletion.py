@@ -13,11 +13,11 @@ from jepsen.nemeses.disks import REPAIR_SECONDS_MAX, SMALL_DISK_BYTES, wait_for_
 from jepsen.nemeses.injection import Injection
 
 SETTINGS = {"retention_check_seconds": "0.5", "checkpoint_seconds": "1"}
-"""Of the brokers: retention acts within seconds."""
+"""Settings of the brokers, by which retention acts within seconds."""
 FILLED = 0.87
 """Used fraction of the small disk: files are deleted early, and the broker accepts messages."""
 LEADS_SECONDS = 4.0
-"""How long it is asked to lead after its disk has room again."""
+"""Seconds for which a node is asked to lead after its disk has room again."""
 REFILL_SECONDS_MAX = 90.0
 
 

@@ -11,10 +11,10 @@ from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.shims import confirm_hits
 
 CALM_SECONDS = 4.0
-"""What is measured between the faults is the standard of comparison."""
+"""Seconds between the faults, whose figures are the standard of comparison."""
 SLOW_SECONDS = 8.0
 SYNC_SECONDS = 0.5
-"""More than twice what a send takes, also on a busy machine."""
+"""Seconds of a slow sync: more than twice a send's time, also on a busy machine."""
 LINK = Shape(delay=0.5)
 VARIANTS = (("slow-disk", "follower"), ("packets", "follower"), ("slow-disk", "leader"))
 

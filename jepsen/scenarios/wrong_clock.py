@@ -8,7 +8,7 @@ from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.shims import confirm_hits
 
 SETTINGS = {"retention_check_seconds": "0.5", "delete_when": "-1"}
-"""Of the brokers: retention looks at the files while the clock is wrong."""
+"""Settings of the brokers, by which retention looks at the files while the clock is wrong."""
 YEAR_SECONDS = 365 * 86_400.0
 WRONG_SECONDS = 10.0
 AFTERWARDS_SECONDS = 3.0

@@ -48,4 +48,4 @@ WORKLOADS: dict[str, type[Workload]] = {
         ArchiveWorkload,
     )
 }
-"""By name."""
+"""The workloads by name."""

@@ -19,7 +19,7 @@ from mq.client import ClientError, MessageQueue, PullConsumer
 READERS = 2
 POLL_SECONDS = 0.5
 BACK_MAX = 300
-"""How far a reader seeks back, in messages."""
+"""The number of messages that a reader seeks back at most."""
 
 
 class AssignedWorkload(Workload):

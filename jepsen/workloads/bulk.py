@@ -21,7 +21,7 @@ from mq.protocol.numbers import QueueOffset
 
 BACK_MAX = 200
 BEYOND_MAX = 20
-"""How far beyond the reported end a read may request."""
+"""The number of messages beyond the reported end that a read may request."""
 BYTES_MAX = 256 * 1024
 WAITS_MS = (0, 0, 0, 200)
 

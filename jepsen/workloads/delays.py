@@ -28,7 +28,7 @@ LEVELS_MS = {1: 1000, 2: 5000}
 DELAYS_MS = (1, 90, 700, 1500, 4000)
 RECALL_CHANCE = 0.4
 RECALL_SECONDS_MAX = 2.0
-"""How long after the send; some recalls come too late."""
+"""The most seconds between a send and its recall; some recalls come too late."""
 RACE_SECONDS = 0.05
 """Some recalls race with the delivery: they are sent at most this long before it."""
 REST_SECONDS = 0.05

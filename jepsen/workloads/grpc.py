@@ -34,7 +34,7 @@ INVISIBLE_MS: Final = 10_000
 """The least that proxies allow."""
 RENEWED_MS: Final = 60_000
 RENEWED_CHANCE = 0.2
-"""Of a receive whose messages the proxy keeps hidden."""
+"""The chance of a receive whose messages the proxy keeps hidden."""
 POLL_SECONDS: Final = 5
 CALL_SECONDS: Final = 8.0
 SEND_SECONDS: Final = (2.0, 5.0)

@@ -27,7 +27,7 @@ GROUP = "jepsen_late_ends"
 TRANSACTION_CHANCE = 0.6
 OTHER_OUTCOME_CHANCE = 0.25
 LATE_SECONDS = (0.0, 0.0, 0.01, 0.3, 1.5)
-"""How long the network keeps an end; 0: both arrive at once."""
+"""Seconds for which the network keeps an end; 0: both arrive at once."""
 _HALF_FLAG = 4
 _OUTCOMES = {COMMIT: 8, ROLLBACK: 12}
 

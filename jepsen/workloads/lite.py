@@ -40,7 +40,7 @@ class LiteWorkload(OrderedPopWorkload):
         super().__init__(cluster, recorder, rng)
         self._names: dict[Worker, int] = {}
         self._told: dict[Worker, Wire] = {}
-        """Where each client has said what it subscribes to."""
+        """The connection on which each client has sent its subscriptions."""
 
     @property
     def topic(self) -> str:

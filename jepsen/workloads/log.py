@@ -27,10 +27,10 @@ from mq.protocol import properties
 from mq.protocol.codes import RequestCode
 
 ANSWER_SECONDS = (5.0, 5.0, 5.0, 20.0)
-"""By worker. One waits longer than a leader is cut off, and so learns how that leader's appends ended."""
+"""Seconds to wait for a response, by worker. The last one outlasts a cut-off leader, whose answer it still gets."""
 REST_SECONDS = 0.005
 READ_BACK_MAX = 100
-"""How far behind the newest acknowledged message a read may begin."""
+"""The number of messages behind the newest acknowledged one at which a read may begin."""
 KEYED_CHANCE = 0.9
 """Chance that a message has a unique key; brokers make one for the others."""
 

@@ -29,9 +29,9 @@ PATIENCES = (0.05, 0.5, 3.0)
 AT_ONCE_CHANCE = 0.2
 """Chance of making an attempt twice at the same time."""
 AGAIN_CHANCE = 0.2
-"""Chance of resending what is known to be stored."""
+"""The chance of resending a message that is known to be stored."""
 REMEMBERED = 200
-"""A producer resends one of its latest so many messages; brokers remember the last 1,024."""
+"""The number of its latest messages of which a producer resends one; brokers remember the last 1,024."""
 REST_SECONDS = 0.02
 
 

@@ -35,7 +35,7 @@ INVISIBLE_MS = (700, 1500, 3000)
 BATCHES = (1, 8, 32)
 """Messages that a pop wants."""
 HELD_MS = 500
-"""How long a pop may wait for messages."""
+"""Milliseconds for which a pop may wait for messages."""
 ANSWER_SECONDS = 5.0
 GIVE_BACK_CHANCE = 0.02
 FORGET_CHANCE = 0.02

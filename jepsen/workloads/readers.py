@@ -21,7 +21,7 @@ class LaterWorkload(AssignedWorkload):
 
     seek_chance: ClassVar[float] = 0.0
     linger_seconds: ClassVar[float] = 2.0
-    """How long to keep reading for messages that must not arrive."""
+    """Seconds to keep reading for messages that must not arrive."""
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)

@@ -23,9 +23,9 @@ GROUPS = (PUSH_GROUP, PULL_GROUP)
 MEMBERS = 2
 SENDERS = 4
 LIFE_SECONDS = (1.0, 3.0)
-"""How long each topic is sent to."""
+"""Seconds for which messages are sent to each topic."""
 RECEIVE_SECONDS_MAX = 30.0
-"""How long a topic is not deleted while a group lacks messages; a failover is shorter."""
+"""Seconds for which a topic is not deleted while a group lacks messages; a failover is shorter."""
 REST_SECONDS = 0.02
 RETRY_SECONDS = 0.2
 

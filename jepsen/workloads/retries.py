@@ -28,7 +28,7 @@ GROUP = "jepsen_retries"
 MEMBERS = 2
 ALWAYS = 1 << 30
 FAILURES = (ALWAYS, 2, 1, 0, 0, 0, 0, 0)
-"""How often a message fails, by its number."""
+"""The number of times that a message fails, by its number."""
 STAY_SECONDS = (8.0, 20.0)
 
 

@@ -44,13 +44,13 @@ class Workload(abc.ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     settings: ClassVar[dict[str, str]] = SETTINGS
-    """Of the brokers."""
+    """Settings of the brokers."""
     drain_seconds_max: ClassVar[float] = 20.0
-    """How long consumers may get nothing although messages are left, before draining stops."""
+    """Seconds for which consumers may get nothing although messages are left, before draining stops."""
     has_store: ClassVar[bool] = False
     """Whether brokers archive their log in an object storage of the run."""
     topic_attributes: ClassVar[Mapping[str, str]] = {}
-    """With which the topic is created."""
+    """The attributes with which the topic is created."""
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         self.cluster = cluster

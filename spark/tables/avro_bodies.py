@@ -22,7 +22,7 @@ from spark.tables.bodies import HEADER_BYTES, BodyInvalid, Decoder, SchemaUnusab
 from spark.tables.column_types import DECIMAL_DIGITS_MAX, Array, ColumnType, Map, Primitive, Struct, check_names
 
 NO_NUMBER: Final = -1
-"""Of the writer's schema of bodies without a header."""
+"""The number of the writer's schema of bodies without a header."""
 _DEPTH_MAX: Final = 32
 _PRIMITIVES: Final = {
     "boolean": "boolean",

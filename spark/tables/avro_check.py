@@ -12,7 +12,7 @@ from typing import Any, Final
 from spark.tables.bodies import BodyInvalid, SchemaUnusable
 
 Walk = Callable[[bytes, int], int]
-"""From where a value begins to where it ends, perhaps behind the body. Raises BodyInvalid, IndexError at the end."""
+"""Maps the begin of a value to its end, perhaps behind the body. Raises BodyInvalid, IndexError at the end."""
 _NUMBER_BYTES_MAX: Final = {"int": 5, "long": 10}
 _LAST_MAX: Final = {"int": 0x0F, "long": 0x01}
 _FIXED: Final = {"null": 0, "float": 4, "double": 8}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 HEADER_BYTES: Final = 5
-"""Of Confluent's format: a byte 0, and the number of the schema in its registry."""
+"""The length of Confluent's header: a byte 0, and the number of the schema in its registry."""
 Values = Mapping[str, Any]
 """The values of a body by column, as Arrow keeps them: timestamps are microseconds since 1970, dates days since then,
 maps lists of pairs. So no value has to pass through a type of Python that has other bounds.

@@ -49,7 +49,7 @@ _WIDER: Final = {
     "int": ("bigint",),
     "float": ("double",),
 }
-"""What a column may become without a value that no longer fits, in every table format that can do it."""
+"""The wider types that a column may become with every value still fitting, in every table format that can do it."""
 
 
 @dataclass(frozen=True, slots=True)

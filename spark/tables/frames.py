@@ -21,7 +21,7 @@ REASON_PROPERTY: Final = "RAFTMQ_TABLE_REASON"
 SOURCE_PROPERTY: Final = "RAFTMQ_TABLE_SOURCE"
 _REASON_CHARACTERS: Final = 500
 _PROPERTIES_BYTES_MAX: Final = 24 * 1024
-"""Of the message; the sink takes 29 KiB, with the reason and the place."""
+"""The most bytes of the message's properties; the sink takes 29 KiB, with the reason and the place."""
 _BODY: Final = "coalesce(nullif(body, X''), X'20')"
 """Compacted topics have empty bodies, others do not take them: a space instead."""
 

@@ -72,7 +72,7 @@ STOPPED: Final = (
     WriteFailed,
 )
 _OURS: Final = ("spark.", "raftlog.", "mq.")
-"""How errors of our own begin that a task raises."""
+"""The beginnings of the names of our own errors that a task raises."""
 AFTER_FAILURE: Final = {
     "run": "this commit is not in the table",
     "backfill": "this commit is not in the table",

@@ -28,7 +28,7 @@ from spark.tables.upserts import CHANGES, latest_changes, merge_statement
 
 PROPERTY: Final = "raftmq.commit"
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""What a statement raises: PySpark translates only errors of Spark itself, and not those of a table format."""
+"""The errors of a statement: PySpark translates only errors of Spark itself, and none of a table format."""
 _FIRST_LOOK: Final = 20
 _CONFLICTS: Final = (
     "Found conflicting files",

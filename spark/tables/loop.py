@@ -34,7 +34,7 @@ from spark.tables.pipeline import Pipeline
 
 OVERTAKEN_MAX: Final = 5
 FEW: Final = 10
-"""So few dead letters never stop a pipeline, whatever their share."""
+"""The number of dead letters that never stops a pipeline, whatever their share."""
 RULES: Final = 2
 """Counts the changes of this program by which other messages became dead letters: a commit that was begun by another
 version numbers its dead letters anew.

@@ -12,7 +12,7 @@ UNTIL_STDIN_CLOSES: Final = "--until-stdin-closes"
 """An argument of the driver: it ends at once when its input does, with the exit code `GAVE_UP`."""
 GAVE_UP: Final = 3
 IDLE_SECONDS: Final = 0.5
-"""How long a continuous pipeline that has read everything waits before it looks again."""
+"""Seconds that a continuous pipeline that has read everything waits before it looks again."""
 
 
 class Stop(Protocol):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SECONDS_MIN: Final = -62_135_596_800
 _SECONDS_MAX: Final = 253_402_300_799
-"""Of a Timestamp: the years 1 to 9999."""
+"""The last second of a Timestamp, which has the years 1 to 9999."""
 _DURATION_SECONDS_MAX: Final = 315_576_000_000
 _WELL_KNOWN: Final = "google/protobuf/"
 _WRAPPERS: Final = frozenset({
@@ -30,7 +30,7 @@ _WRAPPERS: Final = frozenset({
 })  # fmt: skip
 _AS_JSON: Final = frozenset({"Struct", "Value", "ListValue"})
 Take = Callable[[Any], Any]
-"""From a value as protobuf has it to one of Arrow; None leaves it as it is."""
+"""Converts a value of protobuf to one of Arrow; None leaves it as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from spark.tables.documents import SecretInvalid, names, text, texts
 
 _PASSWORD_IN_URL: Final = re.compile(r"//[^/@\s:]*:[^/@\s]+@")
-"""With a colon: Azure has CONTAINER@ACCOUNT there."""
+"""Matches a password with a colon before it: without one, Azure has CONTAINER@ACCOUNT there."""
 _SECRET: Final = re.compile(
     r"secret|password|passwd|(access|account)[._-]?key|token(?!-(refresh|exchange|expires)|file$)|credential$",
     re.IGNORECASE,

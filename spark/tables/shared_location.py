@@ -18,7 +18,7 @@ from spark.tables.parquet_directory import DirectoryUnusable
 
 _TASKS_MIN: Final = 8
 _TASK_SECONDS: Final = 0.05
-"""So long that no executor takes the tasks of another one."""
+"""Seconds of a task: long enough that no executor takes the tasks of another one."""
 
 
 def local_path(location: str, default_scheme: str) -> str | None:

@@ -23,7 +23,7 @@ from spark.tables.commits import Commit, CommitRefused, parse_commit
 from spark.tables.parquet_directory import DirectoryUnusable, Locked
 
 _ASKING_SECONDS: Final = 0.002
-"""As long as somebody asks who has the lock, on a busy machine."""
+"""Seconds that a process shares the lock while it asks who has it, on a busy machine."""
 _TRIES: Final = 1000
 
 

@@ -43,6 +43,6 @@ CLIENTS = {
     "kafka": Client("confluent-kafka", "confluent-kafka==2.16.1", "benchmarks.peers.consuming.client_kafka"),
     "amqp": Client("aio-pika", "aio-pika==10.2.1", "benchmarks.peers.consuming.client_amqp"),
 }
-"""By protocol."""
+"""The client libraries by protocol."""
 WITH_CLIENTS = frozenset({"raftmq", "nats-2.12", "nats-always", "rabbitmq", "kafka", "kafka-flush"})
 """The systems that are also measured with their clients."""

@@ -46,9 +46,9 @@ FILL_CONNECTIONS, FILL_IN_FLIGHT = 4, 128
 IN_FLIGHT_MAX = 1024
 """Messages of a pace that are not acknowledged; the next one waits for an answer."""
 CONFIRM_SECONDS = 0.3
-"""From the last confirmations of a drain to the end of its connections: servers do not read what comes with the end."""
+"""Seconds from a drain's last confirmations to the end of its connections: servers skip bytes before an end."""
 LAST_SECONDS = 5.0
-"""How long messages of a pace may take to arrive after the last one was due."""
+"""Seconds that messages of a pace may take to arrive after the last one was due."""
 
 
 class _Socket:

@@ -12,7 +12,7 @@ from benchmarks.peers.consuming.turns import Arguments, Outcome
 from benchmarks.peers.peer import Peer
 
 BUSY = 2.0
-"""From this load average on, rates and latencies say more about the machine than about the servers."""
+"""The load average from which on rates and latencies say more about the machine than about the servers."""
 BEGIN = "<!-- measured by `make bench-peers-consuming`: begin -->"
 END = "<!-- measured by `make bench-peers-consuming`: end -->"
 BASE = "pace-1"
@@ -22,7 +22,7 @@ HOW: Mapping[str, tuple[str, str]] = {
     "kafka": ("fetches, positions stored every 5 s", "not measured"),
     "amqp": ("`basic.ack` with `multiple`", "`basic.ack` for each"),
 }
-"""By protocol: how a position is confirmed, and how each message."""
+"""For each protocol: how a position is confirmed, and how each message."""
 
 
 def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command: str, machine: str, date: str) -> str:

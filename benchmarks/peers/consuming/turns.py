@@ -25,7 +25,7 @@ from mq.local_cluster import ServersFailed
 WIRE_LOAD = "benchmarks.peers.consuming.load"
 TURN_SECONDS_MAX = 900.0
 REMOVES = frozenset({"amqp"})
-"""Protocols whose servers forget what was consumed: they are filled before each drain."""
+"""Protocols whose servers forget consumed messages: they are filled before each drain."""
 JOINS = ("rocketmq",)
 """Protocols in which a request confirms several messages, each by itself, and a consumer says how many it wants."""
 FILLS_MAX = 4
