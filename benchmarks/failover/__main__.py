@@ -39,7 +39,7 @@ from mq.client import Message, Producer
 from mq.client.admin import Admin
 from mq.client.errors import ClientError, ProducerBusy
 from mq.client.message import SendResult
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 
 TOPIC = "failover"
 BODY = bytes(100)

@@ -31,8 +31,8 @@ from benchmarks.load.report import monotonic_seconds, process_cpu_seconds
 from benchmarks.wires.wire import LoadFailed
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.incoming.headers import Response
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.records import COMMITTED, PREPARED
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pop import PopReply

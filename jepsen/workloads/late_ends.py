@@ -21,7 +21,7 @@ from jepsen.workloads.transactions import COMMIT, ROLLBACK, TransactionsWorkload
 from jepsen.workloads.workload import QUEUES, SIZES
 from mq.protocol import properties
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 
 GROUP = "jepsen_late_ends"
 TRANSACTION_CHANCE = 0.6

@@ -7,8 +7,8 @@ from jepsen.stored_records import values_in
 from jepsen.workloads.workload import Workload
 from mq.client.send_outcome import judge_answer
 from mq.protocol.codes import ResponseCode
-from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.incoming.headers import Response
+from mq.protocol.message_ids import parse_offset_message_id
 
 _NOTHING = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY, ResponseCode.PULL_OFFSET_MOVED})
 

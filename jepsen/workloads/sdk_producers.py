@@ -11,7 +11,7 @@ from checkers.recording import Worker
 from jepsen.derived_messages import body_of, new_value, properties_of, tag_of
 from jepsen.workloads.workload import SIZES, Workload
 from mq.client import ClientError, Message, Producer
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 
 REST_SECONDS = 0.02
 TIMEOUTS = (1.0, 5.0, 20.0)

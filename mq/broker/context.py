@@ -30,7 +30,7 @@ from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.queue_tails import QueueTails
 from mq.certificate import Certificate
-from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.message_ids import UniqKeyGenerator
 from mq.protocol.messages.records import encode_host
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.topics import DataVersion

@@ -35,7 +35,7 @@ from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
 from mq.local_cluster import DevCluster, Ports, ServersFailed
 from mq.local_cluster.any_disk import ANY_DISK
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 
 TOPIC = "Demo"
 QUEUES = 8

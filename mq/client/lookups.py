@@ -13,7 +13,7 @@ from mq.client.net.client_core import ClientCore
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import MessageIdInvalid, parse_offset_message_id
+from mq.protocol.message_ids import MessageIdInvalid, parse_offset_message_id
 from mq.protocol.messages.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, build_trace, decode_trace
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.namesrv import ClusterInfo

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from mq.client.message import Message, ReceivedMessage, SendResult
 from mq.client.produce.producer import Producer
 from mq.client.produce.transactions import TransactionProducer
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.compression import CODEC_MASK, COMPRESSED, LZ4, ZLIB, ZSTD
 from mq.protocol.properties import RESERVED
 from tests.spark.stage import Stage

@@ -6,7 +6,7 @@ from typing import Any
 
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import JSON
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from tests.support.running_broker import Answer, Client, properties
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0

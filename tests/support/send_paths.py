@@ -24,8 +24,8 @@ from mq.broker.state.producer_sequences import ProducerSequences
 from mq.broker.write_path.appender import Appender
 from mq.broker.write_path.queue_tails import QueueTail, TopicName
 from mq.protocol.errors import FrameError
-from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.message_ids import UniqKeyGenerator
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.send import SendBatchMessage, SendMessageV2
 from mq.protocol.wire.encoding import SendReplyTemplate

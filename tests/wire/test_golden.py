@@ -8,8 +8,9 @@ import pytest
 
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON, encode_frame, split_frames
-from mq.protocol.hashes import java_string_hash, offset_message_id, tag_code
+from mq.protocol.hashes import java_string_hash, tag_code
 from mq.protocol.incoming.server_decoding import decode_header
+from mq.protocol.message_ids import offset_message_id
 from mq.protocol.messages.batch import BatchedMessage, decode_batch, encode_batch
 from mq.protocol.messages.records import HEAD, MAGIC_V1, Host, decode_record, encode_host, encode_record, scan_fixed
 from mq.protocol.numbers import PhysicalOffset, QueueOffset

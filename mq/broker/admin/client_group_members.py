@@ -21,8 +21,8 @@ from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.protocol.codes import LANGUAGES, MQ_VERSION, RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
-from mq.protocol.hashes import MessageIdInvalid, parse_offset_message_id
 from mq.protocol.incoming.headers import Response
+from mq.protocol.message_ids import MessageIdInvalid, parse_offset_message_id
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.clients import ClientBehindProxy, ConsumerData, SubscriptionData
 from mq.protocol.requests.consumer_groups import (

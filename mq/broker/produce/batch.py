@@ -23,7 +23,7 @@ from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.frames import ANSWER_HEADER_BYTES_MAX
-from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.message_ids import UniqKeyGenerator
 from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
 from mq.protocol.messages.message_types import PRIORITY_MARK
 from mq.protocol.messages.sequencing import SEQUENCE_MARK, SequenceRange, range_properties

@@ -29,8 +29,8 @@ from mq.broker.write_path.outcome import Outcome, Stored
 from mq.broker.write_path.pending import InternalRecord
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import offset_message_id
 from mq.protocol.incoming.headers import Response
+from mq.protocol.message_ids import offset_message_id
 from mq.protocol.messages.records import BORN_HOST_IPV6, STORE_HOST_IPV6, TRANSACTION_MASK, tag_code_of
 from mq.protocol.numbers import FIRST_OFFSET
 from mq.protocol.requests.request_reply import (

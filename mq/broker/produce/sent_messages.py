@@ -15,7 +15,7 @@ from mq.broker.write_path.queue_tails import QueueTail
 from mq.broker.write_path.send_block import QueuedSend
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.message_ids import UniqKeyGenerator
 from mq.protocol.messages.message_types import PRIORITY_MARK
 from mq.protocol.messages.records import tag_code_of
 from mq.protocol.messages.sequencing import SEQUENCE_MARK, SequenceRange

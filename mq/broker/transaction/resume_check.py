@@ -21,7 +21,7 @@ from mq.broker.write_path.pending import PendingCommand
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.hashes import MessageIdInvalid, parse_offset_message_id
+from mq.protocol.message_ids import MessageIdInvalid, parse_offset_message_id
 from mq.protocol.messages.records import RawRecord, RecordError, decode_record, split_record
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, QueueOffset

@@ -12,7 +12,8 @@ from mq.broker.write_path.pending import LiteTail, PendingGroup, PendingSend, Se
 from mq.broker.write_path.queue_tails import QueueTail
 from mq.protocol import properties as props
 from mq.protocol.codes import ResponseCode
-from mq.protocol.hashes import UniqKeyGenerator, tag_code
+from mq.protocol.hashes import tag_code
+from mq.protocol.message_ids import UniqKeyGenerator
 from mq.protocol.messages.sequencing import SequenceRange
 
 

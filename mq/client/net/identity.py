@@ -11,7 +11,7 @@ import random
 import socket
 import time
 
-from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.message_ids import UniqKeyGenerator
 
 # Process ids repeat (every container has a process 1), but ids within a group must be unique: numbers count up from the
 # start time of the process.

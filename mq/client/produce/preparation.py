@@ -12,7 +12,7 @@ from mq.client.produce.numbering import Numbering
 from mq.client.produce.outgoing_message import OutgoingMessage, make_batch_ready, make_ready
 from mq.client.spans import SendSpan, Spans
 from mq.protocol import properties as props
-from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.message_ids import UniqKeyGenerator
 from mq.protocol.messages.compression import Codec
 
 

@@ -22,7 +22,7 @@ from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, make_rea
 from mq.client.produce.recall import delay_properties, recall
 from mq.client.produce.send_pipeline import RetryPolicy, SendPipeline
 from mq.protocol import properties as props
-from mq.protocol.hashes import UniqKeyGenerator
+from mq.protocol.message_ids import UniqKeyGenerator
 from mq.protocol.messages.recall_handle import HandleInvalid, RecallHandle
 from mq.protocol.messages.records import PREPARED
 from mq.protocol.messages.trace import (

@@ -27,8 +27,8 @@ from mq.client.produce.producer_options import ProducerOptions
 from mq.client.produce.transaction_sets import CheckSet, SetTransaction, check_not_ended
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import parse_offset_message_id
 from mq.protocol.incoming.headers import UnknownRequest
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.records import COMMITTED, ROLLBACK
 from mq.protocol.names import AUTO_CREATE_TEMPLATE
 from mq.protocol.numbers import QueueOffset

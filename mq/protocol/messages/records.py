@@ -16,7 +16,8 @@ import msgspec
 
 from mq.protocol import properties as props
 from mq.protocol.errors import ProtocolError
-from mq.protocol.hashes import java_string_hash, offset_message_id
+from mq.protocol.hashes import java_string_hash
+from mq.protocol.message_ids import offset_message_id
 from mq.protocol.messages.compression import DecompressionError, inflate
 from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset, QueueOffset
 from mq.protocol.record_layout import (

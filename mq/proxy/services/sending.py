@@ -10,7 +10,7 @@ from mq.client.message import SendResult
 from mq.client.net.leader_calls import Repeat
 from mq.client.net.replies import fields_of
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.recall_handle import HandleInvalid, RecallHandle
 from mq.protocol.messages.records import COMMITTED, ROLLBACK
 from mq.protocol.numbers import QueueOffset

@@ -19,7 +19,7 @@ from mq.client.net.connection import split_address
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.codes import RequestCode
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.records import STORE_HOST_IPV6
 from raftlog import parse_address
 from spark.client import Connection as SparkConnection

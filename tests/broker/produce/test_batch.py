@@ -11,7 +11,7 @@ import pytest
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.errors import BodyError
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
 from tests.support.running_broker import Answer, Client, broker_client, properties, send_ext
 

@@ -32,9 +32,9 @@ from mq.broker.write_path.properties import TagCodes
 from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import UniqKeyGenerator, parse_offset_message_id
 from mq.protocol.incoming.chunks import decode_chunk
 from mq.protocol.incoming.headers import Response
+from mq.protocol.message_ids import UniqKeyGenerator, parse_offset_message_id
 from mq.protocol.messages.batch import BatchedMessage, encode_batch, split_batch
 from mq.protocol.messages.records import StoredMessage, decode_records
 from mq.protocol.messages.sequencing import sent_range, stored_range

@@ -13,7 +13,7 @@ from mq.client import Message, MessageQueue, Producer
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.sequencing import SEQUENCE_MAX
 from tests.free_ports import free_ports

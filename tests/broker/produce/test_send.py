@@ -13,7 +13,7 @@ import trio
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.records import CRC_MASK, FIXED, IN_LITE_TOPIC, Host, encode_host, encode_record
 from mq.protocol.numbers import QueueOffset

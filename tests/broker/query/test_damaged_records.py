@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mq.protocol.codes import RequestCode, ResponseCode
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.records import StoredMessage
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from tests.support.check_backs import FAST, grows

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from mq.cli.app import app
 from mq.cli.errors import CommandFailed
 from mq.client import Admin, ClientError, Message, MessageQueue, NoRoute, Producer, TopicNotFound
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from tests.support.commands import LOGGED
 from tests.support.name_server_and_broker import cluster
 

@@ -14,7 +14,7 @@ from mq.broker.write_path.appender import Appender
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.delay import DELAY_LEVELS_MS
 from mq.protocol.messages.records import Host
 from mq.protocol.names import SCHEDULE_TOPIC

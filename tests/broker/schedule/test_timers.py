@@ -13,7 +13,7 @@ from mq.broker.broker import Broker
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.delay import timer_slot
 from mq.protocol.messages.recall_handle import RecallHandle
 from mq.protocol.messages.records import RawRecord, RecordError, split_record

@@ -15,7 +15,7 @@ from mq.broker.transaction.check_back import CheckTrack
 from mq.broker.transaction.check_immunity import IMMUNITY_MS_MAX, immunity_ms
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.records import decode_record
 from mq.protocol.names import HALF_TOPIC, UNENDED_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, NO_OFFSET, QueueOffset

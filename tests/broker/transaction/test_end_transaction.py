@@ -11,7 +11,7 @@ import trio
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
-from mq.protocol.hashes import parse_offset_message_id
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.records import Host
 from mq.protocol.names import HALF_OP_TOPIC, HALF_TOPIC
 from tests.support.half_messages import COMMIT, PREPARED, ROLLBACK, UNKNOWN, end, end_ext, half_text, send_half

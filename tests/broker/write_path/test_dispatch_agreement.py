@@ -24,8 +24,8 @@ from mq.broker.write_path.internal_messages import InternalMessages
 from mq.broker.write_path.pending import InternalRecord, PendingCommand
 from mq.broker.write_path.queue_tails import QueueTails
 from mq.protocol.codes import RequestCode
-from mq.protocol.hashes import UniqKeyGenerator
 from mq.protocol.incoming.chunks import decode_chunk
+from mq.protocol.message_ids import UniqKeyGenerator
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.messages.records import encode_host, tag_code_of
 from mq.protocol.names import SCHEDULE_TOPIC

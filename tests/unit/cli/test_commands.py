@@ -23,7 +23,7 @@ from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.local_cluster.cluster import DevCluster, _in_words
 from mq.local_cluster.ports import Ports, choose_ports, held
 from mq.local_cluster.processes import ServersFailed, last_words
-from mq.protocol.hashes import offset_message_id
+from mq.protocol.message_ids import offset_message_id
 from mq.protocol.numbers import PhysicalOffset
 
 

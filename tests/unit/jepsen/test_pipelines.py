@@ -16,10 +16,10 @@ from jepsen.wire import Wire
 from jepsen.workloads.log import LogWorkload
 from jepsen.workloads.pipelines import Pipeline, draw
 from mq.protocol.frames import JSON, split_frames
-from mq.protocol.hashes import offset_message_id
 from mq.protocol.incoming.chunks import decode_chunk
 from mq.protocol.incoming.headers import Response
 from mq.protocol.incoming.server_decoding import decode_header
+from mq.protocol.message_ids import offset_message_id
 from mq.protocol.messages.batch import split_batch
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.send import SendBatchMessage, SendMessageV2

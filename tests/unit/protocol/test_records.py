@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mq.protocol import properties as props
-from mq.protocol.hashes import parse_offset_message_id, tag_code
+from mq.protocol.hashes import tag_code
+from mq.protocol.message_ids import parse_offset_message_id
 from mq.protocol.messages.records import (
     FIXED,
     HEAD,

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from mq.protocol import names
 from mq.protocol import properties as props
-from mq.protocol.hashes import (
+from mq.protocol.hashes import java_string_hash, tag_code
+from mq.protocol.message_ids import (
     MessageIdInvalid,
     OffsetMessageId,
     UniqKeyGenerator,
-    java_string_hash,
     offset_message_id,
     parse_offset_message_id,
-    tag_code,
 )
 from mq.protocol.names import NameRefused, check_group, check_topic
 from mq.protocol.numbers import PhysicalOffset
