@@ -23,7 +23,7 @@ _TierRow = tuple[str, LogIndex, Term, int, int, int, bool]
 
 
 class NoteArchived(TableCommand, frozen=True, tag="note_archived"):
-    """The archive at ``url`` has the log up to the entry ``index``, which ends before the physical offset ``pos``.
+    """Note that the archive at ``url`` has the log up to the entry ``index``, before the physical offset ``pos``.
 
     A lower index of the same archive changes nothing; another archive replaces this one.
     """

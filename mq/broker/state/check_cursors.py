@@ -25,7 +25,7 @@ _PUT_OFF = 0
 
 
 class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_checks"):
-    """Open half messages below ``offset`` were checked ``number`` times, except the postponed ones in ``put_off``.
+    """Note that open half messages below ``offset`` were checked ``number`` times, except the ones in ``put_off``.
 
     A lower offset changes nothing. ``put_off``, if given, replaces the list of postponed ones.
     """

@@ -234,7 +234,7 @@ class AdvanceDelay(_Command, frozen=True, kw_only=True, tag="advance_delay"):
 
 
 class PutReplica(_Command, frozen=True, kw_only=True, tag="put_replica"):
-    """The address of a replica's client listener for other replicas, as an IP address and a port."""
+    """Set the address of a replica's client listener for other replicas, an IP address and a port."""
 
     node_id: str
     address: str

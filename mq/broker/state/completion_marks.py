@@ -23,7 +23,7 @@ _ALL = 0xFF
 
 
 class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
-    """The messages at these offsets of a queue are finished. Idempotent."""
+    """Mark the messages at these offsets of a queue as finished. Idempotent."""
 
     topic: str
     queue_id: int

@@ -26,7 +26,7 @@ class FilterProgram(NamedTuple):
 
 
 class PutFilter(TableCommand, frozen=True, tag="put_filter"):
-    """The group has this program for the topic from now on. The same program again changes nothing."""
+    """Set the program of a group for a topic. The same program again changes nothing."""
 
     group: str
     topic: str

@@ -47,7 +47,7 @@ class ResetLiteOffsets(TableCommand, frozen=True, tag="reset_lite_offsets"):
 
 
 class ExpireLiteTopics(TableCommand, frozen=True, tag="expire_lite_topics"):
-    """Lite topics end, with their queues and all offsets in them.
+    """End lite topics, with their queues and all offsets in them.
 
     Each row is the queue of a lite topic, and where it ended when this was decided. If it has grown since, it stays.
     """

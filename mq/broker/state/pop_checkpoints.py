@@ -55,7 +55,7 @@ Returns False without effect if the topic does not exist.
 
 
 class PopMessages(TableCommand, frozen=True, omit_defaults=True, tag="pop_messages"):
-    """A consumer gets messages of a queue, and the group's offset moves past the examined ones.
+    """Give messages of a queue to a consumer, and move the group's offset past the examined ones.
 
     Bit ``i`` of ``taken`` stands for offset ``start + i``; without bits only the offset moves. ``attempt`` is None
     unless the group consumes in order: then the offset moves to ``start`` only.
@@ -108,7 +108,7 @@ class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
 
 
 class DeferMessage(TableCommand, frozen=True, omit_defaults=True, tag="defer_message"):
-    """The invisible time of one message starts again: ``invisible_ms`` from ``new_pop_time_ms`` on.
+    """Restart the invisible time of one message: ``invisible_ms`` from ``new_pop_time_ms`` on.
 
     It moves to a checkpoint of its own, (``offset``, ``new_pop_time_ms``). In ordered consumption it stays in its
     checkpoint. If it is ``suspended``, the attempt that ends here is not counted.

@@ -101,7 +101,7 @@ class HandlingBegun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandlingEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """The consumer has handled it (``SubAfter``). Old clients do not write the last three fields."""
+    """A consumer has handled a message (``SubAfter``). Old clients do not write the last three fields."""
 
     request_id: str = ""
     message_id: str = ""

@@ -155,7 +155,8 @@ class _Delivery:
 
 
 class Receiving:
-    """ReceiveMessage.
+    """Serves ReceiveMessage. A pop continues although its call ends, and its messages are given back then: otherwise
+    they would be hidden for nothing.
 
     A pop continues although its call ends, and its messages are given back then: otherwise they would be hidden for
     nothing.

@@ -31,7 +31,7 @@ INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
 
 
 class PoppedMessages:
-    """Requests to brokers about popped messages. All are idempotent, and repeated while there is time."""
+    """Makes requests to brokers about popped messages. All are idempotent, and repeated while there is time."""
 
     def __init__(self, brokers: Brokers, wall_clock_ms: Callable[[], int]) -> None:
         self._brokers = brokers

@@ -121,7 +121,7 @@ class TopicBlocks:
         self._stores.clear()
 
     def places_from(self, begin_pos: int, end: LogPlace) -> dict[int, LogPlace]:
-        """The log at the beginning of each file from this physical offset on, and at the end: proven by the chain.
+        """Read the places at which the files from this physical offset on begin, and the end: proven by the chain.
 
         ``end`` is how far a broker says the log is archived. Reads the index of each file that was not read before.
         Raises ArchiveUnreadable.
