@@ -45,8 +45,8 @@ def access(environment: Mapping[str, str] | None = None) -> Access:
 
     Raises CredentialsInvalid for keys, files or values that cannot be used.
     """
-    given = os.environ if environment is None else environment
-    values = tuple((name, given[name]) for name in (*_KEYS, TLS, *FILES) if name in given)
+    variables = os.environ if environment is None else environment
+    values = tuple((name, variables[name]) for name in (*_KEYS, TLS, *FILES) if name in variables)
     if not values:
         return NOBODY  # without an import that executors may not have
     stamps = tuple(_changed(value) for name, value in values if name in FILES)

@@ -72,16 +72,16 @@ class ArchivePlan:
             Unreachable: no replica of a group has told whether it has one.
             ReadFailed: an archive cannot be read, and the query must not read its messages from brokers.
         """
-        wanted: dict[ArchivedLog, list[tuple[int, int, int]]] = {}
+        extents_of: dict[ArchivedLog, list[tuple[int, int, int]]] = {}
         claims: dict[ArchivedLog, set[ArchiveClaim]] = {}
         for number, part in enumerate(parts):
             archive = self._archive_of(part, survey)
             begin, end = _extent(part, archive, survey)
             if begin < end:
-                wanted.setdefault(archive, []).append((number, begin, end))
+                extents_of.setdefault(archive, []).append((number, begin, end))
                 claims.setdefault(archive, set()).update(survey.claims.get((part.topic, part.broker_name), ()))
-        planned = list(parts)
-        for archive, extents in wanted.items():
+        new_parts = list(parts)
+        for archive, extents in extents_of.items():
             try:
                 places = self._proven_places(min(begin for _, begin, _ in extents), archive, claims[archive])
             except ArchiveUnreadable as error:
@@ -102,25 +102,25 @@ class ArchivePlan:
                 self._drop(archive)
                 continue
             for number, begin, end in extents:
-                known = archive._replace(end=places[end])
-                planned[number] = replace(planned[number], archived=ArchivedPart(known, begin))
-        return planned
+                log = archive._replace(end=places[end])
+                new_parts[number] = replace(new_parts[number], archived=ArchivedPart(log, begin))
+        return new_parts
 
     def _proven_places(
         self, begin_pos: int, archive: ArchivedLog, claims: Iterable[ArchiveClaim]
     ) -> dict[int, LogPlace]:
         """Look places up as `TopicBlocks.places_from`. Raises ArchiveUnreadable unless all replicas name this log."""
         claims = sorted(claims, key=lambda each: each.address)
-        for address, told in claims:
-            if (told.url, told.log_identity) != (archive.url, archive.log_identity):
+        for address, plan in claims:
+            if (plan.url, plan.log_identity) != (archive.url, archive.log_identity):
                 raise ArchiveUnreadable(
-                    f"no leader confirms it, and {address} names {told.url} of the log {told.log_identity}, another "
+                    f"no leader confirms it, and {address} names {plan.url} of the log {plan.log_identity}, another "
                     f"replica {archive.url} of the log {archive.log_identity}"
                 )
         places = self._places_from(begin_pos, archive)
-        for address, told in claims:
-            index, term, pos, _ = told.end
-            if index and pos >= begin_pos and places.get(pos) != told.end:
+        for address, plan in claims:
+            index, term, pos, _ = plan.end
+            if index and pos >= begin_pos and places.get(pos) != plan.end:
                 raise ArchiveUnreadable(
                     f"no leader confirms it, and {address} says that entry {index} of term {term} ends at {pos}, which "
                     f"is not so in {archive.url}"

@@ -32,18 +32,18 @@ class ArchiveTaskReader(BulkTaskReader):
 
         Raises as `TaskReader.read`; ReadFailed also if the archive cannot be read, unless the options say otherwise.
         """
-        archived = self._part.archived
+        part = self._part.archived
         self._remaining = {each.queue_id: each for each in self._part.ranges}
-        if archived is not None and not self._offsets_suffice():
-            blocks = self.open_archive(archived.archive, self._options.fetch_seconds)
+        if part is not None and not self._offsets_suffice():
+            blocks = self.open_archive(part.archive, self._options.fetch_seconds)
             try:
-                yield from self._read_archive(blocks, archived)
+                yield from self._read_archive(blocks, part)
             finally:
                 blocks.close()
         if self._remaining:
             yield from self._read_left(self._remaining)
 
-    def _read_archive(self, blocks: TopicBlocks, archived: ArchivedPart) -> Iterator[Any]:
+    def _read_archive(self, blocks: TopicBlocks, part: ArchivedPart) -> Iterator[Any]:
         tags = self._options.tags
         codes = None if tags is None else frozenset(map(tag_code, tags))
         self._progress_at = self._clock()
@@ -51,12 +51,12 @@ class ArchiveTaskReader(BulkTaskReader):
         while True:
             ranges = {queue_id: (each.start, each.end) for queue_id, each in self._remaining.items()}
             try:
-                for found in blocks.read(self._part.topic, ranges, archived.begin_pos, archived.archive.end[2], codes):
+                for records in blocks.read(self._part.topic, ranges, part.begin_pos, part.archive.end[2], codes):
                     self._renew_lease()
-                    self._took(found, archived)
+                    self._took(records, part)
                     pause = PAUSE_SECONDS_MIN
-                    if found.sizes:
-                        yield from self._batches(Chunk(memoryview(found.data), found.sizes, 0))
+                    if records.sizes:
+                        yield from self._batches(Chunk(memoryview(records.data), records.sizes, 0))
             except ArchiveUnreadable as error:
                 if error.is_deleted:
                     return  # brokers tell which messages are deleted
@@ -67,16 +67,16 @@ class ArchiveTaskReader(BulkTaskReader):
                 self._gave_up(error)
             return
 
-    def _took(self, records: ArchivedRecords, archived: ArchivedPart) -> None:
+    def _took(self, records: ArchivedRecords, part: ArchivedPart) -> None:
         self._remaining = {
             queue_id: QueueRange(queue_id, offset, each.end)
             for queue_id, each in self._remaining.items()
             if (offset := records.next_offsets[queue_id]) < each.end
         }
         self._progress_at = self._clock()
-        done, url = self.statistics, archived.archive.url
-        done.nbytes += len(records.data)
-        done.replicas[url] = done.replicas.get(url, 0) + len(records.data)
+        statistics, url = self.statistics, part.archive.url
+        statistics.nbytes += len(records.data)
+        statistics.replicas[url] = statistics.replicas.get(url, 0) + len(records.data)
 
     def _gave_up(self, error: ArchiveUnreadable) -> None:
         """Raise ReadFailed, unless brokers may be read instead."""

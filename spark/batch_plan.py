@@ -21,16 +21,16 @@ def plan_batch(
     Raises PlanInvalid, Unreachable; ReadFailed if an archive cannot be read.
     """
     surveyor = surveyor_of(options, connect, detail=False, otherwise="latest-if-possible")
-    found = surveyor.survey(options.subscription)
-    stops = resolved(surveyor, found, options, options.ending, "ending")
-    starts = resolved(surveyor, found, options, options.starting, "starting")
-    ranges = narrowed(narrowing, scan(starts, stops, found.ends))
-    found = surveyor.detailed(found)
-    parts = with_leases(plan_partitions(found, ranges, options), found, lambda _: new_lease_id())
+    survey = surveyor.survey(options.subscription)
+    stops = resolved(surveyor, survey, options, options.ending, "ending")
+    starts = resolved(surveyor, survey, options, options.starting, "starting")
+    ranges = narrowed(narrowing, scan(starts, stops, survey.ends))
+    survey = surveyor.detailed(survey)
+    parts = with_leases(plan_partitions(survey, ranges, options), survey, lambda _: new_lease_id())
     take_leases(parts, min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000), connect)
     if options.read_mode == "archive":
         from spark.archive_plan import ArchivePlan  # its imports need to be installed only where it is used
 
         with ArchivePlan(options) as archive:
-            parts = archive.planned(parts, found)
+            parts = archive.planned(parts, survey)
     return parts

@@ -69,14 +69,14 @@ class BulkSurveyor(Surveyor):
         self._detail = detail
         self._plans: dict[tuple[str, str], TopicPlan] = {}
 
-    def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
+    def survey(self, subscription: Subscription, *, strict: bool = True, previous: Survey | None = None) -> Survey:
         """Survey as `Surveyor.survey`; with identities, and with places if details are wanted.
 
         Raises also PlanInvalid if the brokers are not raftmq's.
         """
         self._plans = {}
-        found = super().survey(subscription, strict=strict, known=known)
-        return found._replace(
+        offsets = super().survey(subscription, strict=strict, previous=previous)
+        return offsets._replace(
             identities={key: plan.identity for key, plan in self._plans.items()},
             places={key: plan.places for key, plan in self._plans.items()},
             positions={key: plan.positions for key, plan in self._plans.items()},
@@ -104,10 +104,10 @@ class BulkSurveyor(Surveyor):
                 positions[topic, broker_name] = plan.positions
                 archives[topic, broker_name] = plan.archive
                 for queue_id, row in enumerate(plan.queues):
-                    known = ends.get((topic, broker_name, queue_id))
-                    if known is not None and row.end > row.first:
-                        nbytes = row.nbytes * (known.end - known.first) // (row.end - row.first)
-                        ends[topic, broker_name, queue_id] = known._replace(nbytes=nbytes)
+                    queue_ends = ends.get((topic, broker_name, queue_id))
+                    if queue_ends is not None and row.end > row.first:
+                        nbytes = row.nbytes * (queue_ends.end - queue_ends.first) // (row.end - row.first)
+                        ends[topic, broker_name, queue_id] = queue_ends._replace(nbytes=nbytes)
         return survey._replace(ends=ends, places=places, positions=positions, archives=archives, claims=claims)
 
     def _details_of(
@@ -117,13 +117,13 @@ class BulkSurveyor(Surveyor):
         their archives, where the leader could confirm no replica.
         """
         plans: dict[str, TopicPlan] = {}
-        for _, told in self._answers(order, identities, plans, current=self._proves_archives):
-            plans |= told
+        for _, topic_plans in self._answers(order, identities, plans, current=self._proves_archives):
+            plans |= topic_plans
         claims: dict[str, list[ArchiveClaim]] = {}
         missing = {topic: identity for topic, identity in identities.items() if topic not in plans}
         if self._proves_archives and missing:
-            for address, told in self._answers(order, missing, {}, current=False):
-                for topic, plan in told.items():
+            for address, topic_plans in self._answers(order, missing, {}, current=False):
+                for topic, plan in topic_plans.items():
                     if plan.archive is not None:
                         claims.setdefault(topic, []).append(ArchiveClaim(address, plan.archive))
                     if topic not in plans or _archived_index(plans[topic]) < _archived_index(plan):
@@ -131,11 +131,11 @@ class BulkSurveyor(Surveyor):
         return plans, claims
 
     def _answers(
-        self, order: list[str], identities: Mapping[str, str], known: Mapping[str, TopicPlan], *, current: bool
+        self, order: list[str], identities: Mapping[str, str], have_plans: Mapping[str, TopicPlan], *, current: bool
     ) -> Iterator[tuple[str, dict[str, TopicPlan]]]:
-        """Ask one replica after the other about the topics that are not ``known`` by then; yields the answers."""
+        """Ask one replica after the other about the topics that are not ``have_plans`` by then; yields the answers."""
         for address in order:
-            if not (topics := [topic for topic in identities if topic not in known]):
+            if not (topics := [topic for topic in identities if topic not in have_plans]):
                 return
             try:
                 plans = self._ask_replica(address, topics, current=current, detail=True)
@@ -154,8 +154,8 @@ class BulkSurveyor(Surveyor):
         ends: dict[QueueName, QueueEnds] = {}
         for queue in queues:
             topic, broker_name, queue_id = queue
-            planned = self._plans[topic, broker_name].queues
-            ends[queue] = planned[queue_id] if queue_id < len(planned) else _NOTHING
+            queue_plans = self._plans[topic, broker_name].queues
+            ends[queue] = queue_plans[queue_id] if queue_id < len(queue_plans) else _NOTHING
         return ends
 
     def _plans_of(self, broker_name: str, addresses: Mapping[int, str], topics: list[str]) -> dict[str, TopicPlan]:
@@ -170,16 +170,16 @@ class BulkSurveyor(Surveyor):
             if self._consistency == "latest":
                 raise Unreachable(broker_name, f"no replica knows what is committed ({'; '.join(failures)})")
         followers = order if len(order) == 1 else order[: len(order) - (LEADER_ID in addresses)]
-        found: dict[str, TopicPlan] = {}
+        plans: dict[str, TopicPlan] = {}
         for address in [*followers, *[each for each in order if each not in followers]]:
-            if found and address not in followers:
+            if plans and address not in followers:
                 break
             try:
                 for topic, plan in self._ask_replica(address, topics, current=False).items():
-                    found[topic] = _joined(found[topic], plan) if topic in found else plan
+                    plans[topic] = _joined(plans[topic], plan) if topic in plans else plan
             except (Unreachable, ServerError) as error:
                 failures.append(str(error))
-        if not found:
+        if not plans:
             raise Unreachable(broker_name, f"no replica can be reached ({'; '.join(failures) or 'none is known'})")
         if failures and self._consistency != "committed":
             logging.getLogger(__name__).warning(
@@ -188,7 +188,7 @@ class BulkSurveyor(Surveyor):
                 broker_name,
                 "; ".join(failures),
             )
-        return found
+        return plans
 
     def _ask_replica(
         self, address: str, topics: list[str], *, current: bool, detail: bool = False
@@ -267,12 +267,14 @@ def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> di
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return None
         try:
-            found = decode_ends(_check_response(connection.address, answer).body)
+            ends_of_topics = decode_ends(_check_response(connection.address, answer).body)
         except BulkError as error:
             raise Unreachable(connection.address, f"answered ends that cannot be read: {error}") from error
-        if not 1 <= len(found) <= len(rest):
-            raise Unreachable(connection.address, f"told the ends of {len(found)} topics, asked for {len(rest)}")
-        for topic, each in zip(rest, found, strict=False):
+        if not 1 <= len(ends_of_topics) <= len(rest):
+            raise Unreachable(
+                connection.address, f"told the ends of {len(ends_of_topics)} topics, asked for {len(rest)}"
+            )
+        for topic, each in zip(rest, ends_of_topics, strict=False):
             plans[topic] = TopicPlan(each.identity, list(map(QueueEnds, each.firsts, each.ends)), [], [])
     return plans
 

@@ -62,48 +62,48 @@ class BulkTaskReader(TaskReader):
         """Read all messages of the partition as record batches, in log order. Raises as `TaskReader.read`."""
         yield from self._read_left({each.queue_id: each for each in self._part.ranges})
 
-    def _read_left(self, left: dict[int, QueueRange]) -> Iterator[Any]:
+    def _read_left(self, remaining: dict[int, QueueRange]) -> Iterator[Any]:
         self._progress_at = self._clock()
-        sent: int | None = None
+        request: int | None = None
         try:
-            while left:
+            while remaining:
                 try:
                     connection = self._connected()
                     self._hold(connection)
-                    if sent is None:
-                        sent = self._ask_bulk(connection, left)
-                    answer = self._check_response(connection.receive(sent), connection)
-                    sent = None
-                    before = left
-                    left, chunk = self._advance(answer, left)
+                    if request is None:
+                        request = self._ask_bulk(connection, remaining)
+                    answer = self._check_response(connection.receive(request), connection)
+                    request = None
+                    before = remaining
+                    remaining, chunk = self._advance(answer, remaining)
                 except Busy:
-                    sent = None
+                    request = None
                     continue
                 except (Unreachable, ServerError, ReplicaBehind, AnswerDamaged) as error:
-                    sent = None
+                    request = None
                     self._next_replica(error)
                     continue
                 self._progressed(connection, chunk)
-                if left and self._connection is connection:
+                if remaining and self._connection is connection:
                     # The broker works on the next response while this one is decoded.
                     try:
-                        sent = self._ask_bulk(connection, left)
+                        request = self._ask_bulk(connection, remaining)
                     except Unreachable as error:
                         self._next_replica(error)
                 if answer.without_records:
-                    yield from self._offset_rows(before, left)
+                    yield from self._offset_rows(before, remaining)
                 elif chunk.sizes:
                     yield from self._batches(chunk, without_bodies=answer.without_bodies)
         finally:
             self._disconnect()
 
-    def _offset_rows(self, before: dict[int, QueueRange], left: dict[int, QueueRange]) -> Iterator[Any]:
+    def _offset_rows(self, before: dict[int, QueueRange], remaining: dict[int, QueueRange]) -> Iterator[Any]:
         """Yield batches of the columns that are known without reading the messages."""
-        done = [
-            QueueRange(queue_id, each.start, left[queue_id].start if queue_id in left else each.end)
+        ranges = [
+            QueueRange(queue_id, each.start, remaining[queue_id].start if queue_id in remaining else each.end)
             for queue_id, each in before.items()
         ]
-        for batch in offset_batches(done, self._options.columns, self._source):
+        for batch in offset_batches(ranges, self._options.columns, self._source):
             self.statistics.rows += batch.num_rows
             yield batch
 
@@ -117,7 +117,7 @@ class BulkTaskReader(TaskReader):
         # Whatever the response: the scan also works without a lease.
         connection.receive(connection.send(RequestCode.HOLD_LOG, lease_fields(self._part)))
 
-    def _ask_bulk(self, connection: Connection, left: dict[int, QueueRange]) -> int:
+    def _ask_bulk(self, connection: Connection, remaining: dict[int, QueueRange]) -> int:
         options = self._options
         wait_ms = min(WAIT_MS_MAX, int(options.fetch_seconds * 500))
         fields = {
@@ -137,7 +137,7 @@ class BulkTaskReader(TaskReader):
             RequestCode.BULK_READ,
             fields,
             encode_ranges(
-                ReadRange(each.queue_id, QueueOffset(each.start), QueueOffset(each.end)) for each in left.values()
+                ReadRange(each.queue_id, QueueOffset(each.start), QueueOffset(each.end)) for each in remaining.values()
             ),
         )
 
@@ -202,48 +202,53 @@ class BulkTaskReader(TaskReader):
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
-    def _advance(self, response: BulkResponse, left: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
+    def _advance(self, response: BulkResponse, remaining: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
         """Return the ranges left after a response, and its records. Raises AnswerDamaged, ReplicaBehind, DataLoss."""
-        if not response.offsets or not response.offsets.keys() <= left.keys():
+        if not response.offsets or not response.offsets.keys() <= remaining.keys():
             raise AnswerDamaged(f"the answer is about queues {list(response.offsets)[:10]}, which were not requested")
-        skipped = 0
+        skip_count = 0
         if response.status is BulkStatus.GONE:
             following = {}
-            for queue_id, first in self._gone_everywhere(response, left).items():
-                each = left[queue_id]
-                lost = self._lost(each, each.start, first)
-                skipped += lost.skipped
-                following[queue_id] = lost.next_offset
+            for queue_id, first in self._gone_everywhere(response, remaining).items():
+                each = remaining[queue_id]
+                chunk = self._lost(each, each.start, first)
+                skip_count += chunk.skipped
+                following[queue_id] = chunk.next_offset
         else:
-            following = {queue_id: min(offset, left[queue_id].end) for queue_id, offset in response.offsets.items()}
+            following = {
+                queue_id: min(offset, remaining[queue_id].end) for queue_id, offset in response.offsets.items()
+            }
             if not response.without_records:
-                self._check_offsets(response, left)
+                self._check_offsets(response, remaining)
             elif not self._offsets_suffice():
                 raise AnswerDamaged("the answer has no records, and the query needs them")
         still = {
             queue_id: QueueRange(queue_id, following.get(queue_id, each.start), each.end)
-            for queue_id, each in left.items()
+            for queue_id, each in remaining.items()
             if following.get(queue_id, each.start) < each.end
         }
-        if any(offset < left[queue_id].start for queue_id, offset in following.items()) or still == left:
-            raise AnswerDamaged(f"the answer ends at {list(following.items())[:10]} for {list(left.values())[:10]}")
+        if any(offset < remaining[queue_id].start for queue_id, offset in following.items()) or still == remaining:
+            raise AnswerDamaged(
+                f"the answer ends at {list(following.items())[:10]} for {list(remaining.values())[:10]}"
+            )
         data = response.data if response.status is BulkStatus.RECORDS else memoryview(b"")
-        return still, Chunk(data, response.sizes, 0, skipped)
+        return still, Chunk(data, response.sizes, 0, skip_count)
 
-    def _gone_everywhere(self, response: BulkResponse, left: dict[int, QueueRange]) -> dict[int, int]:
+    def _gone_everywhere(self, response: BulkResponse, remaining: dict[int, QueueRange]) -> dict[int, int]:
         """First offsets of the queues whose next wanted message no replica has.
 
         Raises ReplicaBehind while a replica was not tried for it, AnswerDamaged.
         """
         address = self._replicas[self._turn]
         firsts = ", ".join(f"queue {queue_id} at {first}" for queue_id, first in list(response.offsets.items())[:10])
-        if any(first <= left[queue_id].start for queue_id, first in response.offsets.items()):
+        if any(first <= remaining[queue_id].start for queue_id, first in response.offsets.items()):
             raise AnswerDamaged(
                 f"{address} reports deleted messages, but has the requested ones; its queues begin: {firsts}"
             )
-        known = response.offsets if self._gone is None else self._gone
+        first_offsets = response.offsets if self._gone is None else self._gone
         self._gone = {
-            queue_id: min(known[queue_id], response.offsets[queue_id]) for queue_id in known.keys() & response.offsets
+            queue_id: min(first_offsets[queue_id], response.offsets[queue_id])
+            for queue_id in first_offsets.keys() & response.offsets
         }
         if not set(self._replicas) <= self._asked | {address}:
             raise ReplicaBehind(f"{address} has deleted messages; its queues begin: {firsts}")
@@ -260,11 +265,11 @@ class BulkTaskReader(TaskReader):
         self._asked, self._gone = frozenset(), None
         super()._progressed(connection, chunk)
 
-    def _check_offsets(self, response: BulkResponse, left: dict[int, QueueRange]) -> None:
+    def _check_offsets(self, response: BulkResponse, remaining: dict[int, QueueRange]) -> None:
         """Raise AnswerDamaged unless the records of each queue continue from the position up to the next one."""
         queue_ids = np.asarray(response.queue_ids)
         sizes = np.asarray(response.sizes, dtype=np.int64)
-        counted = dict.fromkeys(response.offsets, 0)
+        counts = dict.fromkeys(response.offsets, 0)
         if len(sizes):
             if int(sizes.min()) < _OFFSET_AT + 8:
                 raise AnswerDamaged(f"a record has {int(sizes.min())} bytes; minimum: {_OFFSET_AT + 8}")
@@ -278,19 +283,19 @@ class BulkTaskReader(TaskReader):
             bounds = [0, *(np.flatnonzero(np.diff(sorted_ids)) + 1).tolist(), len(order)]
             for begin, end in pairwise(bounds):
                 queue_id, mine = int(sorted_ids[begin]), sorted_offsets[begin:end]
-                low = left[queue_id].start if queue_id in left else 0
+                low = remaining[queue_id].start if queue_id in remaining else 0
                 if (
-                    queue_id not in counted
+                    queue_id not in counts
                     or int(mine[0]) < low
                     or int(mine[-1]) >= response.offsets[queue_id]
                     or (np.diff(mine) <= 0).any()
                 ):
                     raise AnswerDamaged(f"queue {queue_id} continues at {int(mine[0])} instead of {low}")
-                counted[queue_id] = end - begin
+                counts[queue_id] = end - begin
         if self._options.tags is None:
-            for queue_id, count in counted.items():
-                if response.offsets[queue_id] != left[queue_id].start + count:
+            for queue_id, count in counts.items():
+                if response.offsets[queue_id] != remaining[queue_id].start + count:
                     raise AnswerDamaged(
-                        f"{count} records of queue {queue_id} from {left[queue_id].start} on do not end at "
+                        f"{count} records of queue {queue_id} from {remaining[queue_id].start} on do not end at "
                         f"{response.offsets[queue_id]}"
                     )

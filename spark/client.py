@@ -48,8 +48,8 @@ class ServerError(Exception):
     """The server responded with an error; ``code`` is RocketMQ's."""
 
     def __init__(self, address: str, code: int, remark: str) -> None:
-        asked = f", asked {access().who}" if code == ResponseCode.NO_PERMISSION else ""
-        super().__init__(f"{address} answered {remark or 'without a reason'} (code {code}{asked})")
+        user = f", asked {access().who}" if code == ResponseCode.NO_PERMISSION else ""
+        super().__init__(f"{address} answered {remark or 'without a reason'} (code {code}{user})")
         self.address = address
         self.code = code
         self.remark = remark
@@ -171,18 +171,18 @@ class Connection:
             self._answers[opaque] = BrokerResponse(code, str(header.get("remark") or ""), ext, rest[header_bytes:])
 
     def _receive_bytes(self, nbytes: int) -> memoryview:
-        received = memoryview(bytearray(nbytes))
+        data = memoryview(bytearray(nbytes))
         at = 0
         while at < nbytes:
             try:
-                count = self._socket.recv_into(received[at:])
+                count = self._socket.recv_into(data[at:])
             except OSError as error:
                 reason = "did not answer in time" if isinstance(error, TimeoutError) else f"cannot receive: {error}"
                 raise Unreachable(self.address, reason) from error
             if not count:
                 raise Unreachable(self.address, "closed the connection")
             at += count
-        return received
+        return data
 
 
 class TopicRoute(NamedTuple):
@@ -268,11 +268,11 @@ def _asked(connection: Connection, code: int, ext: dict[str, str]) -> dict[str, 
 
 def _routes(connection: Connection, topics: Sequence[str]) -> Iterator[tuple[str, TopicRoute]]:
     for begin in range(0, len(topics), _ROUTES_AT_ONCE):
-        asked = [
+        requests = [
             (topic, connection.send(RequestCode.GET_ROUTEINFO_BY_TOPIC, _route_fields(topic)))
             for topic in topics[begin : begin + _ROUTES_AT_ONCE]
         ]
-        for topic, number in asked:
+        for topic, number in requests:
             answer = connection.receive(number)
             if answer.code == ResponseCode.SUCCESS:
                 yield topic, _route(_parse(connection.address, answer.body))
@@ -305,11 +305,11 @@ def _parse(address: str, body: memoryview) -> dict[str, Any]:
     text = str(body, "utf-8", "replace")
     try:
         try:
-            found = json.loads(text)
+            document = json.loads(text)
         except ValueError:
-            found = json.loads(_NUMBER_AS_KEY.sub(r'\1"\2"\3', text))
+            document = json.loads(_NUMBER_AS_KEY.sub(r'\1"\2"\3', text))
     except (ValueError, RecursionError) as error:
         raise Unreachable(address, f"sent a body that cannot be read: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise Unreachable(address, "sent a body that is not an object")
-    return found
+    return document

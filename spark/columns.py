@@ -92,9 +92,9 @@ def decode_batches(
     """
     assert not (without_bodies and "body" in names), "bodies are wanted of records without bodies"
     lengths = np.asarray(sizes, dtype=np.int64)
-    announced = int(lengths.sum())
-    if announced != len(data) or (len(lengths) and int(lengths.min()) < FIXED):
-        raise AnswerDamaged(f"{len(lengths)} records of {announced} bytes in sum are announced, {len(data)} bytes came")
+    total = int(lengths.sum())
+    if total != len(data) or (len(lengths) and int(lengths.min()) < FIXED):
+        raise AnswerDamaged(f"{len(lengths)} records of {total} bytes in sum are announced, {len(data)} bytes came")
     if not len(lengths):
         return
     table = _decode_together(data, lengths, names, source, without_bodies)
@@ -149,15 +149,15 @@ class _Table(NamedTuple):
 
 def _inflated(table: _Table, source: Source, limits: BodyLimits, *, keep_bad: bool) -> Iterator[tuple[int, Any]]:
     """Yield runs of decompressed bodies: (number of the first record, binary array)."""
-    stored = table.columns["body"]
+    body_column = table.columns["body"]
     compressed = (table.sys_flags & COMPRESSED) != 0
     if not compressed.any():
-        yield 0, stored
+        yield 0, body_column
         return
     begin = nbytes = 0
     bodies: list[bytes] = []
     for number, is_compressed in enumerate(compressed.tolist()):
-        body = stored[number].as_py()
+        body = body_column[number].as_py()
         if is_compressed:
             try:
                 body = inflate(int(table.sys_flags[number]), body, limits.body_bytes_max)
@@ -276,8 +276,8 @@ def _decode_together(
                 columns[name] = _hosts(heads[name])
             case _:
                 columns[name] = pa.array(heads[name].astype(_TYPES[name].to_pandas_dtype()))
-    wanted = {name: columns[name] for name in names}
-    return _Table(wanted, sys_flags, heads["queue_id"], heads["queue_offset"])
+    chosen_columns = {name: columns[name] for name in names}
+    return _Table(chosen_columns, sys_flags, heads["queue_id"], heads["queue_offset"])
 
 
 def _spans(buffer: Any, starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any], kind: Any) -> Any:
@@ -330,13 +330,13 @@ class _Properties(NamedTuple):
         count = len(self.maps)
         if name not in self.names:
             return pa.nulls(count, pa.string())
-        found = np.flatnonzero(self.name_codes == self.names.index(name))
-        owners = self.owners[found]
-        if len(found) == count:
-            return self.values.take(pa.array(found))
+        indices = np.flatnonzero(self.name_codes == self.names.index(name))
+        owners = self.owners[indices]
+        if len(indices) == count:
+            return self.values.take(pa.array(indices))
         places = np.zeros(count, dtype=np.int64)
         missing = np.ones(count, dtype=bool)
-        places[owners], missing[owners] = found, False
+        places[owners], missing[owners] = indices, False
         return self.values.take(pa.array(places, mask=missing))
 
 
@@ -351,8 +351,8 @@ def _pairs(texts: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     octets = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)[: offsets[-1]]
     ends = np.flatnonzero(octets == _BEHIND_PAIR)
     text_ends = offsets[1:][np.diff(offsets) > 0]
-    if (unended := text_ends[octets[text_ends - 1] != _BEHIND_PAIR]).size:
-        ends = np.union1d(ends, unended)  # a text need not end with a separator
+    if (open_ends := text_ends[octets[text_ends - 1] != _BEHIND_PAIR]).size:
+        ends = np.union1d(ends, open_ends)  # a text need not end with a separator
     if not len(ends):
         return np.empty(0, dtype=np.int64), np.empty((0, 4), dtype=np.int32)
     starts = np.zeros_like(ends)
@@ -362,9 +362,9 @@ def _pairs(texts: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     if len(middles) != len(ends) or (middles < starts).any() or (middles > ends).any():
         # The first one in each piece; beyond its end if there is none.
         middles = np.append(middles, len(octets))[np.searchsorted(middles, starts)]
-    kept = (middles > starts) & (middles + 1 < ends)
-    if not kept.all():
-        starts, middles, ends, owners = starts[kept], middles[kept], ends[kept], owners[kept]
+    has_name = (middles > starts) & (middles + 1 < ends)
+    if not has_name.all():
+        starts, middles, ends, owners = starts[has_name], middles[has_name], ends[has_name], owners[has_name]
     return owners, np.stack((starts, middles, middles + 1, ends), axis=1).astype(np.int32)
 
 
@@ -386,8 +386,8 @@ def _name_codes(keys: Any, counts: np.ndarray[Any, Any]) -> tuple[list[str], np.
                 names = keys[:width].to_pylist()
                 if len(set(names)) == width:
                     return names, np.tile(np.arange(width), len(counts))
-    encoded = keys.dictionary_encode()
-    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    dictionary = keys.dictionary_encode()
+    return dictionary.dictionary.to_pylist(), dictionary.indices.to_numpy()
 
 
 def _has_twice(owners: np.ndarray[Any, Any], codes: np.ndarray[Any, Any], records: int, names: int) -> bool:
@@ -423,11 +423,11 @@ def _times(milliseconds: np.ndarray[Any, Any]) -> Any:
 
 def _hosts(hosts: np.ndarray[Any, Any]) -> Any:
     # A response has few different hosts: each is formatted once.
-    packed = pa.FixedSizeBinaryArray.from_buffers(
+    addresses = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(hosts.dtype.itemsize), len(hosts), [None, pa.py_buffer(np.ascontiguousarray(hosts))]
     ).dictionary_encode()
-    texts = pa.array([host_text(host.as_py()) for host in packed.dictionary], pa.string())
-    return texts.take(packed.indices)
+    texts = pa.array([host_text(host.as_py()) for host in addresses.dictionary], pa.string())
+    return texts.take(addresses.indices)
 
 
 # -- record by record --------------------------------------------------------------------------------------------

@@ -81,14 +81,14 @@ class DemoState:
     @property
     def is_good(self) -> bool:
         """Whether every line arrived exactly once, in copies and table too, and both ways of counting words agree."""
-        found = self.outcome
+        outcome = self.outcome
         return (
-            found is not None
+            outcome is not None
             and self.failed == 0
-            and found["read"] == self.acknowledged == self.lines
-            and found["twice"] == found["missing"] == found["places_twice"] == 0
-            and found["written_twice"] == found["not_written"] == 0
-            and found["words_agree"]
+            and outcome["read"] == self.acknowledged == self.lines
+            and outcome["twice"] == outcome["missing"] == outcome["places_twice"] == 0
+            and outcome["written_twice"] == outcome["not_written"] == 0
+            and outcome["words_agree"]
             and self.table is not None
             and self.table.is_good
         )
@@ -150,18 +150,18 @@ def demo(
 def table_of(state: DemoState) -> Table:
     """The results for people."""
     nothing = dict.fromkeys(("read", "twice", "written", "written_twice", "not_written"), 0)
-    found = state.outcome or {**nothing, "missing": state.lines, "words": {}, "words_agree": False}
-    words = ", ".join(f"{word} {count:,}" for word, count in itertools.islice(found["words"].items(), 5))
+    outcome = state.outcome or {**nothing, "missing": state.lines, "words": {}, "words_agree": False}
+    words = ", ".join(f"{word} {count:,}" for word, count in itertools.islice(outcome["words"].items(), 5))
     rows: list[tuple[str, str, bool]] = [
         ("lines sent and acknowledged", f"{state.acknowledged:,}", state.acknowledged == state.lines),
-        ("rows read by Spark, in Parquet", f"{found['read']:,}", found["read"] == state.lines),
-        ("rows twice", f"{found['twice']:,}", found["twice"] == 0),
-        ("lines missing", f"{found['missing']:,}", found["missing"] == 0),
-        ("definitions written to a second topic", f"{found['written']:,}", found["written"] > 0),
-        ("of these twice", f"{found['written_twice']:,}", found["written_twice"] == 0),
-        ("of these missing", f"{found['not_written']:,}", found["not_written"] == 0),
+        ("rows read by Spark, in Parquet", f"{outcome['read']:,}", outcome["read"] == state.lines),
+        ("rows twice", f"{outcome['twice']:,}", outcome["twice"] == 0),
+        ("lines missing", f"{outcome['missing']:,}", outcome["missing"] == 0),
+        ("definitions written to a second topic", f"{outcome['written']:,}", outcome["written"] > 0),
+        ("of these twice", f"{outcome['written_twice']:,}", outcome["written_twice"] == 0),
+        ("of these missing", f"{outcome['not_written']:,}", outcome["not_written"] == 0),
         ("most frequent words", words, True),
-        ("counted again from Parquet", "the same" if found["words_agree"] else "DIFFERENT", found["words_agree"]),
+        ("counted again from Parquet", "the same" if outcome["words_agree"] else "DIFFERENT", outcome["words_agree"]),
         ("follower killed", state.killed, True),
         ("leader moved", " -> ".join(state.leaders), len(set(state.leaders)) > 1),
     ]
@@ -227,14 +227,14 @@ async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path 
 
 def _surroundings(pyspark: Path | None = None) -> dict[str, str]:
     """The environment of a process of Spark, with ``pyspark`` if given."""
-    found = {
+    environment = {
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
         "SPARK_LOCAL_HOSTNAME": os.environ.get("SPARK_LOCAL_HOSTNAME", "localhost"),
     }
     if pyspark is not None:
-        found["PYTHONPATH"] = os.pathsep.join([str(pyspark.resolve()), str(Path(__file__).parents[1])])
-    return found
+        environment["PYTHONPATH"] = os.pathsep.join([str(pyspark.resolve()), str(Path(__file__).parents[1])])
+    return environment
 
 
 async def _disturb(state: DemoState, cluster: DevCluster, admin: Admin, say: Callable[[str], None]) -> None:
@@ -280,8 +280,8 @@ async def _send_all(state: DemoState, namesrv: str) -> None:
 
 def _text(count: int) -> Iterator[bytes]:
     """Make ``count`` lines, repeating the text if it has fewer."""
-    found = source_lines(source_directory(), count)
-    return itertools.islice(itertools.cycle(found), count)
+    lines = source_lines(source_directory(), count)
+    return itertools.islice(itertools.cycle(lines), count)
 
 
 async def _spark(
@@ -300,12 +300,12 @@ async def _spark(
         async for chunk in process.stdout:
             *complete, rest = (rest + chunk).split(b"\n")
             for line in complete:
-                said = json.loads(line)
+                report = json.loads(line)
                 if not is_started:
                     task_status.started(process.stdin)
                     is_started = True
-                state.rows, state.counted = said.get("rows", state.rows), said.get("counted", state.counted)
-                state.outcome = said.get("outcome", state.outcome)
+                state.rows, state.counted = report.get("rows", state.rows), report.get("counted", state.counted)
+                state.outcome = report.get("outcome", state.outcome)
             state.wake()
     if state.outcome is None:
         raise ServersFailed(f"Spark ended; its log is {cluster.log_path('spark')}")
@@ -327,8 +327,8 @@ async def _note_served(state: DemoState, cluster: DevCluster, admin: Admin) -> N
         except ClientError:
             continue  # killed a moment ago, or not up yet
         for role in ("Leader", "Follower"):
-            found = next((value for name, value in figures.items() if name.endswith(f"bulkBytesAs{role}")), "0")
-            state.served[node_id, role.lower(), cluster.pid(node_id)] = int(found)
+            nbytes = next((value for name, value in figures.items() if name.endswith(f"bulkBytesAs{role}")), "0")
+            state.served[node_id, role.lower(), cluster.pid(node_id)] = int(nbytes)
 
 
 async def _show(state: DemoState, say: Callable[[str], None]) -> None:

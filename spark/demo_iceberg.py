@@ -48,7 +48,7 @@ async def fetch_iceberg(directory: Path, environment: Mapping[str, str], say: Ca
 
 async def _done(who: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
     with trio.move_on_after(_SECONDS_MAX) as waiting:
-        ended = await trio.run_process(
+        process = await trio.run_process(
             [sys.executable, *arguments],
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
@@ -58,12 +58,12 @@ async def _done(who: str, arguments: list[str], environment: Mapping[str, str] |
         )
     if waiting.cancelled_caught:
         raise IcebergMissing(f"{who} has not ended after {_SECONDS_MAX:g} s")
-    if ended.returncode:
-        raise IcebergMissing(f"{who} failed: {_reason(ended.stderr.decode(errors='replace'))}")
+    if process.returncode:
+        raise IcebergMissing(f"{who} failed: {_reason(process.stderr.decode(errors='replace'))}")
 
 
-def _reason(said: str) -> str:
+def _reason(stderr: str) -> str:
     """The line of an output that tells the error: the first with an error, else the last."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line or "unresolved dependency" in line]
     return next(iter(errors or lines[-1:]), "it said nothing")

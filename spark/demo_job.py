@@ -69,7 +69,7 @@ class DemoQueries:
         """Start the queries for lines, words and definitions."""
         archive = self._lines(commitToGroup="demo_spark").select("keys", "body", "queue_id", "queue_offset")
         counting = words_of(self._lines(columns="body")).limit(TOP)
-        written = definitions_in(self._lines())
+        definitions = definitions_in(self._lines())
         return [
             begun(
                 archive.writeStream.format("parquet")
@@ -82,7 +82,7 @@ class DemoQueries:
                 .option("checkpointLocation", self._checkpoint("words"))
             ),
             begun(
-                written.writeStream.format("raftmq")
+                definitions.writeStream.format("raftmq")
                 .options(namesrv=self._namesrv, topic=self._second_topic)
                 .option("checkpointLocation", self._checkpoint("definitions"))
             ),
@@ -121,11 +121,11 @@ class DemoQueries:
         """Compare the second topic with the lines in the files that should be in it."""
         second = self._session.read.format("raftmq").options(namesrv=self._namesrv, subscribe=self._second_topic).load()
         (sums,) = second.agg(f.count("*").alias("rows"), f.count_distinct("keys").alias("different")).collect()
-        wanted = definitions_in(files).select("keys").distinct()
+        definitions = definitions_in(files).select("keys").distinct()
         return {
             "written": sums["rows"],
             "written_twice": sums["rows"] - sums["different"],
-            "not_written": wanted.join(second.select("keys"), "keys", "left_anti").count(),
+            "not_written": definitions.join(second.select("keys"), "keys", "left_anti").count(),
         }
 
 
@@ -144,35 +144,38 @@ def main() -> None:
     )
     job = DemoQueries(session, namesrv, [topic, second_topic], Path(directory), int(batch))
     queries = job.start()
-    wanted: list[int] = []
-    threading.Thread(target=lambda: wanted.append(int(sys.stdin.readline() or -1)), daemon=True).start()
-    report(queries, wanted)
+    counts: list[int] = []
+    threading.Thread(target=lambda: counts.append(int(sys.stdin.readline() or -1)), daemon=True).start()
+    report(queries, counts)
     for query in queries:
         query.stop()
-    if wanted[0] >= 0:
-        print(json.dumps({"outcome": job.outcome(wanted[0])}), flush=True)
+    if counts[0] >= 0:
+        print(json.dumps({"outcome": job.outcome(counts[0])}), flush=True)
     session.stop()
 
 
-def report(queries: list[Any], wanted: list[int]) -> None:
+def report(queries: list[Any], counts: list[int]) -> None:
     """Wait until all queries have read the wanted number of rows, or make no more progress.
 
     Raises RuntimeError when a query has failed.
     """
-    seen: dict[tuple[int, int], int] = {}
+    rows_of_batches: dict[tuple[int, int], int] = {}
     moved_at = time.monotonic()
     while True:
-        before = dict(seen)
+        before = dict(rows_of_batches)
         for number, query in enumerate(queries):
             if not query.isActive:
                 raise RuntimeError(f"a query has ended: {query.exception()}")
             for progress in query.recentProgress:
-                seen[number, progress["batchId"]] = progress["numInputRows"]
-        rows = [sum(count for (which, _), count in seen.items() if which == number) for number in range(len(queries))]
+                rows_of_batches[number, progress["batchId"]] = progress["numInputRows"]
+        rows = [
+            sum(count for (which, _), count in rows_of_batches.items() if which == number)
+            for number in range(len(queries))
+        ]
         print(json.dumps({"rows": rows[0], "counted": rows[1]}), flush=True)
-        if seen != before:
+        if rows_of_batches != before:
             moved_at = time.monotonic()
-        if wanted and (min(rows) >= wanted[0] or time.monotonic() - moved_at > STALLED_SECONDS_MAX):
+        if counts and (min(rows) >= counts[0] or time.monotonic() - moved_at > STALLED_SECONDS_MAX):
             return
         time.sleep(REPORT_SECONDS)
 

@@ -67,7 +67,7 @@ class TableMade:
 
 
 async def make_table(
-    made: TableMade,
+    table: TableMade,
     topic: str,
     cluster: DevCluster,
     directory: Path,
@@ -76,31 +76,31 @@ async def make_table(
 ) -> None:
     """Write the table, with both kills, and compare it. Raises ServersFailed, OSError."""
     file = directory / "lines.yaml"
-    file.write_text(_pipeline(made, topic, cluster.namesrv, directory))
+    file.write_text(_pipeline(table, topic, cluster.namesrv, directory))
     leader = await cluster.leader()
 
     async def disturb(event: dict[str, Any], pid: int) -> None:
         if event["commit"] == FOLLOWER_DIES_AFTER:
-            made.follower = next(node_id for node_id in cluster.node_ids if node_id != leader)
-            cluster.kill(made.follower)
-            say(f"killed the follower {made.follower} (SIGKILL) after commit {event['commit']} of the table")
+            table.follower = next(node_id for node_id in cluster.node_ids if node_id != leader)
+            cluster.kill(table.follower)
+            say(f"killed the follower {table.follower} (SIGKILL) after commit {event['commit']} of the table")
         elif event["commit"] == DRIVER_DIES_AFTER:
             await trio.sleep(KILL_DELAY_SECONDS)  # in the next commit
-            made.commits_before_kill = event["commit"]
+            table.commits_before_kill = event["commit"]
             _kill_driver(pid)
             say(f"killed Spark's driver (SIGKILL) after commit {event['commit']} of the table")
 
     say("the topic becomes a table: raftmq table run lines.yaml")
     command = _Command(cluster, environment, say)
-    if await command.run(made, "run", file, disturb) == 0:
+    if await command.run(table, "run", file, disturb) == 0:
         raise ServersFailed("the driver ended by itself before the demonstration could kill it")
-    await cluster.start(made.follower)
+    await cluster.start(table.follower)
     await cluster.wait_ready()
-    say(f"started {made.follower} again, and raftmq table run lines.yaml: it continues where the table ends")
-    if await command.run(made, "run", file) != 0:
+    say(f"started {table.follower} again, and raftmq table run lines.yaml: it continues where the table ends")
+    if await command.run(table, "run", file) != 0:
         raise ServersFailed(f"raftmq table run has failed; its log is {cluster.log_path('table')}")
     say("raftmq table verify lines.yaml ...")
-    await command.run(made, "verify", file)
+    await command.run(table, "verify", file)
 
 
 class _Command:
@@ -111,7 +111,7 @@ class _Command:
         self._environment = environment
         self._say = say
 
-    async def run(self, made: TableMade, command: str, file: Path, on_commit: Any = None) -> int:
+    async def run(self, table: TableMade, command: str, file: Path, on_commit: Any = None) -> int:
         """Run one command; returns its exit code. Raises ServersFailed if it prints nothing for minutes."""
         arguments = ["mq.cli", "table", command, str(file), "--json", "--master", "local[2]"]
         async with self._cluster.running_module("table", arguments, self._environment) as process:
@@ -128,31 +128,31 @@ class _Command:
                 if command == "verify":
                     rest = b"\n".join([*complete, rest])  # one document
                     with suppress(ValueError):
-                        _note_result(made, json.loads(rest))
+                        _note_result(table, json.loads(rest))
                     continue
                 for line in complete:
-                    told, used = json.loads(line), cpu_seconds(process.pid)
-                    if "rate" in told:
-                        self._note_commit(made, told, used - before)
+                    event, used = json.loads(line), cpu_seconds(process.pid)
+                    if "rate" in event:
+                        self._note_commit(table, event, used - before)
                         if on_commit is not None:
-                            await on_commit(told, process.pid)
+                            await on_commit(event, process.pid)
                     before = used
 
-    def _note_commit(self, made: TableMade, event: dict[str, Any], used: float) -> None:
-        made.commits = event["commit"]
-        made.committed += event["messages"]
-        made.seconds += event["seconds"]
-        made.cpu_seconds += used
+    def _note_commit(self, table: TableMade, event: dict[str, Any], used: float) -> None:
+        table.commits = event["commit"]
+        table.committed += event["messages"]
+        table.seconds += event["seconds"]
+        table.cpu_seconds += used
         self._say(
             f"  commit {event['commit']}: {event['messages']:,} rows, {event['rate']:,}/s, {event['left']:,} left"
         )
 
 
-def _note_result(made: TableMade, result: dict[str, Any]) -> None:
-    made.is_equal = result["equal"]
-    made.messages = sum(queue["messages"] for queue in result["queues"])
-    made.rows = sum(queue["rows_found"] for queue in result["queues"])
-    made.rows_expected = sum(queue["rows_expected"] for queue in result["queues"])
+def _note_result(table: TableMade, result: dict[str, Any]) -> None:
+    table.is_equal = result["equal"]
+    table.messages = sum(queue["messages"] for queue in result["queues"])
+    table.rows = sum(queue["rows_found"] for queue in result["queues"])
+    table.rows_expected = sum(queue["rows_expected"] for queue in result["queues"])
 
 
 def _kill_driver(pid: int) -> None:
@@ -163,8 +163,8 @@ def _kill_driver(pid: int) -> None:
                 os.killpg(int(child), signal.SIGKILL)
 
 
-def _pipeline(made: TableMade, topic: str, namesrv: str, directory: Path) -> str:
-    if made.kind == "iceberg":
+def _pipeline(table_made: TableMade, topic: str, namesrv: str, directory: Path) -> str:
+    if table_made.kind == "iceberg":
         name = "spark.sql.catalog.lake"
         table = (
             "table: {format: iceberg, name: lake.demo.lines}\n"
@@ -174,6 +174,6 @@ def _pipeline(made: TableMade, topic: str, namesrv: str, directory: Path) -> str
     else:
         table = f"table: {{format: parquet, location: {json.dumps(str(directory / 'table'))}}}"
     return (
-        f"namesrv: {namesrv}\ntopic: {topic}\nmax_messages_per_commit: {made.lines // COMMITS + 1}\n"
+        f"namesrv: {namesrv}\ntopic: {topic}\nmax_messages_per_commit: {table_made.lines // COMMITS + 1}\n"
         f"decode: {{format: text}}\ndead_letters: {{topic: {UNREADABLE}}}\n{table}\n"
     )

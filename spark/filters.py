@@ -76,22 +76,22 @@ def _narrow_offsets(narrowing: Narrowing, kind: str, value: Any) -> Narrowing | 
 
 def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
     """Narrow a scan by all these conditions; returns also the ones that must be left to Spark."""
-    found, left = Narrowing(), []
+    narrowing, remaining = Narrowing(), []
     for condition in conditions:
-        narrower = narrow(found, condition)
+        narrower = narrow(narrowing, condition)
         if narrower is None:
-            left.append(condition)
+            remaining.append(condition)
         else:
-            found = narrower
-    return found, left
+            narrowing = narrower
+    return narrowing, remaining
 
 
 def narrowed(narrowing: Narrowing, ranges: Mapping[QueueName, QueueRange]) -> dict[QueueName, QueueRange]:
     """The ranges that remain of a scan."""
-    left: dict[QueueName, QueueRange] = {}
+    narrow_ranges: dict[QueueName, QueueRange] = {}
     for queue, each in ranges.items():
         if all(allowed is None or part in allowed for part, allowed in zip(queue, narrowing.allowed, strict=True)):
             first, end = max(each.start, narrowing.first), min(each.end, narrowing.end)
             if first < end:
-                left[queue] = QueueRange(each.queue_id, first, end)
-    return left
+                narrow_ranges[queue] = QueueRange(each.queue_id, first, end)
+    return narrow_ranges

@@ -73,8 +73,8 @@ class GroupOffsets:
 
     def _store(self, address: str, queues: list[QueueName]) -> None:
         connection = self._connections(address, _SECONDS_MAX)
-        asked = [(queue, self._wanted[queue], connection.send(*self._request(queue))) for queue in queues]
-        for queue, offset, number in asked:
+        requests = [(queue, self._wanted[queue], connection.send(*self._request(queue))) for queue in queues]
+        for queue, offset, number in requests:
             answer = connection.receive(number)
             if answer.code != ResponseCode.SUCCESS:
                 raise ServerError(address, answer.code, answer.remark)

@@ -22,11 +22,11 @@ def missing() -> str | None:
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else "java"
     if shutil.which(java) is None:
-        found = f"{java} is not there"
+        state = f"{java} is not there"
     else:
-        said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=_SECONDS_MAX)
-        version = _VERSION.search(said.stderr + said.stdout)
+        output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=_SECONDS_MAX)
+        version = _VERSION.search(output.stderr + output.stdout)
         if version is not None and int(version[1]) >= JAVA_MIN:
             return None
-        found = f"{java} is " + (f"Java {version[1]}" if version else "not Java")
-    return f"Spark needs Java {JAVA_MIN} or later, {found}: apt install openjdk-17-jre-headless"
+        state = f"{java} is " + (f"Java {version[1]}" if version else "not Java")
+    return f"Spark needs Java {JAVA_MIN} or later, {state}: apt install openjdk-17-jre-headless"

@@ -68,8 +68,8 @@ def take_leases(
     seconds: int = LEASE_SECONDS,
 ) -> None:
     """Acquire each lease of the partitions at each replica that responds within ``timeout`` seconds."""
-    wanted = {(address, part.lease_id): part for part in parts if part.lease_id for address in part.replicas}
-    for (address, _), part in wanted.items():
+    leases = {(address, part.lease_id): part for part in parts if part.lease_id for address in part.replicas}
+    for (address, _), part in leases.items():
         try:
             connection = connect(address, timeout)
         except Unreachable:
@@ -107,19 +107,19 @@ class StreamLeases:
         """The leases requested last; None where the position of the messages in the log is unknown."""
         self._renew_at = clock()
 
-    def held(self, parts: Sequence[LogRange], detailed: Callable[[], Survey]) -> list[LogRange]:
+    def held(self, parts: Sequence[LogRange], get_details: Callable[[], Survey]) -> list[LogRange]:
         """The partitions of a micro-batch with leases that cover them, acquired at each replica when due.
 
-        A lease of an earlier micro-batch covers a later one, too. ``detailed`` queries the positions of messages.
+        A lease of an earlier micro-batch covers a later one, too. ``get_details`` queries the positions of messages.
         """
         if not parts:
             return []
         keys = {_key(part) for part in parts}
         if self._clock() >= self._renew_at or not keys <= self._held.keys():
-            leased = with_leases(parts, detailed(), self._ids.__getitem__)
-            take_leases(leased, self._timeout, self._connect)
-            found = {_key(part): part for part in leased if part.lease_id}
-            self._held.update((key, found.get(key)) for key in keys)
+            new_parts = with_leases(parts, get_details(), self._ids.__getitem__)
+            take_leases(new_parts, self._timeout, self._connect)
+            by_key = {_key(part): part for part in new_parts if part.lease_id}
+            self._held.update((key, by_key.get(key)) for key in keys)
             self._renew_at = self._clock() + RENEWAL_SECONDS
         return [part if (lease := self._held[_key(part)]) is None else _same_lease(part, lease) for part in parts]
 

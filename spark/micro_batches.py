@@ -69,56 +69,60 @@ class ClusterChanged(Exception):
     """The name servers belong to another cluster than the checkpoint."""
 
 
-def check_cluster(position: Position, seen: ClusterSnapshot) -> None:
+def check_cluster(position: Position, snapshot: ClusterSnapshot) -> None:
     """Raise ClusterChanged unless both are of the same cluster."""
-    if position.cluster and seen.cluster and not set(position.cluster.split(",")) & set(seen.cluster.split(",")):
+    if (
+        position.cluster
+        and snapshot.cluster
+        and not set(position.cluster.split(",")) & set(snapshot.cluster.split(","))
+    ):
         raise ClusterChanged(
-            f"the checkpoint belongs to the cluster {position.cluster!r}, the name servers lead to {seen.cluster!r}. "
+            f"the checkpoint belongs to the cluster {position.cluster!r}, the name servers lead to {snapshot.cluster!r}. "
             f"Set option namesrv to the cluster of the checkpoint, or begin with a new checkpointLocation"
         )
 
 
-def recreated(position: Position, seen: ClusterSnapshot) -> set[TopicInGroup]:
+def recreated(position: Position, snapshot: ClusterSnapshot) -> set[TopicInGroup]:
     """The topics, with their broker groups, that were recreated since the position was saved."""
     return {
         each
         for each, identity in position.topic_ids.items()
-        if identity and seen.topic_ids.get(each, identity) not in ("", identity)
+        if identity and snapshot.topic_ids.get(each, identity) not in ("", identity)
     }
 
 
-def losses(position: Position, seen: ClusterSnapshot, known: Mapping[QueueName, int]) -> list[Loss]:
+def losses(position: Position, snapshot: ClusterSnapshot, last_offsets: Mapping[QueueName, int]) -> list[Loss]:
     """The messages that can never be read from this position on.
 
     Args:
         known: the end that each queue had when it was last seen by this process.
     """
-    found: list[Loss] = []
-    again = recreated(position, seen)
+    losses_found: list[Loss] = []
+    again = recreated(position, snapshot)
     for queue, offset in position.offsets.items():
-        ends = seen.ends.get(queue)
+        ends = snapshot.ends.get(queue)
         if ends is not None and ends.first <= offset <= ends.end and not again:
             continue  # nearly always, and there may be thousands of queues
-        last = known.get(queue)
+        last = last_offsets.get(queue)
         if queue[:2] in again:
             if last is None or last > offset:
-                found.append(Loss("recreated", queue, offset, last))
+                losses_found.append(Loss("recreated", queue, offset, last))
         elif ends is None:
             if last is None or last > offset:
-                found.append(Loss("gone", queue, offset, last))
+                losses_found.append(Loss("gone", queue, offset, last))
         elif ends.end < offset:
-            found.append(Loss("cut", queue, ends.end, offset, ends.end))
+            losses_found.append(Loss("cut", queue, ends.end, offset, ends.end))
         elif ends.first > offset:
-            found.append(Loss("deleted", queue, offset, ends.first, ends.first))
-    for queue in seen.ends.keys() - position.offsets.keys():
-        begin, first = first_offset(seen.topic_ids.get(queue[:2], ""), queue[2]), seen.ends[queue].first
+            losses_found.append(Loss("deleted", queue, offset, ends.first, ends.first))
+    for queue in snapshot.ends.keys() - position.offsets.keys():
+        begin, first = first_offset(snapshot.topic_ids.get(queue[:2], ""), queue[2]), snapshot.ends[queue].first
         if first > begin:
-            found.append(Loss("deleted", queue, begin, first, first))
-    return sorted(found, key=lambda loss: loss.queue)
+            losses_found.append(Loss("deleted", queue, begin, first, first))
+    return sorted(losses_found, key=lambda loss: loss.queue)
 
 
 def next_position(
-    start: Position, seen: ClusterSnapshot, limits: Limits, cap: Mapping[QueueName, int] | None = None
+    start: Position, snapshot: ClusterSnapshot, limits: Limits, cap: Mapping[QueueName, int] | None = None
 ) -> Position | None:
     """The position at which the micro-batch after ``start`` ends; None if there is nothing to read.
 
@@ -127,30 +131,30 @@ def next_position(
 
     Each queue contributes in proportion to its backlog, and at least one message, so that none starves.
     """
-    again = recreated(start, seen)
+    again = recreated(start, snapshot)
     backlog: dict[QueueName, QueueRange] = {}
     sizes: dict[QueueName, float] = {}
-    for queue, ends in seen.ends.items():
+    for queue, ends in snapshot.ends.items():
         begin = max(0 if again and queue[:2] in again else start.offsets.get(queue, 0), ends.first)
         if begin >= ends.end:
             continue
         end = ends.end if cap is None else min(ends.end, cap.get(queue, 0))
         if begin < end:
             backlog[queue] = QueueRange(queue[2], begin, end)
-            stored = ends.end - ends.first
-            sizes[queue] = ends.nbytes / stored if ends.nbytes and stored else ASSUMED_MESSAGE_BYTES
+            count = ends.end - ends.first
+            sizes[queue] = ends.nbytes / count if ends.nbytes and count else ASSUMED_MESSAGE_BYTES
     if not backlog:
         return None
-    kept: dict[QueueName, int] = dict(start.offsets)
+    offsets: dict[QueueName, int] = dict(start.offsets)
     idle: dict[QueueName, int] = {}
     if again:
-        kept = {queue: offset for queue, offset in start.offsets.items() if queue[:2] not in again}
-        idle = {queue: ends.first for queue, ends in seen.ends.items() if queue[:2] in again}
-    ids = {**start.topic_ids, **seen.topic_ids}
+        offsets = {queue: offset for queue, offset in start.offsets.items() if queue[:2] not in again}
+        idle = {queue: ends.first for queue, ends in snapshot.ends.items() if queue[:2] in again}
+    ids = {**start.topic_ids, **snapshot.topic_ids}
     return Position(
-        start.cluster or seen.cluster,
+        start.cluster or snapshot.cluster,
         {each: identity or start.topic_ids.get(each, "") for each, identity in ids.items()},
-        {**kept, **idle, **limited(backlog, sizes, limits)},
+        {**offsets, **idle, **limited(backlog, sizes, limits)},
         start.began if start.is_beginning else None,
     )
 
@@ -175,62 +179,62 @@ def limited(
     return {queue: each.start + max(1, int(each.message_count * share)) for queue, each in backlog.items()}
 
 
-def message_count(start: Position, seen: ClusterSnapshot) -> int:
+def message_count(start: Position, snapshot: ClusterSnapshot) -> int:
     """The number of messages behind a position."""
-    again = recreated(start, seen)
+    again = recreated(start, snapshot)
     return sum(
         max(0, ends.end - max(0 if queue[:2] in again else start.offsets.get(queue, 0), ends.first))
-        for queue, ends in seen.ends.items()
+        for queue, ends in snapshot.ends.items()
     )
 
 
 def batch_ranges(
-    start: Position, end: Position, seen: ClusterSnapshot
+    start: Position, end: Position, snapshot: ClusterSnapshot
 ) -> tuple[dict[QueueName, QueueRange], list[Loss]]:
     """The messages between two positions: the readable ranges, and the losses.
 
     The beginning in ``end`` takes precedence over ``start``, which may have been queried again.
     """
     begin = end.began if end.began is not None else start.offsets
-    moved = {
+    changed_topics = {
         each
         for each, identity in end.topic_ids.items()
         if start.topic_ids.get(each, identity) != identity and start.topic_ids[each]
     }
-    again = recreated(end, seen)
+    again = recreated(end, snapshot)
     ranges: dict[QueueName, QueueRange] = {}
-    lost: list[Loss] = []
+    data_losses: list[Loss] = []
     for queue, last in sorted(end.offsets.items()):
-        first = 0 if queue[:2] in moved else begin.get(queue, 0)
+        first = 0 if queue[:2] in changed_topics else begin.get(queue, 0)
         if first >= last:
             continue
-        ends = seen.ends.get(queue)
+        ends = snapshot.ends.get(queue)
         if queue[:2] in again:
-            lost.append(Loss("recreated", queue, first, last))
+            data_losses.append(Loss("recreated", queue, first, last))
         elif ends is None:
-            lost.append(Loss("gone", queue, first, last))
+            data_losses.append(Loss("gone", queue, first, last))
         else:
             if ends.first > first:
-                lost.append(Loss("deleted", queue, first, min(ends.first, last), ends.first))
+                data_losses.append(Loss("deleted", queue, first, min(ends.first, last), ends.first))
             if ends.end < last:
-                lost.append(Loss("cut", queue, max(first, ends.end), last, ends.end))
+                data_losses.append(Loss("cut", queue, max(first, ends.end), last, ends.end))
             first, last = max(first, ends.first), min(last, ends.end)
             if first < last:
                 ranges[queue] = QueueRange(queue[2], first, last)
-    return ranges, lost
+    return ranges, data_losses
 
 
 # -- texts -------------------------------------------------------------------------------------------------------------
 
 
-def loss_text(lost: Iterable[Loss]) -> str:
+def loss_text(data_losses: Iterable[Loss]) -> str:
     """Describe lost messages, with numbers and remedies: a paragraph for each kind."""
     paragraphs = []
     for kind, say in _WORDS.items():
-        if found := [each for each in lost if each.kind == kind]:
-            listed = "; ".join(say(each) for each in found[:SHOWN_MAX])
-            more = f"; and {len(found) - SHOWN_MAX} more queues" if len(found) > SHOWN_MAX else ""
-            paragraphs.append(f"{listed}{more}. {REMEDIES[kind]}")
+        if same_kind := [each for each in data_losses if each.kind == kind]:
+            examples = "; ".join(say(each) for each in same_kind[:SHOWN_MAX])
+            more = f"; and {len(same_kind) - SHOWN_MAX} more queues" if len(same_kind) > SHOWN_MAX else ""
+            paragraphs.append(f"{examples}{more}. {REMEDIES[kind]}")
     return "\n".join(paragraphs)
 
 

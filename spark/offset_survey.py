@@ -66,7 +66,7 @@ class Surveyor:
         self._timeout = timeout
         self._connect = connect
 
-    def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
+    def survey(self, subscription: Subscription, *, strict: bool = True, previous: Survey | None = None) -> Survey:
         """Find all subscribed queues, and their extents.
 
         Args:
@@ -77,8 +77,8 @@ class Surveyor:
             PlanInvalid: a topic or queue that the user named does not exist.
             Unreachable: no name server responds, or no broker of a group does.
         """
-        if known is not None:
-            return Survey(known.routes, self._ends(known.routes, list(known.ends)))
+        if previous is not None:
+            return Survey(previous.routes, self._ends(previous.routes, list(previous.ends)))
         routes = self._routes(list(self._topics(subscription, strict)), strict)
         queues = [
             (topic, broker_name, queue_id)
@@ -114,10 +114,8 @@ class Surveyor:
             case Queues(queues):
                 return sorted({topic for topic, _, _ in queues})
             case Pattern(pattern):
-                wanted = re.compile(pattern)
-                names = [
-                    each for each in self._names.topics() if wanted.fullmatch(each) and not _HIDDEN.fullmatch(each)
-                ]
+                regex = re.compile(pattern)
+                names = [each for each in self._names.topics() if regex.fullmatch(each) and not _HIDDEN.fullmatch(each)]
                 if strict and not names:
                     raise PlanInvalid(f"option subscribePattern: no topic matches {pattern!r}")
                 return names
@@ -157,11 +155,11 @@ class Surveyor:
             addresses = routes[members[0][0]].addresses.get(broker_name, {})
             with self._connected(broker_name, addresses) as connection:
                 for begin in range(0, len(members), _AT_ONCE):
-                    asked = [
+                    requests = [
                         (queue, connection.send(code, _fields(queue, times)))
                         for queue in members[begin : begin + _AT_ONCE]
                     ]
-                    for queue, number in asked:
+                    for queue, number in requests:
                         yield queue, connection.receive(number)
 
     @contextmanager

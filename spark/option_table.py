@@ -100,9 +100,9 @@ def _number(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
 
 def _duration_ms(low: int) -> Callable[[str], int]:
     def parse(value: str) -> int:
-        found = _DURATION.fullmatch(value.strip())
-        milliseconds = int(float(found[1]) * _DURATION_MS[found[2]]) if found else -1
-        if found is None:
+        match = _DURATION.fullmatch(value.strip())
+        milliseconds = int(float(match[1]) * _DURATION_MS[match[2]]) if match else -1
+        if match is None:
             try:
                 milliseconds = int(value)
             except ValueError:
@@ -116,10 +116,10 @@ def _duration_ms(low: int) -> Callable[[str], int]:
 
 def _size(low: int, high: int) -> Callable[[str], int]:
     def parse(value: str) -> int:
-        found = _SIZE.fullmatch(value.strip())
-        if found is None:
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
             raise ValueError('must be a number of bytes or a size such as "4m"')
-        nbytes = int(found[1]) * _SIZE_BYTES[found[2].lower()]
+        nbytes = int(match[1]) * _SIZE_BYTES[match[2].lower()]
         if not low <= nbytes <= high:
             raise ValueError(f"must be {low} to {high} bytes")
         return nbytes
@@ -129,10 +129,10 @@ def _size(low: int, high: int) -> Callable[[str], int]:
 
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
-        found = value.strip().lower()
-        if found not in names:
+        name = value.strip().lower()
+        if name not in names:
             raise ValueError(f"must be one of {', '.join(names)}")
-        return found
+        return name
 
     return parse
 
@@ -142,17 +142,17 @@ def _addresses(value: str) -> tuple[str, ...]:
     if not addresses:
         raise ValueError("must not be empty")
     for address in addresses:
-        found = _ADDRESS.fullmatch(address)
-        if found is None or int(found[2]) > 65535:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or int(match[2]) > 65535:
             raise ValueError(f"has {address!r}, which is not HOST:PORT")
     return addresses
 
 
 def _endpoint(value: str) -> str:
-    found = urlsplit(value.strip())
-    if found.scheme not in ("http", "https") or not found.hostname:
+    url = urlsplit(value.strip())
+    if url.scheme not in ("http", "https") or not url.hostname:
         raise ValueError("must be a URL such as https://minio.example:9000")
-    if found.username is not None or found.password is not None:
+    if url.username is not None or url.password is not None:
         raise ValueError("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile")
     return value.strip()
 
@@ -227,22 +227,22 @@ def _ending(value: str) -> Bound:
 
 
 def _assigned(value: str) -> frozenset[QueueName]:
-    found: set[QueueName] = set()
+    queue_names: set[QueueName] = set()
     for topic, queues in _object(value).items():
         if not isinstance(queues, list) or not queues:
             raise ValueError(f'has no list of queues for topic {topic!r}, such as ["broker-a:0"]')
-        found.update(_queue(topic, queue) for queue in queues)
-    return frozenset(found)
+        queue_names.update(_queue(topic, queue) for queue in queues)
+    return frozenset(queue_names)
 
 
 def _object(value: str) -> dict[str, Any]:
     try:
-        found = json.loads(value)
+        document = json.loads(value)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(document, dict) or not document:
         raise ValueError("is not a JSON object with a topic")
-    return found
+    return document
 
 
 def _queue(topic: str, text: object) -> QueueName:
@@ -543,11 +543,11 @@ OPTIONS: Final = (
 )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, choices: Iterable[str]) -> str:
     """A hint at the known name most similar to an unknown one, to append to an error; empty if there is none."""
-    names = {other.lower(): other for other in known}
-    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    return f"; did you mean {names[found[0]]!r}?" if found else ""
+    names = {other.lower(): other for other in choices}
+    matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    return f"; did you mean {names[matches[0]]!r}?" if matches else ""
 
 
 # -- documentation -------------------------------------------------------------------------------------------------

@@ -106,10 +106,10 @@ class _Given:
 
     def only_one(self, *names: str) -> str | None:
         """The one of the named options that is set, None if none is. Raises OptionInvalid if several are."""
-        found = [name for name in names if name in self.values]
-        if len(found) > 1:
-            raise OptionInvalid(f"options {' and '.join(self.spelled[name] for name in found)} exclude each other")
-        return found[0] if found else None
+        names_set = [name for name in names if name in self.values]
+        if len(names_set) > 1:
+            raise OptionInvalid(f"options {' and '.join(self.spelled[name] for name in names_set)} exclude each other")
+        return names_set[0] if names_set else None
 
 
 def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream"]) -> ReadOptions:
@@ -119,20 +119,20 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
         OptionInvalid: an unknown option (with the nearest known one), an invalid value, one that is only
             for other uses, a missing one, or two that contradict each other.
     """
-    given = _parse(options, use)
-    if given["readMode"] == "pull" and "readConsistency" in given.values:
-        raise OptionInvalid(f"option {given.spelled['readConsistency']} needs readMode=bulk or archive")
+    user = _parse(options, use)
+    if user["readMode"] == "pull" and "readConsistency" in user.values:
+        raise OptionInvalid(f"option {user.spelled['readConsistency']} needs readMode=bulk or archive")
     for name in ("archiveEndpointUrl", "onArchiveFailure"):
-        if name in given.values and given["readMode"] != "archive":
-            raise OptionInvalid(f"option {given.spelled[name]} needs readMode=archive")
+        if name in user.values and user["readMode"] != "archive":
+            raise OptionInvalid(f"option {user.spelled[name]} needs readMode=archive")
     is_batch = use == "batch"
     return ReadOptions(
-        namesrv=_required(given, "namesrv"),
-        subscription=_subscription(given),
-        starting=_bound(given, "starting", "earliest" if is_batch else "latest"),
-        ending=_bound(given, "ending", "latest"),
-        no_message_at_time=given["startingOffsetsByTimestampStrategy"],
-        **_same_name(given, ReadOptions),
+        namesrv=_required(user, "namesrv"),
+        subscription=_subscription(user),
+        starting=_bound(user, "starting", "earliest" if is_batch else "latest"),
+        ending=_bound(user, "ending", "latest"),
+        no_message_at_time=user["startingOffsetsByTimestampStrategy"],
+        **_same_name(user, ReadOptions),
     )
 
 
@@ -152,75 +152,75 @@ def columns_in(options: Mapping[str, str]) -> tuple[str, ...]:
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of the sink. Raises OptionInvalid as `parse_read_options` does."""
-    given = _parse(options, "sink")
-    if (given["txnAppId"] is None) != (given["txnVersion"] is None):
+    user = _parse(options, "sink")
+    if (user["txnAppId"] is None) != (user["txnVersion"] is None):
         raise OptionInvalid("options txnAppId and txnVersion are needed together")
-    return WriteOptions(namesrv=_required(given, "namesrv"), **_same_name(given, WriteOptions))
+    return WriteOptions(namesrv=_required(user, "namesrv"), **_same_name(user, WriteOptions))
 
 
 def _parse(options: Mapping[str, str], use: Use) -> _Given:
-    given = _Given()
+    user = _Given()
     for spelling, value in options.items():
         option = _BY_NAME.get(spelling.lower())
         if option is None:
             if spelling.lower() in _SPARKS_OWN:
                 continue
-            known = [other.name for other in OPTIONS if use in other.uses]
-            raise OptionInvalid(f"there is no option {spelling!r}{nearest(spelling, known)}")
+            option_names = [other.name for other in OPTIONS if use in other.uses]
+            raise OptionInvalid(f"there is no option {spelling!r}{nearest(spelling, option_names)}")
         if use not in option.uses:
-            allowed = " and ".join(option.uses)
-            raise OptionInvalid(f"option {option.name} is for {allowed}, not for {use}")
-        if option.name in given.values:
-            raise OptionInvalid(f"options {given.spelled[option.name]} and {spelling} are the same option")
+            uses = " and ".join(option.uses)
+            raise OptionInvalid(f"option {option.name} is for {uses}, not for {use}")
+        if option.name in user.values:
+            raise OptionInvalid(f"options {user.spelled[option.name]} and {spelling} are the same option")
         try:
-            given.values[option.name] = option.parse(value)
+            user.values[option.name] = option.parse(value)
         except ValueError as error:
             raise OptionInvalid(f"option {option.name} {error}; it is {_format(value)}") from None
         # Spark passes names in lower case: errors show them as in the documentation.
-        given.spelled[option.name] = option.name if spelling.lower() == option.name.lower() else spelling
-    return given
+        user.spelled[option.name] = option.name if spelling.lower() == option.name.lower() else spelling
+    return user
 
 
-def _same_name(given: _Given, kind: type[ReadOptions | WriteOptions]) -> dict[str, Any]:
+def _same_name(user: _Given, kind: type[ReadOptions | WriteOptions]) -> dict[str, Any]:
     """Optional values, for the fields that have the name of their option; fields of times end with `_ms`."""
     values: dict[str, Any] = {}
     for each in fields(kind):
         first, *others = each.name.removesuffix("_ms").split("_")
         name = first + "".join(map(str.capitalize, others))
         if name.lower() in _BY_NAME and name != "namesrv":
-            values[each.name] = given[name]
+            values[each.name] = user[name]
     return values
 
 
-def _required(given: _Given, name: str) -> Any:
-    if name not in given.values:
+def _required(user: _Given, name: str) -> Any:
+    if name not in user.values:
         raise OptionInvalid(f"option {name} is missing")
-    return given[name]
+    return user[name]
 
 
-def _subscription(given: _Given) -> Subscription:
-    match given.only_one("subscribe", "subscribePattern", "assign", "topic"):
+def _subscription(user: _Given) -> Subscription:
+    match user.only_one("subscribe", "subscribePattern", "assign", "topic"):
         case "subscribe":
-            return Topics(given["subscribe"])
+            return Topics(user["subscribe"])
         case "topic":
-            return Topics((given["topic"],))
+            return Topics((user["topic"],))
         case "subscribePattern":
-            return Pattern(given["subscribePattern"])
+            return Pattern(user["subscribePattern"])
         case "assign":
-            return Queues(given["assign"])
+            return Queues(user["assign"])
         case _:
             raise OptionInvalid("one of the options subscribe, subscribePattern and assign is needed")
 
 
-def _bound(given: _Given, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]) -> Bound:
-    name = given.only_one(f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp")
+def _bound(user: _Given, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]) -> Bound:
+    name = user.only_one(f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp")
     if name is None:
         return default
     if name.endswith("ByTimestamp"):
-        return AtTimes(given[name])
+        return AtTimes(user[name])
     if name.endswith("Timestamp"):
-        return AtTime(given[name])
-    bound: Bound = given[name]
+        return AtTime(user[name])
+    bound: Bound = user[name]
     return bound
 
 

@@ -91,17 +91,17 @@ def sink_columns(fields: Sequence[tuple[str, str]], topic: str | None) -> SinkCo
 def messages_of(batch: pa.RecordBatch, columns: SinkColumns) -> Iterator[Message]:
     """The rows of a record batch as messages. Raises RowInvalid; rows before the bad one were yielded."""
     nothing = [None] * batch.num_rows
-    found = {name: batch.column(number).to_pylist() for name, number in columns.at.items() if name != "body"}
+    cells = {name: batch.column(number).to_pylist() for name, number in columns.at.items() if name != "body"}
     bodies = _binary(batch.column(columns.at["body"])).to_pylist()
-    where = [found.get(name, nothing) for name in ("topic", "broker_name", "queue_id")]
-    what = [found.get(name, nothing) for name in ("keys", "tags", "properties")]
+    where = [cells.get(name, nothing) for name in ("topic", "broker_name", "queue_id")]
+    what = [cells.get(name, nothing) for name in ("keys", "tags", "properties")]
     plain = all(one is nothing for one in what)
-    known: dict[tuple[str | None, str | None, int | None], Destination] = {}
+    destinations: dict[tuple[str | None, str | None, int | None], Destination] = {}
     for number, (body, place) in enumerate(zip(bodies, zip(*where, strict=True), strict=True)):
         if not body:
             raise RowInvalid(number, "its body is null" if body is None else "its body is empty")
-        if (destination := known.get(place)) is None:
-            destination = known[place] = _destination(number, place, columns.topic_option)
+        if (destination := destinations.get(place)) is None:
+            destination = destinations[place] = _destination(number, place, columns.topic_option)
         properties = b"" if plain else _properties(number, *(one[number] for one in what))
         yield Message(destination, body, properties)
 
@@ -116,9 +116,9 @@ def encode_messages(messages: Sequence[Message], codec: Codec) -> tuple[int, byt
     bodies = [message.body for message in messages]
     nbytes = sum(map(len, bodies))
     if codec != "none" and nbytes >= COMPRESS_BYTES_MIN * len(bodies):
-        compressed = [_deflate(codec, body) for body in bodies]
-        if sum(map(len, compressed)) < nbytes:
-            flag, bodies = COMPRESSED | _CODEC_FLAGS[codec], compressed
+        deflated_bodies = [_deflate(codec, body) for body in bodies]
+        if sum(map(len, deflated_bodies)) < nbytes:
+            flag, bodies = COMPRESSED | _CODEC_FLAGS[codec], deflated_bodies
     parts: list[bytes] = []
     for body, (_, _, properties) in zip(bodies, messages, strict=True):
         size = OVERHEAD_BYTES + len(body) + len(properties)
@@ -144,9 +144,9 @@ def _destination(
     return Destination(topic, broker_name, queue_id)
 
 
-def _properties(number: int, keys: str | None, tags: str | None, given: list[tuple[str, str | None]] | None) -> bytes:
+def _properties(number: int, keys: str | None, tags: str | None, pairs: list[tuple[str, str | None]] | None) -> bytes:
     properties: dict[str, str] = {}
-    for name, value in given or ():
+    for name, value in pairs or ():
         if name in LEFT_OUT or (props.is_reserved(name) and name not in props.RESERVED) or not value:
             continue
         properties[name] = value
@@ -159,10 +159,10 @@ def _properties(number: int, keys: str | None, tags: str | None, given: list[tup
     for name, value in properties.items():
         if not name or any(letter in text for text in (name, value) for letter in "\x01\x02"):
             raise RowInvalid(number, f"the property {name!r} has no name, or contains a separator, 0x01 or 0x02")
-    encoded = props.encode(properties).encode()
-    if len(encoded) > _PROPERTIES_BYTES_MAX:
-        raise RowInvalid(number, f"its properties have {len(encoded)} bytes; {_PROPERTIES_BYTES_MAX} are allowed")
-    return encoded
+    data = props.encode(properties).encode()
+    if len(data) > _PROPERTIES_BYTES_MAX:
+        raise RowInvalid(number, f"its properties have {len(data)} bytes; {_PROPERTIES_BYTES_MAX} are allowed")
+    return data
 
 
 def _deflate(codec: Codec, body: bytes) -> bytes:

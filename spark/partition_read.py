@@ -35,6 +35,6 @@ def read_partition(
 
     reader = task_reader(partition.part, task_options(options, columns, from_earliest=from_earliest))
     yield from reader.read()
-    done = reader.statistics
-    if done.skipped:
-        logging.getLogger(__name__).warning("%d messages of %s were deleted", done.skipped, partition.part)
+    statistics = reader.statistics
+    if statistics.skipped:
+        logging.getLogger(__name__).warning("%d messages of %s were deleted", statistics.skipped, partition.part)

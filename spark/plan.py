@@ -118,9 +118,9 @@ def resolve(
             return {queue: each.end for queue, each in ends.items()}
         case AtOffsets(offsets):
             check_same_queues(offsets, ends, name)
-            named = {EARLIEST: 0, LATEST: 1}
+            edges = {EARLIEST: 0, LATEST: 1}
             return {
-                queue: ends[queue][named[offset]] if offset in named else offset for queue, offset in offsets.items()
+                queue: ends[queue][edges[offset]] if offset in edges else offset for queue, offset in offsets.items()
             }
         case _:
             late = sorted(queue for queue in ends if by_time[queue] is None)
@@ -132,13 +132,13 @@ def resolve(
             return {queue: offset for queue, offset in by_time.items() if offset is not None}
 
 
-def check_same_queues(named: Iterable[QueueName], there: Iterable[QueueName], name: str) -> None:
+def check_same_queues(queues: Iterable[QueueName], there: Iterable[QueueName], name: str) -> None:
     """Raises PlanInvalid, which names all queues that an option omits and all unknown ones."""
-    named, there = set(named), set(there)
+    queues, there = set(queues), set(there)
     faults = []
-    if missing := sorted(there - named):
+    if missing := sorted(there - queues):
         faults.append(f"says nothing of {format_queues(missing)}")
-    if unknown := sorted(named - there):
+    if unknown := sorted(queues - there):
         faults.append(f"names {format_queues(unknown)}, which cannot be read")
     if faults:
         raise PlanInvalid(f"option {name} {' and '.join(faults)}")
@@ -188,13 +188,13 @@ def split_queue(whole: QueueRange, count: int) -> list[QueueRange]:
 def queue_pieces(ranges: Sequence[QueueRange], nbytes: Sequence[int], splitting: Splitting) -> list[list[QueueRange]]:
     """A partition for each queue, split to stay within the limits. ``nbytes`` is the approximate size of each range."""
     total = sum(each.message_count for each in ranges)
-    found: list[list[QueueRange]] = []
+    pieces: list[list[QueueRange]] = []
     for each, size in zip(ranges, nbytes, strict=True):
         count = _pieces(each.message_count, size, splitting._replace(pieces=None))
         if splitting.pieces is not None:
             count = max(count, round(splitting.pieces * each.message_count / total))
-        found += [[piece] for piece in split_queue(each, count)]
-    return found
+        pieces += [[piece] for piece in split_queue(each, count)]
+    return pieces
 
 
 def stripes(
@@ -234,7 +234,7 @@ def stripes(
 def _split_stripe(stripe: Sequence[QueueRange], count: int) -> list[list[QueueRange]]:
     if count <= 1:
         return [list(stripe)]
-    found: list[list[QueueRange]] = []
+    pieces: list[list[QueueRange]] = []
     for number in range(count):
         piece = [
             QueueRange(
@@ -244,9 +244,9 @@ def _split_stripe(stripe: Sequence[QueueRange], count: int) -> list[list[QueueRa
             )
             for each in stripe
         ]
-        if kept := [each for each in piece if each.message_count]:
-            found.append(kept)
-    return found
+        if ranges := [each for each in piece if each.message_count]:
+            pieces.append(ranges)
+    return pieces
 
 
 def size_of(queue_range: QueueRange, ends: QueueEnds) -> int:

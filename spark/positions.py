@@ -52,8 +52,8 @@ class Position:
         for (topic, broker_name), identity in sorted(self.topic_ids.items()):
             topics.setdefault(topic, {"id": {}, "q": {}})["id"][broker_name] = identity
         if self.began is not None:
-            for found in topics.values():
-                found["from"] = {}
+            for document in topics.values():
+                document["from"] = {}
         for name, offsets in (("q", self.offsets), ("from", self.began or {})):
             for (topic, broker_name, queue_id), offset in sorted(offsets.items()):
                 topics[topic][name][f"{broker_name}:{queue_id}"] = offset

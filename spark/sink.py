@@ -130,7 +130,7 @@ def _write(
 
     context = TaskContext.get()
     assert context is not None, "Spark calls this in a task"
-    told = WriterOptions(
+    writer_options = WriterOptions(
         namesrv=options.namesrv,
         columns=columns,
         codec=options.compression,
@@ -139,9 +139,9 @@ def _write(
         deadline_seconds=options.write_deadline_ms / 1000,
         client_id=options.client_id,
     )
-    done = TaskWriter(told, job, context.partitionId()).write(iterator)
-    _LOG.info("partition %d of %s: %s", context.partitionId(), job, done)
-    return TaskWritten(done.rows, done.already_stored)
+    writer = TaskWriter(writer_options, job, context.partitionId()).write(iterator)
+    _LOG.info("partition %d of %s: %s", context.partitionId(), job, writer)
+    return TaskWritten(writer.rows, writer.already_stored)
 
 
 def _micro_batch() -> WriteId:
@@ -164,6 +164,6 @@ def _count(messages: Sequence[WriterCommitMessage | None]) -> int:
 
 
 def _log_rows(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    told = [message for message in messages if isinstance(message, TaskWritten)]
-    rows, already = sum(each.rows for each in told), sum(each.already_stored for each in told)
+    task_results = [message for message in messages if isinstance(message, TaskWritten)]
+    rows, already = sum(each.rows for each in task_results), sum(each.already_stored for each in task_results)
     _LOG.info("%s: %d rows are stored, %d of them were before", what, rows, already)

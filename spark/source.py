@@ -104,8 +104,8 @@ class FilteringTopicReader(TopicReader):
 
     def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
         """Accept the conditions that can be applied exactly; returns the others."""
-        self._narrowing, left = narrow_all(filters)
-        return left
+        self._narrowing, remaining = narrow_all(filters)
+        return remaining
 
 
 def struct_of(names: tuple[str, ...]) -> StructType:

@@ -121,16 +121,16 @@ class StreamProgress:
         Raises PlanInvalid, OptionInvalid, Unreachable, ServerError.
         """
         if self._began is None:
-            found = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=True)
-            starts = resolved(self._surveyor, found, self._options, self._options.starting, "starting")
-            seen = _seen(found)
-            self._began = Position(seen.cluster, seen.topic_ids, starts, starts).to_json()
+            survey = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=True)
+            starts = resolved(self._surveyor, survey, self._options, self._options.starting, "starting")
+            snapshot = _seen(survey)
+            self._began = Position(snapshot.cluster, snapshot.topic_ids, starts, starts).to_json()
         return self._began
 
     def end_here(self) -> None:
         """Read nothing that is stored later than now. Raises as `beginning`."""
-        found = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=False)
-        self._cap = {queue: ends.end for queue, ends in found.ends.items()}
+        survey = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=False)
+        self._cap = {queue: ends.end for queue, ends in survey.ends.items()}
 
     def latest(self, start: dict[str, Any], *, is_limited: bool) -> dict[str, Any]:
         """The position at which the micro-batch after ``start`` ends; ``start`` itself if there is none now.
@@ -143,15 +143,15 @@ class StreamProgress:
         position = self._position(start)
         pause = _PAUSE_SECONDS_MIN
         while True:
-            found = self._recent()
-            seen = _seen(found)
-            check_cluster(position, seen)
-            self._commit(position, found)
-            lost = losses(position, seen, self._known)
-            self._forget_all_but(lost)
-            doubtful = self._check(lost)
-            self._remember_ends(found)
-            end = self._next_end(position, seen, is_limited)
+            survey = self._recent()
+            snapshot = _seen(survey)
+            check_cluster(position, snapshot)
+            self._commit(position, survey)
+            data_losses = losses(position, snapshot, self._known)
+            self._forget_all_but(data_losses)
+            doubtful = self._check(data_losses)
+            self._remember_ends(survey)
+            end = self._next_end(position, snapshot, is_limited)
             if end is not None or not (doubtful and self._cap is not None):
                 if end is None:
                     return start
@@ -164,25 +164,27 @@ class StreamProgress:
         """The ends of all queues, as last seen; None before."""
         if self._found is None:
             return None
-        seen = _seen(self._found)
-        return Position(seen.cluster, seen.topic_ids, {queue: ends.end for queue, ends in seen.ends.items()}).to_json()
+        snapshot = _seen(self._found)
+        return Position(
+            snapshot.cluster, snapshot.topic_ids, {queue: ends.end for queue, ends in snapshot.ends.items()}
+        ).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogRange]:
         """The parts that the tasks of a micro-batch read. Raises as `latest`, and PlanInvalid."""
         begin, until = parse_position(start), parse_position(end)
         pause = _PAUSE_SECONDS_MIN
         while True:
-            found = self._recent()
-            seen = _seen(found)
-            check_cluster(until, seen)
-            ranges, lost = batch_ranges(begin, until, seen)
-            if not self._check(lost):
+            survey = self._recent()
+            snapshot = _seen(survey)
+            check_cluster(until, snapshot)
+            ranges, data_losses = batch_ranges(begin, until, snapshot)
+            if not self._check(data_losses):
                 self._turn += 1
                 # A repeated micro-batch must be the same, task by task and row by row: a sink numbers the rows of each
                 # task, and drops a row whose number is known.
-                parts = plan_partitions(found, ranges, self._options, self._turn, repeatable=True)
-                held = self._leases.held(parts, partial(self._surveyor.detailed, found))
-                return self._from_archive(held, found)
+                parts = plan_partitions(survey, ranges, self._options, self._turn, repeatable=True)
+                leased_parts = self._leases.held(parts, partial(self._surveyor.detailed, survey))
+                return self._from_archive(leased_parts, survey)
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
@@ -192,14 +194,14 @@ class StreamProgress:
         keys = {(part.topic, part.broker_name) for part in parts}
         until, pause = self._clock() + self._deadline, _PAUSE_SECONDS_MIN
         while True:
-            known = self._detailed
+            details = self._detailed
             # A topic may be new, and no replica may have answered the last time.
-            is_known = known is not None and keys <= known.archives.keys()
-            if known is None or not is_known or self._clock() - self._detailed_at >= DETAILS_SECONDS:
-                known, self._detailed_at = self._surveyor.detailed(survey), self._clock()
-                self._detailed = known
-            if keys <= known.archives.keys() or self._clock() + pause >= until:
-                return self._archive.planned(parts, known)
+            is_known = details is not None and keys <= details.archives.keys()
+            if details is None or not is_known or self._clock() - self._detailed_at >= DETAILS_SECONDS:
+                details, self._detailed_at = self._surveyor.detailed(survey), self._clock()
+                self._detailed = details
+            if keys <= details.archives.keys() or self._clock() + pause >= until:
+                return self._archive.planned(parts, details)
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             survey = self._recent()
@@ -232,33 +234,33 @@ class StreamProgress:
 
     def _recent(self) -> Survey:
         if self._found is None or self._clock() - self._found_at >= SEEN_SECONDS:
-            known = self._found if self._clock() - self._routes_at < ROUTES_SECONDS else None
-            return self._survey(self._deadline, strict=False, known=known)
+            previous = self._found if self._clock() - self._routes_at < ROUTES_SECONDS else None
+            return self._survey(self._deadline, strict=False, previous=previous)
         return self._found
 
-    def _survey(self, seconds: float, *, strict: bool, known: Survey | None = None) -> Survey:
+    def _survey(self, seconds: float, *, strict: bool, previous: Survey | None = None) -> Survey:
         """Query until there is a response. Raises Unreachable, ServerError after ``seconds``."""
         began, pause = self._clock(), _PAUSE_SECONDS_MIN
         while True:
             try:
-                found = self._surveyor.survey(self._options.subscription, strict=strict, known=known)
+                survey = self._surveyor.survey(self._options.subscription, strict=strict, previous=previous)
             except (Unreachable, ServerError):
                 self._connections.close()
-                known = None  # a topic may be deleted, or its route may have changed
+                previous = None  # a topic may be deleted, or its route may have changed
                 if self._clock() - began + pause >= seconds:
                     raise
                 self._sleep(pause)
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             else:
-                self._found, self._found_at = found, self._clock()
-                if known is None:
+                self._found, self._found_at = survey, self._clock()
+                if previous is None:
                     self._routes_at = self._found_at
-                return found
+                return survey
 
     def _remember_ends(self, survey: Survey) -> None:
         self._known.update((queue, ends.end) for queue, ends in survey.ends.items())
 
-    def _next_end(self, position: Position, seen: ClusterSnapshot, is_limited: bool) -> Position | None:
+    def _next_end(self, position: Position, snapshot: ClusterSnapshot, is_limited: bool) -> Position | None:
         options = self._options
         limits = Limits(options.max_offsets_per_trigger, options.max_bytes_per_trigger) if is_limited else Limits()
         fewest = options.min_offsets_per_trigger
@@ -266,28 +268,28 @@ class StreamProgress:
             is_limited
             and self._cap is None
             and fewest is not None
-            and message_count(position, seen) < fewest
+            and message_count(position, snapshot) < fewest
             and self._clock() - self._batch_at < options.max_trigger_delay_ms / 1000
         ):
             return None
-        end = next_position(position, seen, limits, self._cap)
+        end = next_position(position, snapshot, limits, self._cap)
         if end is not None:
             self._batch_at = self._clock()
         return end
 
     # -- what is lost ----------------------------------------------------------------------------------------------
 
-    def _check(self, lost: Iterable[Loss]) -> list[Loss]:
+    def _check(self, data_losses: Iterable[Loss]) -> list[Loss]:
         """Return losses that may be temporary. Raises DataLoss for the rest, or logs them once if the query may
         continue.
         """
         now = self._clock()
-        lost = list(lost)
-        for each in lost:
+        data_losses = list(data_losses)
+        for each in data_losses:
             self._missed_since.setdefault(each.key, now)
         doubtful: list[Loss] = []
         certain: list[Loss] = []
-        for each in lost:
+        for each in data_losses:
             may_come_back = each.kind in ("gone", "cut") and now - self._missed_since[each.key] < self._deadline
             (doubtful if may_come_back else certain).append(each)
         if doubtful:
@@ -299,9 +301,9 @@ class StreamProgress:
         self._told.update(each.key for each in certain)
         return doubtful
 
-    def _forget_all_but(self, lost: Iterable[Loss]) -> None:
+    def _forget_all_but(self, data_losses: Iterable[Loss]) -> None:
         """Forget all losses except ``lost``: a loss that has ended is logged again if it recurs."""
-        keys = {each.key for each in lost}
+        keys = {each.key for each in data_losses}
         self._missed_since = {key: since for key, since in self._missed_since.items() if key in keys}
         self._told &= keys
 

@@ -156,16 +156,16 @@ class TaskReader:
 
     def _read_queue(self, queue_range: QueueRange) -> Iterator[Any]:
         offset = queue_range.start
-        sent: int | None = None
+        request: int | None = None
         while offset < queue_range.end:
             try:
                 connection = self._connected()
-                if sent is None:
-                    sent = self._ask(connection, queue_range, offset)
-                chunk = self._records_in(connection.receive(sent), queue_range, offset)
-                sent = None
+                if request is None:
+                    request = self._ask(connection, queue_range, offset)
+                chunk = self._records_in(connection.receive(request), queue_range, offset)
+                request = None
             except (Unreachable, ServerError, ReplicaBehind, AnswerDamaged) as error:
-                sent = None
+                request = None
                 self._next_replica(error)
                 continue
             self._progressed(connection, chunk)
@@ -173,7 +173,7 @@ class TaskReader:
             if offset < queue_range.end:
                 # The broker works on the next response while this one is decoded.
                 try:
-                    sent = self._ask(connection, queue_range, offset)
+                    request = self._ask(connection, queue_range, offset)
                 except Unreachable as error:
                     self._next_replica(error)
             yield from self._batches(chunk)
@@ -191,14 +191,14 @@ class TaskReader:
             keep_bad_bodies=options.keep_bad_bodies,
             without_bodies=without_bodies,
         ):
-            found = batch
+            rows = batch
             if options.tags is not None:
                 # Brokers compare the hashes of tags only.
-                found = batch.filter(pc.is_in(batch.column("tags"), pa.array(options.tags)))
-                found = found.select(list(options.columns))
-            self.statistics.rows += found.num_rows
-            if found.num_rows:
-                yield found
+                rows = batch.filter(pc.is_in(batch.column("tags"), pa.array(options.tags)))
+                rows = rows.select(list(options.columns))
+            self.statistics.rows += rows.num_rows
+            if rows.num_rows:
+                yield rows
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -259,14 +259,19 @@ class TaskReader:
         while at < len(data):
             if at + size_of.size > len(data):
                 raise AnswerDamaged(f"{len(data) - at} bytes are left after the last record")
-            size, found = size_of.unpack_from(data, at)
-            if found >= queue_range.end:
+            size, record_offset = size_of.unpack_from(data, at)
+            if record_offset >= queue_range.end:
                 break
-            if size <= 0 or at + size > len(data) or found < expected or (is_dense and found != expected):
-                raise AnswerDamaged(f"a record of {size} bytes has offset {found}; expected: {expected}")
+            if (
+                size <= 0
+                or at + size > len(data)
+                or record_offset < expected
+                or (is_dense and record_offset != expected)
+            ):
+                raise AnswerDamaged(f"a record of {size} bytes has offset {record_offset}; expected: {expected}")
             sizes.append(size)
             at += size
-            expected = found + 1
+            expected = record_offset + 1
         if is_dense:
             next_offset = expected
         if next_offset <= offset or next_offset < expected:
@@ -277,13 +282,13 @@ class TaskReader:
         """Skip messages that were deleted after planning. Raises DataLoss if the query must not continue."""
         behind = min(first, queue_range.end)
         where = f"topic {self._part.topic!r}, queue {self._part.broker_name}:{queue_range.queue_id}"
-        gone = f"offsets {offset} to {behind - 1} ({behind - offset} messages) were deleted before they were read"
+        message = f"offsets {offset} to {behind - 1} ({behind - offset} messages) were deleted before they were read"
         is_begun = all(each.start != offset for each in self._part.ranges if each.queue_id == queue_range.queue_id)
         if self._options.from_earliest and not is_begun:
             return Chunk(memoryview(b""), [], behind)
         if self._options.on_data_loss == "fail":
             raise DataLoss(
-                f"{where}: {gone}. The queue begins at {first} now. Keep messages longer (fileReservedTime), read "
+                f"{where}: {message}. The queue begins at {first} now. Keep messages longer (fileReservedTime), read "
                 f"sooner, or set failOnDataLoss=false to continue without them"
             )
         return Chunk(memoryview(b""), [], behind, skipped=behind - offset)

@@ -196,9 +196,9 @@ class TaskWriter:
                 f"Spark partition {self._partition} has rows for more than {self._limits.destinations_max} topics and "
                 f"queues, the last one {destination}; repartition by topic and queue, so that each task writes to few"
             )
-        known = _Producer(destination, producer_id(self._job, self._partition, destination))
-        self._producers[destination] = known
-        return known
+        producer = _Producer(destination, producer_id(self._job, self._partition, destination))
+        self._producers[destination] = producer
+        return producer
 
     def _send_gathered(self) -> None:
         for producer in self._producers.values():
@@ -249,13 +249,13 @@ class TaskWriter:
 
     def _choose_queue(self, producer: _Producer) -> tuple[str, int]:
         """Choose the broker group and queue of a producer's next batch. Successive batches use different queues."""
-        topic, broker_name, wanted = producer.destination
+        topic, broker_name, queue_id = producer.destination
         queues = self._route(topic).write_queues
         if broker_name is not None:
             if broker_name not in queues:
                 raise WriteFailed(f"topic {topic!r} has no queues to write to in broker group {broker_name}")
             group = broker_name
-        elif wanted is not None and len(queues) > 1:
+        elif queue_id is not None and len(queues) > 1:
             raise WriteFailed(
                 f"topic {topic!r} has queues in the broker groups {', '.join(sorted(queues))}: with a column queue_id "
                 "the sink also needs a column broker_name"
@@ -263,16 +263,16 @@ class TaskWriter:
         else:
             group = group_of_producer(producer.id, queues)
         count = queues[group]
-        if wanted is None:
+        if queue_id is None:
             return group, (self._partition + producer.batches) % count
-        if wanted >= count:
-            raise WriteFailed(f"a row has queue_id {wanted}; topic {topic!r} has {count} queues in {group}")
-        return group, wanted
+        if queue_id >= count:
+            raise WriteFailed(f"a row has queue_id {queue_id}; topic {topic!r} has {count} queues in {group}")
+        return group, queue_id
 
     def _route(self, topic: str) -> TopicRoute:
-        while (known := self._routes.get(topic)) is None:
+        while (cached_route := self._routes.get(topic)) is None:
             try:
-                found = self._names.route(topic)
+                route = self._names.route(topic)
             except ServerError as error:
                 if error.code != ResponseCode.TOPIC_NOT_EXIST:
                     raise WriteFailed(f"no route of topic {topic!r}: {error}") from error
@@ -280,10 +280,10 @@ class TaskWriter:
             except Unreachable as error:
                 self._wait(f"topic {topic!r} is not found", str(error))
                 continue
-            if not found.write_queues:
+            if not route.write_queues:
                 raise WriteFailed(f"the topic {topic!r} has no queue that may be written to")
-            self._routes[topic] = found
-        return known
+            self._routes[topic] = route
+        return cached_route
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -296,10 +296,10 @@ class TaskWriter:
     def _post(self, line: _Line, batch: _Batch) -> None:
         while len(line.under_way) >= _UNDER_WAY_MAX:
             self._receive_one(line)
-        line.under_way.append(sent := _Sent(batch))
+        line.under_way.append(request := _Sent(batch))
         if line.connection is not None:
             try:
-                sent.opaque = line.connection.send(RequestCode.SEND_BATCH_MESSAGE, batch.ext, batch.body)
+                request.opaque = line.connection.send(RequestCode.SEND_BATCH_MESSAGE, batch.ext, batch.body)
             except Unreachable as error:
                 line.lose(error)
 
@@ -318,8 +318,8 @@ class TaskWriter:
         if answer.code == ResponseCode.SUCCESS:
             self._stored(line, batch, answer)
         elif answer.code in _LATER:
-            told = f"broker group {line.group} answered {answer.remark} (code {answer.code})"
-            self._wait(f"{batch.rows} are not stored", told)
+            reason = f"broker group {line.group} answered {answer.remark} (code {answer.code})"
+            self._wait(f"{batch.rows} are not stored", reason)
             self.written.sent_again += 1
             self._post(line, batch)
         else:
@@ -346,22 +346,22 @@ class TaskWriter:
         if not line.addresses:
             topic = line.under_way[0].batch.producer.destination.topic
             try:
-                known = self._names.route(topic)
+                route = self._names.route(topic)
             except ServerError as error:
                 raise Unreachable(line.group, str(error)) from error
-            brokers = known.addresses.get(line.group, {})
+            brokers = route.addresses.get(line.group, {})
             line.start_round([brokers[number] for number in sorted(brokers, key=lambda n: (n != _LEADER_ID, n))])
         line.connection = connection = self._connect(line.next_address(), self._options.request_seconds)
-        for sent in line.under_way:
-            if sent.opaque is not None:
+        for request in line.under_way:
+            if request.opaque is not None:
                 self.written.sent_again += 1
-            sent.opaque = connection.send(RequestCode.SEND_BATCH_MESSAGE, sent.batch.ext, sent.batch.body)
+            request.opaque = connection.send(RequestCode.SEND_BATCH_MESSAGE, request.batch.ext, request.batch.body)
 
     def _wait(self, what: str, why: str) -> None:
-        waited = self._clock() - self._progress_at
-        if waited >= self._options.deadline_seconds:
+        seconds = self._clock() - self._progress_at
+        if seconds >= self._options.deadline_seconds:
             raise WriteFailed(
-                f"{what}, and no request succeeded for {waited:.0f} s: {why}; raise option writeDeadline to wait longer"
+                f"{what}, and no request succeeded for {seconds:.0f} s: {why}; raise option writeDeadline to wait longer"
             )
         self._sleep(self._pause)
         self._pause = min(2 * self._pause, _PAUSE_SECONDS_MAX)

@@ -168,7 +168,7 @@ def _plan_often(namesrv: str, topics: tuple[str, ...]) -> tuple[float, float]:
         if number % PLANS_PER_ROUND == 0:
             found = None
         began = time.perf_counter()
-        found = surveyor.survey(Topics(topics), known=found)
+        found = surveyor.survey(Topics(topics), previous=found)
         took[number % PLANS_PER_ROUND > 0].append(time.perf_counter() - began)
     connections.close()
     return statistics.median(took[False]), statistics.median(took[True])

@@ -64,12 +64,12 @@ class AvroBodies:
 def parse(text: str) -> Any:
     """The schema that a text has, without a check of its meaning. Raises ValueError with the line."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         raise SchemaUnusable(f"line {error.lineno}: this is not JSON: {error.msg}") from None
     except RecursionError:
         raise SchemaUnusable("it is nested too deeply") from None
-    return found
+    return value
 
 
 class _Reader:
@@ -86,15 +86,15 @@ class _Reader:
         self._own_check = AvroCheck(self._own)
         self._writers: dict[int, tuple[Any, AvroCheck]] = {}
         for number, text in bodies.writers:
-            written = parse(text)
-            named = f"schema {number}: " if bodies.has_header else ""
+            writer_schema = parse(text)
+            prefix = f"schema {number}: " if bodies.has_header else ""
             try:
                 # What the table leaves out may be of any type.
-                _check_readable(_record_of(_Schema(written).schema), _Schema(schema).schema, "")
-                plain = parse_schema(_without_logical_types(written), _write_hint=False)
+                _check_readable(_record_of(_Schema(writer_schema).schema), _Schema(schema).schema, "")
+                plain = parse_schema(_without_logical_types(writer_schema), _write_hint=False)
                 self._writers[number] = plain, AvroCheck(plain)
             except SchemaUnusable as error:
-                raise SchemaUnusable(f"{named}{error}") from None
+                raise SchemaUnusable(f"{prefix}{error}") from None
 
     def decode(self, body: bytes) -> Values:
         """The values of a body. Raises BodyInvalid."""
@@ -108,10 +108,10 @@ class _Reader:
             body = body[HEADER_BYTES:]
         check.check(body)
         try:
-            found = self._read(io.BytesIO(body), writer, self._own)
+            record = self._read(io.BytesIO(body), writer, self._own)
         except Exception as error:
             raise BodyInvalid(f"it is not Avro of this schema: {_describe(error)}") from None
-        values: Values = self._convert(found)
+        values: Values = self._convert(record)
         return values
 
 
@@ -203,9 +203,9 @@ class _Schema:
             return Primitive("bigint"), None
         if all(each in ("float", "double") for each in there):
             return Primitive("double"), None
-        found = [str(self._type(each, path, inside)[0]) for each in there]
+        types = [str(self._type(each, path, inside)[0]) for each in there]
         raise SchemaUnusable(
-            f"field {path} is a union of {' and '.join(found)}: a column has one type. Leave the field out of the file "
+            f"field {path} is a union of {' and '.join(types)}: a column has one type. Leave the field out of the file "
             f"of the table (and name the producers' file in decode.writer_schema), or send it in two fields"
         )
 
@@ -344,32 +344,32 @@ def _without_logical_types(schema: Any) -> Any:
     return schema
 
 
-def _check_readable(written: Any, wanted: Any, path: str) -> None:
+def _check_readable(writer: Any, reader: Any, path: str) -> None:
     """Raise SchemaUnusable where no body of one schema can be read with another.
 
     Also where the same bytes mean something else in the two: Avro forbids it, and a reader that does not look returns
     wrong values. Unions and names of types that were defined before are left to the reading of each body.
     """
-    written, wanted = _alone(written), _alone(wanted)
-    if written is None or wanted is None:
+    writer, reader = _alone(writer), _alone(reader)
+    if writer is None or reader is None:
         return
-    one, two = _meaning(written), _meaning(wanted)
-    kind, other = written["type"], wanted["type"]
+    one, two = _meaning(writer), _meaning(reader)
+    kind, other = writer["type"], reader["type"]
     is_promoted = other in _PROMOTED.get(kind, ()) and not {one[0], two[0]} & _EXACT
     if (kind != other and not is_promoted) or (one != two and {one[0], two[0]} & _EXACT):
-        raise SchemaUnusable(f"field {path} is {_meant(written)} in it, and {_meant(wanted)} in decode.schema_file")
+        raise SchemaUnusable(f"field {path} is {_meant(writer)} in it, and {_meant(reader)} in decode.schema_file")
     if kind == "record":
-        known = {field["name"]: field["type"] for field in written["fields"]}
-        for field in wanted["fields"]:
+        writer_types = {field["name"]: field["type"] for field in writer["fields"]}
+        for field in reader["fields"]:
             below = f"{path}.{field['name']}" if path else field["name"]
-            names = [each for each in (field["name"], *field.get("aliases", ())) if each in known]
+            names = [each for each in (field["name"], *field.get("aliases", ())) if each in writer_types]
             if names:
-                _check_readable(known[names[0]], field["type"], below)
+                _check_readable(writer_types[names[0]], field["type"], below)
             elif "default" not in field:
                 raise SchemaUnusable(f"field {below} is not in it, and has no default in decode.schema_file")
     for part in ("items", "values"):
-        if part in written:
-            _check_readable(written[part], wanted[part], f"{path}[]" if part == "items" else f"{path}{{}}")
+        if part in writer:
+            _check_readable(writer[part], reader[part], f"{path}[]" if part == "items" else f"{path}{{}}")
 
 
 _KINDS: Final = frozenset({*_PRIMITIVES, "record", "array", "map", "enum", "fixed"})
@@ -398,5 +398,5 @@ def _meant(schema: Mapping[str, Any]) -> str:
 
 
 def _describe(error: Exception) -> str:
-    said = " ".join(str(error).split())
-    return f"{type(error).__name__}: {said[:200]}" if said else type(error).__name__
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}: {message[:200]}" if message else type(error).__name__

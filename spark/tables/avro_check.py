@@ -41,8 +41,8 @@ class AvroCheck:
             raise BodyInvalid("it is nested too deeply") from None
         if end > len(body):
             raise BodyInvalid("it ends before its last field, or was written with another schema")
-        if left := len(body) - end:
-            raise BodyInvalid(f"{left} bytes are left after its last field: it was written with another schema")
+        if rest := len(body) - end:
+            raise BodyInvalid(f"{rest} bytes are left after its last field: it was written with another schema")
 
     def _type(self, schema: Any, path: str) -> Walk:
         if isinstance(schema, list):
@@ -141,10 +141,12 @@ def _choice(count: int, path: str, what: str | None) -> Walk:
     """Walk over one of ``count`` symbols; without ``what``: over a byte that is true or false."""
 
     def walk(body: bytes, at: int) -> int:
-        found, end = (body[at], at + 1) if what is None else _read(body, at, path)
-        if not 0 <= found < count:
-            said = f"{found}, which is no boolean" if what is None else f"symbol {found}, and there are {count} {what}"
-            raise BodyInvalid(f"column {path} is {said}")
+        number, end = (body[at], at + 1) if what is None else _read(body, at, path)
+        if not 0 <= number < count:
+            problem = (
+                f"{number}, which is no boolean" if what is None else f"symbol {number}, and there are {count} {what}"
+            )
+            raise BodyInvalid(f"column {path} is {problem}")
         return end
 
     return walk
@@ -152,10 +154,10 @@ def _choice(count: int, path: str, what: str | None) -> Walk:
 
 def _union(branches: list[Walk], path: str) -> Walk:
     def walk(body: bytes, at: int) -> int:
-        found, at = _read(body, at, path)
-        if not 0 <= found < len(branches):
-            raise BodyInvalid(f"column {path} is of type {found} of its union, which has {len(branches)}")
-        return branches[found](body, at)
+        number, at = _read(body, at, path)
+        if not 0 <= number < len(branches):
+            raise BodyInvalid(f"column {path} is of type {number} of its union, which has {len(branches)}")
+        return branches[number](body, at)
 
     return walk
 

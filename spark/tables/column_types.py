@@ -102,19 +102,19 @@ def quoted(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
-def parse_type(written: str) -> ColumnType:
+def parse_type(text: str) -> ColumnType:
     """Parse a type. Raises ValueError with the reason."""
-    tokens = _tokens(written)
-    found = _parse(tokens, 0)
+    tokens = _tokens(text)
+    kind = _parse(tokens, 0)
     if tokens:
         raise ValueError(f"is not a type: {tokens[0]!r} is left over at its end")
-    return found
+    return kind
 
 
-def parse_schema(written: Mapping[str, str]) -> dict[str, ColumnType]:
+def parse_schema(types: Mapping[str, str]) -> dict[str, ColumnType]:
     """The types of columns by name. Raises ValueError; also for two names that differ only in case."""
     schema: dict[str, ColumnType] = {}
-    for name, kind in written.items():
+    for name, kind in types.items():
         if not name.strip():
             raise ValueError("has a column without a name")
         try:
@@ -137,21 +137,21 @@ def ddl(schema: Schema) -> str:
 
 def check_names(schema: Mapping[str, object]) -> None:
     """Raise ValueError for two columns that Spark and most engines cannot tell apart."""
-    known: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for name in schema:
-        if (other := known.setdefault(name.lower(), name)) != name:
+        if (other := spellings.setdefault(name.lower(), name)) != name:
             raise ValueError(f"has columns {other} and {name}, which differ only in case: no engine tells them apart")
 
 
-def _tokens(written: str) -> list[str]:
+def _tokens(text: str) -> list[str]:
     tokens: list[str] = []
     at = 0
-    while at < len(written.rstrip()):
-        found = _TOKEN.match(written, at)
-        if found is None:
-            raise ValueError(f"is not a type: {written[at:].strip()[:20]!r} is not understood")
-        tokens.append(found[1])
-        at = found.end()
+    while at < len(text.rstrip()):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            raise ValueError(f"is not a type: {text[at:].strip()[:20]!r} is not understood")
+        tokens.append(match[1])
+        at = match.end()
     return tokens
 
 
@@ -178,8 +178,8 @@ def _parse(tokens: list[str], depth: int) -> ColumnType:
             return _decimal(tokens)
     name = _SYNONYMS.get(word, word)
     if name not in PRIMITIVES and not name.startswith("decimal"):
-        known = [*PRIMITIVES, "decimal", "array", "map", "struct"]
-        raise ValueError(f"is not a type: there is no {word!r}{nearest(word, known)}")
+        words = [*PRIMITIVES, "decimal", "array", "map", "struct"]
+        raise ValueError(f"is not a type: there is no {word!r}{nearest(word, words)}")
     return Primitive(name)
 
 
@@ -231,9 +231,9 @@ def _next(tokens: list[str], what: str) -> str:
 
 
 def _expect(tokens: list[str], mark: str) -> None:
-    found = _next(tokens, repr(mark))
-    if found != mark:
-        raise ValueError(f"is not a type: {found!r} is where {mark!r} must be")
+    token = _next(tokens, repr(mark))
+    if token != mark:
+        raise ValueError(f"is not a type: {token!r} is where {mark!r} must be")
 
 
 # -- change ------------------------------------------------------------------------------------------------------------
@@ -257,17 +257,17 @@ def change(table: Schema, schema: Schema) -> Change:
     A column that is only in the table stays, and is null in new rows. Integers that the table has wider are fine.
     """
     by_lower = {name.lower(): name for name in table}
-    added: dict[str, ColumnType] = {}
-    refused: dict[str, str] = {}
+    new_columns: dict[str, ColumnType] = {}
+    reasons: dict[str, str] = {}
     for name, kind in schema.items():
-        known = by_lower.get(name.lower())
-        if known is None:
-            added[name] = kind
-        elif known != name:
-            refused[name] = f"the table has it as {known}: names that differ only in case are one column"
-        elif not fits(kind, table[known]):
-            refused[name] = f"the table has {table[known]}, the pipeline writes {kind}"
-    return Change(added, refused)
+        column = by_lower.get(name.lower())
+        if column is None:
+            new_columns[name] = kind
+        elif column != name:
+            reasons[name] = f"the table has it as {column}: names that differ only in case are one column"
+        elif not fits(kind, table[column]):
+            reasons[name] = f"the table has {table[column]}, the pipeline writes {kind}"
+    return Change(new_columns, reasons)
 
 
 def fits(value: ColumnType, column: ColumnType) -> bool:
@@ -305,11 +305,11 @@ def merged(pinned: Schema, schema: Schema) -> dict[str, ColumnType]:
     A column that differs only in case from a known one is not new. A column that was only ever null has no type yet,
     and is left out until it has a value.
     """
-    known = {name.lower() for name in pinned}
+    names = {name.lower() for name in pinned}
     new: dict[str, ColumnType] = {}
     for name, kind in schema.items():
-        if name.lower() not in known and name.strip():
-            known.add(name.lower())
+        if name.lower() not in names and name.strip():
+            names.add(name.lower())
             new[name] = kind
     return {**pinned, **new}
 
@@ -358,5 +358,5 @@ def from_spark(kind: Any) -> ColumnType | None:
 
 def columns_from_spark(struct: Mapping[str, Any]) -> dict[str, ColumnType]:
     """The columns of a schema in Spark's JSON form, without columns that have no value. Raises ValueError."""
-    found = {each["name"]: from_spark(each["type"]) for each in struct["fields"]}
-    return {name: kind for name, kind in found.items() if kind is not None}
+    types = {each["name"]: from_spark(each["type"]) for each in struct["fields"]}
+    return {name: kind for name, kind in types.items() if kind is not None}

@@ -58,7 +58,7 @@ class Commit:
 
     def to_json(self) -> str:
         """Write the commit as one line; the inverse of `parse_commit`."""
-        found: dict[str, Any] = {
+        document: dict[str, Any] = {
             "v": VERSION,
             "pipeline": self.pipeline,
             "number": self.number,
@@ -71,29 +71,29 @@ class Commit:
             "schema": dict(self.schema),
             "begin": self.begin,
         }
-        return json.dumps(found, separators=(",", ":"))
+        return json.dumps(document, separators=(",", ":"))
 
 
 def parse_commit(text: str, where: str) -> Commit:
     """Parse the result of `Commit.to_json`, which was found at ``where``. Raises CommitRefused."""
     try:
-        found = json.loads(text)
-        if found["v"] != VERSION:
+        document = json.loads(text)
+        if document["v"] != VERSION:
             raise CommitRefused(
-                f"{where} was written by another version of raftmq (commits of version {found['v']}, this one reads "
+                f"{where} was written by another version of raftmq (commits of version {document['v']}, this one reads "
                 f"{VERSION}): continue with that one"
             )
         commit = Commit(
-            str(found["pipeline"]),
-            int(found["number"]),
-            found["start"],
-            found["end"],
-            int(found["messages"]),
-            int(found["dead"]),
-            int(found["at_ms"]),
-            str(found["run"]),
-            dict(found["schema"]),
-            found["begin"],
+            str(document["pipeline"]),
+            int(document["number"]),
+            document["start"],
+            document["end"],
+            int(document["messages"]),
+            int(document["dead"]),
+            int(document["at_ms"]),
+            str(document["run"]),
+            dict(document["schema"]),
+            document["begin"],
         )
         parse_position(commit.start)
         parse_position(commit.end)
@@ -111,11 +111,11 @@ def lineage(current: int | None, parents: Mapping[int, int | None]) -> list[int]
     """The snapshots that make up a table, the newest first, by the parent of each: their times are from several clocks.
     The last one is the first whose parent is not known.
     """
-    found: list[int] = []
+    chain: list[int] = []
     while current is not None and current in parents:
-        found.append(current)
+        chain.append(current)
         current = parents[current]
-    return found
+    return chain
 
 
 def identity(name: str, topic: str) -> str:
@@ -146,22 +146,22 @@ def messages_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[t
 
 def offsets_option(ranges: Mapping[tuple[str, str, int], tuple[int, int]], side: int) -> str:
     """Write ranges as the option startingOffsets (side 0) or endingOffsets (side 1) of the data source."""
-    found: dict[str, dict[str, int]] = {}
+    offsets: dict[str, dict[str, int]] = {}
     for (topic, broker_name, queue_id), bounds in ranges.items():
-        found.setdefault(topic, {})[f"{broker_name}:{queue_id}"] = bounds[side]
-    return json.dumps(found)
+        offsets.setdefault(topic, {})[f"{broker_name}:{queue_id}"] = bounds[side]
+    return json.dumps(offsets)
 
 
 def assign_option(ranges: Mapping[tuple[str, str, int], tuple[int, int]]) -> str:
     """Write the queues of ranges as the option assign."""
-    found: dict[str, list[str]] = {}
+    queues: dict[str, list[str]] = {}
     for topic, broker_name, queue_id in ranges:
-        found.setdefault(topic, []).append(f"{broker_name}:{queue_id}")
-    return json.dumps(found)
+        queues.setdefault(topic, []).append(f"{broker_name}:{queue_id}")
+    return json.dumps(queues)
 
 
 def shown_position(position: Mapping[str, Any]) -> str:
     """Describe a position for people: the next offset of each queue, at most ten."""
     offsets = parse_position(position).offsets
-    shown = [f"{broker_name}:{queue_id} {offset}" for (_, broker_name, queue_id), offset in sorted(offsets.items())]
-    return ", ".join(shown[:10]) + (f" and {len(shown) - 10} more queues" if len(shown) > 10 else "")
+    texts = [f"{broker_name}:{queue_id} {offset}" for (_, broker_name, queue_id), offset in sorted(offsets.items())]
+    return ", ".join(texts[:10]) + (f" and {len(texts) - 10} more queues" if len(texts) > 10 else "")

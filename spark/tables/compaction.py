@@ -37,6 +37,6 @@ def compact(
         return {"rewritten": row["metrics"]["numFilesRemoved"], "added": row["metrics"]["numFilesAdded"]}
     catalog, _, rest = str(table.name).partition(".")
     row = spark.sql(f"CALL {catalog}.system.rewrite_data_files(table => '{rest}')").first()
-    retained = retain + target.snapshots_since_commit()
-    spark.sql(f"CALL {catalog}.system.expire_snapshots(table => '{rest}', retain_last => {retained})")
+    snapshots = retain + target.snapshots_since_commit()
+    spark.sql(f"CALL {catalog}.system.expire_snapshots(table => '{rest}', retain_last => {snapshots})")
     return {"rewritten": row["rewritten_data_files_count"], "added": row["added_data_files_count"]}

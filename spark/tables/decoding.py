@@ -56,9 +56,11 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
     is_debezium = upsert is not None and upsert.envelope == "debezium"
     if decode.bodies is not None:
         # By the schema file: its columns are the table's, or the columns of the change around them.
-        found = f.col(_FOUND)
+        parse_result = f.col(_FOUND)
         with_value = messages.withColumn(_FOUND, _rows(decode.bodies)(f.col("body")))
-        with_value = with_value.withColumn(ROW, found["row"]).withColumn(_SYNTAX, found["reason"]).drop(_FOUND)
+        with_value = (
+            with_value.withColumn(ROW, parse_result["row"]).withColumn(_SYNTAX, parse_result["reason"]).drop(_FOUND)
+        )
         reasons = [f.col(_SYNTAX)]
     else:
         wire = debezium_columns(schema) if is_debezium else schema
@@ -68,17 +70,17 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
     image = f.col(ROW)
     if is_debezium:
         op, before, after = (_of_change(decode, each) for each in ("op", *_SIDES))
-        deleted, image = op == "d", f.when(op == "d", before).otherwise(after)
+        is_delete, image = op == "d", f.when(op == "d", before).otherwise(after)
         reasons += [
             f.when(op.isNull(), "it has no op: it is no change as Debezium writes it"),
             f.when(~op.isin("c", "r", "u", "d"), f.concat(f.lit("its op is "), op, f.lit("; c, r, u and d are known"))),
             f.when(image.isNull(), f.concat(f.lit("its op is "), op, f.lit(", and it has no row for that"))),
         ]
     elif upsert is not None and upsert.delete_column is not None:
-        said = f.col(f"{ROW}.`{upsert.delete_column}`").cast("string")
-        deleted = f.coalesce(said == upsert.delete_value, f.lit(False))
+        mark = f.col(f"{ROW}.`{upsert.delete_column}`").cast("string")
+        is_delete = f.coalesce(mark == upsert.delete_value, f.lit(False))
     else:
-        deleted = f.lit(False)
+        is_delete = f.lit(False)
     columns, reason = {name: image.getField(name) for name in schema}, f.coalesce(*reasons)
     if upsert is not None:
         is_tombstone = _is_tombstone(decode)
@@ -86,9 +88,9 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
         columns = {
             name: f.when(is_tombstone, key.get(name, f.lit(None))).otherwise(each) for name, each in columns.items()
         }
-        deleted, reason = is_tombstone | deleted, f.when(~is_tombstone, reason)
+        is_delete, reason = is_tombstone | is_delete, f.when(~is_tombstone, reason)
     with_image = (
-        with_value.withColumn(DELETED, f.coalesce(deleted, f.lit(False)))
+        with_value.withColumn(DELETED, f.coalesce(is_delete, f.lit(False)))
         .withColumn(REASON, reason)
         .withColumn(ROW, f.struct(*[each.alias(name) for name, each in columns.items()]))
     )
@@ -110,9 +112,11 @@ def _key_of_tombstone(upsert: Upsert, schema: Schema) -> dict[str, Column]:
     if not key:
         return {}
     around = {} if "payload" in key else {"payload": Struct(tuple(key.items()))}
-    found = f.from_json(keys, ddl({**key, **around}))
+    key_columns = f.from_json(keys, ddl({**key, **around}))
     columns = {
-        name: f.coalesce(found.getField(name), found["payload"].getField(name)) if around else found.getField(name)
+        name: f.coalesce(key_columns.getField(name), key_columns["payload"].getField(name))
+        if around
+        else key_columns.getField(name)
         for name in key
     }
     if len(upsert.key) == 1:
@@ -138,8 +142,8 @@ def _missing(upsert: Upsert, schema: Schema, is_tombstone: Column) -> list[Colum
     if upsert.order is not None:
         # A tombstone of Debezium follows a change that has deleted the key: without an order it changes nothing.
         is_free = is_tombstone if upsert.envelope == "debezium" else f.lit(False)
-        said = f"its order {upsert.order} is null or missing"
-        reasons.append(f.when(is_null(upsert.order) & ~is_free, said))
+        problem = f"its order {upsert.order} is null or missing"
+        reasons.append(f.when(is_null(upsert.order) & ~is_free, problem))
     return reasons
 
 
@@ -152,16 +156,16 @@ def debezium_columns(schema: Schema) -> dict[str, ColumnType]:
 
 def _of_change(decode: Decode, name: str) -> Column:
     """A field of a change; in JSON it may be inside of the payload."""
-    found = f.col(f"{ROW}.{name}")
-    return found if decode.bodies is not None else f.coalesce(found, f.col(f"{ROW}.payload.{name}"))
+    column = f.col(f"{ROW}.{name}")
+    return column if decode.bodies is not None else f.coalesce(column, f.col(f"{ROW}.payload.{name}"))
 
 
 def _corrupt(wire: Schema) -> str:
     """A column that no body has, in which Spark puts bodies that do not fit."""
-    found = "raftmq_corrupt"
-    while found in {name.lower() for name in wire}:
-        found += "_"
-    return found
+    column = "raftmq_corrupt"
+    while column in {name.lower() for name in wire}:
+        column += "_"
+    return column
 
 
 def _value(decode: Decode, wire: Schema) -> Column:
@@ -175,15 +179,15 @@ def _value(decode: Decode, wire: Schema) -> Column:
     return f.from_csv(line, shape, {**options, "sep": decode.separator, "escape": '"'})
 
 
-def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, ColumnType]:
+def inferred(messages: DataFrame, schema: Schema, adds: bool) -> dict[str, ColumnType]:
     """The columns of JSON bodies: the known ones, and if it ``adds``, new ones as the messages have them.
 
     Empty if no message has any field. Raises SchemaInvalid for fields that no table can have.
     """
-    if known and not adds:
-        return dict(known)
+    if schema and not adds:
+        return dict(schema)
     # A dead letter adds no column, nor does a field that differs from a known column only in case.
-    is_json = _syntax(Decode("json", new_fields="add"), known).isNull()
+    is_json = _syntax(Decode("json", new_fields="add"), schema).isNull()
     bodies = messages.where(is_json).select(f.col("body").cast("string"))._jdf
     spark = messages.sparkSession
     texts = getattr(bodies, "as")(spark._jvm.org.apache.spark.sql.Encoders.STRING())
@@ -193,8 +197,8 @@ def inferred(messages: DataFrame, known: Schema, adds: bool) -> dict[str, Column
     except AnalysisException as error:  # two fields that differ only in case
         raise SchemaInvalid(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
     try:
-        found = {name: inferred_type(kind) for name, kind in columns_from_spark(struct).items()}
-        new = merged(known, found)
+        inferred_types = {name: inferred_type(kind) for name, kind in columns_from_spark(struct).items()}
+        new = merged(schema, inferred_types)
         check_names(new)
     except ValueError as error:
         raise SchemaInvalid(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
@@ -211,14 +215,14 @@ def _syntax(decode: Decode, schema: Schema) -> Column:
 
 def _rows(bodies: Bodies) -> Any:
     """Make a function of Spark that applies `arrow_rows` to bodies. Executors get the schema, and no file."""
-    kept: list[Any] = []
+    columns_and_decoder: list[Any] = []
 
     def rows(values: pa.Array) -> pa.Array:
         from spark.tables.arrow_rows import arrow_rows
 
-        if not kept:
-            kept.extend((bodies.columns(), bodies.decoder()))
-        return arrow_rows(values, *kept)
+        if not columns_and_decoder:
+            columns_and_decoder.extend((bodies.columns(), bodies.decoder()))
+        return arrow_rows(values, *columns_and_decoder)
 
     return f.arrow_udf(rows, str(rows_type(bodies.columns())))
 

@@ -66,23 +66,23 @@ class Section:
         """Take a member, parsed. Raises DocumentInvalid if it is missing without a default, or ``parse`` raises
         ValueError.
         """
-        found = self.value(name)
-        if found is None:
+        node = self.value(name)
+        if node is None:
             if default is _MISSING:
                 where = f"{self._value.path}.{name}" if self._value.path else name
                 raise DocumentInvalid(f"{self._value.file}:{self._value.line}: {where} is missing")
             return default  # type: ignore[no-any-return]
         try:
-            return parse(found.data)
+            return parse(node.data)
         except SecretInvalid as error:
-            raise found.refused(str(error)) from None
+            raise node.refused(str(error)) from None
         except ValueError as error:
-            raise found.refused(f"{error}; it is {_format(found.data)}") from None
+            raise node.refused(f"{error}; it is {_format(node.data)}") from None
 
     def section(self, name: str) -> Section | None:
         """Return a member that is a mapping itself, None if it is not set."""
-        found = self.value(name)
-        return None if found is None else Section(found)
+        member = self.value(name)
+        return None if member is None else Section(member)
 
     def refused(self, reason: str) -> DocumentInvalid:
         """The error to raise about this mapping."""
@@ -90,9 +90,9 @@ class Section:
 
     def finish(self) -> None:
         """Raises DocumentInvalid for the first unknown name, with the nearest known one."""
-        for name, found in self._members.items():
+        for name, member in self._members.items():
             if name not in self._asked:
-                raise found.refused(f"is unknown{nearest(name, self._asked)}")
+                raise member.refused(f"is unknown{nearest(name, self._asked)}")
 
 
 def load(text: str, file: str) -> Value:
@@ -116,9 +116,9 @@ def load(text: str, file: str) -> Value:
         raise DocumentInvalid(f"{file}: values are nested too deeply, or contain themselves") from None
 
 
-def _value(node: yaml.Node, file: str, path: str, left: Iterator[int]) -> Value:
+def _value(node: yaml.Node, file: str, path: str, budget: Iterator[int]) -> Value:
     line = node.start_mark.line + 1
-    if next(left, None) is None:
+    if next(budget, None) is None:
         raise DocumentInvalid(f"{file}: the file has more than {_VALUES_MAX:,} values, those of aliases included")
     if isinstance(node, yaml.MappingNode):
         members: dict[str, Value] = {}
@@ -130,11 +130,11 @@ def _value(node: yaml.Node, file: str, path: str, left: Iterator[int]) -> Value:
             if key.value in members:
                 at = key.start_mark.line + 1
                 raise DocumentInvalid(f"{file}:{at}: {inner} is set twice, first in line {members[key.value].line}")
-            found = _value(each, file, inner, left)
-            members[key.value] = Value(file, inner, key.start_mark.line + 1, found.data, found.members)
+            member = _value(each, file, inner, budget)
+            members[key.value] = Value(file, inner, key.start_mark.line + 1, member.data, member.members)
         return Value(file, path, line, {name: each.data for name, each in members.items()}, members)
     if isinstance(node, yaml.SequenceNode):
-        return Value(file, path, line, [_value(each, file, f"{path}[]", left).data for each in node.value])
+        return Value(file, path, line, [_value(each, file, f"{path}[]", budget).data for each in node.value])
     try:
         data = _Scalars("").construct_object(node)
     except (yaml.YAMLError, ValueError) as error:
@@ -184,12 +184,12 @@ def one_of(*names: str) -> Callable[[Any], str]:
 
 def names(value: Any) -> tuple[str, ...]:
     """Check a list of different names, or one name alone."""
-    found = [text(each) for each in (value if isinstance(value, list) else [value])]
-    if not found:
+    texts = [text(each) for each in (value if isinstance(value, list) else [value])]
+    if not texts:
         raise ValueError("must name at least one")
-    if twice := sorted({each for each in found if found.count(each) > 1}):
+    if twice := sorted({each for each in texts if texts.count(each) > 1}):
         raise ValueError(f"names {', '.join(twice)} twice")
-    return tuple(found)
+    return tuple(texts)
 
 
 def texts(value: Any) -> dict[str, str]:
@@ -214,5 +214,5 @@ def _format(value: Any) -> str:
 
 def listed(names_of: Iterable[str]) -> str:
     """List names for a message, at most ten."""
-    found = list(names_of)
-    return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
+    names = list(names_of)
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

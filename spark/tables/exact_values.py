@@ -75,8 +75,8 @@ def _part(kind: ColumnType) -> ColumnType | None:
             inner = _part(value)
             return None if inner is None else Map(key, inner)
         case Struct(fields):
-            found = exact_part(dict(fields))
-            return Struct(tuple(found.items())) if found else None
+            exact_fields = exact_part(dict(fields))
+            return Struct(tuple(exact_fields.items())) if exact_fields else None
         case Primitive(name):
             return kind if name.startswith("decimal") or name in _CHANGED else None
 
@@ -84,7 +84,7 @@ def _part(kind: ColumnType) -> ColumnType | None:
 def is_time(value: str, name: str) -> bool:
     """Whether a text is a date or a time of that type."""
     try:
-        found = dt.datetime.fromisoformat(value)
+        time = dt.datetime.fromisoformat(value)
     except ValueError:
         return False
-    return name != "timestamp_ntz" or found.tzinfo is None
+    return name != "timestamp_ntz" or time.tzinfo is None

@@ -29,7 +29,7 @@ _BODY: Final = "coalesce(nullif(body, X''), X'20')"
 class Messages:
     """The decoded messages of one range; implements `loop.Batch`."""
 
-    def __init__(self, spark: SparkSession, pipeline: Pipeline, ranges: Range, known: Schema) -> None:
+    def __init__(self, spark: SparkSession, pipeline: Pipeline, ranges: Range, schema: Schema) -> None:
         self._pipeline = pipeline
         decode = pipeline.decode
         self._source = _source(spark, pipeline, ranges)
@@ -37,7 +37,9 @@ class Messages:
         if self._is_kept:
             self._source = self._source.persist(StorageLevel.MEMORY_AND_DISK)
             # The file's columns are first, and win; the table refuses them if they changed in a way that breaks it.
-            self.schema: Schema = inferred(self._source, merged(decode.schema or {}, known), decode.new_fields == "add")
+            self.schema: Schema = inferred(
+                self._source, merged(decode.schema or {}, schema), decode.new_fields == "add"
+            )
         else:
             self.schema = decode.columns
         self.frame = decoded(self._source, pipeline, self.schema).persist(StorageLevel.MEMORY_AND_DISK)
@@ -79,24 +81,24 @@ class Messages:
         assert where is not None
         position = f.concat_ws(":", f.col("broker_name"), f.col("queue_id"), f.col("queue_offset"))
         reason = f.substring(_without_separators(f.col(REASON)), 1, _REASON_CHARACTERS)
-        added = f.create_map(
+        new_properties = f.create_map(
             f.lit(REASON_PROPERTY), reason, f.lit(SOURCE_PROPERTY), f.concat_ws(":", f.col("topic"), position)
         )
         nothing = f.expr("map()").cast("map<string,string>")
-        kept = f.map_filter(
+        properties = f.map_filter(
             f.coalesce(f.col("properties"), nothing),
             lambda name, _: (name != "") & ~name.isin(REASON_PROPERTY, SOURCE_PROPERTY),
         )
         # The sink refuses what no topic takes, and a refused dead letter would stop the pipeline for ever.
-        is_small = f.octet_length(f.to_json(kept)) <= _PROPERTIES_BYTES_MAX
-        kept = f.transform_values(
-            f.when(is_small, kept).otherwise(nothing), lambda _, value: _without_separators(value)
+        is_small = f.octet_length(f.to_json(properties)) <= _PROPERTIES_BYTES_MAX
+        properties = f.transform_values(
+            f.when(is_small, properties).otherwise(nothing), lambda _, value: _without_separators(value)
         )
         (
             self.frame.where(f.col(REASON).isNotNull())
             .repartition(1)
             .sortWithinPartitions(*POSITION_COLUMNS)
-            .select(f.expr(_BODY).alias("body"), f.map_concat(kept, added).alias("properties"))
+            .select(f.expr(_BODY).alias("body"), f.map_concat(properties, new_properties).alias("properties"))
             .write.format("raftmq")
             .option("namesrv", self._pipeline.namesrv)
             .option("topic", where.topic)
@@ -117,7 +119,7 @@ class Messages:
 
 
 def _source(spark: SparkSession, pipeline: Pipeline, ranges: Range) -> DataFrame:
-    wanted = [*pipeline.metadata, "topic", "body", "properties", *(() if pipeline.upsert is None else ("keys",))]
+    columns = [*pipeline.metadata, "topic", "body", "properties", *(() if pipeline.upsert is None else ("keys",))]
     return (
         spark.read.format("raftmq")
         .options(**pipeline.read_options())
@@ -125,7 +127,7 @@ def _source(spark: SparkSession, pipeline: Pipeline, ranges: Range) -> DataFrame
         .option("startingOffsets", offsets_option(ranges, 0))
         .option("endingOffsets", offsets_option(ranges, 1))
         .option("onBadBody", "fail" if pipeline.decode.format in ("raw", "text") else "keep")  # kept: a dead letter
-        .option("columns", ",".join(dict.fromkeys(wanted)))
+        .option("columns", ",".join(dict.fromkeys(columns)))
         .load()
     )
 

@@ -53,15 +53,15 @@ def packages_of(pipeline: Pipeline, spark_version: str) -> tuple[str, ...]:
     if pipeline.packages or pipeline.table.format == "parquet" or "spark.jars" in pipeline.spark:
         return pipeline.packages
     release = ".".join(spark_version.split(".")[:2])
-    found = PACKAGES.get((pipeline.table.format, release))
-    if found is None:
-        known = sorted(each for kind, each in PACKAGES if kind == pipeline.table.format)
+    packages = PACKAGES.get((pipeline.table.format, release))
+    if packages is None:
+        releases = sorted(each for kind, each in PACKAGES if kind == pipeline.table.format)
         raise SparkMissing(
             f"no tested build of {pipeline.table.format} is known for Spark {release}: install "
-            f"'pyspark~={known[-1]}.0', or name a build in packages, such as "
-            f"packages: [{PACKAGES[pipeline.table.format, known[-1]][0]}]"
+            f"'pyspark~={releases[-1]}.0', or name a build in packages, such as "
+            f"packages: [{PACKAGES[pipeline.table.format, releases[-1]][0]}]"
         )
-    return found
+    return packages
 
 
 def settings_of(pipeline: Pipeline) -> Mapping[str, str]:

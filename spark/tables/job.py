@@ -87,9 +87,9 @@ NOT_STARTED: Final = (
 )
 
 
-def print_json(**told: Any) -> None:
+def print_json(**fields: Any) -> None:
     """Print one line for the program that started this one."""
-    print(json.dumps(told), flush=True)
+    print(json.dumps(fields), flush=True)
 
 
 def session(pipeline: Pipeline) -> SparkSession:
@@ -98,15 +98,15 @@ def session(pipeline: Pipeline) -> SparkSession:
     for name, value in session_settings(pipeline).items():
         builder = builder.config(name, value)
     with _where_python_is(os.environ.get("PYSPARK_PYTHON", sys.executable)):
-        found: SparkSession = builder.getOrCreate()
-    found.sparkContext.setLogLevel("ERROR")
-    if not is_local(found.sparkContext.master):
+        spark_session: SparkSession = builder.getOrCreate()
+    spark_session.sparkContext.setLogLevel("ERROR")
+    if not is_local(spark_session.sparkContext.master):
         # In Spark's own directory, which is removed at the end also if this process is killed.
-        found.sparkContext.addPyFile(str(pack(Path(SparkFiles.getRootDirectory()) / "shipped")))
+        spark_session.sparkContext.addPyFile(str(pack(Path(SparkFiles.getRootDirectory()) / "shipped")))
     from spark.source import RaftmqDataSource
 
-    found.dataSource.register(RaftmqDataSource)
-    return found
+    spark_session.dataSource.register(RaftmqDataSource)
+    return spark_session
 
 
 @contextmanager
@@ -289,8 +289,8 @@ def main(arguments: list[str], step: Callable[[str], None] = lambda _: None) -> 
         print_json(error=text_of(error), code=1)
         return 1
     except (PySparkException, Py4JError) as error:
-        left = AFTER_FAILURE[command]
-        reason = spark_reason(error, left) if spark is not None else NOT_STARTED.format(left)
+        consequence = AFTER_FAILURE[command]
+        reason = spark_reason(error, consequence) if spark is not None else NOT_STARTED.format(consequence)
         print_json(error=text_of(error, reason), code=1)
         return 1
     finally:
@@ -305,14 +305,14 @@ def spark_reason(error: Exception, what_is_left: str) -> str:
     """Find the line of a failed Spark job that tells the reason, without Java's stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith((*_OURS, "Caused by:")) and ": " in line]
-    said = (ours or lines or ["Spark failed"])[-1 if ours else 0]
-    return f"Spark failed, and {what_is_left}: {said.removeprefix('Caused by: ')}"
+    last_line = (ours or lines or ["Spark failed"])[-1 if ours else 0]
+    return f"Spark failed, and {what_is_left}: {last_line.removeprefix('Caused by: ')}"
 
 
 def text_of(error: Exception, text: str = "") -> str:
     """Write an error as one text, with its notes."""
-    told, notes = text or str(error), getattr(error, "__notes__", ())
-    return " ".join([told if told.endswith(".") or not notes else f"{told}.", *notes])
+    message, notes = text or str(error), getattr(error, "__notes__", ())
+    return " ".join([message if message.endswith(".") or not notes else f"{message}.", *notes])
 
 
 def _count(start: Mapping[str, Any], end: Mapping[str, Any]) -> int:

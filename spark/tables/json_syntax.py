@@ -31,15 +31,18 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
     exact = exact_part(schema)
     # Other numbers may be rounded on the way to this check; these must not be.
     hook = _exact if any(map(has_decimals, exact.values())) else None
-    kept: list[Callable[[bytes], Any]] = []  # made where it is used: it cannot be sent to executors
+    decoders: list[Callable[[bytes], Any]] = []  # made where it is used: it cannot be sent to executors
     by_lower = {name.lower(): name for name in schema}
 
-    nested = {name: kind for name, kind in schema.items() if "struct<" in str(kind)}
+    struct_columns = {name: kind for name, kind in schema.items() if "struct<" in str(kind)}
 
     def unknown(document: dict[str, Any]) -> str | None:
         for name in document:
             if name in schema:
-                if name in nested and (field := unknown_field(name, document[name], nested[name])) is not None:
+                if (
+                    name in struct_columns
+                    and (field := unknown_field(name, document[name], struct_columns[name])) is not None
+                ):
                     return f"it has the field {field!r}, which the column {name!r} does not have"
                 continue
             if (column := by_lower.get(name.lower())) is not None:
@@ -54,22 +57,24 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
     def check(body: bytes) -> str | None:
         import msgspec
 
-        if not kept:
-            kept.append(msgspec.json.Decoder(float_hook=hook).decode)
+        if not decoders:
+            decoders.append(msgspec.json.Decoder(float_hook=hook).decode)
         try:
-            found = kept[0](body)
+            document = decoders[0](body)
         except msgspec.ValidationError:
             return why_not_json(body, schema) or _TOO_LARGE
         except (msgspec.DecodeError, ValueError, RecursionError, decimal.InvalidOperation) as error:
             return why_not_json(body, {}) or f"it is not JSON: {_reason(body, error)}"
-        if not isinstance(found, dict):
+        if not isinstance(document, dict):
             return why_not_json(body, {})
-        if (name := _twice(body, found)) is not None:
+        if (name := _twice(body, document)) is not None:
             return name
-        if new_fields != "ignore" and (reason := unknown(found)) is not None:
+        if new_fields != "ignore" and (reason := unknown(document)) is not None:
             return reason
         for name, kind in exact.items():
-            if (value := found.get(name)) is not None and (reason := misfit(name, value, kind, _is_exact)) is not None:
+            if (value := document.get(name)) is not None and (
+                reason := misfit(name, value, kind, _is_exact)
+            ) is not None:
                 return reason
         return None
 
@@ -84,9 +89,9 @@ def unknown_field(path: str, value: Any, kind: ColumnType) -> str | None:
         case Map(_, item) if isinstance(value, dict):
             inside = ((path, each, item) for each in value.values())
         case Struct(fields) if isinstance(value, dict):
-            known = dict(fields)
+            types = dict(fields)
             for name, each in value.items():
-                if name not in known and not _is_nothing(each):
+                if name not in types and not _is_nothing(each):
                     return f"{path}.{name}"
             inside = ((f"{path}.{name}", value.get(name), inner) for name, inner in fields)
         case _:
@@ -101,10 +106,10 @@ def _is_nothing(value: Any) -> bool:
 
 def _exact(text: str) -> decimal.Decimal:
     """Parse a decimal. Raises ValueError for a number that no column has; as text, too, it would be infinity."""
-    found = decimal.Decimal(text)
-    if not -LARGEST <= found <= LARGEST:
+    number = decimal.Decimal(text)
+    if not -LARGEST <= number <= LARGEST:
         raise ValueError(_TOO_LARGE)
-    return found
+    return number
 
 
 def _is_exact(value: Any, name: str) -> bool:

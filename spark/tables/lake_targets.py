@@ -128,13 +128,13 @@ class LakeTarget:
 
     def prepare(self, schema: Schema) -> None:
         """Add new columns. Raises SchemaInvalid."""
-        wanted, there = table_columns(self._pipeline, schema), self._columns()
+        columns, there = table_columns(self._pipeline, schema), self._columns()
         if self._last is not None:
-            check_kept(there, wanted, self._last, self._pipeline.table.where)
-        added = added_columns(there, wanted, self._pipeline.table.where)
-        if added:
+            check_kept(there, columns, self._last, self._pipeline.table.where)
+        new_columns = added_columns(there, columns, self._pipeline.table.where)
+        if new_columns:
             with self._translated_errors("changing the columns of"):
-                self._spark.sql(f"ALTER TABLE {self._sql_name} ADD COLUMNS ({ddl(added)})")
+                self._spark.sql(f"ALTER TABLE {self._sql_name} ADD COLUMNS ({ddl(new_columns)})")
 
     def commit(self, batch: Messages, commit: Commit) -> None:
         """Append or merge, with the commit. Raises Overtaken."""
@@ -160,8 +160,8 @@ class LakeTarget:
         """Do nothing: nothing is held."""
 
     def _is_last(self, commit: Commit) -> bool:
-        found = self.last()
-        return found is not None and (found.run, found.number) == (commit.run, commit.number)
+        last = self.last()
+        return last is not None and (last.run, last.number) == (commit.run, commit.number)
 
     def _columns(self) -> dict[str, ColumnType]:
         return columns_from_spark(json.loads(self._spark.table(self._sql_name).schema.json()))
@@ -181,11 +181,11 @@ class LakeTarget:
         try:
             yield
         except SPARK_ERRORS as error:
-            said = str(error)
-            if any(each in said for each in _CONFLICTS):
-                raise Overtaken(said.splitlines()[0]) from error
-            if any(each in said for each in _DENIED):
-                line = next(line.strip() for line in said.splitlines() if any(each in line for each in _DENIED))
+            message = str(error)
+            if any(each in message for each in _CONFLICTS):
+                raise Overtaken(message.splitlines()[0]) from error
+            if any(each in message for each in _DENIED):
+                line = next(line.strip() for line in message.splitlines() if any(each in line for each in _DENIED))
                 raise DirectoryUnusable(
                     f"{doing} the table {self._where} is not allowed: {line.removeprefix('Caused by: ')}; nothing of "
                     f"this commit is in the table"
@@ -236,8 +236,8 @@ class IcebergTarget(LakeTarget):
     def _found(self) -> Commit | None:
         rows = self._history()
         self._snapshot = rows[0]["snapshot_id"] if rows else None
-        told = next((row["told"] for row in rows if row["told"]), None)
-        return None if told is None else parse_commit(told, f"a snapshot of {self._sql_name}")
+        text = next((row["told"] for row in rows if row["told"]), None)
+        return None if text is None else parse_commit(text, f"a snapshot of {self._sql_name}")
 
     def _location_of_files(self) -> str:
         name = self._sql_name
@@ -262,15 +262,15 @@ class IcebergTarget(LakeTarget):
             f"SELECT snapshot_id, parent_id, summary['{PROPERTY}'] AS told FROM {name}.snapshots "  # noqa: S608
             f"ORDER BY committed_at DESC"
         )
-        found: list[Any] = []
+        rows_newest_first: list[Any] = []
         for rows in _newest(lambda limit: snapshots.limit(limit).collect()):
             by_id = {row["snapshot_id"]: row for row in rows}
             chain = lineage(main and main[0], {number: row["parent_id"] for number, row in by_id.items()})
-            found = [by_id[each] for each in chain]
-            told = next((index for index, row in enumerate(found) if row["told"]), None)
-            if told is not None:
-                return found[: told + 1]
-        return found
+            rows_newest_first = [by_id[each] for each in chain]
+            index_of_commit = next((index for index, row in enumerate(rows_newest_first) if row["told"]), None)
+            if index_of_commit is not None:
+                return rows_newest_first[: index_of_commit + 1]
+        return rows_newest_first
 
     def _make(self, columns: Schema) -> None:
         table = self._pipeline.table
@@ -278,16 +278,16 @@ class IcebergTarget(LakeTarget):
         if table.partition_column is not None:
             by = f" PARTITIONED BY ({table.partition_unit}s({quoted(table.partition_column)}))"
         properties = {"format-version": "2", **table.properties}
-        listed = ", ".join(f"{_text(name)}={_text(value)}" for name, value in properties.items())
-        self._spark.sql(f"CREATE TABLE {self._sql_name} ({ddl(columns)}) USING iceberg{by} TBLPROPERTIES ({listed})")
+        pairs = ", ".join(f"{_text(name)}={_text(value)}" for name, value in properties.items())
+        self._spark.sql(f"CREATE TABLE {self._sql_name} ({ddl(columns)}) USING iceberg{by} TBLPROPERTIES ({pairs})")
 
     def _append(self, rows: DataFrame, commit: Commit) -> None:
         writer = self._spark_writer(rows, commit)
         if self._snapshot is None:
             writer.append()
         else:
-            checked = writer.option("isolation-level", "serializable")
-            checked.option("validate-from-snapshot-id", str(self._snapshot)).overwrite(f.lit(False))
+            serializable = writer.option("isolation-level", "serializable")
+            serializable.option("validate-from-snapshot-id", str(self._snapshot)).overwrite(f.lit(False))
 
     def _spark_writer(self, rows: DataFrame, commit: Commit) -> Any:
         return rows.writeTo(self._sql_name).option(f"snapshot-property.{PROPERTY}", commit.to_json())
@@ -295,8 +295,8 @@ class IcebergTarget(LakeTarget):
     def _merge(self, statement: Callable[[str], str], commit: Commit) -> None:
         branch = f"raftmq_{commit.run}"
         # If this process is killed the branch stays; then the next expiry of snapshots removes it after a day.
-        begun = f"BRANCH {branch} AS OF VERSION {self._snapshot} RETAIN 1 DAYS"
-        self._spark.sql(f"ALTER TABLE {self._sql_name} CREATE OR REPLACE {begun}")
+        branch_clause = f"BRANCH {branch} AS OF VERSION {self._snapshot} RETAIN 1 DAYS"
+        self._spark.sql(f"ALTER TABLE {self._sql_name} CREATE OR REPLACE {branch_clause}")
         try:
             with self._set({f"spark.sql.iceberg.snapshot-property.{PROPERTY}": commit.to_json()}):
                 self._spark.sql(statement(f"{self._sql_name}.branch_{branch}"))
@@ -338,8 +338,8 @@ class DeltaTarget(LakeTarget):
         detail = self._spark.sql(f"DESCRIBE DETAIL {self._sql_name}").first()
         assert detail is not None, "each table has its details"
         bodies = self._pipeline.decode.columns if last is None else last.schema
-        found = (name for name in detail["partitionColumns"] if name in UNITS and name not in bodies)
-        check_partition(next(found, None), self._pipeline)
+        partitions = (name for name in detail["partitionColumns"] if name in UNITS and name not in bodies)
+        check_partition(next(partitions, None), self._pipeline)
 
     def _location_of_files(self) -> str:
         return self._location
@@ -347,9 +347,9 @@ class DeltaTarget(LakeTarget):
     def _found(self) -> Commit | None:
         history = f"DESCRIBE HISTORY {self._sql_name} LIMIT "
         for rows in _newest(lambda limit: self._spark.sql(f"{history}{limit}").collect()):
-            found = self._newest_of(sorted(rows, key=lambda row: -row["version"]))
-            if found is not None:
-                return found
+            commit = self._newest_of(sorted(rows, key=lambda row: -row["version"]))
+            if commit is not None:
+                return commit
         return None
 
     def _newest_of(self, rows: list[Any]) -> Commit | None:
@@ -374,8 +374,8 @@ class DeltaTarget(LakeTarget):
         if table.partition_column is not None:
             columns = {**columns, table.partition_unit: _STRING}
             by = f" PARTITIONED BY ({table.partition_unit})"
-        listed = ", ".join(f"{_text(name)}={_text(value)}" for name, value in table.properties.items())
-        properties = f" TBLPROPERTIES ({listed})" if listed else ""
+        pairs = ", ".join(f"{_text(name)}={_text(value)}" for name, value in table.properties.items())
+        properties = f" TBLPROPERTIES ({pairs})" if pairs else ""
         self._spark.sql(f"CREATE TABLE {self._sql_name} ({ddl(columns)}) USING delta{by}{properties}")
 
     def keep(self, commit: Commit) -> None:

@@ -24,12 +24,12 @@ def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
     columns: dict[str, ColumnType] = {
         alias: parse_type(COLUMN_TYPES[name]) for name, alias in pipeline.metadata_columns.items()
     }
-    reserved = {name.lower() for name in columns}
+    reserved_names = {name.lower() for name in columns}
     table = pipeline.table
     if table.partition_column is not None and table.format != "iceberg":
-        reserved.add(table.partition_unit)
+        reserved_names.add(table.partition_unit)
     for name, kind in schema.items():
-        if name.lower() in reserved:
+        if name.lower() in reserved_names:
             raise SchemaInvalid(
                 f"messages have a field {name!r}, and the pipeline adds a column of that name: set decode.schema "
                 f"without it, or leave the column out of metadata or partition_by"
@@ -52,14 +52,14 @@ def check_kept(table: Schema, schema: Schema, last: Commit, where: str) -> None:
     rows.
     """
     expected = {*last.schema, *(PREFIX + name for name in POSITION_COLUMNS)}
-    if lost := [name for name in schema if name in expected and name not in table]:
+    if missing := [name for name in schema if name in expected and name not in table]:
         raise SchemaInvalid(
-            f"the table {where} has no column {lost[0]} any more, which commit {last.number} has: somebody dropped or "
+            f"the table {where} has no column {missing[0]} any more, which commit {last.number} has: somebody dropped or "
             f"renamed it. Nothing was written; rename it back, or add it again, or write to a new table"
         )
 
 
-def check_partition(found: str | None, pipeline: Pipeline) -> None:
+def check_partition(unit: str | None, pipeline: Pipeline) -> None:
     """Raises SchemaInvalid if a table is partitioned otherwise than its pipeline says: readers could not tell which
     rows are where.
 
@@ -67,10 +67,10 @@ def check_partition(found: str | None, pipeline: Pipeline) -> None:
         found: the unit that the table has; None if it has none.
     """
     table = pipeline.table
-    wanted = None if table.partition_column is None else table.partition_unit
-    if found != wanted:
-        has = "has no partitions" if found is None else f"is partitioned by {found}"
-        says = "is not set" if wanted is None else f"has the unit {wanted}"
+    target = None if table.partition_column is None else table.partition_unit
+    if unit != target:
+        has = "has no partitions" if unit is None else f"is partitioned by {unit}"
+        says = "is not set" if target is None else f"has the unit {target}"
         raise SchemaInvalid(
             f"the table {table.where} {has}, and table.partition_by {says}: a table cannot change that. Nothing was "
             f"written; set partition_by back, or write to a new table"
@@ -87,11 +87,11 @@ def check_folder(folder: str | None, pipeline: Pipeline) -> None:
 
 def added_columns(table: Schema, schema: Schema, where: str) -> dict[str, ColumnType]:
     """The columns to add to a table. Raises SchemaInvalid, naming each column that would break."""
-    found = change(table, schema)
-    if found.refused:
-        said = "; ".join(f"column {name}: {reason}" for name, reason in found.refused.items())
+    difference = change(table, schema)
+    if difference.refused:
+        problems = "; ".join(f"column {name}: {reason}" for name, reason in difference.refused.items())
         raise SchemaInvalid(
-            f"the table {where} cannot take these rows: {said}. Nothing was written; set decode.schema to what the "
+            f"the table {where} cannot take these rows: {problems}. Nothing was written; set decode.schema to what the "
             f"table has, or write to a new table"
         )
-    return found.added
+    return difference.added

@@ -272,28 +272,28 @@ class Loop:
         ranges = {**messages_between(planned.start, planned.end), **messages_between(planned.begin, self.last.begin)}
         if not ranges:
             return False
-        known = parse_schema(self.last.schema)
-        batch = self._read(ranges, known)
+        table_schema = parse_schema(self.last.schema)
+        batch = self._read(ranges, table_schema)
         try:
-            counted = batch.counted()
-            messages = self._check_complete(ranges, counted)
-            schema = written_schema(merged(known, batch.schema))
+            counts = batch.counted()
+            messages = self._check_complete(ranges, counts)
+            schema = written_schema(merged(table_schema, batch.schema))
             commit = Commit(
                 self._identity,
                 self.last.number + 1,
                 planned.start,
                 planned.end,
                 messages,
-                counted.dead,
+                counts.dead,
                 self._wall_clock_ms(),
                 self._run,
                 schema,
                 planned.begin,
             )
-            if counted.dead:
-                self._check_share(commit, counted)
+            if counts.dead:
+                self._check_share(commit, counts)
             self._target.prepare(batch.schema)
-            if counted.dead:
+            if counts.dead:
                 self._plans.keep_plan(commit)
                 batch.send_dead(self._dead_letter_id(commit, ranges), commit.number)
             self._source.latest(dict(commit.end))  # the topic that was read is still the one that was planned
@@ -304,7 +304,7 @@ class Loop:
         seconds = self._clock() - began
         self.figures.commits += 1
         self.figures.messages += messages
-        self.figures.dead += counted.dead
+        self.figures.dead += counts.dead
         self.figures.seconds += seconds
         self._on_commit(commit, seconds)
         return True
@@ -336,35 +336,35 @@ class Loop:
         messages again.
         """
         plan = self._plans.plan()
-        wanted = (self._identity, self.last.number + 1, self.last.end)
-        return plan if plan is not None and (plan.pipeline, plan.number, plan.start) == wanted else None
+        next_commit = (self._identity, self.last.number + 1, self.last.end)
+        return plan if plan is not None and (plan.pipeline, plan.number, plan.start) == next_commit else None
 
-    def _check_complete(self, ranges: Range, counted: Counted) -> int:
+    def _check_complete(self, ranges: Range, counts: Counted) -> int:
         """Return the number of messages in the ranges. Raises Stopped unless each was read exactly once."""
         for (topic, broker_name, queue_id), (low, high) in ranges.items():
-            found = counted.queues.get((broker_name, queue_id))
-            if found != (high - low, low, high - 1):
-                said = "none" if found is None else f"{found[0]} from {found[1]} to {found[2]}"
+            queue_count = counts.queues.get((broker_name, queue_id))
+            if queue_count != (high - low, low, high - 1):
+                text = "none" if queue_count is None else f"{queue_count[0]} from {queue_count[1]} to {queue_count[2]}"
                 raise Stopped(
                     f"topic {topic!r}, queue {broker_name}:{queue_id}: offsets {low} to {high - 1} were planned "
-                    f"({high - low} messages), and {said} were read. Nothing of them was committed"
+                    f"({high - low} messages), and {text} were read. Nothing of them was committed"
                 )
-        if len(counted.queues) != len(ranges):
+        if len(counts.queues) != len(ranges):
             raise Stopped("messages of unplanned queues were read. None of them was committed")
         return sum(high - low for low, high in ranges.values())
 
-    def _check_share(self, commit: Commit, counted: Counted) -> None:
+    def _check_share(self, commit: Commit, counts: Counted) -> None:
         where = self._pipeline.dead_letters
-        example = f"; the first is {counted.example}" if counted.example else ""
-        said = f"{counted.dead} of {commit.messages} messages do not decode{example}."
+        example = f"; the first is {counts.example}" if counts.example else ""
+        text = f"{counts.dead} of {commit.messages} messages do not decode{example}."
         if where is None:
             raise Stopped(
-                f"{said} Nothing of them was committed. {self.reached()} Correct decode, or set dead_letters.topic to "
+                f"{text} Nothing of them was committed. {self.reached()} Correct decode, or set dead_letters.topic to "
                 f"where such messages go"
             )
-        if counted.dead >= FEW and counted.dead * 100 > commit.messages * where.stop_above_percent:
+        if counts.dead >= FEW and counts.dead * 100 > commit.messages * where.stop_above_percent:
             raise Stopped(
-                f"{said} That is more than dead_letters.stop_above_percent ({where.stop_above_percent}): probably "
+                f"{text} That is more than dead_letters.stop_above_percent ({where.stop_above_percent}): probably "
                 f"decode is wrong, and not the messages. Nothing of them was committed. {self.reached()} Correct "
                 f"decode, or set stop_above_percent to 100"
             )

@@ -92,7 +92,7 @@ class ObjectDirectory:
         """The URL under which the objects of a commit are written: a prefix of its own."""
         return f"{self._own.name}/{_STAGING}/{_staging_name(commit)}"
 
-    def commit(self, commit: Commit, staged: Sequence[tuple[str, int]]) -> None:
+    def commit(self, commit: Commit, new_files: Sequence[tuple[str, int]]) -> None:
         """Make objects part of the table, with the commit.
 
         Args:
@@ -107,7 +107,7 @@ class ObjectDirectory:
                 self._complete(commit.number - 1)  # of a process that was faster, and may be dead
             content = {
                 "commit": json.loads(commit.to_json()),
-                "files": [_moved(name, nbytes, at, commit) for at, (name, nbytes) in enumerate(sorted(staged))],
+                "files": [_moved(name, nbytes, at, commit) for at, (name, nbytes) in enumerate(sorted(new_files))],
             }
             self._step("create the commit")
             if not self._own.create(f"{_COMMITS}/{_file(commit.number)}", json.dumps(content).encode()):
@@ -136,16 +136,16 @@ class ObjectDirectory:
     # -- commits -------------------------------------------------------------------------------------------------------
 
     def _numbers(self) -> list[int]:
-        found = (_COMMIT.fullmatch(name) for name in self._own.names(_COMMITS))
-        return sorted(int(each[1]) for each in found if each is not None)
+        matches = (_COMMIT.fullmatch(name) for name in self._own.names(_COMMITS))
+        return sorted(int(each[1]) for each in matches if each is not None)
 
     def _read(self, number: int) -> tuple[Commit, list[dict[str, Any]]]:
         name = f"{_COMMITS}/{_file(number)}"
         path = self._own.path(name)
         try:
-            found = json.loads(self._own.read_range(name, _COMMIT_BYTES_MAX, 0))
-            files: list[dict[str, Any]] = [dict(each) for each in found["files"]]
-            commit = parse_commit(json.dumps(found["commit"]), path)
+            document = json.loads(self._own.read_range(name, _COMMIT_BYTES_MAX, 0))
+            files: list[dict[str, Any]] = [dict(each) for each in document["files"]]
+            commit = parse_commit(json.dumps(document["commit"]), path)
         except (ValueError, KeyError, TypeError) as error:
             raise CommitRefused(f"{path} is damaged ({error}); restore it, or write to a new prefix") from error
         if commit.number != number:
@@ -164,8 +164,8 @@ class ObjectDirectory:
                 f"write to a new prefix"
             )
         for name in rows:
-            found = _ROWS.fullmatch(name)
-            if found is None or int(found[1]) >= len(numbers):
+            match = _ROWS.fullmatch(name)
+            if match is None or int(match[1]) >= len(numbers):
                 raise CommitRefused(
                     f"{self._table.path(name)} was not written by this pipeline: its rows would be mixed with "
                     f"those of the topic. Move it away, or write to a new prefix"
@@ -208,8 +208,8 @@ class ObjectDirectory:
     def _clean_staging(self, last: Commit) -> None:
         """Remove staged objects that can never be committed. The rest may be of a process that still writes."""
         for name in list(self._own.names_below(_STAGING)):
-            found = _STAGED.fullmatch(name.partition("/")[0])
-            if found is not None and int(found[2]) <= last.number:
+            match = _STAGED.fullmatch(name.partition("/")[0])
+            if match is not None and int(match[2]) <= last.number:
                 self._step("remove staging")
                 self._own.remove(f"{_STAGING}/{name}")
 

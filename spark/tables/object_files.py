@@ -81,8 +81,8 @@ def divided(batch: pa.RecordBatch, unit: str | None) -> Iterator[tuple[str, pa.R
     column = batch.column(batch.schema.get_field_index(unit))
     rest = batch.drop_columns([unit])
     for value in pc.unique(column).to_pylist():
-        chosen = pc.is_null(column) if value is None else pc.equal(column, value)
-        yield f"{unit}={_NULL if value is None else value}", rest.filter(chosen)
+        mask = pc.is_null(column) if value is None else pc.equal(column, value)
+        yield f"{unit}={_NULL if value is None else value}", rest.filter(mask)
 
 
 def read_objects(

@@ -66,7 +66,7 @@ class ObjectTarget:
             if name in batch.schema and str(batch.schema[name]) != kind:
                 rows = rows.withColumn(name, f.col(quoted(name)).cast(kind))
         rows, unit = partitioned(rows, self._pipeline)
-        staged: list[tuple[str, int]] = []
+        new_files: list[tuple[str, int]] = []
         if commit.messages > commit.dead:
             url = self._directory.staging_of(commit)
             endpoint_url = self._pipeline.table.endpoint_url
@@ -76,11 +76,11 @@ class ObjectTarget:
                 assert context is not None, "Spark calls this in a task"
                 # An attempt that Spark gave up leaves objects that no commit names.
                 name = f"{context.partitionId():05}-{context.taskAttemptId()}"
-                for written in write_objects(batches, url, endpoint_url, name, unit):
-                    yield pa.RecordBatch.from_pydict({"name": [written[0]], "nbytes": [written[1]]})
+                for file in write_objects(batches, url, endpoint_url, name, unit):
+                    yield pa.RecordBatch.from_pydict({"name": [file[0]], "nbytes": [file[1]]})
 
-            staged = [(row["name"], row["nbytes"]) for row in rows.mapInArrow(write, _WRITTEN).collect()]
-        self._directory.commit(commit, staged)
+            new_files = [(row["name"], row["nbytes"]) for row in rows.mapInArrow(write, _WRITTEN).collect()]
+        self._directory.commit(commit, new_files)
         self._last = commit
 
     def close(self) -> None:
@@ -104,8 +104,8 @@ def object_rows(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     schema = pa.schema([(name, arrow_type(kind)) for name, kind in columns.items()])
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        wanted = (name for batch in batches for name in batch.column(0).to_pylist())
-        yield from read_objects(wanted, url, endpoint_url, schema, unit)
+        file_names = (name for batch in batches for name in batch.column(0).to_pylist())
+        yield from read_objects(file_names, url, endpoint_url, schema, unit)
 
-    listed = spark.createDataFrame([(name,) for name in names], "name string")
-    return listed.repartition(max(1, min(_READ_PARTS, len(names)))).mapInArrow(read, ddl(columns))
+    frame = spark.createDataFrame([(name,) for name in names], "name string")
+    return frame.repartition(max(1, min(_READ_PARTS, len(names)))).mapInArrow(read, ddl(columns))

@@ -94,35 +94,35 @@ class ParquetDirectory:
             raise _unusable(error, path) from error
         return path
 
-    def commit(self, commit: Commit, staged: Path) -> None:
-        """Make the Parquet files below ``staged`` part of the table, with the commit.
+    def commit(self, commit: Commit, staging: Path) -> None:
+        """Make the Parquet files below ``staging`` part of the table, with the commit.
 
         Raises:
             Overtaken: this number is committed already; the files are removed.
             DirectoryUnusable: nothing is committed, or all is and a part is not moved yet: the next `open` decides.
         """
         try:
-            files = sorted(path for path in staged.rglob("*.parquet") if path.is_file()) if staged.is_dir() else []
+            files = sorted(path for path in staging.rglob("*.parquet") if path.is_file()) if staging.is_dir() else []
             content = {
                 "commit": json.loads(commit.to_json()),
-                "files": [self._moved(path, staged, index, commit) for index, path in enumerate(files)],
+                "files": [self._moved(path, staging, index, commit) for index, path in enumerate(files)],
             }
             for path in files:
                 _sync(path)
             self._step("create the commit")
             if not self._create(commit.number, json.dumps(content)):
-                shutil.rmtree(staged, ignore_errors=True)
+                shutil.rmtree(staging, ignore_errors=True)
                 raise Overtaken(f"commit {commit.number} of {self.root} was made by another process")
             self._move(content["files"])
             self._step("remove staging")
-            shutil.rmtree(staged, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
         except OSError as error:
             raise _unusable(error, self.root) from error
 
     def files(self) -> list[Path]:
         """The committed files, as far as they exist. Raises CommitRefused, DirectoryUnusable."""
-        found = [self.root / each["to"] for number in self._numbers() for each in self._read(number)[1]]
-        return [path for path in found if path.exists()]
+        paths = [self.root / each["to"] for number in self._numbers() for each in self._read(number)[1]]
+        return [path for path in paths if path.exists()]
 
     def folder(self) -> str | None:
         """The folder of the last committed file, "" if outside of folders; None without files. Raises as `files`."""
@@ -133,12 +133,12 @@ class ParquetDirectory:
 
     def _numbers(self) -> list[int]:
         try:
-            found = os.listdir(self._commits)
+            names = os.listdir(self._commits)
         except FileNotFoundError:
             return []
         except OSError as error:
             raise _unusable(error, self._commits) from error
-        return sorted(int(name[:_DIGITS]) for name in found if name[:_DIGITS].isdigit() and name.endswith(".json"))
+        return sorted(int(name[:_DIGITS]) for name in names if name[:_DIGITS].isdigit() and name.endswith(".json"))
 
     def _path(self, number: int) -> Path:
         return self._commits / f"{number:0{_DIGITS}}.json"
@@ -146,9 +146,9 @@ class ParquetDirectory:
     def _read(self, number: int) -> tuple[Commit, list[dict[str, Any]]]:
         path = self._path(number)
         try:
-            found = json.loads(path.read_text())
-            files: list[dict[str, Any]] = [dict(each) for each in found["files"]]
-            commit = parse_commit(json.dumps(found["commit"]), str(path))
+            document = json.loads(path.read_text())
+            files: list[dict[str, Any]] = [dict(each) for each in document["files"]]
+            commit = parse_commit(json.dumps(document["commit"]), str(path))
         except OSError as error:
             raise _unusable(error, path) from error
         except (ValueError, KeyError, TypeError) as error:
@@ -164,10 +164,10 @@ class ParquetDirectory:
                 f"commit {missing[0]} is missing in {self._commits}: somebody removed it. Restore it, or write to a "
                 f"new directory"
             )
-        known = {each["to"] for number in numbers for each in self._read(number)[1]}
+        names = {each["to"] for number in numbers for each in self._read(number)[1]}
         for path in sorted(self.root.rglob("*.parquet")):
             name = path.relative_to(self.root)
-            if name.parts[0] != OWN and name.as_posix() not in known:
+            if name.parts[0] != OWN and name.as_posix() not in names:
                 raise CommitRefused(
                     f"{path} was not written by this pipeline: its rows would be mixed with "
                     f"those of the topic. Move it away, or write to a new directory"
@@ -193,10 +193,10 @@ class ParquetDirectory:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _moved(self, path: Path, staged: Path, index: int, commit: Commit) -> dict[str, Any]:
+    def _moved(self, path: Path, staging: Path, index: int, commit: Commit) -> dict[str, Any]:
         """The path of a staged file, relative to our own directory, and its target, relative to the table."""
         name = f"part-{commit.number:0{_DIGITS}}-{index}-{commit.run}.parquet"
-        target = path.parent.relative_to(staged) / name
+        target = path.parent.relative_to(staging) / name
         nbytes = path.stat().st_size
         return {"from": path.relative_to(self._own).as_posix(), "to": target.as_posix(), "bytes": nbytes}
 

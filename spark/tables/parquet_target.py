@@ -55,24 +55,24 @@ class ParquetTarget:
             if name in batch.schema and str(batch.schema[name]) != kind:
                 rows = rows.withColumn(name, f.col(quoted(name)).cast(kind))
         rows, unit = partitioned(rows, self._pipeline)
-        staged = self._directory.staging_of(commit)
+        staging = self._directory.staging_of(commit)
         if commit.messages > commit.dead:
             writer = rows.write.mode("error")
             if unit is not None:
                 writer = writer.partitionBy(unit)
-            writer.parquet(directory_url(staged))
-        self._check_rows(staged, commit.messages - commit.dead)
-        self._directory.commit(commit, staged)
+            writer.parquet(directory_url(staging))
+        self._check_rows(staging, commit.messages - commit.dead)
+        self._directory.commit(commit, staging)
         self._last = commit
 
-    def _check_rows(self, staged: Path, wanted: int) -> None:
+    def _check_rows(self, staging: Path, row_count: int) -> None:
         """Raises DirectoryUnusable unless the files of all tasks are here: an executor on another machine writes into
         the directory of this path there, without any error.
         """
-        found = sum(pyarrow.parquet.read_metadata(each).num_rows for each in staged.rglob("*.parquet"))
-        if found != wanted:
+        count = sum(pyarrow.parquet.read_metadata(each).num_rows for each in staging.rglob("*.parquet"))
+        if count != row_count:
             raise DirectoryUnusable(
-                f"{staged} has {found} of the {wanted} rows that tasks wrote: nothing of this commit is in the table. "
+                f"{staging} has {count} of the {row_count} rows that tasks wrote: nothing of this commit is in the table. "
                 f"On a cluster, {self._directory.root} must be the same directory on all machines, such as one of NFS"
             )
 

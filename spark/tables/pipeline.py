@@ -302,14 +302,14 @@ def _parquet_location(location: str, value: Value, beside: Path) -> str:
 
 
 def _endpoint_url(value: Any) -> str:
-    found = without_password(value)
+    url = without_password(value)
     try:
         parse_read_options(
-            {"namesrv": "n:1", "subscribe": "T", "readMode": "archive", "archiveEndpointUrl": found}, "batch"
+            {"namesrv": "n:1", "subscribe": "T", "readMode": "archive", "archiveEndpointUrl": url}, "batch"
         )
     except OptionInvalid as error:
         raise ValueError(str(error).removeprefix("option archiveEndpointUrl ").partition("; it is ")[0]) from None
-    return found
+    return url
 
 
 def _decode(section: Section | None, beside: Path) -> Decode:
@@ -413,25 +413,25 @@ def _account(section: Section | None, beside: Path) -> dict[str, str]:
             raise value.refused("does not belong into this file: write both keys into one that only you may read, and "
                                 "name it as account.credentials")  # fmt: skip
     files = {"credentials": CREDENTIALS, "tls_ca": TLS_CA, "tls_certificate": TLS_CERTIFICATE, "tls_key": TLS_KEY}
-    found = {
+    variables = {
         variable: str(_local(section.member(name, text), beside))
         for name, variable in files.items()
         if section.has(name)
     }
-    uses_tls = section.member("tls", _boolean, any(name in found for name in (TLS_CA, TLS_CERTIFICATE, TLS_KEY)))
+    uses_tls = section.member("tls", _boolean, any(name in variables for name in (TLS_CA, TLS_CERTIFICATE, TLS_KEY)))
     section.finish()
-    return {**found, **({TLS: "on"} if uses_tls else {})}
+    return {**variables, **({TLS: "on"} if uses_tls else {})}
 
 
 def _read(value: Value | None, namesrv: str, topic: str) -> dict[str, str]:
     if value is None:
         return {}
-    found = Section(value)
+    section = Section(value)
     options: dict[str, str] = {}
     for name, each in (value.members or {}).items():
         if name.lower() in _OWN_OPTIONS:
             raise each.refused("is set by the pipeline itself")
-        options[name] = found.member(name, _scalar)
+        options[name] = section.member(name, _scalar)
         try:
             parse_read_options({"namesrv": namesrv, "subscribe": topic, name: options[name]}, "batch")
         except OptionInvalid as error:
@@ -440,7 +440,7 @@ def _read(value: Value | None, namesrv: str, topic: str) -> dict[str, str]:
     try:
         parse_read_options({"namesrv": namesrv, "subscribe": topic, **options}, "batch")
     except OptionInvalid as error:
-        raise found.refused(f"is refused: {error}") from None
+        raise section.refused(f"is refused: {error}") from None
     return options
 
 
@@ -448,30 +448,30 @@ def _read(value: Value | None, namesrv: str, topic: str) -> dict[str, str]:
 
 
 def _name(value: Any) -> str:
-    found = text(value)
-    if not _NAME.fullmatch(found):
+    name = text(value)
+    if not _NAME.fullmatch(name):
         raise ValueError(_NAME_RULE)
-    return found
+    return name
 
 
 def _topic(value: Any) -> str:
-    found = text(value)
+    topic = text(value)
     try:
-        check_topic(found)
+        check_topic(topic)
     except NameRefused as error:
-        raise ValueError(error.reason.removeprefix(f"the topic name {found!r} ")) from None
-    return found
+        raise ValueError(error.reason.removeprefix(f"the topic name {topic!r} ")) from None
+    return topic
 
 
 def _namesrv(value: Any) -> str:
-    found = text(value)
-    if "@" in found:
+    address = text(value)
+    if "@" in address:
         raise SecretInvalid("must be HOST:PORT,... without an account: that is set as account.credentials")
     try:
-        parse_read_options({"namesrv": found, "subscribe": "T"}, "batch")
+        parse_read_options({"namesrv": address, "subscribe": "T"}, "batch")
     except OptionInvalid as error:
         raise ValueError(str(error).removeprefix("option namesrv ").partition("; it is ")[0]) from None
-    return found
+    return address
 
 
 def _trigger(value: Any) -> Trigger:
@@ -479,22 +479,22 @@ def _trigger(value: Any) -> Trigger:
         return Trigger(None)
     if value == "continuous":
         return Trigger(0)
-    found = _EVERY.fullmatch(value.strip()) if isinstance(value, str) else None
-    if found is None:
+    match = _EVERY.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
         raise ValueError('must be once, continuous, or such as "every 10 minutes"')
-    seconds = int(found[1]) * _SECONDS[found[2][0]]
+    seconds = int(match[1]) * _SECONDS[match[2][0]]
     if not 1 <= seconds <= _EVERY_SECONDS_MAX:
         raise ValueError(f"must be every 1 to {_EVERY_SECONDS_MAX} seconds")
     return Trigger(seconds)
 
 
 def _metadata(value: Any) -> tuple[str, ...]:
-    found = () if value == [] else names(value)
-    for each in found:
+    names_chosen = () if value == [] else names(value)
+    for each in names_chosen:
         if each == "body" or each not in COLUMN_TYPES:
-            known = [name for name in COLUMN_TYPES if name != "body"]
-            raise ValueError(f"names {each!r}; there are {', '.join(known)}{nearest(each, known)}")
-    return tuple(name for name in COLUMN_TYPES if name in {*found, *POSITION_COLUMNS})
+            columns = [name for name in COLUMN_TYPES if name != "body"]
+            raise ValueError(f"names {each!r}; there are {', '.join(columns)}{nearest(each, columns)}")
+    return tuple(name for name in COLUMN_TYPES if name in {*names_chosen, *POSITION_COLUMNS})
 
 
 def _schema(value: Any) -> dict[str, ColumnType]:
@@ -541,12 +541,12 @@ def _scalar(value: Any) -> str:
 
 
 def _table_name(value: Any) -> str:
-    found = text(value)
-    if not _TABLE_NAME.fullmatch(found):
+    name = text(value)
+    if not _TABLE_NAME.fullmatch(name):
         raise ValueError("must be CATALOG.DATABASE.TABLE, of letters, digits and '_'")
-    return found
+    return name
 
 
-def _local(written: str, beside: Path) -> Path:
-    path = Path(urlsplit(written).path if written.startswith("file:") else written).expanduser()
+def _local(text: str, beside: Path) -> Path:
+    path = Path(urlsplit(text).path if text.startswith("file:") else text).expanduser()
     return path if path.is_absolute() else (beside / path).resolve()

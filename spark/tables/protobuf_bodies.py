@@ -61,10 +61,10 @@ class ProtobufBodies:
 
 def messages_in(files: bytes) -> list[str]:
     """The full names of the outer messages in the last file of a set. Raises SchemaUnusable."""
-    found = _file_set(files).file
-    if not found:
+    file_protos = _file_set(files).file
+    if not file_protos:
         raise SchemaUnusable("the descriptor set contains no file")
-    last = found[-1]
+    last = file_protos[-1]
     return [f"{last.package}.{each.name}" if last.package else each.name for each in last.message_type]
 
 
@@ -75,8 +75,8 @@ class _Reader:
         try:
             descriptor = _pool(bodies.files).FindMessageTypeByName(bodies.message)
         except KeyError:
-            known = ", ".join(messages_in(bodies.files))
-            raise SchemaUnusable(f"the descriptor set has no message {bodies.message}; it has {known}") from None
+            names = ", ".join(messages_in(bodies.files))
+            raise SchemaUnusable(f"the descriptor set has no message {bodies.message}; it has {names}") from None
         self._class = GetMessageClass(descriptor)
         self._has_header = bodies.has_header
         self._rejects_unknown = bodies.rejects_unknown
@@ -98,8 +98,8 @@ class _Reader:
             message.ParseFromString(body)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
             missing = message.FindInitializationErrors()
-            said = f"the required field {missing[0]} is missing" if missing else " ".join(str(error).split())
-            raise BodyInvalid(f"it is not Protobuf of this message: {said}") from None
+            problem = f"the required field {missing[0]} is missing" if missing else " ".join(str(error).split())
+            raise BodyInvalid(f"it is not Protobuf of this message: {problem}") from None
         if missing := message.FindInitializationErrors():
             raise BodyInvalid(f"the required field {missing[0]} is missing")
         if self._rejects_unknown and (unknown := next(_unknown(message, ""), None)) is not None:
@@ -116,10 +116,10 @@ class _Reader:
         for _ in range(min(count, len(body))):
             number, at = _varint(body, at)
             path.append(number)
-        found = tuple(path) or (0,)  # a single 0 stands for the first message of the file
-        if found != self._path:
+        indexes = tuple(path) or (0,)  # a single 0 stands for the first message of the file
+        if indexes != self._path:
             raise BodyInvalid(
-                f"it is message {'.'.join(map(str, found))} of its file, counted from 0, and decode.message is message "
+                f"it is message {'.'.join(map(str, indexes))} of its file, counted from 0, and decode.message is message "
                 f"{'.'.join(map(str, self._path))}"
             )
         return body[at:]
@@ -157,13 +157,13 @@ def _pool(files: bytes) -> DescriptorPool:
 
     pool = DescriptorPool()
     waiting = {each.name: each for each in _file_set(files).file}
-    added: set[str] = set()
+    names: set[str] = set()
 
     def add(name: str, by: str) -> None:
-        if name in added:
+        if name in names:
             return
         file = waiting.get(name)
-        added.add(name)
+        names.add(name)
         if file is None and name.startswith(_WELL_KNOWN):
             module = importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
             pool.AddSerializedFile(module.DESCRIPTOR.serialized_pb)
@@ -172,8 +172,8 @@ def _pool(files: bytes) -> DescriptorPool:
             raise SchemaUnusable(
                 f"{by} imports {name}, which the descriptor set lacks: make the set with protoc --include_imports"
             )
-        for needed in file.dependency:
-            add(needed, name)
+        for dependency in file.dependency:
+            add(dependency, name)
         pool.AddSerializedFile(file.SerializeToString())
 
     for name in waiting:
@@ -198,8 +198,8 @@ def _message(descriptor: Descriptor, path: str, inside: tuple[str, ...]) -> tupl
             f"field {path} contains itself (message {descriptor.full_name}): a column has a fixed depth"
         )
     if not descriptor.fields:
-        said = f"field {path}" if path else f"message {descriptor.full_name}"
-        raise SchemaUnusable(f"{said} has no fields: it cannot be a column")
+        subject = f"field {path}" if path else f"message {descriptor.full_name}"
+        raise SchemaUnusable(f"{subject} has no fields: it cannot be a column")
     fields: list[tuple[str, ColumnType]] = []
     takes: list[tuple[str, Take]] = []
     for field in descriptor.fields:
@@ -223,8 +223,8 @@ def _field(field: FieldDescriptor, path: str, inside: tuple[str, ...]) -> tuple[
         value, take_value = _value(value_field, f"{path}{{}}", inside)
 
         def pairs(message: Any) -> list[tuple[Any, Any]]:
-            found = getattr(message, name)
-            return [(take_key(each), take_value(found[each])) for each in found]
+            mapping = getattr(message, name)
+            return [(take_key(each), take_value(mapping[each])) for each in mapping]
 
         return Map(key, value), pairs
     kind, take = _value(field, path, inside)
@@ -270,8 +270,8 @@ def _nested(descriptor: Descriptor, path: str, inside: tuple[str, ...]) -> tuple
         if name == "Timestamp":
             return Primitive("timestamp"), lambda value: _microseconds(value, path, _SECONDS_MIN, _SECONDS_MAX)
         if name == "Duration":
-            bound = _DURATION_SECONDS_MAX
-            return Primitive("bigint"), lambda value: _microseconds(value, path, -bound, bound)
+            limit = _DURATION_SECONDS_MAX
+            return Primitive("bigint"), lambda value: _microseconds(value, path, -limit, limit)
         if name in _WRAPPERS:
             kind, take = _value(descriptor.fields_by_name["value"], path, inside)
             return kind, lambda value: take(value.value)

@@ -32,17 +32,17 @@ def why_not_json(body: bytes, schema: Schema) -> str | None:
     if (reason := why_not_text(body)) is not None:
         return reason
     try:
-        found = json.loads(body, parse_float=decimal.Decimal)
+        document = json.loads(body, parse_float=decimal.Decimal)
     except RecursionError:
         return "it is nested too deeply"
     except decimal.InvalidOperation:
         return "it has a number that is too large"
     except ValueError as error:
         return f"it is not JSON: {error}"
-    if not isinstance(found, dict):
-        return f"it is not a JSON object but {_kind(found)}"
+    if not isinstance(document, dict):
+        return f"it is not a JSON object but {_kind(document)}"
     for name, kind in schema.items():
-        if (reason := misfit(name, found.get(name), kind)) is not None:
+        if (reason := misfit(name, document.get(name), kind)) is not None:
             return reason.encode(errors="backslashreplace").decode()  # names of a map may have half characters
     return None
 
@@ -154,10 +154,10 @@ def _first(reasons: Any) -> str | None:
 
 
 def _wrong(path: str, value: Any, kind: ColumnType) -> str:
-    said = f"column {path} is {_format(value)}, which is no {kind}"
+    text = f"column {path} is {_format(value)}, which is no {kind}"
     if str(kind) == "timestamp" and type(value) is int:
-        said += " but a number, which has no unit: make the column a bigint"
-    return said
+        text += " but a number, which has no unit: make the column a bigint"
+    return text
 
 
 def _kind(value: Any) -> str:

@@ -31,8 +31,8 @@ def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, C
     path = _path_of(section, "schema_file", beside)
     schema = _read(section, "schema_file", path).decode("utf-8", "replace")
     has_header = section.member("header", one_of("none", "confluent"), "none") == "confluent"
-    found = AvroBodies(schema, (), has_header)
-    columns = _columns(found, path, section, "fastavro", "avro")
+    bodies = AvroBodies(schema, (), has_header)
+    columns = _columns(bodies, path, section, "fastavro", "avro")
     writers: dict[int, Path] = {}
     if (value := section.value("writer_schemas")) is not None:
         if not has_header:
@@ -45,10 +45,10 @@ def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, C
         writers = {NO_NUMBER: section.member("writer_schema", lambda each: _beside(text(each), beside))}
     for number, file in writers.items():
         setting = "writer_schema" if number == NO_NUMBER else "writer_schemas"
-        written = _read(section, setting, file).decode("utf-8", "replace")
-        found = AvroBodies(schema, (*found.writers, (number, written)), has_header)
-        _columns(found, file, section, "fastavro", "avro")
-    return found, columns
+        writer_schema = _read(section, setting, file).decode("utf-8", "replace")
+        bodies = AvroBodies(schema, (*bodies.writers, (number, writer_schema)), has_header)
+        _columns(bodies, file, section, "fastavro", "avro")
+    return bodies, columns
 
 
 def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dict[str, ColumnType]]:
@@ -69,23 +69,23 @@ def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dic
         if len(names) != 1:
             raise section.refused(f"message is missing: {path} has {listed(names) or 'no messages'}")
         message = names[0]
-    found = ProtobufBodies(files, message, has_header, rejects)
-    return found, _columns(found, path, section, "protobuf", "protobuf")
+    bodies = ProtobufBodies(files, message, has_header, rejects)
+    return bodies, _columns(bodies, path, section, "protobuf", "protobuf")
 
 
 def compiled(path: Path) -> bytes:
     """The descriptors of a .proto file and its imports, by protoc. Raises DocumentInvalid with protoc's line."""
     tool, includes = [shutil.which("protoc") or ""], [str(path.parent)]
     if not tool[0]:
-        found = importlib.util.find_spec("grpc_tools")
-        if found is None or not found.submodule_search_locations:
+        spec = importlib.util.find_spec("grpc_tools")
+        if spec is None or not spec.submodule_search_locations:
             raise DocumentInvalid(
                 f"{path}: protoc is not installed, which compiles .proto files: pip install grpcio-tools. Or compile "
                 f"it elsewhere, with protoc --include_imports --descriptor_set_out={path.with_suffix('.desc').name} "
                 f"{path.name}, and name that file"
             )
         tool = [sys.executable, "-m", "grpc_tools.protoc"]
-        includes.append(str(Path(found.submodule_search_locations[0]) / "_proto"))
+        includes.append(str(Path(spec.submodule_search_locations[0]) / "_proto"))
     with tempfile.TemporaryDirectory() as directory:
         target = Path(directory) / "set"
         arguments = [f"-I{each}" for each in includes]
@@ -98,8 +98,10 @@ def compiled(path: Path) -> bytes:
             check=False,
         )
         if ran.returncode:
-            said = [line for line in ran.stderr.splitlines() if line.strip()] or [f"protoc ended with {ran.returncode}"]
-            raise DocumentInvalid(str(path.parent / said[0]))  # it names an absolute path, or one from there
+            lines = [line for line in ran.stderr.splitlines() if line.strip()] or [
+                f"protoc ended with {ran.returncode}"
+            ]
+            raise DocumentInvalid(str(path.parent / lines[0]))  # it names an absolute path, or one from there
         return target.read_bytes()
 
 
@@ -120,8 +122,8 @@ def _path_of(section: Section, name: str, beside: Path) -> Path:
     return section.member(name, lambda each: _beside(text(each), beside))
 
 
-def _beside(written: str, directory: Path) -> Path:
-    return directory / Path(written).expanduser()
+def _beside(path: str, directory: Path) -> Path:
+    return directory / Path(path).expanduser()
 
 
 def _read(section: Section, name: str, path: Path) -> bytes:
@@ -136,9 +138,9 @@ def _read(section: Section, name: str, path: Path) -> bytes:
 def _numbered(value: Any, beside: Path) -> dict[int, Path]:
     if not isinstance(value, dict) or not value:
         raise ValueError('must be a mapping of numbers to files, such as {"7": orders-1.avsc}')
-    found: dict[int, Path] = {}
+    paths: dict[int, Path] = {}
     for name, file in value.items():
         if not str(name).isdecimal() or int(name) > _NUMBER_MAX:
             raise ValueError(f"has {name!r}, which is not the number of a schema in a registry")
-        found[int(name)] = _beside(text(file), beside)
-    return found
+        paths[int(name)] = _beside(text(file), beside)
+    return paths

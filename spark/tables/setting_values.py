@@ -43,16 +43,16 @@ def start(value: Any) -> str | int:
 
 def without_password(value: Any) -> str:
     """Check that a text, such as a URL, has no user's password in it."""
-    found = text(value)
-    if _PASSWORD_IN_URL.search(found):
+    url = text(value)
+    if _PASSWORD_IN_URL.search(url):
         raise SecretInvalid("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile, or spark-defaults.conf")
-    return found
+    return url
 
 
 def spark_settings(value: Any) -> dict[str, str]:
     """Check settings of Spark; they must not have secrets."""
-    found = texts(value)
-    for name, each in found.items():
+    settings = texts(value)
+    for name, each in settings.items():
         if not name.startswith("spark."):
             raise SecretInvalid(f"names {name}: settings of Spark begin with spark.")  # another may be a secret
         if _SECRET.search(name) or _PASSWORD_IN_URL.search(each) or _SECRET_IN_VALUE.search(each):
@@ -60,13 +60,13 @@ def spark_settings(value: Any) -> dict[str, str]:
                 f"names {name}: secrets do not belong into this file, which is shown in process lists; set them in the "
                 f"environment or in spark-defaults.conf"
             )
-    return found
+    return settings
 
 
 def packages(value: Any) -> tuple[str, ...]:
     """Check names of Maven packages."""
-    found = names(value)
-    for each in found:
+    coordinates = names(value)
+    for each in coordinates:
         if not _PACKAGE.fullmatch(each):
             raise SecretInvalid("must be packages of Maven, such as io.delta:delta-spark_4.1_2.13:4.4.0")  # not shown
-    return found
+    return coordinates

@@ -22,13 +22,13 @@ def pack(directory: Path) -> Path:
     """
     directory.mkdir(parents=True)
     path = directory / NAME
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packed:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name in _PACKAGES:
-            found = importlib.util.find_spec(name)
-            assert found is not None  # this module is of one of them, which imports the others
-            for root in map(Path, found.submodule_search_locations or ()):
+            spec = importlib.util.find_spec(name)
+            assert spec is not None  # this module is of one of them, which imports the others
+            for root in map(Path, spec.submodule_search_locations or ()):
                 for each in sorted(root.rglob("*.py")):
-                    packed.write(each, Path(name) / each.relative_to(root))
+                    archive.write(each, Path(name) / each.relative_to(root))
     return path
 
 

@@ -75,8 +75,8 @@ class StateDirectory:
 
     def plan(self) -> Commit | None:
         """The commit whose dead letters may have been sent. Raises CommitRefused, DirectoryUnusable."""
-        found = self._read("plan.json")
-        return None if found is None else parse_commit(found, str(self.root / "plan.json"))
+        text = self._read("plan.json")
+        return None if text is None else parse_commit(text, str(self.root / "plan.json"))
 
     def keep_plan(self, commit: Commit) -> None:
         """Remember a commit before its dead letters are sent. Raises DirectoryUnusable."""
@@ -84,11 +84,11 @@ class StateDirectory:
 
     def last_note(self) -> dict[str, Any] | None:
         """The last note, None if there is none. Raises CommitRefused, DirectoryUnusable."""
-        found = self._read("note.json")
-        if found is None:
+        text = self._read("note.json")
+        if text is None:
             return None
         try:
-            note: dict[str, Any] = dict(json.loads(found))
+            note: dict[str, Any] = dict(json.loads(text))
         except (ValueError, TypeError) as error:
             raise CommitRefused(f"{self.root / 'note.json'} is damaged ({error}): remove it") from error
         return note

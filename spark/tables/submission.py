@@ -39,9 +39,9 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def master_of(pipeline: Pipeline, given: str | None) -> str:
+def master_of(pipeline: Pipeline, argument: str | None) -> str:
     """The master of Spark: as the command says, else as the file does, else this machine."""
-    return given or pipeline.spark.get("spark.master", LOCAL)
+    return argument or pipeline.spark.get("spark.master", LOCAL)
 
 
 def python_of(pipeline: Pipeline, environment: Mapping[str, str]) -> str:
@@ -77,12 +77,12 @@ def submit_arguments(
         if name in settings:
             arguments += [option, ",".join(_shipped(name, settings[name], pipeline.file.parent.absolute()))]
     # Extensions must be known before the session is made.
-    told = [f"{name}={value}" for name, value in settings.items() if name not in _OPTIONS]
+    conf_settings = [f"{name}={value}" for name, value in settings.items() if name not in _OPTIONS]
     if is_local(master):
-        told = [*_LOOPBACK, *told]
+        conf_settings = [*_LOOPBACK, *conf_settings]
     else:
-        told += [f"spark.executorEnv.{name}={value}" for name, value in executors.items()]
-    for each in told:
+        conf_settings += [f"spark.executorEnv.{name}={value}" for name, value in executors.items()]
+    for each in conf_settings:
         arguments += ["--conf", each]
     return arguments
 
@@ -104,15 +104,15 @@ def _check(master: str, settings: Mapping[str, str], environment: Mapping[str, s
             "runs. To have it in the cluster, run that command there"
         )
     if master == "yarn":
-        found = [(name, environment[name]) for name in _HADOOP if environment.get(name)]
-        if not found:
+        directories = [(name, environment[name]) for name in _HADOOP if environment.get(name)]
+        if not directories:
             raise SparkUnavailable(
                 "the master yarn needs the variable HADOOP_CONF_DIR or YARN_CONF_DIR: the directory with the "
                 "core-site.xml and yarn-site.xml of the cluster"
             )
-        if not any((Path(directory) / "yarn-site.xml").is_file() for _, directory in found):
+        if not any((Path(directory) / "yarn-site.xml").is_file() for _, directory in directories):
             raise SparkUnavailable(
-                f"the master yarn needs the settings of the cluster, and {found[0][0]} is {found[0][1]}, where no "
+                f"the master yarn needs the settings of the cluster, and {directories[0][0]} is {directories[0][1]}, where no "
                 f"yarn-site.xml is"
             )
     if master.startswith("k8s://") and not any(name in settings for name in _IMAGES):
@@ -124,14 +124,14 @@ def _check(master: str, settings: Mapping[str, str], environment: Mapping[str, s
 
 def _shipped(name: str, value: str, beside: Path) -> list[str]:
     """The files of a setting; relative paths begin at the file of the pipeline. Raises SparkUnavailable."""
-    found: list[str] = []
+    urls: list[str] = []
     for each in filter(None, (part.strip() for part in value.split(","))):
         path, mark, alias = each.partition("#")
         if ":" in path:  # a URL, such as local:/opt/x.zip or hdfs://...
-            found.append(each)
+            urls.append(each)
             continue
         local = beside / Path(path).expanduser()
         if not any(character in path for character in "*?[{") and not local.exists():
             raise SparkUnavailable(f"{name} names {path}, and {local} is not there")
-        found.append(f"{local}{mark}{alias}")
-    return found
+        urls.append(f"{local}{mark}{alias}")
+    return urls

@@ -36,8 +36,10 @@ class TopicSource:
             options["startingOffsetsByTimestampStrategy"] = "latest"
         else:
             options["startingOffsets"] = pipeline.start
-        parsed = parse_read_options(options, "stream")
-        self._progress = StreamProgress(parsed, make_surveyor=_latest) if is_once else StreamProgress(parsed)
+        read_options = parse_read_options(options, "stream")
+        self._progress = (
+            StreamProgress(read_options, make_surveyor=_latest) if is_once else StreamProgress(read_options)
+        )
         self._pipeline = pipeline
         self._is_once = is_once
         self._is_capped = False
@@ -95,11 +97,11 @@ def _latest(options: ReadOptions, connections: KeptConnections) -> Surveyor:
     return surveyor_of(options, connections, detail=False, otherwise="latest-if-possible")
 
 
-def _for_tables(said: str) -> str:
+def _for_tables(text: str) -> str:
     """Describe lost messages, with remedies for a table instead of a query with a checkpoint."""
     for kind, remedy in REMEDIES.items():
-        said = said.replace(remedy, _REMEDIES[kind])
-    return f"{said} Nothing was skipped or committed"
+        text = text.replace(remedy, _REMEDIES[kind])
+    return f"{text} Nothing was skipped or committed"
 
 
 _NEW_TABLE: Final = "To go on without them, write to a new table."

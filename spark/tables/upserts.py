@@ -27,16 +27,16 @@ def latest_changes(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
     rows = frame.where(f.col(REASON).isNull()).select(*metadata, f.col(f"{ROW}.*"), f.col(DELETED))
     keys = [f.col(quoted(name)) for name in upsert.key]
     if upsert.order is None:
-        scattered = (
+        conflict = (
             rows.groupBy(*keys)
             .agg(f.count_distinct("_broker_name", "_queue_id").alias("queues"))
             .where("queues > 1")
             .first()
         )
-        if scattered is not None:
-            key = ", ".join(f"{name} {scattered[name]!r}" for name in upsert.key)
+        if conflict is not None:
+            key = ", ".join(f"{name} {conflict[name]!r}" for name in upsert.key)
             raise Stopped(
-                f"changes of the key {key} are in {scattered['queues']} queues: so the latest one is unknown. "
+                f"changes of the key {key} are in {conflict['queues']} queues: so the latest one is unknown. "
                 f"None of them was committed. Send the changes of a key to one queue, or set upsert.order to a "
                 f"column that grows with each change"
             )

@@ -48,17 +48,17 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
         raise TableCommandRefused("verify compares rows with messages, and a table with upserts has one row per key")
     batch = Messages(spark, pipeline, ranges, parse_schema(commit.schema))
     try:
-        counted = batch.counted()
-        wanted = batch.good() if pipeline.table.format == "iceberg" else partitioned(batch.good(), pipeline)[0]
-        found = table_rows(spark, pipeline) if _has_rows(pipeline) else wanted.limit(0)
-        names = wanted.columns
-        for name in set(names).difference(found.columns):  # dropped or renamed: as if it were null in all rows
-            found = found.withColumn(name, f.lit(None).cast(wanted.schema[name].dataType))
-        types = {field.name: field.dataType for field in found.schema.fields}
-        wanted = wanted.select(*[f.col(quoted(name)).cast(types[name]).alias(name) for name in names])
-        found = _within(found, ranges).select(*[f.col(quoted(name)) for name in names])
-        expected, actual = _sums(wanted, names), _sums(found, names)
-        differences = {} if expected == actual else _differences(wanted, found, names)
+        counts = batch.counted()
+        target_rows = batch.good() if pipeline.table.format == "iceberg" else partitioned(batch.good(), pipeline)[0]
+        rows = table_rows(spark, pipeline) if _has_rows(pipeline) else target_rows.limit(0)
+        names = target_rows.columns
+        for name in set(names).difference(rows.columns):  # dropped or renamed: as if it were null in all rows
+            rows = rows.withColumn(name, f.lit(None).cast(target_rows.schema[name].dataType))
+        types = {field.name: field.dataType for field in rows.schema.fields}
+        target_rows = target_rows.select(*[f.col(quoted(name)).cast(types[name]).alias(name) for name in names])
+        rows = _within(rows, ranges).select(*[f.col(quoted(name)) for name in names])
+        expected, actual = _sums(target_rows, names), _sums(rows, names)
+        differences = {} if expected == actual else _differences(target_rows, rows, names)
     finally:
         batch.close()
     return [
@@ -67,7 +67,7 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
             "queue_id": number,
             "begin": low,
             "end": high,
-            "messages": counted.queues.get((name, number), (0, 0, 0))[0],
+            "messages": counts.queues.get((name, number), (0, 0, 0))[0],
             "rows_expected": expected.get((name, number), (0, 0))[0],
             "rows_found": actual.get((name, number), (0, 0))[0],
             "equal": expected.get((name, number), (0, 0)) == actual.get((name, number), (0, 0)),
@@ -100,8 +100,8 @@ def _has_rows(pipeline: Pipeline) -> bool:
 
 
 def _sums(rows: DataFrame, names: list[str]) -> dict[tuple[str, int], tuple[int, int]]:
-    found = rows.groupBy(*_PLACE).agg(f.count(f.lit(1)).alias("rows"), f.sum(_hash(rows, names)).alias("sum"))
-    return {(row[0], row[1]): (row["rows"], int(row["sum"])) for row in found.collect()}
+    sums = rows.groupBy(*_PLACE).agg(f.count(f.lit(1)).alias("rows"), f.sum(_hash(rows, names)).alias("sum"))
+    return {(row[0], row[1]): (row["rows"], int(row["sum"])) for row in sums.collect()}
 
 
 def _differences(
@@ -118,7 +118,7 @@ def _differences(
     unequal = both.where("NOT (wanted_rows <=> found_rows AND wanted_sum <=> found_sum)")
     number = f.row_number().over(Window.partitionBy(*_PLACE).orderBy("_queue_offset"))
     first = unequal.withColumn("number", number).where(f"number <= {DIFFERENCES_MAX}").orderBy(*place).collect()
-    told: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    differences: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in first:
         if row["found_rows"] is None:
             what = "the row is missing"
@@ -128,8 +128,8 @@ def _differences(
             what = f"the row is there {row['found_rows']} times"
         else:
             what = "the row differs from the message"
-        told.setdefault((row[0], row[1]), []).append({"queue_offset": row["_queue_offset"], "what": what})
-    return told
+        differences.setdefault((row[0], row[1]), []).append({"queue_offset": row["_queue_offset"], "what": what})
+    return differences
 
 
 def _hash(rows: DataFrame, names: list[str]) -> Column:

@@ -118,7 +118,7 @@ class Cluster:
         known: Survey | None = None,
     ) -> Survey:
         surveyor = BulkSurveyor(("names:1",), 1.0, self.connect, consistency=consistency, detail=detail)
-        found = surveyor.survey(Topics(topics), known=known)
+        found = surveyor.survey(Topics(topics), previous=known)
         assert self.open_lines == 0
         return found
 
@@ -180,7 +180,7 @@ def test_older_replica_is_asked_for_plans(cluster: Cluster) -> None:
 def test_survey_reuses_known_routes(cluster: Cluster) -> None:
     known = cluster.survey("committed")
     cluster.replicas["f2:1"].end = 15
-    again = cluster.survey("committed", known=known)
+    again = cluster.survey("committed", previous=known)
     assert again.ends == ends(15)
     assert again.routes == known.routes
     assert again.identities == known.identities
