@@ -56,8 +56,8 @@ def _seed_range(text: str) -> range:
 def regressions(workload: str = LOG) -> list[int]:
     """The seeds that once broke a promise; a line of the file is a seed, or the name of a workload and a seed."""
     lines = (line.partition("#")[0].split() for line in REGRESSIONS.read_text().splitlines())
-    named = [words if len(words) == 2 else [LOG, *words] for words in lines if words]
-    return [int(seed) for name, seed in named if name == workload]
+    names_and_seeds = [words if len(words) == 2 else [LOG, *words] for words in lines if words]
+    return [int(seed) for name, seed in names_and_seeds if name == workload]
 
 
 def _print_line(line: str) -> None:
@@ -90,8 +90,8 @@ def broker_cluster(
 
 def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tuple[Outcome, float]:
     """Run one seed without a trace; returns its outcome and the CPU seconds it took."""
-    started = time.process_time()
-    return simulate_seed(seed, seconds, workload), time.process_time() - started
+    start = time.process_time()
+    return simulate_seed(seed, seconds, workload), time.process_time() - start
 
 
 def _run_all(
@@ -111,8 +111,8 @@ def _run_all(
                 running.add(pool.submit(run_seed, seed, seconds, workload))
             if not running:
                 return
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            yield from sorted((future.result() for future in done), key=lambda result: result[0].seed)
+            futures, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from sorted((future.result() for future in futures), key=lambda result: result[0].seed)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -126,13 +126,13 @@ def how_to_repeat(seed: int, seconds: float | None, workload: str) -> str:
 
 def _run_one(seed: int, seconds: float | None, workload: str, *, trace: bool, ndjson: Path | None) -> int:
     scenario = _log_scenario(seed, seconds, workload)
-    told = _print_line if trace else None
+    print_event = _print_line if trace else None
     if ndjson is None:
-        outcome = simulate(scenario, trace=told)
+        outcome = simulate(scenario, trace=print_event)
     else:
         with ndjson.open("w") as file:
             events = Trace(lambda line: print(line, file=file))
-            outcome = simulate(scenario, core_class=events.core_class(), trace=told)
+            outcome = simulate(scenario, core_class=events.core_class(), trace=print_event)
     if not trace:
         _print_line(str(replace(scenario, faults=())))
     _print_line(str(replace(outcome, asked={}, happened={})))
@@ -215,10 +215,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget-seconds", type=float, metavar="S", help="begin nothing new after S seconds")
     parser.add_argument("--first", action="store_true", help="stop at the first broken promise")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write a report to FILE.md and FILE.json")
-    given = sys.argv[1:] if arguments is None else list(arguments)
-    options = parser.parse_args(given)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser.parse_args(words)
     if options.form is not None and options.form != form():
-        return _run_other_form(given, parser)
+        return _run_other_form(words, parser)
     if options.seed is not None and options.workload not in LOGS:
         return _run_one_with_brokers(
             options.seed, options.seconds, options.workload, trace=options.trace, history=options.history
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         enough = options.hours is not None and totals.seconds >= options.hours * 3600
         return not enough and time.monotonic() < deadline
 
-    return _run_many(options, seeds, has_time, report.format_command(given))
+    return _run_many(options, seeds, has_time, report.format_command(words))
 
 
 if __name__ == "__main__":

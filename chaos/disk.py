@@ -353,7 +353,7 @@ class MemoryDisk:
     def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         """Write as `Disk.write_synced`; the sync can fail, or lose power, on its own."""
         file = self._file(fd)
-        taken = self.pwritev(fd, buffers, offset)
+        count = self.pwritev(fd, buffers, offset)
         change, _ = file.pending[-1]
         try:
             self._fault("fdatasync")
@@ -363,7 +363,7 @@ class MemoryDisk:
         self._step()
         file.pending.pop()
         file.change(change, _State.DURABLE)
-        return taken
+        return count
 
     def fdatasync(self, fd: int) -> None:
         file = self._file(fd)

@@ -17,15 +17,15 @@ def draw(rng: random.Random, smallest: LimitsT, usual: LimitsT) -> LimitsT:
 
     Both must be dataclasses of one type, whose fields are numbers or dataclasses with such fields.
     """
-    drawn: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in fields(usual):  # type: ignore[arg-type]
         low, high = getattr(smallest, field.name), getattr(usual, field.name)
         if is_dataclass(high):
-            drawn[field.name] = draw(rng, low, high)
+            values[field.name] = draw(rng, low, high)
             continue
-        chosen = rng.choice((low, low, high, _between(rng, low, high)))
-        drawn[field.name] = chosen if isinstance(high, float) else int(chosen)
-    return replace(usual, **drawn)  # type: ignore[type-var]
+        number = rng.choice((low, low, high, _between(rng, low, high)))
+        values[field.name] = number if isinstance(high, float) else int(number)
+    return replace(usual, **values)  # type: ignore[type-var]
 
 
 def _between(rng: random.Random, low: float, high: float) -> float:

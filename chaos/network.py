@@ -113,17 +113,17 @@ class Wires:
         if self._buggify("no-room-in-lane"):
             return False
         link_quality, rng, now = self._network.link_quality, self._rng, self._now()
-        connected = self._network.connected(src, dst)
-        self.blocked += not connected
+        is_connected = self._network.connected(src, dst)
+        self.blocked += not is_connected
         if not self._as_streams:
-            if connected and rng.random() >= link_quality.loss:
+            if is_connected and rng.random() >= link_quality.loss:
                 for _ in range(2 if rng.random() < link_quality.duplication else 1):
                     self._at(now + self._network.latency(), self._arrive, src, dst, frame)
             return True
         stream = self._stream(src, dst, lane)
         if now < stream.opens_at:
             return False
-        if not connected:
+        if not is_connected:
             stream.stuck.append(frame)
             return len(stream.stuck) < STUCK_FRAMES_MAX
         if link_quality.loss and rng.random() < link_quality.loss / 4:
@@ -168,7 +168,9 @@ class Wires:
 
     def _arrive(self, src: NodeId, dst: NodeId, frame: bytes) -> bool:
         data = bytearray(frame)
-        garbled = self._network.link_quality.garbling > 0 and self._rng.random() < self._network.link_quality.garbling
-        if garbled:
+        is_garbled = (
+            self._network.link_quality.garbling > 0 and self._rng.random() < self._network.link_quality.garbling
+        )
+        if is_garbled:
             data[self._rng.randrange(len(data))] ^= 1 << self._rng.randrange(8)
-        return self._deliver(src, dst, data, garbled)
+        return self._deliver(src, dst, data, is_garbled)

@@ -16,10 +16,10 @@ from chaos.log_sim.cluster import Outcome
 def written_at() -> list[str]:
     """Lines for a page that tell which commit was run, since it uses its names. None outside of a repository."""
     command = ["git", "log", "-1", "--date=short", "--format=%h of %ad"]
-    done = subprocess.run(command, cwd=Path(__file__).parent, check=False, capture_output=True, text=True)
-    if done.returncode:
+    process = subprocess.run(command, cwd=Path(__file__).parent, check=False, capture_output=True, text=True)
+    if process.returncode:
         return []
-    return [f"Run at commit {done.stdout.strip()}; names of faults and classes may have changed since.", ""]
+    return [f"Run at commit {process.stdout.strip()}; names of faults and classes may have changed since.", ""]
 
 
 @dataclass(slots=True)
@@ -75,14 +75,14 @@ class Totals:
 
     def summary(self, cpu_seconds: float) -> str:
         """Sum up the runs in one line."""
-        broken = f"violations: {[seed for seed, _ in self.broken]}" if self.broken else "no violations"
+        violations = f"violations: {[seed for seed, _ in self.broken]}" if self.broken else "no violations"
         return (
             f"{self.seeds} seeds, {self.seconds / 3600:.2f} simulated hours, {self.events} events, "
             f"{self.acknowledged} acknowledged of {self.committed} committed entries, {self.reads} reads, "
             f"{self.elections} elections, {self.repairs} repairs, {self.resets} resets, "
             f"{sum(self.effective.values())} faults of {sum(self.injected.values())} took effect, "
             f"{cpu_seconds:.1f} s CPU ({self.seconds / max(cpu_seconds, 1e-9):.0f} simulated s per CPU s); "
-            f"{broken}"
+            f"{violations}"
         )
 
     def as_json(self) -> str:

@@ -70,13 +70,13 @@ class WatchedFiles:
         with self._lock:
             return sorted(self._undurable(self.root, self.root.stat().st_ino))
 
-    def leave(self, target: Path, left: Left) -> None:
+    def leave(self, target: Path, rest: Left) -> None:
         """Write into ``target``, which must not exist, the files as a power cut would leave them now."""
         with self._lock:
-            if left is Left.ALL:
+            if rest is Left.ALL:
                 shutil.copytree(self.root, target, symlinks=True)
             else:
-                self._write(target, self.root.stat().st_ino, str(self.root), by_names=left is Left.NAMES)
+                self._write(target, self.root.stat().st_ino, str(self.root), by_names=rest is Left.NAMES)
 
     def close(self) -> None:
         """Close the descriptors that were held open."""
@@ -130,14 +130,14 @@ class WatchedFiles:
         self._kept_open.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
 
     def _undurable(self, directory: Path, inode: int) -> Iterator[str]:
-        known = self._names.get(inode, {})
+        names = self._names.get(inode, {})
         entries = {entry.name: entry for entry in os.scandir(directory)}
-        for name in known.keys() - entries.keys():
+        for name in names.keys() - entries.keys():
             yield f"{(directory / name).relative_to(self.root)}: comes back"
         for name, entry in entries.items():
             path = directory / name
             where = path.relative_to(self.root)
-            if known.get(name) != entry.inode():
+            if names.get(name) != entry.inode():
                 yield f"{where}: its name may be lost"
             elif entry.is_dir():
                 yield from self._undurable(path, entry.inode())
@@ -166,11 +166,11 @@ def watched(root: Path) -> Iterator[WatchedFiles]:
     real = {name: getattr(os, name) for name in (*_CHANGES, "fsync", "fdatasync", "pwritev")}
 
     def changing(name: str) -> Callable[..., Any]:
-        def change(*arguments: Any, **named: Any) -> Any:
+        def change(*arguments: Any, **options: Any) -> Any:
             with files._lock:
                 files.step(f"{name} {arguments[0]}")
-                result = real[name](*arguments, **named)
-                if name == "mkdir" and not named.get("dir_fd"):
+                result = real[name](*arguments, **options)
+                if name == "mkdir" and not options.get("dir_fd"):
                     files.made_directory(os.fspath(arguments[0]))
                 return result
 
@@ -191,9 +191,9 @@ def watched(root: Path) -> Iterator[WatchedFiles]:
             if not flags & os.RWF_DSYNC:
                 return int(real["pwritev"](fd, buffers, offset, flags))
             files.step(f"write {os.readlink(f'/proc/self/fd/{fd}')}")
-            written = int(real["pwritev"](fd, buffers, offset, flags))
-            files.synced(fd, b"".join(buffers)[:written], offset)
-            return written
+            count = int(real["pwritev"](fd, buffers, offset, flags))
+            files.synced(fd, b"".join(buffers)[:count], offset)
+            return count
 
     with contextlib.ExitStack() as stack:
         stack.callback(files.close)

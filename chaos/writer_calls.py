@@ -52,8 +52,8 @@ class DiskCalls(ThreadCalls):
             raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
         if faults is not None and faults.random() < _SHORT_SHARE:
             buffers = _beginning(buffers, faults)
-        synced = flags & os.RWF_DSYNC
-        return (self._disk.write_synced if synced else self._disk.pwritev)(fd, buffers, offset)
+        is_synced = flags & os.RWF_DSYNC
+        return (self._disk.write_synced if is_synced else self._disk.pwritev)(fd, buffers, offset)
 
     def report(self, ticket: int) -> None:
         self._on_done(ticket)

@@ -104,12 +104,12 @@ class Archive(Workload):
             "retention_check_seconds": 0.5,
         }
 
-    def _kept_bytes(self, drawn: int | None) -> int | None:
+    def _kept_bytes(self, usual: int | None) -> int | None:
         """Draw the bytes that an archive keeps: mostly equal on all, since a replica without limit deletes nothing."""
         rng = random.Random(f"{self.cluster.scenario.seed} kept bytes")
-        return drawn if rng.random() < 0.2 else rng.choice((None, self.cluster.scenario.segment_bytes * 5))
+        return usual if rng.random() < 0.2 else rng.choice((None, self.cluster.scenario.segment_bytes * 5))
 
-    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+    def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
         rng = self.rng
         limits = ArchiveLimits(
             look_seconds=_LOOK_SECONDS,
@@ -127,7 +127,7 @@ class Archive(Workload):
             read_retry_seconds=rng.choice((0.1, 1.0)),
             read_blocks_max=rng.choice((1, 100_000)),
         )
-        return replace(drawn, archive=limits)
+        return replace(base_limits, archive=limits)
 
     def changed_limits(self) -> AbstractContextManager[None]:
         """Make blocks and requests small, and disks never full."""
@@ -156,9 +156,9 @@ class Archive(Workload):
         return threads.access if process.settings.has_tiers else None
 
     def read_archived(
-        self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
     ) -> bool:
-        self._threads[process].read_file(archived, pos, nbytes, done)
+        self._threads[process].read_file(archive_end, pos, nbytes, done)
         return True
 
     def broker_began(self, process: BrokerProcess) -> None:
@@ -260,11 +260,11 @@ class Archive(Workload):
                 self.counts["read again"] += 1
             self._again_to[queue_id] = offset
         elif response.code == ResponseCode.PULL_OFFSET_MOVED:
-            self._again_to[queue_id] = moved = int(response.ext["nextBeginOffset"])
-            for stored in self.ledger.queues[self.topic, queue_id][offset:moved]:
-                if stored.record.physical_offset >= self._begin:
+            self._again_to[queue_id] = next_offset = int(response.ext["nextBeginOffset"])
+            for skip in self.ledger.queues[self.topic, queue_id][offset:next_offset]:
+                if skip.record.physical_offset >= self._begin:
                     raise Violation(
-                        f"skipped: the reader of queue {queue_id} goes on at {moved}, behind {stored.place}"
+                        f"skipped: the reader of queue {queue_id} goes on at {next_offset}, behind {skip.place}"
                     )
         if self._again_to[queue_id] >= self.ledger.end(self.topic, queue_id):
             self._has_reread[queue_id] |= self._last_round
@@ -304,10 +304,10 @@ class Archive(Workload):
         self.bucket.mend()
         still = Bucket(self._bucket_rng)
         still.objects = self.bucket.objects
-        archived = ArchiveReader(BucketStore(still))
-        archived.verify()
-        if archived.manifest.archived.index < self._archived.index:
-            raise Violation(f"archive: it ends with {archived.manifest.archived}, and the group knows {self._archived}")
+        reader = ArchiveReader(BucketStore(still))
+        reader.verify()
+        if reader.manifest.archived.index < self._archived.index:
+            raise Violation(f"archive: it ends with {reader.manifest.archived}, and the group knows {self._archived}")
 
 
 class Threads:
@@ -381,11 +381,11 @@ class Threads:
 
         self._begin(lambda: result.append(job()), over)
 
-    def read_file(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> None:
-        """Read a part of a log file for a new replica; the file is proven to lead to ``archived``."""
-        if self._joining is None or self._joining[0] != archived:
+    def read_file(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> None:
+        """Read a part of a log file for a new replica; the file is proven to lead to ``archive_end``."""
+        if self._joining is None or self._joining[0] != archive_end:
             reader = open_joining(
-                archived,
+                archive_end,
                 open_store=partial(ArchiveBucketStore, self._workload.bucket),
                 identity=CLUSTER_ID,
                 segment_bytes=self._process.settings.segment_bytes,
@@ -393,7 +393,7 @@ class Threads:
                 blocks_max=self._cluster.limits.archive.read_blocks_max,
                 clock=self._process.node.clock,
             )
-            self._joining = archived, reader
+            self._joining = archive_end, reader
         reader = self._joining[1]
         result: list[bytes | None] = []
 

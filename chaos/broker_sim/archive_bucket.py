@@ -148,9 +148,9 @@ class ArchiveBucket(Bucket):
         for each in manifest.objects.files:
             if not each.verified:
                 raise Violation(f"the manifest names {each.name}, which the replica says was not read back")
-            stored: list[StoredObject | StoredIndex] = [each]
-            stored += [] if each.index is None else [each.index]
-            for one in stored:
+            objects: list[StoredObject | StoredIndex] = [each]
+            objects += [] if each.index is None else [each.index]
+            for one in objects:
                 if one.name not in self._read_back and (one is not each or not self.compares):
                     raise Violation(f"the manifest names {one.name}, which was not read back")
                 is_sound &= hashlib.sha256(self.written[one.name]).hexdigest() == one.sha256

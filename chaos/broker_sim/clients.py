@@ -58,9 +58,9 @@ class Connection:
         """Send a request; ``on_response`` is called at most once."""
         if on_response is not None:
             self._waiting[opaque] = on_response
-        sent = stops_midway(self._cluster, frame)
-        self._line.carry(0, frame[:sent])
-        if sent is not None:
+        nbytes = stops_midway(self._cluster, frame)
+        self._line.carry(0, frame[:nbytes])
+        if nbytes is not None:
             self.close()
 
     def reply(self, opaque: int, body: bytes) -> None:
@@ -85,9 +85,9 @@ class Connection:
         self._received += data
         with memoryview(bytes(self._received)) as view:
             frames, consumed = split_frames(view)
-            found = [(decode_header(encoding, header), bytes(body)) for encoding, header, body in frames]
+            messages = [(decode_header(encoding, header), bytes(body)) for encoding, header, body in frames]
         del self._received[:consumed]
-        for header, body in found:
+        for header, body in messages:
             if not isinstance(header, Response):
                 self._client.on_request(self, header, body)
             elif (on_response := self._waiting.pop(header.opaque, None)) is not None:
@@ -118,14 +118,14 @@ class Client:
 
     def connection(self, node: Node) -> Connection | None:
         """Return the connection to a broker, opened if necessary; None while the broker does not run."""
-        if (known := self._connections.get(node)) is not None:
-            return known
+        if (current := self._connections.get(node)) is not None:
+            return current
         if node.process is None:
             return None
         line = Line(self._cluster, (None, node))
-        made = self._connections[node] = Connection(self._cluster, self, node, line)
+        new = self._connections[node] = Connection(self._cluster, self, node, line)
         self._cluster.accept(node, line, 1, self.address)
-        return made
+        return new
 
     def request(
         self,

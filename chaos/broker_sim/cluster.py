@@ -98,9 +98,9 @@ class BrokerCluster(Cluster):
             "election_timeout_seconds_max": config.election_timeout_seconds_max,
         }
         key = node.node_id, self._level_of(node.node_id)
-        if (chosen := self._settings.get(key)) is None:
-            chosen = self._settings[key] = self._read_settings(*key)
-        return chosen.model_copy(update=small | self.workload.settings())
+        if (settings := self._settings.get(key)) is None:
+            settings = self._settings[key] = self._read_settings(*key)
+        return settings.model_copy(update=small | self.workload.settings())
 
     def _read_settings(self, node_id: NodeId, level: int) -> BrokerSettings:
         """Read a node's settings as from a file: once for each level, since that takes as long as many broker turns."""
@@ -142,13 +142,13 @@ class BrokerCluster(Cluster):
         files = sorted(path for path in queues.rglob("*") if path.is_file() and path.name.isdigit())
         if not files:
             return False
-        chosen = place * len(files)
-        path = files[int(chosen)]
+        position = place * len(files)
+        path = files[int(position)]
         content = bytearray(path.read_bytes())
-        written = len(content.rstrip(b"\0"))
-        if not written:
+        nbytes = len(content.rstrip(b"\0"))
+        if not nbytes:
             return False
-        bit = int(chosen % 1 * written * 8)
+        bit = int(position % 1 * nbytes * 8)
         content[bit // 8] ^= 1 << bit % 8
         with path.open("r+b") as file:  # in place: the broker may have it open
             file.seek(bit // 8)
@@ -202,8 +202,8 @@ class BrokerCluster(Cluster):
     def _members(self) -> list[BrokerProcess]:
         """The running brokers that must keep promises: members of the group, as far as is known."""
         leader = self.leader()
-        known = self.scenario.nodes if leader is None else leader.core.conf.members
-        return [process for process in self.brokers() if process.node_id in known]
+        members = self.scenario.nodes if leader is None else leader.core.conf.members
+        return [process for process in self.brokers() if process.node_id in members]
 
     def needed_from(self) -> int:
         """Physical offset from which the log must be kept."""
@@ -224,9 +224,9 @@ class BrokerCluster(Cluster):
         return self.workload.archive_access(process)
 
     def read_archived(
-        self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
     ) -> bool:
-        return self.workload.read_archived(process, archived, pos, nbytes, done)
+        return self.workload.read_archived(process, archive_end, pos, nbytes, done)
 
     def broker_began(self, process: BrokerProcess) -> None:
         self.workload.broker_began(process)
@@ -275,21 +275,21 @@ class BrokerCluster(Cluster):
 
         With the small windows of some scenarios, catching up takes long; but it must always progress.
         """
-        begun = self.now
-        progress = Progress(begun, patience)
+        start = self.now
+        progress = Progress(start, patience)
         while progress.may_go_on(self.now):
             self._run_until(self.now + 0.25)
             running = self._members()
-            if self.now > begun + 4.0:  # every request was answered, or has timed out
+            if self.now > start + 4.0:  # every request was answered, or has timed out
                 self.workload.stop()
-            if self.now > begun + _EXPIRY_SECONDS:
+            if self.now > start + _EXPIRY_SECONDS:
                 self._expire_what_learners_hold()
             if not self.workload.stopped or not any(process.leads for process in running):
                 continue
             ends = {(process.replica.applied_index, process.log.last_index) for process in running}
             behind = max(last for _, last in ends) - min(applied for applied, _ in ends)
-            unstored, unfinished = self.workload.ledger.unstored(), self.workload.unfinished()
-            progress.see(self.now, unstored=unstored, unfinished=unfinished, behind=behind)
+            missing_count, open_count = self.workload.ledger.unstored(), self.workload.unfinished()
+            progress.see(self.now, missing_count=missing_count, open_count=open_count, behind=behind)
             quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in running)
             if not (quiet and self._has_level(running)):
                 continue
@@ -328,13 +328,13 @@ class BrokerCluster(Cluster):
 
         While a member is down, the level may be lower: a leader raises it only when all members report theirs.
         """
-        understood = min(announced_level(process.settings.format_level_max) for process in running)
+        level_max = min(announced_level(process.settings.format_level_max) for process in running)
         levels = {process.metadata.format_level.level for process in running}
-        if max(levels) > understood:
-            raise Violation(f"the format levels are {levels}, and a member understands at most {understood}")
+        if max(levels) > level_max:
+            raise Violation(f"the format levels are {levels}, and a member understands at most {level_max}")
         leader = self.leader()
         all_run = leader is not None and len(running) == len(leader.core.conf.members)
-        return levels == {understood} or (len(levels) == 1 and not all_run)
+        return levels == {level_max} or (len(levels) == 1 and not all_run)
 
     def _derive_again(self, patience: float) -> None:
         """Restart one replica, which must derive the same state; if its log is complete, without its derived files."""

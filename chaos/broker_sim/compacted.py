@@ -60,7 +60,7 @@ class Compacted(Workload):
         self._ends: dict[int, int] = {}
         """The ends of queues when clients stopped."""
 
-    def counted_in(self, sent: Sent) -> str | None:
+    def counted_in(self, message: Sent) -> str | None:
         """Return None: kept messages are written to the log again."""
         return None
 
@@ -167,8 +167,8 @@ class Compacted(Workload):
         if offset != self._read_to[queue_id]:
             return  # the topic was deleted meanwhile
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
-            moved = int(response.ext["nextBeginOffset"])
-            self._check_gone(queue_id, offset, moved, "a reader")
+            next_offset = int(response.ext["nextBeginOffset"])
+            self._check_gone(queue_id, offset, next_offset, "a reader")
         super()._check_records(queue_id, offset, response)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:

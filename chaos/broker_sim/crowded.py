@@ -77,18 +77,18 @@ class Crowded(Workload):
         """The steps that are left at the end."""
         self._makes_room = False
 
-    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+    def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
         least = TEST_MIN.state
         state = replace(
-            drawn.state,
+            base_limits.state,
             topics_max=least.topics_max,
             groups_max=least.groups_max,
             offset_tables_max=least.offset_tables_max,
         )
         consume = replace(
-            drawn.consume, locks_max=TEST_MIN.consume.locks_max, lock_seconds=TEST_MIN.consume.lock_seconds
+            base_limits.consume, locks_max=TEST_MIN.consume.locks_max, lock_seconds=TEST_MIN.consume.lock_seconds
         )
-        return replace(drawn, state=state, consume=consume)
+        return replace(base_limits, state=state, consume=consume)
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 

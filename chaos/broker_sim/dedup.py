@@ -70,8 +70,8 @@ class Dedup(Workload):
             return
         if self._level >= LEVEL_OF_GENERATED_PRODUCERS and self.rng.random() < _SHORT_LIVED:
             self.counts["short-lived producers"] += 1
-            generated = f"{GENERATED_MARK}{self.counts['short-lived producers']}"
-            self.send(self.new("short-lived", {props.PRODUCER_ID: generated, props.SEQUENCE: "0"}))
+            producer_id = f"{GENERATED_MARK}{self.counts['short-lived producers']}"
+            self.send(self.new("short-lived", {props.PRODUCER_ID: producer_id, props.SEQUENCE: "0"}))
             return
         if self.rng.random() < 0.3:
             self._act_in_batches(self.rng.choice(list(self._batched)))
@@ -81,34 +81,34 @@ class Dedup(Workload):
         properties = {props.PRODUCER_ID: f"p{producer}", props.SEQUENCE: str(self._numbers[producer])}
         if self.rng.random() < 0.2:
             properties[props.DELAY] = "1"
-        sent = self.new("numbered", properties)
-        self.send(sent)
+        message = self.new("numbered", properties)
+        self.send(message)
         for _ in range(self.rng.choice((0, 0, 1, 3))):
             later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1), self.rng.uniform(0.0, 5.0)))
-            self.cluster.at(self.cluster.now + later, self._repeat, sent)
+            self.cluster.at(self.cluster.now + later, self._repeat, message)
 
-    def _repeat(self, sent: Sent) -> None:
+    def _repeat(self, message: Sent) -> None:
         if not self.stopped:
             self.counts["repeats"] += 1
-            self.send(sent)
+            self.send(message)
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def _act_in_batches(self, producer: str) -> None:
         """Send a new batch, and often earlier messages again: the latest ones or older ones, split anew."""
-        known = self._batched[producer]
-        low = len(known)
+        messages = self._batched[producer]
+        low = len(messages)
         for number in range(low, low + self.rng.randint(1, _BATCH_MAX)):
             nbytes = self.rng.randint(8, _BATCH_BODY_BYTES_MAX)
-            sent = self.ledger.new(
+            message = self.ledger.new(
                 "batched", self.topic, nbytes, {}, self.cluster.now, producer=producer, number=number
             )
-            known.append(sent)
-        self._send_batch(producer, low, len(known))
+            messages.append(message)
+        self._send_batch(producer, low, len(messages))
         again = self.rng.random()
         if again < 0.5:
-            low = self.rng.choice((0, max(len(known) - 6, 0), self.rng.randrange(len(known))))
-            high = min(low + self.rng.randint(1, 16), len(known))
+            low = self.rng.choice((0, max(len(messages) - 6, 0), self.rng.randrange(len(messages))))
+            high = min(low + self.rng.randint(1, 16), len(messages))
             while low < high:
                 end = min(low + self.rng.randint(1, _BATCH_MAX), high)
                 later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1), self.rng.uniform(0.0, 5.0)))
@@ -136,24 +136,24 @@ class Dedup(Workload):
         offset = int(response.ext["queueOffset"])
         already = int(response.ext[SENT_ALREADY_STORED])
         self.counts[f"batches {'new' if not already else 'known' if already == len(batch) else 'partly known'}"] += 1
-        for number, (sent, position) in enumerate(zip(batch, positions, strict=True)):
+        for number, (message, position) in enumerate(zip(batch, positions, strict=True)):
             self.counts["acknowledged"] += 1
             if offset < 0:
                 assert position == NO_PLACE, response
-                self._known.add(sent.value)
+                self._known.add(message.value)
             else:
-                self.acknowledged(sent, offset + number, position)
+                self.acknowledged(message, offset + number, position)
 
     def _check_part(self, commit: CommittedRecord) -> None:
         """Check that a record of a batch continues the range of its first record, in the same entry."""
-        part, found = self._part, stored_range(commit.record.properties)
-        if found is not None:
+        part, range_ = self._part, stored_range(commit.record.properties)
+        if range_ is not None:
             if part is not None:
                 raise Violation(f"half a batch: {part} should follow, but {commit.place} follows")
-            part = _Part(found.producer, found.first, found.last)
-        sent = self.ledger.sent[commit.value]
-        if part is None or (part.producer, part.next) != (sent.asked["producer"], sent.asked["number"]):
-            raise Violation(f"half a batch: {part} should follow, but {commit.place} is {sent}")
+            part = _Part(range_.producer, range_.first, range_.last)
+        message = self.ledger.sent[commit.value]
+        if part is None or (part.producer, part.next) != (message.asked["producer"], message.asked["number"]):
+            raise Violation(f"half a batch: {part} should follow, but {commit.place} is {message}")
         self._part = None if part.next == part.last else part._replace(next=part.next + 1)
 
     def entry_ends(self) -> None:
@@ -163,19 +163,19 @@ class Dedup(Workload):
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
+    def acknowledged(self, message: Sent, offset: int, position: int) -> None:
         """Compare a response with the log; of a dropped message only the position is known."""
         if offset < 0 and position < self.cluster.dropped_pos:
             self.counts["acknowledged, and dropped by then"] += 1
             offset = self.ledger.at_position[position].record.queue_offset
-        super().acknowledged(sent, offset, position)
+        super().acknowledged(message, offset, position)
 
-    def operation(self, sent: Sent) -> str | None:
-        return "send" if sent.kind in _FORGOTTEN_KINDS else "attempt"
+    def operation(self, message: Sent) -> str | None:
+        return "send" if message.kind in _FORGOTTEN_KINDS else "attempt"
 
-    def counted_in(self, sent: Sent) -> str | None:
+    def counted_in(self, message: Sent) -> str | None:
         """None for messages of remembered producers: an answer may say only that a numbered message is known."""
-        return sent.topic if sent.kind in _FORGOTTEN_KINDS else None
+        return message.topic if message.kind in _FORGOTTEN_KINDS else None
 
     def on_commit(self, commit: CommittedRecord) -> None:
         topic = commit.record.topic
@@ -207,15 +207,17 @@ class Dedup(Workload):
 
     def check_end(self) -> None:
         super().check_end()
-        for sent in self.ledger.sent.values():
-            if sent.kind in _FORGOTTEN_KINDS:
+        for message in self.ledger.sent.values():
+            if message.kind in _FORGOTTEN_KINDS:
                 continue
-            is_stored = sent.value in self._first
-            visible = self.ledger.copies[self.topic][sent.value]
-            is_known = sent.value in self._known
-            if (sent.acked or is_known) and not is_stored:
-                raise Violation(f"lost: {sent}")
-            if is_stored and not sent.copies_max and not is_known:
-                raise Violation(f"duplicate: {sent} was refused, but it is stored at {self._first[sent.value].place}")
+            is_stored = message.value in self._first
+            visible = self.ledger.copies[self.topic][message.value]
+            is_known = message.value in self._known
+            if (message.acked or is_known) and not is_stored:
+                raise Violation(f"lost: {message}")
+            if is_stored and not message.copies_max and not is_known:
+                raise Violation(
+                    f"duplicate: {message} was refused, but it is stored at {self._first[message.value].place}"
+                )
             if visible != is_stored:
-                raise Violation(f"lost: {sent} is visible {visible} times")
+                raise Violation(f"lost: {message} is visible {visible} times")

@@ -69,34 +69,34 @@ class Delay(Workload):
             else:
                 self.send(self.new("delayed", {props.TIMER_DELIVER_MS: str(self.cluster.true_ms() + delay_ms)}))
 
-    def operation(self, sent: Sent) -> str | None:
-        return "send" if sent.kind == "plain" else "schedule"
+    def operation(self, message: Sent) -> str | None:
+        return "send" if message.kind == "plain" else "schedule"
 
-    def begins(self, sent: Sent, **fields: Any) -> Ends:
+    def begins(self, message: Sent, **fields: Any) -> Ends:
         """Record a send with the delay of the message."""
-        if (level := sent.properties.get(props.DELAY)) is not None:
+        if (level := message.properties.get(props.DELAY)) is not None:
             fields["o"] = DELAY_LEVELS_MS[int(level) - 1]
-        elif (due_ms := sent.properties.get(props.TIMER_DELIVER_MS)) is not None:
+        elif (due_ms := message.properties.get(props.TIMER_DELIVER_MS)) is not None:
             fields["o"] = int(due_ms) - self.cluster.true_ms()
-        elif sent.kind != "plain":
-            fields["o"] = int(sent.properties[props.TIMER_DELAY_MS])
-        return super().begins(sent, **fields)
+        elif message.kind != "plain":
+            fields["o"] = int(message.properties[props.TIMER_DELAY_MS])
+        return super().begins(message, **fields)
 
-    def was_sent(self, sent: Sent, response: ClientResponse) -> None:
+    def was_sent(self, message: Sent, response: ClientResponse) -> None:
         """Recall some messages: at once, late, or around their delivery."""
         if (handle := response.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
             return
-        left = RecallHandle.decode(handle).due_ms / 1000 - self.cluster.true_ms() / 1000
-        later = self.rng.choice((0.0, self.rng.uniform(0.0, 1.0), max(0.0, left - self.rng.uniform(0.0, 0.05))))
-        self.cluster.at(self.cluster.now + later, self._recall, sent, handle)
+        remaining = RecallHandle.decode(handle).due_ms / 1000 - self.cluster.true_ms() / 1000
+        later = self.rng.choice((0.0, self.rng.uniform(0.0, 1.0), max(0.0, remaining - self.rng.uniform(0.0, 0.05))))
+        self.cluster.at(self.cluster.now + later, self._recall, message, handle)
 
-    def _recall(self, sent: Sent, handle: str) -> None:
+    def _recall(self, message: Sent, handle: str) -> None:
         code = RequestCode.RECALL_MESSAGE
-        decoded = RecallHandle.decode(handle)
-        assert decoded.queue_offset is not None, f"a handle without a place: {handle}"
-        waiting = (TIMER_TOPIC, timer_slot(decoded.due_ms), decoded.queue_offset)
+        fields = RecallHandle.decode(handle)
+        assert fields.queue_offset is not None, f"a handle without a place: {handle}"
+        waiting = (TIMER_TOPIC, timer_slot(fields.due_ms), fields.queue_offset)
         self._recalls.setdefault(waiting, False)
-        worker, value = Worker(self.recording), str(sent.value)
+        worker, value = Worker(self.recording), str(message.value)
         worker.invoke("recall", v=value)
 
         def on_response(response: ResponseOrLoss) -> None:
@@ -105,12 +105,14 @@ class Delay(Workload):
                 worker.ok("recall", v=value)
                 self._recalls[waiting] = True
                 if waiting not in self._recalled:
-                    raise Violation(f"recall: {sent.value} at {waiting} was answered as recalled, but is not recalled")
+                    raise Violation(
+                        f"recall: {message.value} at {waiting} was answered as recalled, but is not recalled"
+                    )
             else:
                 self.counts["not recalled"] += 1
                 (worker.info if response is LostResponse.UNKNOWN else worker.fail)("recall", str(response), v=value)
 
-        ext = {"topic": sent.topic, "recallHandle": handle, "producerGroup": "P"}
+        ext = {"topic": message.topic, "recallHandle": handle, "producerGroup": "P"}
         node = self.cluster.some_node(self.rng)
         self.rng.choice(self.clients).request(node, code, ext, b"", on_response, serialization=self.encoding(code))
 
@@ -130,8 +132,8 @@ class Delay(Workload):
 
     def command(self, command: Any) -> None:
         if isinstance(command, AdvanceDelay):
-            passed = range(self._levels[command.level], command.offset)
-            places = {(SCHEDULE_TOPIC, command.level - 1, offset) for offset in passed}
+            offsets = range(self._levels[command.level], command.offset)
+            places = {(SCHEDULE_TOPIC, command.level - 1, offset) for offset in offsets}
             self._done |= places - self._done_singly
             self._levels[command.level] = max(self._levels[command.level], command.offset)
         elif isinstance(command, CompleteEntries) and command.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
@@ -155,9 +157,11 @@ class Delay(Workload):
             else:
                 raise Violation(f"lost: {waiting} is done, but {origin.value} is not visible")
         for skip in self._skips:
-            left = [each for each in self._waiting if each[:2] == (skip.topic, skip.queue_id) and each[2] < skip.offset]
-            if left:
-                raise Violation(f"lost: {skip}, but {min(left)} still waits")
+            skipped_places = [
+                each for each in self._waiting if each[:2] == (skip.topic, skip.queue_id) and each[2] < skip.offset
+            ]
+            if skipped_places:
+                raise Violation(f"lost: {skip}, but {min(skipped_places)} still waits")
         for copies in self._shown.values():
             for copy in copies:
                 self._check_at_once(copy)
@@ -191,9 +195,9 @@ class Delay(Workload):
 
     def check_end(self) -> None:
         super().check_end()
-        for sent in self.ledger.sent.values():
-            stored = self._origins[sent.value]
-            if not len(sent.acked) <= stored <= sent.copies_max:
+        for message in self.ledger.sent.values():
+            count = self._origins[message.value]
+            if not len(message.acked) <= count <= message.copies_max:
                 raise Violation(
-                    f"{'lost' if stored < len(sent.acked) else 'duplicate'}: {sent} is stored {stored} times"
+                    f"{'lost' if count < len(message.acked) else 'duplicate'}: {message} is stored {count} times"
                 )

@@ -86,11 +86,13 @@ class Expiring(Workload):
 
     def _check_records(self, queue_id: int, offset: int, response: ClientResponse) -> None:
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
-            moved = int(response.ext["nextBeginOffset"])
-            for stored in self.ledger.queues.get((self.topic, queue_id), [])[offset:moved]:
+            next_offset = int(response.ext["nextBeginOffset"])
+            for stored in self.ledger.queues.get((self.topic, queue_id), [])[offset:next_offset]:
                 is_gone = stored.record.physical_offset < self.cluster.dropped_pos
                 if stored.record.queue_offset >= self._begins.get((self.topic, queue_id), 0) and not is_gone:
-                    raise Violation(f"skipped: a reader of queue {queue_id} goes on at {moved}, behind {stored.place}")
+                    raise Violation(
+                        f"skipped: a reader of queue {queue_id} goes on at {next_offset}, behind {stored.place}"
+                    )
         super()._check_records(queue_id, offset, response)
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:

@@ -123,8 +123,8 @@ class Member:
     def pull(self) -> None:
         """Pull through the filter server, which fetches the filter if it does not have it."""
         if self._name.text in self._workload.loaded:
-            held = self._rng.choice((0.0, 0.3, 2.0))
-            progress = PullProgress(self.offset, self._rng.choice((1, 3, 32)), held, self._cluster.now)
+            wait_seconds = self._rng.choice((0.0, 0.3, 2.0))
+            progress = PullProgress(self.offset, self._rng.choice((1, 3, 32)), wait_seconds, self._cluster.now)
             self._read(progress, self._workload.started)
         else:
             self._workload.fetch(self._name, self._fetched)
@@ -151,21 +151,21 @@ class Member:
 
     # -- the filter server ---------------------------------------------------------------------------------------------
 
-    def _read(self, progress: PullProgress, started: int) -> None:
+    def _read(self, progress: PullProgress, start_count: int) -> None:
         count = self._rng.choice((1, 7, 512))
         fields = pull_fields(
             _GROUP, self._workload.topic, self.queue_id, progress.offset, count, sys_flag=CLASS_FILTER, wait_ms=0
         )
 
         def on_response(response: ResponseOrLoss) -> None:
-            if started != self._workload.started:
+            if start_count != self._workload.started:
                 self._again()
             else:
-                self._on_response(progress, response, started)
+                self._on_response(progress, response, start_count)
 
         self._workload.ask(RequestCode.PULL_MESSAGE, fields, b"", on_response)
 
-    def _on_response(self, progress: PullProgress, response: ResponseOrLoss, started: int) -> None:
+    def _on_response(self, progress: PullProgress, response: ResponseOrLoss, start_count: int) -> None:
         if not isinstance(response, ClientResponse) or "nextBeginOffset" not in response.ext:
             if progress.failed():
                 self._again()
@@ -183,7 +183,7 @@ class Member:
         if progress.is_over():
             self._check_answer(progress.answer())
         else:
-            self._cluster.at(now + self._rng.choice((0.001, 0.05)), self._read, progress, started)
+            self._cluster.at(now + self._rng.choice((0.001, 0.05)), self._read, progress, start_count)
 
     def _filter(self, progress: PullProgress, data: bytes, next_offset: int) -> None:
         try:
@@ -195,10 +195,10 @@ class Member:
         passes = self._workload.loaded[self._name.text].run(block).passes
         if self._rng.random() < 0.1:  # its time was over
             passes = passes[: self._rng.randint(1, len(passes))]
-        picked = pick(data, records, passes, next_offset, count_max=progress.wanted, room=progress.room)
-        self._workload.counts["examined"] += picked.examined
-        self._workload.counts["answers cut short"] += picked.is_cut
-        progress.picked(picked, self._cluster.now)
+        result = pick(data, records, passes, next_offset, count_max=progress.wanted, room=progress.room)
+        self._workload.counts["examined"] += result.examined
+        self._workload.counts["answers cut short"] += result.is_cut
+        progress.picked(result, self._cluster.now)
 
     # -- the member ----------------------------------------------------------------------------------------------------
 
@@ -212,21 +212,23 @@ class Member:
             workload.counts["read on behind what the log dropped"] += answer.next_offset - self.offset
             self.offset = answer.next_offset
             return
-        known = workload.ledger.queues.get((workload.topic, self.queue_id), [])
-        if answer.next_offset > len(known):
-            raise Violation(f"filtered: queue {where} is read beyond its {len(known)} committed messages")
-        got = decode_records(answer.body)
-        for record in got:
+        records = workload.ledger.queues.get((workload.topic, self.queue_id), [])
+        if answer.next_offset > len(records):
+            raise Violation(f"filtered: queue {where} is read beyond its {len(records)} committed messages")
+        messages = decode_records(answer.body)
+        for record in messages:
             workload.ledger.read(workload.topic, self.queue_id, record)
         expected = [
             stored.record.queue_offset
-            for stored in known[self.offset : answer.next_offset]
+            for stored in records[self.offset : answer.next_offset]
             if stored.record.properties.get(_KIND) == self._kind
         ]
-        if [record.queue_offset for record in got] != expected:
-            raise Violation(f"filtered: queue {where}: {[each.queue_offset for each in got]}; expected: {expected}")
+        if [record.queue_offset for record in messages] != expected:
+            raise Violation(
+                f"filtered: queue {where}: {[each.queue_offset for each in messages]}; expected: {expected}"
+            )
         if self._rng.random() < 0.05:
             workload.counts["answers lost"] += 1
             return
-        workload.counts["delivered"] += len(got)
+        workload.counts["delivered"] += len(messages)
         self.offset = answer.next_offset

@@ -21,10 +21,10 @@ _BORN_AT = 47
 def former_archive(manifest: BackupManifest, objects: Mapping[str, bytes], files: int) -> dict[str, bytes]:
     """Objects with the first ``files`` files of an archive, in which each message was born at another time."""
     assert manifest.objects is not msgspec.UNSET, "an archive without objects"
-    found: dict[str, bytes] = {}
+    files_by_name: dict[str, bytes] = {}
     size = manifest.segment_bytes
     last, begin = manifest.base.ref, manifest.base
-    stored: list[StoredObject] = []
+    entries: list[StoredObject] = []
     for each in manifest.objects.files[:files]:
         begin = Base(last.index, last.term, each.start, last.chain)
         content, last = _altered(objects[each.name], each.start, last)
@@ -37,15 +37,17 @@ def former_archive(manifest: BackupManifest, objects: Mapping[str, bytes], files
         for run in entry_runs(read, begin.ref, last.index, size):
             builder.add(run)
         name, index = f"log/{each.start:020d}.1.former", f"index/{each.start:020d}.1.former"
-        found[name], found[index] = content, builder.content()
-        its_index = StoredIndex(index, len(found[index]), hashlib.sha256(found[index]).hexdigest())
+        files_by_name[name], files_by_name[index] = content, builder.content()
+        its_index = StoredIndex(index, len(files_by_name[index]), hashlib.sha256(files_by_name[index]).hexdigest())
         sha256 = hashlib.sha256(content).hexdigest()
-        stored.append(StoredObject(each.start, name, len(content), sha256, verified=True, index=its_index))
-    listed = msgspec.structs.replace(
-        manifest.objects, last_file=begin, files=tuple(stored), superseded=(), states=(), complete=True
+        entries.append(StoredObject(each.start, name, len(content), sha256, verified=True, index=its_index))
+    object_list = msgspec.structs.replace(
+        manifest.objects, last_file=begin, files=tuple(entries), superseded=(), states=(), complete=True
     )
-    found[MANIFEST_NAME] = encode_backup_manifest(msgspec.structs.replace(manifest, last=last, objects=listed))
-    return found
+    files_by_name[MANIFEST_NAME] = encode_backup_manifest(
+        msgspec.structs.replace(manifest, last=last, objects=object_list)
+    )
+    return files_by_name
 
 
 def _altered(content: bytes, start: int, last: EntryRef) -> tuple[bytes, EntryRef]:

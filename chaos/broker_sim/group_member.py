@@ -240,17 +240,17 @@ class Member:
     def _lock(self) -> None:
         if not self._plan.ordered or not self._queues:
             return
-        since, wanted = self._cluster.now, list(self._queues.values())
+        since, queues = self._cluster.now, list(self._queues.values())
 
         def on_response(response: ResponseOrLoss) -> None:
             if not isinstance(response, ClientResponse) or response.code != ResponseCode.SUCCESS:
                 return
-            granted = {(self._plan.name, ref.topic, ref.queue_id) for ref in LockedQueues.decode(response.body).queues}
-            for queue in wanted:
+            keys = {(self._plan.name, ref.topic, ref.queue_id) for ref in LockedQueues.decode(response.body).queues}
+            for queue in queues:
                 if not queue.dropped:
-                    self._locked(queue, since, is_mine=queue.key in granted)
+                    self._locked(queue, since, is_mine=queue.key in keys)
 
-        self._ask(RequestCode.LOCK_BATCH_MQ, None, self._locks_of([queue.key for queue in wanted]), on_response)
+        self._ask(RequestCode.LOCK_BATCH_MQ, None, self._locks_of([queue.key for queue in queues]), on_response)
 
     def _locked(self, queue: MemberQueue, since: float, *, is_mine: bool) -> None:
         if not is_mine:
@@ -308,10 +308,10 @@ class Member:
     def _pull(self, queue: MemberQueue, offset: int) -> None:
         round_begun = queue.round
         group, topic, queue_id = queue.key
-        reached = queue.reached or 0
+        position = queue.reached or 0
         carries = self._rng.random() < (0.02 if self._plan.ordered else 0.5)
         if carries:
-            self._checker.commits(self.client_id, queue.key, reached)
+            self._checker.commits(self.client_id, queue.key, position)
         self._checker.pull_begins(self.client_id, queue.key, offset)
 
         def on_response(response: ResponseOrLoss) -> None:
@@ -323,7 +323,7 @@ class Member:
                 self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
         flags, count = _SUSPEND | (_COMMIT_OFFSET if carries else 0), self._rng.choice((1, 8, 32))
-        ext = pull_fields(group, topic, queue_id, offset, count, sys_flag=flags, commit_offset=reached)
+        ext = pull_fields(group, topic, queue_id, offset, count, sys_flag=flags, commit_offset=position)
         self._ask(RequestCode.PULL_MESSAGE, ext, b"", on_response)
 
     def _on_pulled(self, queue: MemberQueue, offset: int, response: ClientResponse) -> None:
@@ -349,16 +349,16 @@ class Member:
         if self._backs is not None or not queues:
             return  # a message is sent back only once
         queue = self._rng.choice(queues)
-        reached = queue.reached or 0
+        position = queue.reached or 0
         self._workload.counts["members that sought back"] += 1
-        queue.begin_at(max(0, reached - self._rng.randint(1, 8)))
+        queue.begin_at(max(0, position - self._rng.randint(1, 8)))
         self._pull_next(queue)
 
     # -- handling ------------------------------------------------------------------------------------------------------
 
-    def _handle(self, queue: MemberQueue, offset: int, begun: int) -> None:
+    def _handle(self, queue: MemberQueue, offset: int, round_number: int) -> None:
         record = queue.buffered.get(offset)
-        if queue.dropped or queue.round != begun or record is None:
+        if queue.dropped or queue.round != round_number or record is None:
             return
         if self._backs is not None and self._backs.wants_to_give_back(record):
             self._backs.give_back(self, queue, offset, record)
@@ -367,29 +367,29 @@ class Member:
             del queue.buffered[offset]
             self._pull_next(queue)
 
-    def gave_back(self, queue: MemberQueue, offset: int, begun: int, *, taken: bool) -> None:
-        """Forget a message that was sent back in the queue's round ``begun`` if a broker took it; else handle it."""
+    def gave_back(self, queue: MemberQueue, offset: int, round_number: int, *, taken: bool) -> None:
+        """Forget a message sent back in the queue's round ``round_number`` if a broker took it; else handle it."""
         if taken:
-            if queue.round == begun:
+            if queue.round == round_number:
                 queue.buffered.pop(offset, None)
             self._pull_next(queue)
         else:
-            self._again(self._rng.uniform(0.1, 0.5), self._handle, queue, offset, begun)
+            self._again(self._rng.uniform(0.1, 0.5), self._handle, queue, offset, round_number)
 
     def ask_to_take_back(self, ext: dict[str, Any], done: Any) -> None:
         """Send a message back: request code 36."""
         self._ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext, b"", done)
 
-    def _handle_in_order(self, queue: MemberQueue, begun: int) -> None:
-        if queue.dropped or queue.round != begun or not queue.buffered:
+    def _handle_in_order(self, queue: MemberQueue, round_number: int) -> None:
+        if queue.dropped or queue.round != round_number or not queue.buffered:
             return
         if not self._has(queue):
-            self._again(_AGAIN_SECONDS, self._handle_in_order, queue, begun)
+            self._again(_AGAIN_SECONDS, self._handle_in_order, queue, round_number)
             return
         offset = min(queue.buffered)
         self._checker.handles(self.client_id, queue.key, offset)
         del queue.buffered[offset]
-        self._again(self._rng.choice((0.0, 0.02, 0.2)), self._handle_in_order, queue, begun)
+        self._again(self._rng.choice((0.0, 0.02, 0.2)), self._handle_in_order, queue, round_number)
         self._pull_next(queue)
 
     # -- commits -------------------------------------------------------------------------------------------------------
@@ -404,11 +404,11 @@ class Member:
             return
         # A commit that wants a response takes effect even if its connection maps to no client; no fence applies.
         waits = not self._plan.ordered and self._rng.random() < 0.5
-        begun = self._checker.commits(self.client_id, queue.key, offset, waits=waits)
+        commit = self._checker.commits(self.client_id, queue.key, offset, waits=waits)
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-                self._checker.committed(queue.key, offset, begun)
+                self._checker.committed(queue.key, offset, commit)
 
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset}
         self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", on_response if waits else None)

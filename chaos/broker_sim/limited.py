@@ -57,11 +57,11 @@ class Limited(Workload):
         self.counts["stored within the quota"] += 1
         leaderships = max((process.replica.core.term for process in self.cluster.brokers()), default=1)
         bursts = (_RATE * BURST_SECONDS + 1) * leaderships
-        allowed = _CLOCK_RATE * _RATE * (self.cluster.now - self._limited_at) + bursts
-        if self._total > allowed:
+        count_max = _CLOCK_RATE * _RATE * (self.cluster.now - self._limited_at) + bursts
+        if self._total > count_max:
             raise Violation(
                 f"quota: {self._total} messages in {self.cluster.now - self._limited_at:.1f} s and {leaderships} "
-                f"leaderships, {allowed:.0f} are allowed"
+                f"leaderships, {count_max:.0f} are allowed"
             )
 
     def unfinished(self) -> int:

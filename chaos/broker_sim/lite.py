@@ -106,9 +106,9 @@ class Lite(OrderedPop):
         """Requests for the topic and the groups. They are refused until the format level allows lite topics."""
         attributes = "+message.type=LITE" + (",+lite.topic.expiration=1" if self._expires else "")
         topic = self.topic_fields(topicFilterType="SINGLE_TAG", attributes=attributes)
-        bound = {f"+{BIND_TOPIC}": self.topic}
-        some = SubscriptionGroupConfig(group_name=_SOME, attributes=bound)
-        every = SubscriptionGroupConfig(group_name=_ALL, attributes=bound | {f"+{WILDCARD}": "true"})
+        binding = {f"+{BIND_TOPIC}": self.topic}
+        some = SubscriptionGroupConfig(group_name=_SOME, attributes=binding)
+        every = SubscriptionGroupConfig(group_name=_ALL, attributes=binding | {f"+{WILDCARD}": "true"})
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         return [
             (RequestCode.UPDATE_AND_CREATE_TOPIC, topic, b""),
@@ -117,14 +117,14 @@ class Lite(OrderedPop):
         ]
 
     def _create_next(self) -> None:
-        wanted = self._to_create[0]
+        request = self._to_create[0]
 
         def on_response(response: ResponseOrLoss) -> None:
             is_created = isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
-            if is_created and self._to_create[:1] == [wanted]:
+            if is_created and self._to_create[:1] == [request]:
                 del self._to_create[0]
 
-        self.clients[0].request(self.cluster.some_node(self.rng), *wanted, on_response)
+        self.clients[0].request(self.cluster.some_node(self.rng), *request, on_response)
 
     def _change(self, member: Client) -> None:
         """Subscribe a member to a few lite topics, or unsubscribe it."""
@@ -175,15 +175,15 @@ class Lite(OrderedPop):
         node = self.cluster.some_node(self.rng)
 
         def on_response(response: ResponseOrLoss) -> None:
-            repeated = ""
+            attempt_again = ""
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self._check_received(consumer, node, _received(_MEMBERS[name], response))
             else:
                 self.counts[f"pops: {response.code if isinstance(response, ClientResponse) else response.name}"] += 1
-                repeated = attempt if response is LostResponse.UNKNOWN else ""
+                attempt_again = attempt if response is LostResponse.UNKNOWN else ""
                 if isinstance(response, ClientResponse) and response.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
                     self._send_subscription(consumer, Action.COMPLETE_ADD, self._wanted[name])
-            self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer, repeated)
+            self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer, attempt_again)
 
         self.counts["pops, the same attempt again" if again else "pops"] += 1
         consumer.request(node, RequestCode.POP_LITE_MESSAGE, ext, b"", on_response)
@@ -209,16 +209,16 @@ class Lite(OrderedPop):
         queue, offset = record.properties[props.LITE_QUEUE], int(record.properties[props.LITE_OFFSET])
         if queue != lite_queue(self.topic, self.ledger.sent[commit.value].properties[props.LITE_TOPIC]):
             raise Violation(f"lite: {commit.place} is in the wrong queue {queue}")
-        known = self.ledger.queues.get((queue, 0))
-        if known is None:
+        records = self.ledger.queues.get((queue, 0))
+        if records is None:
             if offset not in (0, self._former_ends.get(queue)):
                 raise Violation(f"lite: {queue} begins at {offset}, but the former one ended at {self._former_ends}")
             # A message that was on its way when its lite topic ended keeps its offset.
             self.ledger.begins[queue, 0] = offset
-            known = self.ledger.queues[queue, 0] = [OF_DELETED_TOPIC] * offset
-        if offset != len(known):
-            raise Violation(f"lite: {queue} continues with {offset}; expected: {len(known)}")
-        known.append(commit)
+            records = self.ledger.queues[queue, 0] = [OF_DELETED_TOPIC] * offset
+        if offset != len(records):
+            raise Violation(f"lite: {queue} continues with {offset}; expected: {len(records)}")
+        records.append(commit)
         self._committed_ms[queue] = self.cluster.true_ms()
 
     def command(self, command: Any) -> None:
@@ -231,11 +231,11 @@ class Lite(OrderedPop):
         """End lite topics after an entry; messages of the same entry keep their lite topic."""
         ending, self._ending = self._ending, []
         for queue, end in ending:
-            known = self.ledger.queues.get((queue, 0))
-            if known is None or len(known) != end:
+            records = self.ledger.queues.get((queue, 0))
+            if records is None or len(records) != end:
                 self.counts["lite topics kept"] += 1
                 continue
-            self._check_old(queue, known[-1])
+            self._check_old(queue, records[-1])
             self.counts["lite topics ended"] += 1
             del self.ledger.queues[queue, 0], self.ledger.begins[queue, 0]
             self._former_ends[queue] = end
@@ -259,22 +259,22 @@ class Lite(OrderedPop):
 
         After a jump, a broker takes its wall clock for wrong, and continues without it.
         """
-        jumped: defaultdict[NodeId, float] = defaultdict(float)
+        seconds: defaultdict[NodeId, float] = defaultdict(float)
         for at, fault in self.cluster.plan.faults:
             if isinstance(fault, ClockJump) and at <= self.cluster.now:
-                jumped[fault.node] += fault.seconds
-        return 1000 * max(jumped.values(), default=0.0)
+                seconds[fault.node] += fault.seconds
+        return 1000 * max(seconds.values(), default=0.0)
 
     def _forget(self, key: QueueOfGroup) -> None:
         """Forget the open pops of a queue that has ended; a client may still get answers about them."""
         self._reached.pop(key, None)
-        if (held := self._held.pop(key, None)) is not None:
+        if (pop := self._held.pop(key, None)) is not None:
             self.counts["lite topics ended, popped from"] += 1
-            self._done.update((key, offset, held.pop_time_ms) for offset in held.open)
-        gone = [place for place in self._handed_out if place[0] == key]
-        for place in gone:
+            self._done.update((key, offset, pop.pop_time_ms) for offset in pop.open)
+        places = [place for place in self._handed_out if place[0] == key]
+        for place in places:
             del self._handed_out[place]
-        self._gone.update(gone)
+        self._gone.update(places)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -293,8 +293,8 @@ class Lite(OrderedPop):
         visible_ms = self.cluster.true_ms() - 2 * self.cluster.plan.wall_skew_ms
         waiting: dict[QueueOfGroup, tuple[int, float]] = {}
         for key, _ in self._unread():
-            held, offset = self._held.get(key), self._next(key)
-            if held is not None and held.until_ms > visible_ms:
+            pop, offset = self._held.get(key), self._next(key)
+            if pop is not None and pop.until_ms > visible_ms:
                 continue
             before, since = self._waiting.get(key, (offset, self.cluster.now))
             waiting[key] = offset, since if before == offset else self.cluster.now
@@ -304,11 +304,11 @@ class Lite(OrderedPop):
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
         super().check_replicas(running)
-        known = {queue for queue, _ in self.ledger.queues if is_lite_queue(queue)}
+        queues = {queue for queue, _ in self.ledger.queues if is_lite_queue(queue)}
         for process in running:
             there = {queue for queue, _ in process.queues.all_keys() if is_lite_queue(queue)}
-            if there != known:
-                raise Violation(f"queues: {process.node_id} and the log differ in {sorted(there ^ known)}")
+            if there != queues:
+                raise Violation(f"queues: {process.node_id} and the log differ in {sorted(there ^ queues)}")
 
 
 def _shorter(attributes: Mapping[str, str]) -> int | None:
@@ -325,9 +325,9 @@ def _received(group: str, response: ClientResponse) -> list[tuple[QueueOfGroup, 
         return []
     times = int(response.ext["popTime"]), int(response.ext["invisibleTime"])
     counts = response.ext["orderCountInfo"].split(";")
-    got = []
+    rows = []
     for message, count in zip(messages, counts, strict=True):
         offset = QueueOffset(int(message.properties[props.LITE_OFFSET]))
         receipt = Receipt(offset, *times, ORDERED_REVIVE_QUEUE, NORMAL, "broker-a", 0, offset)
-        got.append(((group, message.properties[props.LITE_QUEUE], 0), delivered(message, int(count)), receipt))
-    return got
+        rows.append(((group, message.properties[props.LITE_QUEUE], 0), delivered(message, int(count)), receipt))
+    return rows

@@ -73,11 +73,11 @@ class Ledger:
         self.copies: dict[str, Counter[int]] = defaultdict(Counter)
         """The number of stored copies of each value, by topic."""
 
-    def new(self, kind: str, topic: str, nbytes: int, properties: dict[str, str], since: float, **asked: Any) -> Sent:
+    def new(self, kind: str, topic: str, nbytes: int, properties: dict[str, str], since: float, **details: Any) -> Sent:
         """Register a message that a client is about to send."""
         value = len(self.sent) + 1
-        sent = self.sent[value] = Sent(value, kind, topic, body_of(value, nbytes), properties, since, asked)
-        return sent
+        message = self.sent[value] = Sent(value, kind, topic, body_of(value, nbytes), properties, since, details)
+        return message
 
     def committed(self, at: float, record: StoredMessage) -> CommittedRecord:
         """Add a committed record, the next one in the log."""
@@ -97,13 +97,13 @@ class Ledger:
         queue.append(stored)
         self.at_position[record.physical_offset] = stored
         if value:
-            sent = self.sent.get(value)
-            if sent is None:
+            message = self.sent.get(value)
+            if message is None:
                 raise Violation(f"phantom: {value} is stored at {stored.place}, but was never sent")
-            if record.body != sent.body:
-                raise Violation(f"phantom: {value} has {len(record.body)} bytes, but {len(sent.body)} were sent")
-            if (own := record.properties.get(OWN)) != sent.properties.get(OWN):
-                raise Violation(f"altered: {value} has the property {own!r} at {stored.place}, but {sent} was sent")
+            if record.body != message.body:
+                raise Violation(f"phantom: {value} has {len(record.body)} bytes, but {len(message.body)} were sent")
+            if (own := record.properties.get(OWN)) != message.properties.get(OWN):
+                raise Violation(f"altered: {value} has the property {own!r} at {stored.place}, but {message} was sent")
             if (key := record.properties.get(props.UNIQUE_KEY, "")) != f"U{value}":
                 raise Violation(f"altered: {value} has the unique key {key!r} in {stored.place}")
             self.copies[record.topic][value] += 1
@@ -138,23 +138,23 @@ class Ledger:
         queue = self.queues.get((topic, queue_id))
         return self.begins.get((topic, queue_id), 0) if queue is None else len(queue)
 
-    def acknowledged(self, sent: Sent, queue_offset: int, position: int) -> None:
+    def acknowledged(self, message: Sent, queue_offset: int, position: int) -> None:
         """Check that a message is at the place that its client was told."""
-        stored = self.at_position.get(position)
-        if stored is None:
-            raise Violation(f"ack: {sent.value} was acknowledged at {position}, but that is not committed")
-        if stored.value != sent.value or stored.record.queue_offset != queue_offset:
-            raise Violation(f"ack: {sent.value} was acknowledged at {queue_offset}, {position}: there is {stored}")
-        sent.acked.append((queue_offset, position))
+        record = self.at_position.get(position)
+        if record is None:
+            raise Violation(f"ack: {message.value} was acknowledged at {position}, but that is not committed")
+        if record.value != message.value or record.record.queue_offset != queue_offset:
+            raise Violation(f"ack: {message.value} was acknowledged at {queue_offset}, {position}: there is {record}")
+        message.acked.append((queue_offset, position))
 
-    def check_copies(self, topic: str, sent: Sent) -> None:
+    def check_copies(self, topic: str, message: Sent) -> None:
         """Check that a topic has a message at most as often as its client sent it. Histories say only whether it was
         sent more than once.
         """
-        copies = self.copies[topic][sent.value]
-        if copies > sent.copies_max:
-            why = "more often than sent" if sent.copies_max else "it was refused"
-            raise Violation(f"duplicate: {sent} is {copies} times in {topic}, {why}")
+        copies = self.copies[topic][message.value]
+        if copies > message.copies_max:
+            why = "more often than sent" if message.copies_max else "it was refused"
+            raise Violation(f"duplicate: {message} is {copies} times in {topic}, {why}")
 
     def read(self, topic: str, queue_id: int, record: StoredMessage) -> None:
         """Check a record that a consumer got."""

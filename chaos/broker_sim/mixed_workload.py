@@ -52,13 +52,13 @@ class Mixed(Workload):
     def __init__(self, cluster: BrokerCluster) -> None:
         super().__init__(cluster)
         self._retry_topic, self._dead_topic = retry_topic(_SHARED), dead_letter_topic(_SHARED)
-        shared = GroupPlan(
+        shared_plan = GroupPlan(
             _SHARED, (*((self.topic, number) for number in range(self.queues)), (self._retry_topic, 0)), ordered=False
         )
-        ordered = GroupPlan(
+        ordered_plan = GroupPlan(
             _ORDERED, tuple((_ORDERED_TOPIC, number) for number in range(_ORDERED_QUEUES)), ordered=True
         )
-        self._plans = (shared, ordered)
+        self._plans = (shared_plan, ordered_plan)
         self._checker = OffsetChecker(self, self._plans, exact="clock" not in cluster.plan.kinds)
         self._members: dict[GroupPlan, list[Member]] = {plan: [] for plan in self._plans}
         self._joined = 0
@@ -76,9 +76,9 @@ class Mixed(Workload):
         self._due: Counter[_Copy] = Counter()
         self._shown: Counter[_Copy] = Counter()
 
-    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+    def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
         """Set how long locks are valid, which members know."""
-        return replace(drawn, consume=replace(drawn.consume, lock_seconds=LOCK_SECONDS))
+        return replace(base_limits, consume=replace(base_limits.consume, lock_seconds=LOCK_SECONDS))
 
     # -- producers -----------------------------------------------------------------------------------------------------
 
@@ -109,48 +109,48 @@ class Mixed(Workload):
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 ids, first = response.ext["msgId"].split(","), int(response.ext["queueOffset"])
-                for number, (sent, message_id) in enumerate(zip(batch, ids, strict=True)):
+                for number, (message, message_id) in enumerate(zip(batch, ids, strict=True)):
                     self.counts["acknowledged"] += 1
-                    self.acknowledged(sent, first + number, int(message_id[16:32], 16))
+                    self.acknowledged(message, first + number, int(message_id[16:32], 16))
 
         self.send_batch(batch, lambda sent: sent.properties, {}, on_response)
 
     def _send_oneway(self) -> None:
-        sent = self.new("one-way", {})
-        sent.unknown += 1
-        self.begins(sent)
-        ext = self.send_fields(self.topic, {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
+        message = self.new("one-way", {})
+        message.unknown += 1
+        self.begins(message)
+        ext = self.send_fields(self.topic, {props.UNIQUE_KEY: f"U{message.value}", **message.properties})
         self.counts["sent one-way"] += 1
-        self.request(RequestCode.SEND_MESSAGE_V2, ext, sent.body, None)
+        self.request(RequestCode.SEND_MESSAGE_V2, ext, message.body, None)
 
     def _send_in_order(self, queue_id: int, number: int) -> None:
         """Send the next message of a queue; the one after it is sent once this one is acknowledged."""
         if self.stopped:
             return
         nbytes = self.rng.randint(8, 60)
-        sent = self.ledger.new(
+        message = self.ledger.new(
             "in order", _ORDERED_TOPIC, nbytes, {}, self.cluster.now, queue_id=queue_id, number=number
         )
-        self._try_in_order(sent)
+        self._try_in_order(message)
 
-    def _try_in_order(self, sent: Sent) -> None:
-        queue_id, number = sent.asked["queue_id"], sent.asked["number"]
-        sent.unknown += 1
+    def _try_in_order(self, message: Sent) -> None:
+        queue_id, number = message.asked["queue_id"], message.asked["number"]
+        message.unknown += 1
 
         def on_response(response: ResponseOrLoss) -> None:
             if response is not LostResponse.UNKNOWN:
-                sent.unknown -= 1
+                message.unknown -= 1
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["acknowledged in order"] += 1
-                self.acknowledged(sent, int(response.ext["queueOffset"]), int(response.ext["msgId"][16:32], 16))
+                self.acknowledged(message, int(response.ext["queueOffset"]), int(response.ext["msgId"][16:32], 16))
                 later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1)))
                 self.cluster.at(self.cluster.now + later, self._send_in_order, queue_id, number + 1)
             elif not self.stopped:
-                self.cluster.at(self.cluster.now + 0.2, self._try_in_order, sent)
+                self.cluster.at(self.cluster.now + 0.2, self._try_in_order, message)
 
-        own = {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties}
+        own = {props.UNIQUE_KEY: f"U{message.value}", **message.properties}
         ext = self.send_fields(_ORDERED_TOPIC, own, default_topic_queue_nums=_ORDERED_QUEUES, queue_id=queue_id)
-        self.request(RequestCode.SEND_MESSAGE_V2, ext, sent.body, on_response)
+        self.request(RequestCode.SEND_MESSAGE_V2, ext, message.body, on_response)
 
     # -- consumers and operators ---------------------------------------------------------------------------------------
 
@@ -158,8 +158,8 @@ class Mixed(Workload):
         self._joined += 1
         number, backs = 100 + self._joined, None if plan.ordered else self
         client_id = f"{plan.name}-{self._joined:03d}"
-        made = Member(self, self._checker, plan, number=number, client_id=client_id, backs=backs)
-        self._members[plan].append(made)
+        member = Member(self, self._checker, plan, number=number, client_id=client_id, backs=backs)
+        self._members[plan].append(member)
 
     def _disturb(self) -> None:
         """Let a member leave or sleep for a while, or reset the offsets of a group."""
@@ -189,7 +189,7 @@ class Mixed(Workload):
     def _reset(self) -> None:
         number = self.rng.randrange(self.queues)
         keys = [(_SHARED, self.topic, each) for each in range(self.queues)]
-        begun = {key: len(self._checker.offsets[key]) for key in keys}
+        counts = {key: len(self._checker.offsets[key]) for key in keys}
         ext: dict[str, Any] = {"topic": self.topic, "group": _SHARED, "isForce": self.rng.random() < 0.5}
         if self.rng.random() < 0.5:
             end = len(self.ledger.queues[self.topic, number])
@@ -205,18 +205,18 @@ class Mixed(Workload):
                 return
             for ref, offset in read_offset_table(response.body).items():
                 key = (_SHARED, ref.topic, ref.queue_id)
-                since = self._checker.offsets[key][begun[key] - 1 :]
+                since = self._checker.offsets[key][counts[key] - 1 :]
                 if offset not in since:
                     raise Violation(f"reset: {key} was told to be reset to {offset}, since then it was {since}")
 
         self.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, b"", on_response)
 
     def _ask_where(self, key: Key) -> None:
-        begun = self._checker.query_begins(key)
+        query = self._checker.query_begins(key)
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse):
-                self._checker.query_ends(key, begun, response)
+                self._checker.query_ends(key, query, response)
 
         ext = {"consumerGroup": key[0], "topic": key[1], "queueId": key[2]}
         self.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", on_response)
@@ -235,11 +235,11 @@ class Mixed(Workload):
             level = _DIE_AT_ONCE
             self._asked_dead.add(copy)
         self._asked_back[copy] += 1
-        begun, before = queue.round, self._back[copy]
+        round_number, before = queue.round, self._back[copy]
 
         def on_response(response: ResponseOrLoss) -> None:
-            taken = isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
-            if taken:
+            is_stored = isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
+            if is_stored:
                 self.counts["given back"] += 1
                 if self._back[copy] == before:
                     raise Violation(f"lost: {copy} was answered as taken back, but is not stored")
@@ -247,7 +247,7 @@ class Mixed(Workload):
             else:
                 self.counts["not given back"] += 1
                 self._asked_back[copy] -= response is not LostResponse.UNKNOWN
-            member.gave_back(queue, offset, begun, taken=taken)
+            member.gave_back(queue, offset, round_number, taken=is_stored)
 
         ext = {
             "offset": record.physical_offset,
@@ -312,8 +312,8 @@ class Mixed(Workload):
                 self._done_singly.add((command.queue_id + 1, offset))
         elif isinstance(command, SkipEntries) and command.topic == SCHEDULE_TOPIC:
             level = command.queue_id + 1
-            if left := [each for each in self._waiting if each[0] == level and each[1] < command.offset]:
-                raise Violation(f"lost: {command}, but {min(left)} still waits")
+            if skipped_places := [each for each in self._waiting if each[0] == level and each[1] < command.offset]:
+                raise Violation(f"lost: {command}, but {min(skipped_places)} still waits")
 
     def entry_ends(self) -> None:
         """Check that batches are whole, and that done delayed messages are in the retry topic."""
@@ -321,10 +321,10 @@ class Mixed(Workload):
             raise Violation(f"retry: {self._due} waited, but {self._shown} came")
         self._due.clear()
         self._shown.clear()
-        batched, self._batched = self._batched, []
-        while batched:
-            values = self.ledger.sent[batched[0].value].asked["batch"]
-            first, batch, batched = batched[0].record, batched[: len(values)], batched[len(values) :]
+        messages, self._batched = self._batched, []
+        while messages:
+            values = self.ledger.sent[messages[0].value].asked["batch"]
+            first, batch, messages = messages[0].record, messages[: len(values)], messages[len(values) :]
             places = [(each.value, each.record.queue_id, each.record.queue_offset) for each in batch]
             if places != [(value, first.queue_id, first.queue_offset + n) for n, value in enumerate(values)]:
                 raise Violation(f"batch: of {values} one entry has {places}")

@@ -96,10 +96,10 @@ class OffsetChecker:
         """Note that a member sends an offset query; pass the result to `query_ends`."""
         return len(self.offsets[key])
 
-    def query_ends(self, key: Key, begun: object, response: ClientResponse) -> None:
+    def query_ends(self, key: Key, count: object, response: ClientResponse) -> None:
         """Check a returned offset: the group must have had it since the query."""
-        assert isinstance(begun, int), f"no number of offsets: {begun}"
-        since = self.offsets[key][begun - 1 :]
+        assert isinstance(count, int), f"no number of offsets: {count}"
+        since = self.offsets[key][count - 1 :]
         if response.code == ResponseCode.QUERY_NOT_FOUND:
             fits = since[0] == _NONE
         elif response.code == ResponseCode.SUCCESS:
@@ -130,11 +130,11 @@ class OffsetChecker:
             self._answerable[key].add(offset)
         return self._resets[key], len(self.offsets[key])
 
-    def committed(self, key: Key, offset: int, begun: object) -> None:
+    def committed(self, key: Key, offset: int, commit: object) -> None:
         """Check an answered commit: the group had that offset since, or a higher one if it moved up."""
-        assert isinstance(begun, tuple), f"no place in the history: {begun}"
-        resets, known = begun
-        since = self.offsets[key][known - 1 :]
+        assert isinstance(commit, tuple), f"no place in the history: {commit}"
+        resets, count = commit
+        since = self.offsets[key][count - 1 :]
         if resets == self._resets[key] == 0 and max(since) < offset:
             raise Violation(f"offset: {key} was told to be committed at {offset}, it is {self.offset(key)}")
         if min(since) > offset:
@@ -220,8 +220,8 @@ class OffsetChecker:
             return
         if offset > self._passable[key]:
             raise Violation(f"offset: {key} is committed at {offset}, but {self._passable[key]} was not handled")
-        if (awaited := self._awaited.get(key)) is not None:
-            raise Violation(f"reset: {key} is committed at {offset}, but was reset to {awaited}, where no member began")
+        if (target := self._awaited.get(key)) is not None:
+            raise Violation(f"reset: {key} is committed at {offset}, but was reset to {target}, where no member began")
         self._check_fence(key, offset)
         self.offsets[key].append(offset)
 
@@ -234,8 +234,8 @@ class OffsetChecker:
         )
         if not is_meant:
             raise Violation(f"offset: {key} goes back to {offset}, but no member that read from there committed it")
-        if (awaited := self._awaited.get(key)) is not None:
-            raise Violation(f"reset: {key} goes to {offset}, but was reset to {awaited}, where no member began")
+        if (target := self._awaited.get(key)) is not None:
+            raise Violation(f"reset: {key} goes to {offset}, but was reset to {target}, where no member began")
         if offset > self._passable[key]:
             raise Violation(f"offset: {key} is committed at {offset}, but {self._passable[key]} was not handled")
         self._check_fence(key, offset)
@@ -246,12 +246,12 @@ class OffsetChecker:
         if key not in self._holders or not self._exact:
             return
         holder, since = self._holders[key]
-        renewed = max(since, self._renewed.get((holder, key), 0.0))
-        if self._now - renewed >= _KEPT_SECONDS:
+        lock_time = max(since, self._renewed.get((holder, key), 0.0))
+        if self._now - lock_time >= _KEPT_SECONDS:
             return
-        said = [(member, at) for member, each, at in self._said[key] if each == offset]
-        if not any(member == holder or at <= since for member, at in said):
-            raise Violation(f"fence: {key} is committed at {offset} by {said}, {holder} has it since {since:.3f} s")
+        commits = [(member, at) for member, each, at in self._said[key] if each == offset]
+        if not any(member == holder or at <= since for member, at in commits):
+            raise Violation(f"fence: {key} is committed at {offset} by {commits}, {holder} has it since {since:.3f} s")
 
     def _reset(self, key: Key, command: ResetOffset) -> None:
         self._workload.counts["offsets reset"] += 1

@@ -122,10 +122,10 @@ class OrderedPop(Workload):
         worker.invoke("pop", o=ext["invisibleTime"])
 
         def on_response(response: ResponseOrLoss) -> None:
-            repeated = ""
+            attempt_again = ""
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 counts = read_count_info(response.ext.get("orderCountInfo", ""))
-                got = [
+                messages = [
                     (
                         (_GROUP, self.topic, receipt.queue_id),
                         delivered(message, counts.get((receipt.mark, receipt.queue_id, receipt.offset), 0)),
@@ -133,38 +133,38 @@ class OrderedPop(Workload):
                     )
                     for message, receipt in received(response)
                 ]
-                worker.ok("pop", v=[(queue_name(*k[1:]), r.offset, str(value_of(m.body))) for k, m, r in got])
-                self._check_received(consumer, node, got)
+                worker.ok("pop", v=[(queue_name(*k[1:]), r.offset, str(value_of(m.body))) for k, m, r in messages])
+                self._check_received(consumer, node, messages)
             else:
                 (worker.info if response is LostResponse.UNKNOWN else worker.fail)("pop", str(response))
                 self.counts[f"pops: {response.code if isinstance(response, ClientResponse) else response.name}"] += 1
-                repeated = attempt if response is LostResponse.UNKNOWN else ""
+                attempt_again = attempt if response is LostResponse.UNKNOWN else ""
             later = self.rng.uniform(0.0, 0.3)
-            self.cluster.at(self.cluster.now + later, self._pop_next, consumer, repeated)
+            self.cluster.at(self.cluster.now + later, self._pop_next, consumer, attempt_again)
 
         self.counts["pops, the same attempt again" if again else "pops"] += 1
         consumer.request(node, RequestCode.POP_MESSAGE, ext, b"", on_response)
 
     def _check_received(
-        self, consumer: Client, node: Node, got: list[tuple[QueueOfGroup, StoredMessage, Receipt]]
+        self, consumer: Client, node: Node, messages: list[tuple[QueueOfGroup, StoredMessage, Receipt]]
     ) -> None:
         queues: dict[QueueOfGroup, list[Receipt]] = {}
-        for key, message, receipt in got:
+        for key, message, receipt in messages:
             offset, queue = receipt.offset, self.ledger.queues.get(key[1:], [])
-            heard = (key, offset, receipt.pop_time_ms)
-            if heard in self._gone:
+            delivery = (key, offset, receipt.pop_time_ms)
+            if delivery in self._gone:
                 self.counts["handed out, and gone"] += 1
                 continue
             if offset >= len(queue) or queue[offset].record.body != message.body:
                 raise Violation(f"pop: {key}/{offset} was handed out as {message}")
-            self._handed_out[heard] -= 1
-            if self._handed_out[heard] < 0:
+            self._handed_out[delivery] -= 1
+            if self._handed_out[delivery] < 0:
                 raise Violation(f"pop: {key}/{offset} was handed out with {receipt}, but that pop is not committed")
             # A pop that was taken over meanwhile no longer has counts.
-            if message.reconsume_times not in (0, self._counts[heard]):
+            if message.reconsume_times not in (0, self._counts[delivery]):
                 raise Violation(
                     f"counted: {key}/{offset} comes with {message.reconsume_times} earlier deliveries, "
-                    f"{self._counts[heard]} count"
+                    f"{self._counts[delivery]} count"
                 )
             self.counts["handed out with a count"] += message.reconsume_times > 0
             self.counts["handed out"] += 1
@@ -201,14 +201,14 @@ class OrderedPop(Workload):
         }
 
     def _acknowledge(self, source: From, receipt: Receipt) -> None:
-        asked = source.queue, receipt.offset, receipt.pop_time_ms
+        delivery = source.queue, receipt.offset, receipt.pop_time_ms
         worker, queue = Worker(self.recording), queue_name(*source.queue[1:])
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 worker.ok("ack", k=queue, v=value)
                 self.counts["told acknowledged"] += 1
-                if asked not in self._done:
+                if delivery not in self._done:
                     raise Violation(
                         f"pop: {receipt} was told to be acknowledged, the queue is {self._at(source.queue)}"
                     )
@@ -218,7 +218,7 @@ class OrderedPop(Workload):
 
         value = self._value_at(source.queue, receipt.offset)
         worker.invoke("ack", k=queue, v=value, o=receipt.offset)
-        self._asked.add(asked)
+        self._asked.add(delivery)
         self._ask(source, RequestCode.ACK_MESSAGE, self._request_fields(source, receipt), on_response)
 
     def _change_invisible(self, source: From, receipt: Receipt) -> None:
@@ -256,53 +256,53 @@ class OrderedPop(Workload):
                     if group in self.groups:
                         self._end((group, topic, queue_id), pop_time_ms, offsets_of(start, bits))
             case DeferMessage(group=group, topic=topic, queue_id=queue_id, offset=offset) if group in self.groups:
-                held = self._held.get((group, topic, queue_id))
-                if held is not None and held.pop_time_ms == command.pop_time_ms:
-                    held.put_off[offset] = command.new_pop_time_ms + command.invisible_ms
-                    (held.suspended.add if command.suspended else held.suspended.discard)(offset)
+                pop = self._held.get((group, topic, queue_id))
+                if pop is not None and pop.pop_time_ms == command.pop_time_ms:
+                    pop.put_off[offset] = command.new_pop_time_ms + command.invisible_ms
+                    (pop.suspended.add if command.suspended else pop.suspended.discard)(offset)
                     self.counts["suspended"] += command.suspended
             case _:
                 pass
 
     def _take_out(self, command: PopMessages) -> None:
         key, at_ms = (command.group, command.topic, command.queue_id), command.pop_time_ms
-        taken = list(offsets_of(command.start, command.taken))
-        if not taken or taken != list(range(self._next(key), command.next_offset)):
-            raise Violation(f"order: {command} takes {taken}, the queue is {self._at(key)}")
-        held = self._held.get(key)
-        counts: dict[int, int] = dict.fromkeys(taken, 0)
-        if held is not None:
-            is_repeated = bool(command.attempt) and command.attempt == held.attempt
-            for offset in taken:
-                counted = not is_repeated and offset in held.open and offset not in held.suspended
-                counts[offset] = held.counts.get(offset, 0) + counted
-            if command.attempt and command.attempt == held.attempt:
+        offsets_out = list(offsets_of(command.start, command.taken))
+        if not offsets_out or offsets_out != list(range(self._next(key), command.next_offset)):
+            raise Violation(f"order: {command} takes {offsets_out}, the queue is {self._at(key)}")
+        pop = self._held.get(key)
+        counts: dict[int, int] = dict.fromkeys(offsets_out, 0)
+        if pop is not None:
+            is_repeated = bool(command.attempt) and command.attempt == pop.attempt
+            for offset in offsets_out:
+                counted = not is_repeated and offset in pop.open and offset not in pop.suspended
+                counts[offset] = pop.counts.get(offset, 0) + counted
+            if command.attempt and command.attempt == pop.attempt:
                 self.counts["had again by the same attempt"] += 1
             # The clocks of old and new leaders may differ.
-            elif held.until_ms - at_ms > 2 * self.cluster.plan.wall_skew_ms:
-                raise Violation(f"early: {command} takes {held.until_ms - at_ms} ms too early what is {held}")
+            elif pop.until_ms - at_ms > 2 * self.cluster.plan.wall_skew_ms:
+                raise Violation(f"early: {command} takes {pop.until_ms - at_ms} ms too early what is {pop}")
             else:
                 self.counts["had again after their time"] += 1
         self._held[key] = _Held(
-            at_ms, command.invisible_ms, command.attempt or "", command.next_offset, set(taken), counts=counts
+            at_ms, command.invisible_ms, command.attempt or "", command.next_offset, set(offsets_out), counts=counts
         )
-        for offset in taken:
+        for offset in offsets_out:
             self._handed_out[key, offset, at_ms] += 1
             self._counts[key, offset, at_ms] = counts[offset]
 
     def _end(self, key: QueueOfGroup, pop_time_ms: int, offsets: Any) -> None:
-        held = self._held.get(key)
-        if held is None or held.pop_time_ms != pop_time_ms:
+        pop = self._held.get(key)
+        if pop is None or pop.pop_time_ms != pop_time_ms:
             return
-        for offset in held.open.intersection(offsets):
+        for offset in pop.open.intersection(offsets):
             place = key, offset, pop_time_ms
             if place not in self._asked:
                 raise Violation(f"lost: {place} is done, but was not acknowledged")
             self._done.add(place)
             self.counts["acknowledged by consumers"] += 1
-            held.open.remove(offset)
-        self._reached[key] = min(held.open, default=held.next_offset)
-        if not held.open:
+            pop.open.remove(offset)
+        self._reached[key] = min(pop.open, default=pop.next_offset)
+        if not pop.open:
             del self._held[key]
 
     def _value_at(self, key: QueueOfGroup, offset: int) -> str:
@@ -340,10 +340,10 @@ class OrderedPop(Workload):
     def check_replicas(self, running: list[BrokerProcess]) -> None:
         super().check_replicas(running)
         for process in running:
-            for key, reached in self._reached.items():
+            for key, position in self._reached.items():
                 offset = process.metadata.consumer_offset(*key)
-                if offset != reached:
-                    raise Violation(f"offset: {key} is at {offset} at {process.node_id}, not {reached}")
+                if offset != position:
+                    raise Violation(f"offset: {key} is at {offset} at {process.node_id}, not {position}")
 
 
 def delivered(message: StoredMessage, times: int) -> StoredMessage:

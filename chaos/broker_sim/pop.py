@@ -88,11 +88,11 @@ def received(response: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
     except RecordError:
         return []
     for message in messages:
-        carried = message.properties.get(props.POP_CK)
+        text = message.properties.get(props.POP_CK)
         mark = mark_of(message.topic)
         receipt = (
-            Receipt.decode(carried)
-            if carried
+            Receipt.decode(text)
+            if text
             else Receipt(
                 starts[mark, message.queue_id],
                 int(response.ext["popTime"]),
@@ -136,12 +136,12 @@ class Pop(Workload):
             self._priorities = Priorities(self.topic, self._retry_topic, self.ledger, self.counts)
             self._is_created = False
 
-    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+    def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
         """Allow many open pops: at the limit a queue appears empty, and less urgent messages are delivered first."""
         if self._priorities is None:
-            return drawn
+            return base_limits
         checkpoints_max = PopLimits().checkpoints_per_queue_max
-        return replace(drawn, pop=replace(drawn.pop, checkpoints_per_queue_max=checkpoints_max))
+        return replace(base_limits, pop=replace(base_limits.pop, checkpoints_per_queue_max=checkpoints_max))
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
@@ -190,10 +190,10 @@ class Pop(Workload):
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-                got = received(response)
-                popped = [(self._place_of(receipt), str(value_of(message.body))) for message, receipt in got]
-                worker.ok("pop", v=[(queue_name(*place.queue), place.offset, value) for place, value in popped])
-                self._check_received(consumer, got)
+                messages = received(response)
+                values = [(self._place_of(receipt), str(value_of(message.body))) for message, receipt in messages]
+                worker.ok("pop", v=[(queue_name(*place.queue), place.offset, value) for place, value in values])
+                self._check_received(consumer, messages)
             else:
                 self.counts[f"pops: {response.code if isinstance(response, ClientResponse) else response.name}"] += 1
                 (worker.info if response is LostResponse.UNKNOWN else worker.fail)("pop", str(response))
@@ -203,7 +203,7 @@ class Pop(Workload):
         consumer.request(self.cluster.some_node(self.rng), RequestCode.POP_MESSAGE, ext, b"", on_response)
 
     def _check_received(self, consumer: Client, pairs: list[tuple[StoredMessage, Receipt]]) -> None:
-        kept: list[tuple[MessageAt, Receipt]] = []
+        new_messages: list[tuple[MessageAt, Receipt]] = []
         for message, receipt in pairs:
             place = self._place_of(receipt)
             queue = self.ledger.queues[place.queue]
@@ -215,13 +215,13 @@ class Pop(Workload):
             if self._handed_out[place] > 1:
                 raise Violation(f"pop: {place} was handed out {self._handed_out[place]} times")
             self.counts["handed out"] += 1
-            kept.append((place, receipt))
-        wanted = kept if self.stopped else [each for each in kept if self.rng.random() < 0.7]
+            new_messages.append((place, receipt))
+        to_ack = new_messages if self.stopped else [each for each in new_messages if self.rng.random() < 0.7]
         later = self.rng.choice((0.0, self.rng.uniform(0.0, 1.5)))
         if self.rng.random() < 0.5:
-            self.cluster.at(self.cluster.now + later, self._ack_together, consumer, wanted)
+            self.cluster.at(self.cluster.now + later, self._ack_together, consumer, to_ack)
             return
-        for place, receipt in wanted:
+        for place, receipt in to_ack:
             step = self._change_invisible if not self.stopped and self.rng.random() < 0.15 else self._ack
             self.cluster.at(self.cluster.now + later, step, consumer, place, receipt)
 
@@ -259,16 +259,16 @@ class Pop(Workload):
         ext = self._request_fields(place, receipt)
         consumer.request(self.cluster.some_node(self.rng), RequestCode.ACK_MESSAGE, ext, b"", done)
 
-    def _ack_together(self, consumer: Client, wanted: list[tuple[MessageAt, Receipt]]) -> None:
-        gathered: dict[tuple[int, int, str, int], int] = {}
+    def _ack_together(self, consumer: Client, messages: list[tuple[MessageAt, Receipt]]) -> None:
+        bits_of: dict[tuple[int, int, str, int], int] = {}
         ends: list[Callable[[ResponseOrLoss], None]] = []
-        for place, receipt in wanted:
+        for place, receipt in messages:
             ends.append(self._ack_begins(place, receipt))
             key = receipt.start, receipt.pop_time_ms, receipt.mark, receipt.queue_id
-            gathered[key] = gathered.get(key, 0) | 1 << (receipt.offset - receipt.start)
+            bits_of[key] = bits_of.get(key, 0) | 1 << (receipt.offset - receipt.start)
         rows = [
             {"c": _GROUP, "t": self.topic, "r": mark, "so": start, "q": queue_id, "pt": at, "b": encode_bits(bits)}
-            for (start, at, mark, queue_id), bits in gathered.items()
+            for (start, at, mark, queue_id), bits in bits_of.items()
         ]
 
         def on_response(response: ResponseOrLoss) -> None:
@@ -371,15 +371,15 @@ class Pop(Workload):
 
     def _take_out(self, command: PopMessages) -> None:
         key = (command.topic, command.queue_id)
-        reached = self._reached.get(key, 0)
-        taken = list(offsets_of(command.start, command.taken)) if command.taken else []
+        position = self._reached.get(key, 0)
+        offsets = list(offsets_of(command.start, command.taken)) if command.taken else []
         # Without a filter a pop takes every message, in the order of the queue.
-        if taken != list(range(reached, command.next_offset)):
-            raise Violation(f"pop: {command} takes {taken}, {reached} to {command.next_offset} are next")
+        if offsets != list(range(position, command.next_offset)):
+            raise Violation(f"pop: {command} takes {offsets}, {position} to {command.next_offset} are next")
         if command.next_offset > (there := len(self.ledger.queues[MessageAt(*key, FIRST_OFFSET).queue])):
             raise Violation(f"pop: {command} takes messages before they are in the log; the queue has {there}")
         self._reached[key] = command.next_offset
-        for offset in taken:
+        for offset in offsets:
             self._hold(MessageAt(*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))
 
     def _hold(self, place: MessageAt, pop: _Pop) -> None:
@@ -397,12 +397,12 @@ class Pop(Workload):
     def entry_ends(self) -> None:
         """Check that a message that ends is acknowledged, or put in the retry topic by the same entry."""
         for place, pop in self._ended:
-            ended = self.ledger.queues[place.queue][place.offset]
-            if copies := self._copies.get(_origin(ended.record)):
+            original = self.ledger.queues[place.queue][place.offset]
+            if copies := self._copies.get(_origin(original.record)):
                 copy = copies.pop(0)
-                if copy.value != ended.value:
-                    raise Violation(f"changed: {place} was {ended.value}, but is redelivered as {copy.value}")
-                times = copy.record.reconsume_times - ended.record.reconsume_times
+                if copy.value != original.value:
+                    raise Violation(f"changed: {place} was {original.value}, but is redelivered as {copy.value}")
+                times = copy.record.reconsume_times - original.record.reconsume_times
                 if times != (0 if pop.suspended else 1):
                     raise Violation(f"counted: {place} is redelivered with {times} more attempts; it was {pop}")
                 self.counts["given back, not counted"] += pop.suspended
@@ -417,8 +417,8 @@ class Pop(Workload):
                 self.counts["acknowledged by consumers"] += 1
             else:
                 raise Violation(f"lost: {place} is done, but was neither acknowledged nor redelivered")
-        if left := [copy for copies in self._copies.values() for copy in copies]:
-            raise Violation(f"duplicate: {left} were redelivered, but no checkpoint ended")
+        if copies_left := [copy for copies in self._copies.values() for copy in copies]:
+            raise Violation(f"duplicate: {copies_left} were redelivered, but no checkpoint ended")
         self._ended.clear()
         self._copies.clear()
 

@@ -93,7 +93,7 @@ class BrokerWorld(World, SocketWorld, Protocol):
         """Return a new process's access to the archive; None if it has none."""
 
     def read_archived(
-        self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
     ) -> bool:
         """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
@@ -136,10 +136,10 @@ class BrokerProcess(LogProcess):
     ) -> None:
         self._cluster = cast("BrokerWorld", world)
         self._check_turns = 1 if scenario.seed % _EACH_TURN_SEEDS == _EACH_TURN_SEED else _CHECK_TURNS
-        with ExitStack() as opened:
-            self._opened = opened
+        with ExitStack() as stack:
+            self._opened = stack
             super().__init__(node, world, scenario, rng, core_class)
-            opened.pop_all()  # `ended` closes it
+            stack.pop_all()  # `ended` closes it
         self.broker.attach(self.replica)
         self.reactor.serve_together(self.broker.services.sends.receive)
 
@@ -154,7 +154,7 @@ class BrokerProcess(LogProcess):
             directory.mkdir(parents=True, exist_ok=True)
             incoming.write_bytes(node.disk.content(f"{DIRECTORY}/snapshot"))
         flush_bytes = rng.choice((20, 200, 4096))
-        opened = open_store(
+        store = open_store(
             str(directory),
             QueueStoreSettings(
                 entries_per_file=cluster.plan.entries_per_file,
@@ -171,23 +171,23 @@ class BrokerProcess(LogProcess):
             ),
             incoming=str(incoming),
         )
-        self.queues = opened.queues
+        self.queues = store.queues
         self._opened.callback(self.queues.close)  # the power may be cut while it opens, or the disk fail
         if "snapshot" in node.disk.names(DIRECTORY):
             with node.disk.faults_withheld():
                 node.disk.unlink(f"{DIRECTORY}/snapshot")
-        note_queues_from(log, has_tiers=self.settings.has_tiers, is_fresh=opened.is_fresh)
-        if self.settings.has_tiers and opened.is_fresh:
-            begin_to_note_floors(str(directory), opened.queues)
+        note_queues_from(log, has_tiers=self.settings.has_tiers, is_fresh=store.is_fresh)
+        if self.settings.has_tiers and store.is_fresh:
+            begin_to_note_floors(str(directory), store.queues)
         if QUEUES_FROM not in log.notes:
             while self.queues.expire_some(PhysicalOffset(log.base_pos)):
                 pass
         self._keep_durable()
         metadata = Metadata(announced_level(self.settings.format_level_max), cluster.limits.state)
-        metadata.restore(opened.checkpoint.state)
+        metadata.restore(store.checkpoint.state)
         self.metadata = metadata
         node.replacing = False
-        node.checkpoint = opened.checkpoint.applied_index
+        node.checkpoint = store.checkpoint.applied_index
         self.reactor = SimReactor(cluster, self)
         self._lines = TurnLog(cluster, node)
         self.checkpointer = Checkpointer(str(directory), self.queues, queues_at_once=_QUEUES_AT_ONCE)
@@ -217,7 +217,7 @@ class BrokerProcess(LogProcess):
             environment=environment,
             metadata=metadata,
             store=self.queues,
-            catch_up=opened.catch_up,
+            catch_up=store.catch_up,
             checkpointer=self.checkpointer,
             limits=cluster.limits,
         )
@@ -225,8 +225,8 @@ class BrokerProcess(LogProcess):
     def archived(self) -> Base | None:
         return self.metadata.archived.known_at(self.settings.archive_url)
 
-    def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
-        return self._cluster.read_archived(self, archived, pos, nbytes, done)
+    def read_archived(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
+        return self._cluster.read_archived(self, archive_end, pos, nbytes, done)
 
     def check_body(self, body: memoryview, position: int) -> None:
         check_entry(body, position)
@@ -333,8 +333,8 @@ class BrokerProcess(LogProcess):
         self.reactor.flush()
 
     def snapshot(self) -> bytes | None:
-        captured = self.broker.snapshot()
-        return None if captured is None else captured[1]()
+        state = self.broker.snapshot()
+        return None if state is None else state[1]()
 
     def drop_files(self, share: float, floor: int) -> bool:
         """Drop the start of the log, as far as restarts, pending messages and readers allow; see `LogProcess`."""
@@ -366,9 +366,9 @@ class BrokerProcess(LogProcess):
             index = entry.index
             if index != self._applied + 1:
                 raise Violation(f"{self.node_id} applies {index} after {self._applied}")
-            known = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), None)
+            log_entry = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), None)
             is_new = index > len(history.committed)
-            history.applied(self.node_id, self.replica.core.term, known, partial(self._bytes_of, index), confs)
+            history.applied(self.node_id, self.replica.core.term, log_entry, partial(self._bytes_of, index), confs)
             if is_new and entry.kind == EntryKind.NORMAL:
                 self._cluster.committed(index, entry.body)
             self._applied = index

@@ -27,14 +27,14 @@ class Progress:
         self._remaining: tuple[int, int] | None = None
         self._behind: int | None = None
 
-    def see(self, now: float, *, unstored: int, unfinished: int, behind: int) -> None:
+    def see(self, now: float, *, missing_count: int, open_count: int, behind: int) -> None:
         """Take the figures at ``now``; ``behind`` is how many entries the slowest replica lacks.
 
         The first figures are progress, too.
         """
-        left = unstored, unfinished
-        if self._remaining is None or left < self._remaining:
-            self._remaining, self._deadline = left, now + self._patience
+        remaining = missing_count, open_count
+        if self._remaining is None or remaining < self._remaining:
+            self._remaining, self._deadline = remaining, now + self._patience
         if self._behind is None or behind < self._behind:
             self._behind, self._deadline = behind, now + self._patience
 

@@ -147,11 +147,11 @@ class Recreated(Workload):
         if offset != self._read_to[queue_id]:
             return  # it began anew in the meantime
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
-            moved = int(response.ext["nextBeginOffset"])
-            if moved < offset:
-                raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {moved}: {response}")
+            next_offset = int(response.ext["nextBeginOffset"])
+            if next_offset < offset:
+                raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {next_offset}: {response}")
             self.counts["moved to the first message"] += 1
-            self._go_to(queue_id, moved)
+            self._go_to(queue_id, next_offset)
             return
         super()._check_records(queue_id, offset, response)
 
@@ -269,5 +269,5 @@ class _Deleted:
     def add_records(self, queues: dict[int, list[CommittedRecord]]) -> None:
         """Add the records behind the known ones."""
         for queue_id, records in queues.items():
-            known = self.queues.setdefault(queue_id, [])
-            known += records[len(known) :]
+            earlier = self.queues.setdefault(queue_id, [])
+            earlier += records[len(earlier) :]

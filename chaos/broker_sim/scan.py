@@ -70,10 +70,10 @@ class Scan(Workload):
             code = RequestCode.DELETE_TOPIC_IN_BROKER
             self.clients[0].request(self.cluster.some_node(self.rng), code, {"topic": _PASSING}, b"", None)
         else:
-            sent = self.new("plain", {})
+            message = self.new("plain", {})
             if self.rng.random() < 0.4:
-                sent.topic = _PASSING
-            self.send(sent)
+                message.topic = _PASSING
+            self.send(message)
 
     def stop(self) -> None:
         """Stop, and start one last reader, which gets everything."""
@@ -108,17 +108,17 @@ class Scan(Workload):
         stored = self.ledger.at_position.get(position)
         if stored is None:
             raise Violation(f"uncommitted read: a row of queue {queue_id}, offset {offset}, is at {position}")
-        known = stored.record
-        found = (int.from_bytes(data[12:16], "big"), int.from_bytes(data[_OFFSET_AT : _OFFSET_AT + 8], "big"))
-        if found != (queue_id, offset) or found != (known.queue_id, known.queue_offset):
+        record = stored.record
+        place = (int.from_bytes(data[12:16], "big"), int.from_bytes(data[_OFFSET_AT : _OFFSET_AT + 8], "big"))
+        if place != (queue_id, offset) or place != (record.queue_id, record.queue_offset):
             raise Violation(
-                f"read: a row of queue {queue_id}, offset {offset}, is {found}, but {stored} is at {position}"
+                f"read: a row of queue {queue_id}, offset {offset}, is {place}, but {stored} is at {position}"
             )
-        if bodies and decode_record(data) != known:
-            raise Violation(f"read: {stored.place} is {known}, but {decode_record(data)} was read")
-        if not bodies and len(data) != known.size - len(known.body):
-            raise Violation(f"read: {stored.place} has {known.size} bytes, without its body came {len(data)}")
-        if known.topic == _PASSING:
+        if bodies and decode_record(data) != record:
+            raise Violation(f"read: {stored.place} is {record}, but {decode_record(data)} was read")
+        if not bodies and len(data) != record.size - len(record.body):
+            raise Violation(f"read: {stored.place} has {record.size} bytes, without its body came {len(data)}")
+        if record.topic == _PASSING:
             incarnation = self._incarnation_at[position]
             if identity and self._incarnations.setdefault(identity, incarnation) != incarnation:
                 raise Violation(
@@ -197,9 +197,9 @@ class ScanRead:
             self._planned(response.ext["topicIdentity"], *decode_plan(response.body), before)
 
         def on_response(response: ClientResponse) -> None:
-            found = decode_ends(response.body)[0]
-            both = zip(found.firsts, found.ends, strict=True)
-            self._planned(found.identity, [PlannedQueue(number, *each) for number, each in enumerate(both)], [], before)
+            ends = decode_ends(response.body)[0]
+            both = zip(ends.firsts, ends.ends, strict=True)
+            self._planned(ends.identity, [PlannedQueue(number, *each) for number, each in enumerate(both)], [], before)
 
         if detail or self._number % 2:
             self._ask(RequestCode.PLAN_TOPIC, fields, b"", planned, self.plan)
@@ -231,12 +231,12 @@ class ScanRead:
     def _check_plan(self, queues: list[PlannedQueue], places: list[PlannedPlace], before: dict[int, int]) -> None:
         ledger = self._workload.ledger.queues
         for number, each in enumerate(queues):
-            known = ledger[self._topic, each.queue_id]
-            if each.end > len(known):
-                raise Violation(f"uncommitted end: {each} is beyond the {len(known)} committed messages")
+            records = ledger[self._topic, each.queue_id]
+            if each.end > len(records):
+                raise Violation(f"uncommitted end: {each} is beyond the {len(records)} committed messages")
             if each.end < before.get(each.queue_id, 0):
                 raise Violation(f"stale read: {each}, committed were {before[each.queue_id]} before it was asked")
-            positions = [stored.record.physical_offset for stored in known[: each.end]]
+            positions = [stored.record.physical_offset for stored in records[: each.end]]
             for place in places:
                 expected = min(max(bisect_left(positions, place.position), each.first), each.end)
                 if place.offsets[number] != expected:
@@ -281,16 +281,16 @@ class ScanRead:
         self._ask(RequestCode.BULK_READ, fields, body, self._on_response, self._read)
 
     def _on_response(self, response: ClientResponse) -> None:
-        found = decode_answer(response.body)
-        match found.status:
+        bulk = decode_answer(response.body)
+        match bulk.status:
             case BulkStatus.RECORDS:
-                self._check_answer(found)
+                self._check_answer(bulk)
                 self._attempts = 0
                 self._cluster.at(self._cluster.now + self._rng.choice((0.0, 0.05, 0.5)), self._read)
                 return
             case BulkStatus.GONE:
-                self._check_held(found)
-                for queue_id, first in found.offsets.items():
+                self._check_held(bulk)
+                for queue_id, first in bulk.offsets.items():
                     start, end = self._remaining[queue_id][1:]
                     if first <= start:
                         raise Violation(f"gone: queue {queue_id} begins at {first}, but {start} was requested")
@@ -298,11 +298,11 @@ class ScanRead:
                 self._workload.counts["gone"] += 1
             case BulkStatus.RECREATED:
                 if self._topic == self._workload.topic:
-                    raise Violation(f"identity: {self._topic} is {found.text}, but was {self._identity}")
+                    raise Violation(f"identity: {self._topic} is {bulk.text}, but was {self._identity}")
                 self._end("scans of a topic that was made anew")
                 return
             case BulkStatus.BEHIND | BulkStatus.NOT_FOLLOWER | BulkStatus.BUSY | BulkStatus.DAMAGED:
-                self._workload.counts[f"answers {found.status.name}"] += 1
+                self._workload.counts[f"answers {bulk.status.name}"] += 1
         self._later(self._read)
 
     def _check_held(self, response: BulkResponse) -> None:

@@ -71,13 +71,13 @@ class ScheduledMessages(Workload):
         self._exists = False
         self._puts = 0
 
-    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+    def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
         """Allow as many schedules as usual, since the model does not know when a broker has no room."""
         usual = DEFAULT.state
         state = dataclasses.replace(
-            drawn.state, schedules_max=usual.schedules_max, schedule_bytes_max=usual.schedule_bytes_max
+            base_limits.state, schedules_max=usual.schedules_max, schedule_bytes_max=usual.schedule_bytes_max
         )
-        return dataclasses.replace(drawn, state=state)
+        return dataclasses.replace(base_limits, state=state)
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
@@ -128,14 +128,16 @@ class ScheduledMessages(Workload):
                 catch_up_ms=self.rng.choice((0, 2000, 60_000)),
             )
         version = NO_VERSION if there is None else there.version
-        expected = self.rng.choice((ANY_VERSION, version, version, version - 1 if version else 5))
+        expected_version = self.rng.choice((ANY_VERSION, version, version, version - 1 if version else 5))
 
         def on_response(response: ClientResponse) -> None:
             told = int(response.ext["version"])
             if self._versions.get(told) != (name, definition):
                 raise Violation(f"lost: {name} was stored with version {told}, the log has {self._versions.get(told)}")
 
-        self._ask("put", RequestCode.PUT_SCHEDULE, {"expectedVersion": expected}, definition.encode(), on_response)
+        self._ask(
+            "put", RequestCode.PUT_SCHEDULE, {"expectedVersion": expected_version}, definition.encode(), on_response
+        )
 
     def _ask(self, what: str, code: RequestCode, ext: dict[str, Any], body: bytes = b"", then: Any = None) -> None:
         def on_response(response: ResponseOrLoss) -> None:
@@ -216,21 +218,21 @@ class ScheduledMessages(Workload):
             raise Violation(f"paused: {mark} of {before}")
         if mark.due_ms and mark.due_ms not in ticks:
             raise Violation(f"duplicate: {mark.due_ms} of {mark.name} is no tick of {ticks} that is to be sent")
-        sent = self._message_of(mark, before) if mark.due_ms else None
+        message = self._message_of(mark, before) if mark.due_ms else None
         given_up = [tick for tick in ticks if tick != mark.due_ms]
         if len(given_up) != mark.skipped:
             raise Violation(f"lost: {mark} passes {list(ticks)}, and counts {mark.skipped} as skipped")
         self.counts["skipped"] += len(given_up)
-        if sent is None:
+        if message is None:
             return
         skew_ms = 2 * self.cluster.plan.wall_skew_ms
-        late_ms = sent.record.store_timestamp_ms - mark.due_ms
+        late_ms = message.record.store_timestamp_ms - mark.due_ms
         if late_ms < -skew_ms:
             raise Violation(f"early: {mark} was stored {-late_ms} ms before its time")
         definition = before.definition
         if definition.catch_up == "all" and given_up:
             too_early = [
-                tick for tick in given_up if sent.record.store_timestamp_ms - tick < definition.catch_up_ms - skew_ms
+                tick for tick in given_up if message.record.store_timestamp_ms - tick < definition.catch_up_ms - skew_ms
             ]
             if too_early:
                 raise Violation(f"given up: {too_early} of {mark}, and {definition.catch_up_ms} ms were to be waited")
@@ -240,11 +242,11 @@ class ScheduledMessages(Workload):
 
     def _message_of(self, mark: SettleTick, before: _Model) -> CommittedRecord:
         """The message of a mark, in the same entry."""
-        for at, (stored, known) in enumerate(self._messages):
+        for at, (stored, schedule) in enumerate(self._messages):
             properties = stored.record.properties
             if (properties[SCHEDULE], properties[DUE_MS]) == (mark.name, str(mark.due_ms)):
                 del self._messages[at]
-                if known != before or stored.record.body != before.definition.body:
+                if schedule != before or stored.record.body != before.definition.body:
                     raise Violation(f"version: {stored.place} has {stored.record.body!r}, the schedule was {before}")
                 if not properties.get(props.UNIQUE_KEY):
                     raise Violation(f"properties: {stored.place} has {properties}")

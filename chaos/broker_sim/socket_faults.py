@@ -56,18 +56,18 @@ class SocketFaults:
 
     def sent(self, nbytes: int, *, calm: bool) -> int:
         """Return the number of ``nbytes`` that a send takes. Raises BlockingIOError, ConnectionResetError."""
-        taken = 0
+        count = 0
         if not self._is_full:
             self._check(calm)
             if self._rng.random() >= self._share:
                 return nbytes
             # From here on, another attempt draws nothing: only one of the forms makes it.
             self._is_full = True
-            taken = self._rng.randrange(nbytes)
-            self._counts["partial sends"] += taken > 0
-        if taken == 0:
+            count = self._rng.randrange(nbytes)
+            self._counts["partial sends"] += count > 0
+        if count == 0:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return taken
+        return count
 
     def full_seconds(self) -> float:
         """Draw the seconds for which the socket's buffer stays full."""

@@ -223,10 +223,10 @@ class SimSocket:
         return count
 
     def send(self, data: bytes | memoryview) -> int:
-        taken = self._faults.sent(len(data), calm=self._reactor.calm) if data else 0
-        self._outgoing.append(bytes(data[:taken]))
+        count = self._faults.sent(len(data), calm=self._reactor.calm) if data else 0
+        self._outgoing.append(bytes(data[:count]))
         self._reactor.leaves(self)
-        return taken
+        return count
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview]) -> int:
         return self.send(b"".join(buffers))
@@ -270,9 +270,9 @@ class SimReactor:
     def socket(self, line: Line, side: int, peer: Address) -> SimSocket:
         """Open a new socket of this process."""
         rng = random.Random(self._process.node.socket_faults.getrandbits(64))
-        made = SimSocket(self, line, side, peer, SocketFaults(rng, self._cluster.socket_counts))
-        self._sockets[made.fileno()] = made
-        return made
+        sock = SimSocket(self, line, side, peer, SocketFaults(rng, self._cluster.socket_counts))
+        self._sockets[sock.fileno()] = sock
+        return sock
 
     def vanish(self) -> None:
         """End all sockets with their process. Peers learn it soon, or find out by themselves."""
@@ -309,11 +309,11 @@ class SimReactor:
             for fd, sock in self._sockets.items()
             if (sock._inbox or sock._ended) and events.get(fd, 0) & EPOLLIN
         ]:
-            left, begun = self._together(ready)
-            for fd, go_on in begun:
+            remaining, calls = self._together(ready)
+            for fd, go_on in calls:
                 if fd in self._handlers:
                     go_on()
-            for fd, found in left:
+            for fd, found in remaining:
                 # An earlier handler of this turn may have closed it.
                 if (handler := self._handlers.get(fd)) is not None:
                     handler(found)
@@ -342,11 +342,11 @@ class SimReactor:
             self._cluster.later(self._process.node, 0.0, self._turn)
 
     def modify(self, fd: int, events: int) -> None:
-        added = events & ~self._events[fd]
+        new_events = events & ~self._events[fd]
         self._events[fd] = events
-        if added & EPOLLIN:
+        if new_events & EPOLLIN:
             self._cluster.later(self._process.node, 0.0, self._turn)
-        if added & EPOLLOUT:
+        if new_events & EPOLLOUT:
             self._await_writable(fd)
 
     def _await_writable(self, fd: int) -> None:
@@ -392,20 +392,20 @@ class SimReactor:
         their last bytes would leave in only one of the forms.
         """
         rest: list[Flushed] = []
-        taken: list[tuple[Flushed, bytes]] = []
+        buffers: list[tuple[Flushed, bytes]] = []
         for stream in streams:
             data = stream.take_single_buffer()
             if data is None:
                 rest.append(stream)
             else:
-                taken.append((stream, data))
-        for stream, data in taken:
+                buffers.append((stream, data))
+        for stream, data in buffers:
             try:
-                sent = self.send(stream.raw_fd, data)
+                count = self.send(stream.raw_fd, data)
             except OSError:
-                sent = 0
-            if sent != len(data):
-                stream.put_back(data, sent)
+                count = 0
+            if count != len(data):
+                stream.put_back(data, count)
                 rest.append(stream)
         return rest
 

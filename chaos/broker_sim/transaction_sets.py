@@ -59,10 +59,10 @@ class TransactionWorld(Protocol):
     topic: ClassVar[str]
     queues: ClassVar[int]
 
-    def new(self, kind: str, properties: dict[str, str], **asked: Any) -> Sent:
+    def new(self, kind: str, properties: dict[str, str], **details: Any) -> Sent:
         """Create a message to send."""
 
-    def begins(self, sent: Sent) -> object:
+    def begins(self, message: Sent) -> object:
         """Record that a client begins to send a message."""
 
 
@@ -103,12 +103,12 @@ class SetTransactions:
 
     def _output(self, offset: int | None) -> SetMessage:
         workload = self._workload
-        sent = workload.new(KIND, {}, input=offset)
-        workload.begins(sent)
-        properties = props.encode({props.UNIQUE_KEY: f"U{sent.value}", **sent.properties})
+        message = workload.new(KIND, {}, input=offset)
+        workload.begins(message)
+        properties = props.encode({props.UNIQUE_KEY: f"U{message.value}", **message.properties})
         # Never to the queue that is consumed, or the workers would transform their own outputs for ever.
         queue_id = workload.rng.randrange(_INPUT_QUEUE + 1, workload.queues)
-        return SetMessage(workload.topic, queue_id, sent.body, properties)
+        return SetMessage(workload.topic, queue_id, message.body, properties)
 
     def _transform(self) -> None:
         """Let a worker take the next messages of the queue."""
@@ -125,15 +125,15 @@ class SetTransactions:
                 self._cluster.at(self._cluster.now + rng.choice((0.0, rng.uniform(0.0, 2.0))), staged, first, end)
 
         def staged(first: int, end: int) -> None:
-            consumed = ConsumedRange(_WORKERS, topic, _INPUT_QUEUE, QueueOffset(first), QueueOffset(end))
+            range_ = ConsumedRange(_WORKERS, topic, _INPUT_QUEUE, QueueOffset(first), QueueOffset(end))
             outputs = [self._output(offset) for offset in range(first, end)] if rng.random() < 0.95 else []
-            self._stage(first, outputs, [consumed])
+            self._stage(first, outputs, [range_])
 
         ext = {"consumerGroup": _WORKERS, "topic": topic, "queueId": _INPUT_QUEUE, "setZeroIfNotFound": False}
         node = self._cluster.some_node(rng)
         rng.choice(self._workload.clients).request(node, RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", on_response)
 
-    def _stage(self, first: int, messages: list[SetMessage], consumed: list[ConsumedRange]) -> None:
+    def _stage(self, first: int, messages: list[SetMessage], ranges: list[ConsumedRange]) -> None:
         self._number += 1
         name = f"S{self._number}"
         counts = self._workload.counts
@@ -156,7 +156,7 @@ class SetTransactions:
                     self._check_fenced(name, first)
 
         ext = {"producerGroup": self._group, "transactionId": name, "bornTimestampMs": self._cluster.true_ms()}
-        body = TransactionSet(messages, consumed).encode()
+        body = TransactionSet(messages, ranges).encode()
         rng = self._workload.rng
         node = self._cluster.some_node(rng)
         rng.choice(self._workload.clients).request(node, RequestCode.STAGE_TRANSACTION, ext, body, on_response)
@@ -179,39 +179,44 @@ class SetTransactions:
 
     def outcome(self, half: CommittedRecord, visible: dict[int, list[CommittedRecord]]) -> int | None:
         """Take a set's copies out of ``visible``; returns `COMMITTED` if it was committed in this entry, else None."""
-        messages, consumed = TransactionSet.decode(half.record.body)
+        messages, ranges = TransactionSet.decode(half.record.body)
         keys = {props.find(message.properties, props.UNIQUE_KEY) for message in messages}
-        found = [
+        copies_of_set = [
             copy
             for copies in visible.values()
             for copy in copies
             if copy.record.prepared_offset == half.record.physical_offset
         ]
-        for copy in found:
+        for copy in copies_of_set:
             visible[copy.value].remove(copy)
-        rows = [(each.group, each.topic, each.queue_id, each.end) for each in consumed]
-        moved = [row for row in rows if row in self._rows]
+        rows = [(each.group, each.topic, each.queue_id, each.end) for each in ranges]
+        moved_rows = [row for row in rows if row in self._rows]
         # A set without its messages was rolled back, and another set from the same place moved the offsets; if no set
         # moved them, `entry_ends` raises.
-        if not found and (keys or not moved):
+        if not copies_of_set and (keys or not moved_rows):
             return None
-        if len(found) != len(keys) or {copy.record.properties.get(props.UNIQUE_KEY) for copy in found} != keys:
-            raise Violation(f"set: of {sorted(map(str, keys))} only {[copy.place for copy in found]} are visible")
-        if moved != rows:
+        if (
+            len(copies_of_set) != len(keys)
+            or {copy.record.properties.get(props.UNIQUE_KEY) for copy in copies_of_set} != keys
+        ):
+            raise Violation(
+                f"set: of {sorted(map(str, keys))} only {[copy.place for copy in copies_of_set]} are visible"
+            )
+        if moved_rows != rows:
             raise Violation(
                 f"set: messages of half {half.record.queue_offset} are visible, but its offsets are not: {rows}"
             )
-        for each in consumed:
+        for each in ranges:
             if each.first != self._consumed_to:
                 raise Violation(f"transform: {each} is consumed, but the group was at {self._consumed_to}")
             self._consumed_to = each.end
             self._rows.remove((each.group, each.topic, each.queue_id, each.end))
-        for copy in found:
+        for copy in copies_of_set:
             self._visible.add(copy.value)
             if (offset := self._workload.ledger.sent[copy.value].asked["input"]) is not None:
                 self._outputs[offset] += 1
         self._workload.counts["sets committed"] += 1
-        self._workload.counts["inputs transformed"] += sum(each.end - each.first for each in consumed)
+        self._workload.counts["inputs transformed"] += sum(each.end - each.first for each in ranges)
         return COMMITTED
 
     def entry_ends(self) -> None:
@@ -226,9 +231,9 @@ class SetTransactions:
         if twice := {offset: count for offset, count in self._outputs.items() if count > 1}:
             raise Violation(f"transform: inputs with more than one output: {twice}")
         copies = self._workload.ledger.copies[self._workload.topic]
-        for sent in self._workload.ledger.sent.values():
-            if sent.kind == KIND and copies[sent.value] != (sent.value in self._visible):
-                raise Violation(f"set: {sent} is visible {copies[sent.value]} times")
+        for message in self._workload.ledger.sent.values():
+            if message.kind == KIND and copies[message.value] != (message.value in self._visible):
+                raise Violation(f"set: {message} is visible {copies[message.value]} times")
 
     def check_offset(self, node_id: str, offsets: Any) -> None:
         """Check that a replica's offsets, by group, topic and queue, are the ones that transactions committed."""

@@ -78,42 +78,42 @@ class Transactions(Workload):
         self.cluster.at(self.cluster.now + _HEARTBEAT_SECONDS, self._beat)
 
     def run_operation(self) -> None:
-        drawn = self.rng.random()
-        if drawn < 0.3:
+        chance = self.rng.random()
+        if chance < 0.3:
             self._sets.run_operation()
-        elif drawn < 0.45:
+        elif chance < 0.45:
             self.send(self.new("plain", {}))
         else:
             self.send(self.new("half", {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: _GROUP}))
 
-    def operation(self, sent: Sent) -> str | None:
-        return {"plain": "send", KIND: "stage"}.get(sent.kind, "half")
+    def operation(self, message: Sent) -> str | None:
+        return {"plain": "send", KIND: "stage"}.get(message.kind, "half")
 
-    def counted_in(self, sent: Sent) -> str | None:
+    def counted_in(self, message: Sent) -> str | None:
         """Return the topic that has at most one copy per send: for half messages their own; None for sets."""
-        return {"plain": sent.topic, KIND: None}.get(sent.kind, HALF_TOPIC)
+        return {"plain": message.topic, KIND: None}.get(message.kind, HALF_TOPIC)
 
-    def send_flags(self, sent: Sent) -> int:
-        return PREPARED if sent.kind == "half" else 0
+    def send_flags(self, message: Sent) -> int:
+        return PREPARED if message.kind == "half" else 0
 
-    def was_sent(self, sent: Sent, response: ClientResponse) -> None:
+    def was_sent(self, message: Sent, response: ClientResponse) -> None:
         """Run the local transaction, which ends or stays open."""
-        if sent.kind != "half":
+        if message.kind != "half":
             return
-        self._decide(*sent.acked[-1])
+        self._decide(*message.acked[-1])
 
-    def _set_was_staged(self, offset: int, position: int, fenced: Callable[[], None]) -> None:
-        self._fenced[offset] = fenced
+    def _set_was_staged(self, offset: int, position: int, on_fence: Callable[[], None]) -> None:
+        self._fenced[offset] = on_fence
         self._decide(offset, position)
 
     def _decide(self, offset: int, position: int) -> None:
         if offset in self._decisions:
             return  # a check arrived first
-        chosen = self.rng.choices((COMMITTED, ROLLBACK, None), (60, 25, 5))[0]
-        self._decisions[offset] = chosen
-        if chosen is not None and self.rng.random() < 0.8:
+        outcome = self.rng.choices((COMMITTED, ROLLBACK, None), (60, 25, 5))[0]
+        self._decisions[offset] = outcome
+        if outcome is not None and self.rng.random() < 0.8:
             later = self.rng.choice((0.0, 0.0, self.rng.uniform(0.0, 2.0)))
-            self.cluster.at(self.cluster.now + later, self._end, offset, position, chosen)
+            self.cluster.at(self.cluster.now + later, self._end, offset, position, outcome)
         if self.rng.random() < 0.05:
             self._end_wrongly(offset, position)
 
@@ -258,8 +258,8 @@ class Transactions(Workload):
                 self._outcomes[offset] = 0
             else:
                 self._ended(offset, ROLLBACK)
-        if left := [copy for copies in self._visible.values() for copy in copies] or +self._put_aside:
-            raise Violation(f"transaction: {left} without the end of a half message in the same entry")
+        if surplus := [copy for copies in self._visible.values() for copy in copies] or +self._put_aside:
+            raise Violation(f"transaction: {surplus} without the end of a half message in the same entry")
         self._sets.entry_ends()
         self._done.clear()
         self._visible.clear()

@@ -59,7 +59,7 @@ _CLIENTS = 4
 class Ends(Protocol):
     """Called when a client knows how its send ended; ``told``: queue offset and position, if it was told them."""
 
-    def __call__(self, response: ResponseOrLoss, told: tuple[int, int] | None = None) -> None: ...
+    def __call__(self, response: ResponseOrLoss, location: tuple[int, int] | None = None) -> None: ...
 
 
 def queue_name(topic: str, queue_id: int | str) -> str:
@@ -131,9 +131,9 @@ class Workload:
         """Broker settings that differ from the defaults of the simulation."""
         return {}
 
-    def limits(self, drawn: BrokerLimits) -> BrokerLimits:
+    def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
         """The limits of the brokers, from those that were drawn."""
-        return drawn
+        return base_limits
 
     def changed_limits(self) -> AbstractContextManager[None]:
         """Change production code for as long as this workload runs."""
@@ -163,7 +163,7 @@ class Workload:
         return None
 
     def read_archived(
-        self, process: BrokerProcess, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
     ) -> bool:
         return False
 
@@ -189,9 +189,9 @@ class Workload:
         """Raises `Violation` unless every promise was kept, as far as clients can observe it, and nothing was stored
         more often than it was sent.
         """
-        for sent in self.ledger.sent.values():
-            if (topic := self.counted_in(sent)) is not None:
-                self.ledger.check_copies(topic, sent)
+        for message in self.ledger.sent.values():
+            if (topic := self.counted_in(message)) is not None:
+                self.ledger.check_copies(topic, message)
         self.recording.note("base", n="all", v=self.cluster.dropped_pos)
         history = gather(self.history)
         for check in self.checkers:
@@ -247,79 +247,79 @@ class Workload:
         """Draw an encoding for a request."""
         return BINARY if code <= _BINARY_CODES_MAX and self.rng.random() < 0.5 else JSON
 
-    def new(self, kind: str, properties: dict[str, str], **asked: Any) -> Sent:
+    def new(self, kind: str, properties: dict[str, str], **details: Any) -> Sent:
         """Create a message to send."""
         nbytes = self.rng.randint(8, self._body_bytes_max)
         number = len(self.ledger.sent)
         own = {OWN: "abcdefgh"[number % 8] * (1 + number % 30)}
-        return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **asked)
+        return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **details)
 
-    def operation(self, sent: Sent) -> str | None:
+    def operation(self, message: Sent) -> str | None:
         """The name of a send in the history; None for a send that no consumer reads."""
-        return "send" if sent.topic == self.topic else None
+        return "send" if message.topic == self.topic else None
 
-    def counted_in(self, sent: Sent) -> str | None:
+    def counted_in(self, message: Sent) -> str | None:
         """Return the topic with at most one copy of a message per send; None if sends do not limit the copies."""
-        return sent.topic
+        return message.topic
 
-    def begins(self, sent: Sent, **fields: Any) -> Ends:
+    def begins(self, message: Sent, **fields: Any) -> Ends:
         """Record that a client begins to send a message. Call the result when the client knows how that ended."""
-        name, worker, value = self.operation(sent), Worker(self.recording), str(sent.value)
+        name, worker, value = self.operation(message), Worker(self.recording), str(message.value)
         if name is None:
             return lambda answer, told=None: None
         worker.invoke(name, v=value, **fields)
 
-        def ends(response: ResponseOrLoss, told: tuple[int, int] | None = None) -> None:
-            again = sent.unknown > (told is None)
+        def ends(response: ResponseOrLoss, location: tuple[int, int] | None = None) -> None:
+            again = message.unknown > (location is None)
             is_stored = isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS
-            if told is not None and isinstance(response, ClientResponse):
+            if location is not None and isinstance(response, ClientResponse):
                 queue_id = response.ext["queueId"]
                 if int(response.ext["queueOffset"]) < 0:  # of what the log dropped only the position is known
-                    record = self.ledger.at_position[told[1]].record
+                    record = self.ledger.at_position[location[1]].record
                     queue_id = record.properties.get(props.REAL_QUEUE_ID, str(record.queue_id))
-                queue = queue_name(sent.topic, queue_id)
-                worker.ok(name, k=queue, v=value, o=told[0], pos=told[1], again=again)
-            elif sent.unknown or is_stored:
+                queue = queue_name(message.topic, queue_id)
+                worker.ok(name, k=queue, v=value, o=location[0], pos=location[1], again=again)
+            elif message.unknown or is_stored:
                 worker.info(name, str(response), v=value, again=again)
             else:
                 worker.fail(name, str(response), v=value)
 
         return ends
 
-    def send(self, sent: Sent, attempt: int = 1, ends: Ends | None = None) -> None:
+    def send(self, message: Sent, attempt: int = 1, ends: Ends | None = None) -> None:
         """Send a message, to the leader or to any other replica; again if the outcome is unknown, or if it was
         refused.
         """
         code = RequestCode.SEND_MESSAGE_V2
-        own = {props.UNIQUE_KEY: f"U{sent.value}", **sent.properties}
-        ext = self.send_fields(sent.topic, own, sys_flag=self.send_flags(sent))
+        own = {props.UNIQUE_KEY: f"U{message.value}", **message.properties}
+        ext = self.send_fields(message.topic, own, sys_flag=self.send_flags(message))
         self.rng.randrange(1 << 30)  # so that the noted seeds still find the planted bugs
-        ends = ends or self.begins(sent)
-        sent.unknown += 1
+        ends = ends or self.begins(message)
+        message.unknown += 1
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-                sent.unknown -= 1
+                message.unknown -= 1
                 position = int(response.ext["msgId"].split(",")[0][16:32], 16)
                 offset = int(response.ext["queueOffset"])
                 self.counts["acknowledged"] += 1
-                self.acknowledged(sent, offset, position)
-                ends(response, sent.acked[-1])
-                self.was_sent(sent, response)
+                self.acknowledged(message, offset, position)
+                ends(response, message.acked[-1])
+                self.was_sent(message, response)
                 return
             if response is LostResponse.UNKNOWN:
                 self.counts["outcome unknown"] += 1
             else:
-                sent.unknown -= 1
-                sent.refused += 1
+                message.unknown -= 1
+                message.refused += 1
                 self.counts["refused" if isinstance(response, ClientResponse) else "unreachable"] += 1
             if attempt < _ATTEMPTS_MAX and self.rng.random() < 0.5 and not self.stopped:
                 self.counts["sent again"] += 1
-                self.send(sent, attempt + 1, ends)
+                self.send(message, attempt + 1, ends)
             else:
                 ends(response)
 
-        self.request(code, ext, sent.body, on_response)
+        self.request(code, ext, message.body, on_response)
 
     def send_batch(
         self,
@@ -337,20 +337,20 @@ class Workload:
             BatchedMessage(sent.body, props.encode({props.UNIQUE_KEY: f"U{sent.value}", **own(sent)})) for sent in batch
         )
         ends = [self.begins(sent) for sent in batch]
-        for sent in batch:
-            sent.unknown += 1
+        for message in batch:
+            message.unknown += 1
 
         def on_response(response: ResponseOrLoss) -> None:
             self.counts[
                 f"batches: {response.name if isinstance(response, LostResponse) else ResponseCode(response.code).name}"
             ] += 1
             if response is not LostResponse.UNKNOWN:
-                for sent in batch:
-                    sent.unknown -= 1
-            acked = [len(sent.acked) for sent in batch]
+                for message in batch:
+                    message.unknown -= 1
+            ack_counts = [len(sent.acked) for sent in batch]
             on_batch(response)
-            for sent, before, end in zip(batch, acked, ends, strict=True):
-                end(response, sent.acked[-1] if len(sent.acked) > before else None)
+            for message, before, end in zip(batch, ack_counts, ends, strict=True):
+                end(response, message.acked[-1] if len(message.acked) > before else None)
 
         self.request(code, ext, body, on_response)
 
@@ -362,7 +362,7 @@ class Workload:
 
     def send_fields(self, topic: str, properties: dict[str, str], **other: Any) -> dict[str, str]:
         """The header of a plain message to a random queue of its topic; ``other`` fields of `SendExt` differ."""
-        given: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "default_topic": AUTO_CREATE_TEMPLATE,
             "default_topic_queue_nums": self.queues,
             "queue_id": self.rng.randrange(self.queues),
@@ -370,7 +370,7 @@ class Workload:
             "born_timestamp_ms": self.cluster.true_ms(),
             "flag": 0,
         }
-        ext = SendExt(producer_group="P", topic=topic, properties=props.encode(properties), **(given | other))
+        ext = SendExt(producer_group="P", topic=topic, properties=props.encode(properties), **(fields | other))
         return ext.fields()
 
     def topic_fields(self, **other: Any) -> dict[str, Any]:
@@ -383,15 +383,15 @@ class Workload:
         ext, code = self.topic_fields(**other), RequestCode.UPDATE_AND_CREATE_TOPIC
         self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", done)
 
-    def send_flags(self, sent: Sent) -> int:
+    def send_flags(self, message: Sent) -> int:
         """The sys_flag of a message."""
         return 0
 
-    def acknowledged(self, sent: Sent, offset: int, position: int) -> None:
+    def acknowledged(self, message: Sent, offset: int, position: int) -> None:
         """Compare the response of a send with the committed record."""
-        self.ledger.acknowledged(sent, offset, position)
+        self.ledger.acknowledged(message, offset, position)
 
-    def was_sent(self, sent: Sent, response: ClientResponse) -> None:
+    def was_sent(self, message: Sent, response: ClientResponse) -> None:
         """Act on an acknowledged message."""
 
     def late(self, what: str, seconds: float) -> None:
@@ -419,14 +419,14 @@ class Workload:
 
     def _check_records(self, queue_id: int, offset: int, response: ClientResponse) -> None:
         if response.code == ResponseCode.SUCCESS:
-            got: list[tuple[int, str]] = []
+            rows: list[tuple[int, str]] = []
             for record in decode_records(response.body):
                 self.check_next(self.topic, queue_id, offset, record)
-                got.append((offset, str(self.ledger.at_position[record.physical_offset].value)))
+                rows.append((offset, str(self.ledger.at_position[record.physical_offset].value)))
                 offset += 1
                 self.counts["read"] += 1
             self._read_to[queue_id] = offset
-            self._readers[queue_id].ok("poll", k=queue_name(self.topic, queue_id), v=got)
+            self._readers[queue_id].ok("poll", k=queue_name(self.topic, queue_id), v=rows)
         elif response.code == ResponseCode.PULL_OFFSET_MOVED:
             low = int(response.ext["nextBeginOffset"])
             if low < offset:
@@ -474,19 +474,19 @@ class Workload:
         """Check that the derived state of replicas is the same everywhere, and matches the log."""
         states: dict[bytes, str] = {}
         for process in running:
-            for (topic, queue_id), known in self.ledger.queues.items():
-                self._check_queue(process, topic, queue_id, known)
+            for (topic, queue_id), records in self.ledger.queues.items():
+                self._check_queue(process, topic, queue_id, records)
             state = process.metadata.capture()()
             states.setdefault(state, process.node_id)
         if len(states) > 1:
             raise Violation(f"state: replicas {sorted(states.values())} have different metadata")
 
-    def _check_queue(self, process: BrokerProcess, topic: str, queue_id: int, known: list[CommittedRecord]) -> None:
+    def _check_queue(self, process: BrokerProcess, topic: str, queue_id: int, records: list[CommittedRecord]) -> None:
         queue = process.queues.get(topic, queue_id)
-        if queue is None or queue.max_offset != len(known):
+        if queue is None or queue.max_offset != len(records):
             end = None if queue is None else queue.max_offset
             raise Violation(
-                f"queue: {topic}/{queue_id} of {process.node_id} ends at {end}, but {len(known)} are committed"
+                f"queue: {topic}/{queue_id} of {process.node_id} ends at {end}, but {len(records)} are committed"
             )
         low = queue.min_offset
         if low < (begin := self.ledger.begins.get((topic, queue_id), 0)):
@@ -494,12 +494,12 @@ class Workload:
                 f"queue: {topic}/{queue_id} of {process.node_id} begins at {low}, but a deleted one ended at {begin}"
             )
         entries = queue.read(low, queue.max_offset - low)
-        if len(entries) != (len(known) - low) * QUEUE_ENTRY_BYTES:
+        if len(entries) != (len(records) - low) * QUEUE_ENTRY_BYTES:
             raise Violation(f"queue: {topic}/{queue_id} of {process.node_id} gives {len(entries)} bytes from {low}")
         for offset, (position, size, _) in enumerate(QUEUE_ENTRY.iter_unpack(entries), low):
-            record: StoredMessage = known[offset].record
+            record: StoredMessage = records[offset].record
             if (position, size) != (record.physical_offset, record.size):
                 raise Violation(
                     f"queue: {topic}/{queue_id}/{offset} of {process.node_id} is at {position}; expected: "
-                    f"{known[offset]}"
+                    f"{records[offset]}"
                 )

@@ -36,8 +36,8 @@ class CatchUp:
         if log.base[0] == 0 and manifest.end_index == 0:
             replica.decline_install(peer)
             return
-        taken = process.snapshot() if replica.applied_index >= max(1, log.base[0]) else None
-        snapshot = taken or b""
+        state = process.snapshot() if replica.applied_index >= max(1, log.base[0]) else None
+        snapshot = state or b""
         if snapshot:
             manifest = msgspec.structs.replace(
                 manifest, snapshot_bytes=len(snapshot), snapshot_crc=zlib.crc32(snapshot)
@@ -45,13 +45,18 @@ class CatchUp:
         elif log.base[0] > 0:
             return
         if cluster.network.connected(process.node_id, peer):
-            encoded = encode_manifest(manifest)
+            manifest_bytes = encode_manifest(manifest)
             cluster.at(
-                cluster.now + cluster.network.latency(), self._offered, process, cluster.nodes[peer], encoded, snapshot
+                cluster.now + cluster.network.latency(),
+                self._offered,
+                process,
+                cluster.nodes[peer],
+                manifest_bytes,
+                snapshot,
             )
 
-    def _offered(self, source: Process, node: Node, encoded: bytes, snapshot: bytes) -> None:
-        manifest = decode_manifest(encoded)
+    def _offered(self, source: Process, node: Node, manifest_bytes: bytes, snapshot: bytes) -> None:
+        manifest = decode_manifest(manifest_bytes)
         pull = self.pulls.get(node.node_id)
         if manifest.end_index == 0 or (pull is not None and pull.goes_on_with(source, node.process)):
             return
@@ -122,10 +127,10 @@ class _Pull:
             (pos, data), self._arrived = self._arrived, None
             if not self.staging.accept("log", pos, data):
                 raise Violation(f"the archive has bytes at {pos} that do not continue the log which was offered")
-        wanted, archived = self.staging.wanted(), self.manifest.archived
-        if wanted is None or archived is None or wanted[0] != "log" or self._has_left_archive:
+        request, archive_end = self.staging.wanted(), self.manifest.archived
+        if request is None or archive_end is None or request[0] != "log" or self._has_left_archive:
             return False
-        _, pos, nbytes = wanted
+        _, pos, nbytes = request
 
         def done(data: bytes | None) -> None:
             if data is None:
@@ -134,13 +139,13 @@ class _Pull:
                 self._arrived = pos, data
             then()
 
-        return pos < archived.pos and self._process.read_archived(archived, pos, nbytes, done)
+        return pos < archive_end.pos and self._process.read_archived(archive_end, pos, nbytes, done)
 
     def fetch(self) -> None:
         """Request the next piece."""
-        wanted = self.staging.wanted()
-        assert wanted is not None, "nothing is wanted, and not all is here"
-        what, pos, nbytes = wanted
+        request = self.staging.wanted()
+        assert request is not None, "nothing is wanted, and not all is here"
+        what, pos, nbytes = request
         data: bytes | None = self._snapshot[pos : pos + nbytes]
         if what == "log":
             data = self.source.range_for(pos, nbytes)

@@ -178,9 +178,9 @@ class Cluster:
 
     def process_ends(self, node: Node, error: Exception) -> None:
         may_fail = self.nemesis.may_fail(node.node_id)
-        damaged = isinstance(error, StorageCorrupt) and (bool(node.flips) or may_fail)  # a read may fail just once
-        failed = isinstance(error, StorageFailed) and may_fail
-        if not damaged and not failed:
+        is_damage = isinstance(error, StorageCorrupt) and (bool(node.flips) or may_fail)  # a read may fail just once
+        is_failure = isinstance(error, StorageFailed) and may_fail
+        if not is_damage and not is_failure:
             raise Violation(f"{node.node_id} stops without a reason: {error}") from error
         self.note(f"{node.node_id} stops: {error}")
         if isinstance(error, StorageCorrupt):
@@ -428,8 +428,8 @@ class Cluster:
                 continue
             # Nodes that were removed, or have not joined, promise nothing.
             running = [process for process in running if process.node_id in leader.core.conf.members]
-            taken = sum(peer.match for peer in leader.core.status().peers)
-            progress = (leader.core.term, taken + sum(process.replica.applied_index for process in running))
+            match_sum = sum(peer.match for peer in leader.core.status().peers)
+            progress = (leader.core.term, match_sum + sum(process.replica.applied_index for process in running))
             if progress > best:
                 best = progress
                 deadline = self.now + patience

@@ -31,12 +31,12 @@ def forged(frame: bytes, rng: random.Random) -> bytearray | None:
     fields = cbor2.loads(bytes(payload[4:]))
     if "src" not in fields:
         return None
-    encoded = cbor2.dumps(fields | {"term": term})
-    return bytearray(frames._frame(kind, encoded, 0, zlib.crc32(encoded, kind)))
+    body = cbor2.dumps(fields | {"term": term})
+    return bytearray(frames._frame(kind, body, 0, zlib.crc32(body, kind)))
 
 
 def _append_crc(frame: bytearray) -> int:
-    fixed = frames._APPEND.unpack_from(frame, _PAYLOAD_AT)
-    entries_bytes, count = fixed[-2:]
+    fields = frames._APPEND.unpack_from(frame, _PAYLOAD_AT)
+    entries_bytes, count = fields[-2:]
     head_end = _PAYLOAD_AT + frames._APPEND.size + 4 * count
     return zlib.crc32(frame[head_end + entries_bytes :], zlib.crc32(frame[_PAYLOAD_AT:head_end], Kind.APPEND))

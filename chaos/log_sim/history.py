@@ -160,13 +160,13 @@ class History:
             )
 
     def _check_value(self, node: NodeId, entry: Entry, value: int) -> None:
-        asked = self._asked.get(value)
-        if asked is None or asked.refused:
-            raise Violation(f"phantom: {node} commits {entry}, which was {'refused' if asked else 'never asked for'}")
+        request = self._asked.get(value)
+        if request is None or request.refused:
+            raise Violation(f"phantom: {node} commits {entry}, which was {'refused' if request else 'never asked for'}")
         if value in self._index_of:
             raise Violation(f"duplicate: {node} commits {entry}, but it is at {self._index_of[value]} already")
-        if entry.index <= asked.acked_index:
-            raise Violation(f"order: {entry} was requested after {asked.acked_index} was acknowledged")
+        if entry.index <= request.acked_index:
+            raise Violation(f"order: {entry} was requested after {request.acked_index} was acknowledged")
         self._index_of[value] = entry.index
 
 

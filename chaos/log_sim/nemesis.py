@@ -111,8 +111,8 @@ class Nemesis:
         cluster.paused.pop(node.node_id, None)
         cluster.wires.node_ended(node.node_id)
         for other in cluster.nodes.values():
-            reached = cluster.network.connected(node.node_id, other.node_id)
-            if other is not node and reached and self._rng.random() < 0.5:
+            is_reachable = cluster.network.connected(node.node_id, other.node_id)
+            if other is not node and is_reachable and self._rng.random() < 0.5:
                 rumor = FalseProcessEnd(other.node_id, node.node_id)
                 cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._hear, rumor)
         return True
@@ -147,9 +147,9 @@ class Nemesis:
                     cluster.nodes[node_id].suspend()
                 return cluster.nodes[node_id].process is not None
             case Resume(node_id):
-                held = bool(cluster.paused.get(node_id))
+                is_held = bool(cluster.paused.get(node_id))
                 cluster.resume(node_id)
-                return held
+                return is_held
             case Stall(node_id, seconds):
                 return self._stall(node_id, seconds)
             case ClockJump(node_id, seconds):
@@ -205,8 +205,8 @@ class Nemesis:
                 cluster.network.disturb(fault)
                 cluster.wires.healed()
                 cuts, self._cuts = self._cuts, []
-                for name, blocked in cuts:
-                    self.effective[name] += cluster.wires.blocked > blocked
+                for name, blocked_before in cuts:
+                    self.effective[name] += cluster.wires.blocked > blocked_before
                 return bool(cuts)
             case LinkQuality():
                 cluster.network.disturb(fault)
@@ -220,12 +220,12 @@ class Nemesis:
         node = cluster.nodes[node_id]
         if node.process is None or node.node_id in cluster.paused:
             return False
-        held: list[Callable[[], None]] = []
-        cluster.paused[node.node_id] = held
+        calls: list[Callable[[], None]] = []
+        cluster.paused[node.node_id] = calls
 
         def resume() -> None:
             # Unless it was resumed, or killed, and paused again.
-            if cluster.paused.get(node.node_id) is held:
+            if cluster.paused.get(node.node_id) is calls:
                 cluster.resume(node.node_id)
 
         cluster.at(cluster.now + seconds, resume)
@@ -238,9 +238,9 @@ class Nemesis:
         # Damage behind the mark is indistinguishable from a torn write.
         limit = node.marked_pos()
         contents = [(name, node.disk.content(f"{DIRECTORY}/{name}")[: max(0, limit - int(name))]) for name in names]
-        written = [(name, len(content.rstrip(b"\0"))) for name, content in contents]
-        at = max(0, int(place * sum(nbytes for _, nbytes in written)) - 1 - self._rng.randrange(60))
-        for name, nbytes in written:
+        sizes = [(name, len(content.rstrip(b"\0"))) for name, content in contents]
+        at = max(0, int(place * sum(nbytes for _, nbytes in sizes)) - 1 - self._rng.randrange(60))
+        for name, nbytes in sizes:
             if at < nbytes:
                 if len(node.disk.durable(f"{DIRECTORY}/{name}", at, 1)) < 1:
                     return False
@@ -294,9 +294,9 @@ class Nemesis:
     def _change_members(self, choice: float) -> bool:
         def ask(leader: Process) -> bool:
             conf = leader.core.conf
-            damaged = any(node.flips for node in self._cluster.nodes.values())
-            needed = conf.voters if damaged and len(conf.voters) <= _VOTERS_IF_DAMAGED else ()
-            removable = (node for node in (*conf.voters, *conf.learners) if node not in needed)
+            has_damage = any(node.flips for node in self._cluster.nodes.values())
+            voters = conf.voters if has_damage and len(conf.voters) <= _VOTERS_IF_DAMAGED else ()
+            removable = (node for node in (*conf.voters, *conf.learners) if node not in voters)
             changes = [ConfChange(ConfChangeKind.REMOVE, node) for node in removable]
             for node in self._cluster.nodes:
                 if node not in conf.members:
@@ -417,12 +417,12 @@ class Nemesis:
 
         cluster.at(cluster.now + self._rng.uniform(1.0, 1.5) * patience, self._unless_healed, wake)
 
-    def _spread_that_it_ended(self, ended: NodeId, after_seconds: float = 0.0) -> None:
+    def _spread_that_it_ended(self, node_id: NodeId, after_seconds: float = 0.0) -> None:
         cluster = self._cluster
         for node in cluster.nodes:
-            if node != ended:
+            if node != node_id:
                 at = cluster.now + after_seconds + self._rng.uniform(0.0, 0.02)
-                cluster.at(at, self._hear, FalseProcessEnd(node, ended))
+                cluster.at(at, self._hear, FalseProcessEnd(node, node_id))
 
     def _read(self, node: Node) -> None:
         if node.process is not None:

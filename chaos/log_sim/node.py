@@ -40,7 +40,7 @@ class Process(Protocol):
     def archived(self) -> Base | None:
         """The end of the log's archived part, as the leader offers it."""
 
-    def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None], /) -> bool:
+    def read_archived(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None], /) -> bool:
         """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
     def begun(self) -> None:

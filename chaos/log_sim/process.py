@@ -131,7 +131,7 @@ class LogProcess:
         """The end of the log's archived part, as the leader offers it; see `raftlog.node.Hosted`."""
         return None
 
-    def read_archived(self, archived: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
+    def read_archived(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
         """Begin to read bytes of a closed file from the archive; returns False without an archive. ``done`` gets None
         if that failed.
         """
@@ -205,9 +205,9 @@ class LogProcess:
         if not garbled and self._forgeries.random() < FORGED_SHARE:
             self._expect_refusal(source, bytes(data))
         try:
-            frames, consumed = wire.split_frames(memoryview(data))
-            if consumed != len(data):
-                raise WireError(f"a frame of {len(data)} bytes, {consumed} of which make sense")
+            frames, nbytes = wire.split_frames(memoryview(data))
+            if nbytes != len(data):
+                raise WireError(f"a frame of {len(data)} bytes, {nbytes} of which make sense")
             ((kind, payload),) = frames
             self.replica.receive(source, kind, payload)
         except (WireError, FrameCorrupt) as error:
@@ -237,8 +237,8 @@ class LogProcess:
     @property
     def _takes_no_entries(self) -> bool:
         """Whether requests with entries are dropped unread."""
-        unsynced = self.log.end_pos - self.log.durable_pos
-        return self.replica._paused or unsynced > self.log.limits.unsynced_bytes_max
+        unsynced_bytes = self.log.end_pos - self.log.durable_pos
+        return self.replica._paused or unsynced_bytes > self.log.limits.unsynced_bytes_max
 
     def propose(self, values: Sequence[int], nbytes: int) -> None:
         """Append entries for clients."""
@@ -406,13 +406,13 @@ class LogProcess:
             value = value_of(entry.body) if entry.kind == EntryKind.NORMAL else None
             if entry.annotation and entry.annotation != b"%d" % (value or 0):
                 raise Violation(f"{self.node_id}: value {value} comes with the annotation {entry.annotation!r}")
-            known = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), value)
-            history.applied(self.node_id, self.replica.core.term, known, partial(self._bytes_of, index), confs)
+            log_entry = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), value)
+            history.applied(self.node_id, self.replica.core.term, log_entry, partial(self._bytes_of, index), confs)
             self._applied = index
-            if (asked := self._pending.pop(index, None)) is not None:
-                if asked != value:
-                    raise Violation(f"{self.node_id} acknowledged {asked} at {index}, but {value} is committed")
-                history.acknowledge(asked, index)
+            if (request := self._pending.pop(index, None)) is not None:
+                if request != value:
+                    raise Violation(f"{self.node_id} acknowledged {request} at {index}, but {value} is committed")
+                history.acknowledge(request, index)
         if self._applied <= log.durable_index and self._rng.random() < 0.2:
             self.node.checkpoint = self._applied
 
@@ -421,8 +421,10 @@ class LogProcess:
             self._led_term = change.term
             self._world.history.elected(self.node_id, change.term, self.log.last_index, self._chain_at)
             self._world.leads(self.node, change.term)
-        if change.role is not Role.LEADER and (left := [i for i in self._pending if i > self.replica.commit_index]):
-            raise Violation(f"{self.node_id} leads no more, the outcome of {left} is open")
+        if change.role is not Role.LEADER and (
+            open_indexes := [i for i in self._pending if i > self.replica.commit_index]
+        ):
+            raise Violation(f"{self.node_id} leads no more, the outcome of {open_indexes} is open")
 
     def outcome_unknown(self, first_index: int) -> None:
         for index in [index for index in self._pending if index >= first_index]:

@@ -90,9 +90,9 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     kinds = tuple(kind for kind in _KINDS if rng.random() < (0.1 if hunted else 0.3))
     # What was not synced is lost with the power, and what was not written with the process. So only one machine may
     # lose either, and it must stay one of several; the others stop cleanly.
-    relaxed = not hunted and len(nodes) > 1 and rng.random() < 0.12
+    is_relaxed = not hunted and len(nodes) > 1 and rng.random() < 0.12
     forgetful: list[Timed] = []
-    if relaxed:
+    if is_relaxed:
         kinds = tuple(kind for kind in kinds if kind not in _NOT_RELAXED)
     link_quality = LinkQuality(
         latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.01, 0.05) if hunted else (0.001, 0.01, 0.05))
@@ -103,7 +103,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         spares = tuple(NodeId(f"n{len(nodes) + number}") for number in range(rng.choice((1, 1, 2))))
     machines = nodes + spares
     faults = draw_faults(rng, machines, kinds, link_quality, safety_seconds)
-    if relaxed:
+    if is_relaxed:
         config = replace(config, durable_commit=False)
         faults = [(at, _spared(fault, nodes[1])) for at, fault in faults]
         forgetful = _forgetful_voter(rng, nodes, 2 * config.election_timeout_seconds_max, safety_seconds)
@@ -140,7 +140,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     )
     # Drawn last, so that earlier draws stay the same.
     more: list[Timed] = []
-    if relaxed and rng.random() < 0.5:
+    if is_relaxed and rng.random() < 0.5:
         faults = [fault for fault in faults if fault not in forgetful]
         more += _late_successors(rng, nodes[1], 4 * config.election_timeout_seconds_max, safety_seconds)
     if "membership" in kinds and rng.random() < 0.5:
@@ -157,7 +157,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
             more.append((host.uniform(0.0, safety_seconds), stall))
         scenario = replace(scenario, kinds=(*scenario.kinds, "stall"))
     lease = random.Random(f"{seed} leases")
-    if len(nodes) > 1 and not relaxed and lease.random() < 0.2:
+    if len(nodes) > 1 and not is_relaxed and lease.random() < 0.2:
         # Leases rely on clocks of about equal speed: no clock jumps, and their speeds differ as usual.
         faults = [(at, fault) for at, fault in faults if not isinstance(fault, ClockJump)]
         more += [(lease.uniform(1.0, safety_seconds), PausedLeader()) for _ in range(lease.randint(2, 6))]
@@ -168,7 +168,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
             suspends=lease.random() < 0.6,
         )
     damage = random.Random(f"{seed} shared damage")
-    if not relaxed and not spares and len(nodes) > 1 and damage.random() < 0.12:
+    if not is_relaxed and not spares and len(nodes) > 1 and damage.random() < 0.12:
         # Late, since nothing is committed for some seconds then.
         at = safety_seconds * damage.uniform(0.2, 0.7)
         more.append((at, SharedDamage(damage.random(), damage.random() < 0.6, damage.uniform(3.0, 8.0))))
@@ -277,14 +277,14 @@ def draw_limits(rng: random.Random, seed: int) -> LogLimits:
     """Draw limits of the log, most of them small."""
     # Drawn separately, so that earlier draws stay the same.
     others = draw(random.Random(f"{seed} log limits"), TEST_MIN, DEFAULT)
-    drawn = {
+    values = {
         "apply_bytes_max": rng.choice((1, 500, 1024 * 1024)),
         "unsynced_bytes_max": rng.choice((2000, 64 * 1024 * 1024)),
         "anchor_bytes": rng.choice((200, 64 * 1024)),
         "sync_bytes_max": rng.choice((600, 4096, 1024 * 1024)),
     }
     return replace(
-        others, **{name: value if rng.random() < 0.7 else getattr(DEFAULT, name) for name, value in drawn.items()}
+        others, **{name: value if rng.random() < 0.7 else getattr(DEFAULT, name) for name, value in values.items()}
     )
 
 
@@ -308,9 +308,9 @@ def draw_faults(
 
 
 def _partition(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
-    shuffled = rng.sample(nodes, len(nodes))
+    order = rng.sample(nodes, len(nodes))
     cut = rng.randint(1, max(1, len(nodes) - 1))
-    return [(start, Partition((tuple(shuffled[:cut]), tuple(shuffled[cut:]))))]
+    return [(start, Partition((tuple(order[:cut]), tuple(order[cut:]))))]
 
 
 def _one_way(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:

@@ -23,7 +23,7 @@ def damage_all(cluster: Group, fault: SharedDamage, rng: random.Random) -> bool:
     processes = [node.process for node in nodes if node.process is not None and node.node_id not in cluster.paused]
     if len(processes) < len(nodes) or any(node.flips for node in nodes):
         return False
-    flipped: list[tuple[Node, int, int]] = []
+    flips: list[tuple[Node, int, int]] = []
     with ExitStack() as withheld:
         for node in nodes:
             withheld.enter_context(node.disk.faults_withheld())  # those are for the code under test
@@ -32,19 +32,19 @@ def damage_all(cluster: Group, fault: SharedDamage, rng: random.Random) -> bool:
         count = last - first + 1
         if count < len(nodes):
             return False
-        chosen = first + int(fault.place * count)
+        start = first + int(fault.place * count)
         for number, process in enumerate(processes):
-            index = chosen if fault.same_entry else first + (chosen - first + number) % count
+            index = start if fault.same_entry else first + (start - first + number) % count
             entry = process.log.locate(LogIndex(index))
             at = entry.pos + rng.randrange(entry.size)
-            flipped.append((process.node, at, rng.randrange(8)))
-    for node, at, bit in flipped:
+            flips.append((process.node, at, rng.randrange(8)))
+    for node, at, bit in flips:
         flip(cluster, node, at, bit)
         node.flips.append(at)
-    for node, at, _ in flipped:
+    for node, at, _ in flips:
         cluster.look_for_damage(node, at)
     if fault.same_entry:
-        back = rng.choice(flipped)
+        back = rng.choice(flips)
         cluster.at(cluster.now + fault.absence_seconds, _bring_back, cluster, *back)
     return True
 

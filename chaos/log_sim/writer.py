@@ -239,8 +239,8 @@ class SimWriter:
                 if entry.pos < files.base_pos or (end is not None and entry.pos >= end):
                     continue
                 start = files.start_of(entry.pos)
-                stored = disk.durable(files.path(start), entry.pos - start, entry.size)
-                if stored != entry.header + entry.body:
+                data = disk.durable(files.path(start), entry.pos - start, entry.size)
+                if data != entry.header + entry.body:
                     raise Violation(
                         f"durability: ticket {ticket} is reported, but entry {entry.index} is not on the disk"
                     )

@@ -120,14 +120,14 @@ def check(name: str, patches: Path = PATCHES) -> None:
 
 
 def _apply(patch: Path, directory: Path, *options: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         ["patch", "--strip=1", "--batch", "--forward", "--fuzz=0", *options, f"--directory={directory}"],
         input=patch.read_bytes(),
         capture_output=True,
         check=False,
     )
-    if done.returncode:
-        raise PatchFailed(f"{patch.stem}: {done.stdout.decode(errors='replace').strip()}")
+    if process.returncode:
+        raise PatchFailed(f"{patch.stem}: {process.stdout.decode(errors='replace').strip()}")
 
 
 def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, patches: Path = PATCHES) -> None:
@@ -135,18 +135,18 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, pat
 
     Raises `PatchFailed`; RuntimeError with the compiler's output.
     """
-    changed = compiled_packages(name, patches)
+    packages_changed = compiled_packages(name, patches)
     # Libraries of packages that the patch leaves alone are still those of their sources. So is the bytecode of Python,
     # which belongs to the time and the size of a source; a copy keeps both.
-    ignored = shutil.ignore_patterns("build-*", _UNFINISHED, *([] if changed else ["*.so"]))
+    ignore = shutil.ignore_patterns("build-*", _UNFINISHED, *([] if packages_changed else ["*.so"]))
     for package in packages:
-        shutil.copytree(PROJECT / package, directory / package, ignore=ignored, copy_function=_link)
+        shutil.copytree(PROJECT / package, directory / package, ignore=ignore, copy_function=_link)
     for path in changed_files(name, patches):
         (directory / path).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):  # the patch is refused
             shutil.copy2(PROJECT / path, directory / path)
     _apply(patches / f"{name}.patch", directory)
-    for package in changed:
+    for package in packages_changed:
         # Such a copy runs for seconds, and to optimize it would take longer.
         compile_package(package.replace("/", "."), directory / package, optimization="-O0")
 
@@ -167,26 +167,26 @@ def _environment(name: str, directory: Path) -> dict[str, str]:
     return environment if compiled_packages(name) else {**environment, PURE_PYTHON: "1"}
 
 
-def finding_seeds(noted: Path = FINDING_SEEDS) -> dict[str, FindingRun]:
+def finding_seeds(path: Path = FINDING_SEEDS) -> dict[str, FindingRun]:
     """The noted runs by name of the bug."""
-    lines = (line.split() for line in noted.read_text().splitlines())
+    lines = (line.split() for line in path.read_text().splitlines())
     return {name: FindingRun(int(seed), *map(float, seconds)) for name, seed, *seconds in lines}
 
 
-def note_finding_seeds(findings: Sequence[Finding], noted: Path = FINDING_SEEDS) -> None:
+def note_finding_seeds(findings: Sequence[Finding], path: Path = FINDING_SEEDS) -> None:
     """Note the runs that found these bugs; other bugs keep theirs, and runs of former bugs are deleted."""
-    found = {
+    new_runs = {
         each.name: FindingRun(each.seeds - 1, each.seconds)
         for each in findings
         if each.seeds and workload(each.name) != UNIT_TEST
     }
-    kept = sorted({**finding_seeds(noted), **found}.items())
+    all_runs = sorted({**finding_seeds(path), **new_runs}.items())
     lines = [
         f"{name} {seed}" + ("" if seconds is None else f" {seconds:g}")
-        for name, (seed, seconds) in kept
+        for name, (seed, seconds) in all_runs
         if name in names() and (seed or seconds)
     ]
-    noted.write_text("".join(f"{line}\n" for line in lines))
+    path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def hunt(
@@ -202,19 +202,19 @@ def hunt(
     Before the whole runs, it tries ``short_runs``: seconds, and how many seeds from 0 on. If ``first`` does not find
     the bug, a warning says which seed does: the code or the simulation has changed. Raises `PatchFailed`.
     """
-    with tempfile.TemporaryDirectory(prefix="planted-") as created:
-        directory = Path(created)
+    with tempfile.TemporaryDirectory(prefix="planted-") as path:
+        directory = Path(path)
         plant(name, directory)
         if workload(name) == UNIT_TEST:
             return _hunt_by_test(python, name, directory)
         if first is not None:
-            seen = _hunt_by_seeds(python, name, directory, first.seed, first.seed, first.seconds)
-            if seen.seeds:
-                return seen
+            first_finding = _hunt_by_seeds(python, name, directory, first.seed, first.seed, first.seconds)
+            if first_finding.seeds:
+                return first_finding
         for seconds, seeds in short_runs:
-            seen = _hunt_by_seeds(python, name, directory, 0, seeds - 1, seconds)
-            if seen.seeds:
-                return seen
+            first_finding = _hunt_by_seeds(python, name, directory, 0, seeds - 1, seconds)
+            if first_finding.seeds:
+                return first_finding
         finding = _hunt_by_seeds(python, name, directory, 0, seeds_max - 1, None)
     if first is not None and finding.seeds:
         warnings.warn(
@@ -272,14 +272,14 @@ def _hunt_by_seeds(
     arguments = ["--workload", workload(name), "--seeds", f"{first}-{last}", "--first", "--jobs", "1"]
     if seconds is not None:
         arguments += ["--seconds", f"{seconds:g}"]
-    done = python.run("chaos", arguments, directory, _environment(name, directory), changed_files(name))
-    found = re.search(r"^seed (\d+): (.*)$", done.stdout, re.MULTILINE)
-    if found is None:
-        assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+    process = python.run("chaos", arguments, directory, _environment(name, directory), changed_files(name))
+    match = re.search(r"^seed (\d+): (.*)$", process.stdout, re.MULTILINE)
+    if match is None:
+        assert process.returncode == 0, f"{name}: {process.stdout}{process.stderr}"
         return Finding(name, what(name), None, "")
-    if _UNINTENDED.search(found[2]):
-        raise PatchFailed(f"{name}: the code does not fit the production code any more: {found[2]}")
-    return Finding(name, what(name), int(found[1]) + 1, found[2], seconds)
+    if _UNINTENDED.search(match[2]):
+        raise PatchFailed(f"{name}: the code does not fit the production code any more: {match[2]}")
+    return Finding(name, what(name), int(match[1]) + 1, match[2], seconds)
 
 
 def _hunt_by_test(python: WarmPython, name: str, directory: Path) -> Finding:
@@ -290,14 +290,14 @@ def _hunt_by_test(python: WarmPython, name: str, directory: Path) -> Finding:
     shutil.copy(PROJECT / "pyproject.toml", directory)
     test = unit_test(name)
     # What the interpreter has imported before is no plugin whose assertions matter.
-    known = ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
-    arguments = ["-q", "-p", "no:cacheprovider", *known, test]
-    done = python.run("pytest", arguments, directory, _environment(name, directory), changed_files(name))
+    warning_options = ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
+    arguments = ["-q", "-p", "no:cacheprovider", *warning_options, test]
+    process = python.run("pytest", arguments, directory, _environment(name, directory), changed_files(name))
     # A bug in Cython may also end the process by a signal.
-    is_failed = done.returncode == 1 and re.search(r"^\d+ failed", done.stdout, re.MULTILINE)
-    is_judged = done.returncode == 0 or is_failed or (done.returncode < 0 and compiled_packages(name))
-    assert is_judged, f"{name}: {done.stdout}{done.stderr}"
-    return Finding(name, what(name), 1 if done.returncode else None, test)
+    is_failed = process.returncode == 1 and re.search(r"^\d+ failed", process.stdout, re.MULTILINE)
+    is_judged = process.returncode == 0 or is_failed or (process.returncode < 0 and compiled_packages(name))
+    assert is_judged, f"{name}: {process.stdout}{process.stderr}"
+    return Finding(name, what(name), 1 if process.returncode else None, test)
 
 
 def _without_project() -> list[str]:
@@ -306,7 +306,7 @@ def _without_project() -> list[str]:
 
 def table(findings: Sequence[Finding], seeds_max: int) -> str:
     """Write a page with the findings."""
-    found = [finding.seeds for finding in findings if finding.seeds is not None]
+    seed_counts = [finding.seeds for finding in findings if finding.seeds is not None]
     lines = [
         "# Planted bugs",
         "",
@@ -314,8 +314,12 @@ def table(findings: Sequence[Finding], seeds_max: int) -> str:
         f"runs seeds from 0 until the simulation detects it, at most {seeds_max}.",
         "",
         *written_at(),
-        f"Found: {len(found)} of {len(findings)}"
-        + (f"; seeds needed: median {statistics.median(found):g}, maximum {max(found)}." if found else "."),
+        f"Found: {len(seed_counts)} of {len(findings)}"
+        + (
+            f"; seeds needed: median {statistics.median(seed_counts):g}, maximum {max(seed_counts)}."
+            if seed_counts
+            else "."
+        ),
         "",
         "| bug | | workload | seeds | detected by |",
         "| --- | --- | --- | ---: | --- |",

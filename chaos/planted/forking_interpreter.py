@@ -74,19 +74,19 @@ class WarmPython:
         arguments: Sequence[str],
         directory: Path,
         environment: dict[str, str],
-        changed: Sequence[str] = (),
+        files: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run ``python -m module`` in ``directory`` with this environment, which has PYTHONPATH.
 
-        ``changed`` are the paths of the files that differ there from the project's. Returns its exit code, negative for
+        ``files`` are the paths of the files that differ there from the project's. Returns its exit code, negative for
         a signal, and what it wrote. Raises `RuntimeError` if the interpreter ended.
         """
         with tempfile.TemporaryDirectory(prefix="planted-output-") as outputs:
             out, err = Path(outputs, "out"), Path(outputs, "err")
-            wanted = (module, list(arguments), str(directory), environment, str(out), str(err), list(changed))
+            request = (module, list(arguments), str(directory), environment, str(out), str(err), list(files))
             assert self._server.stdin is not None, "the server has no input"
             assert self._server.stdout is not None, "the server has no output"
-            self._server.stdin.write(json.dumps(wanted) + "\n")
+            self._server.stdin.write(json.dumps(request) + "\n")
             self._server.stdin.flush()
             code = self._server.stdout.readline()
             if not code:
@@ -117,12 +117,12 @@ def _preload(project: str) -> None:
     def noting_import(
         name: str, names: Any = None, own: Any = None, fromlist: Sequence[str] | None = (), level: int = 0
     ) -> Any:
-        found = plain_import(name, names, own, fromlist or (), level)
+        module = plain_import(name, names, own, fromlist or (), level)
         importer = (names or {}).get("__name__", "")
         if importer.startswith(_PACKAGES) and name.startswith(_PACKAGES):
             for each in (name, *(f"{name}.{part}" for part in fromlist or ())):
                 _importers.setdefault(each, set()).add(importer)
-        return found
+        return module
 
     sys.path.insert(0, project)
     builtins.__import__ = noting_import  # type: ignore[assignment]
@@ -133,9 +133,9 @@ def _preload(project: str) -> None:
         builtins.__import__ = plain_import
 
 
-def _move(project: str, directory: str, changed: Sequence[str]) -> None:
+def _move(project: str, directory: str, files: Sequence[str]) -> None:
     """Take modules from ``directory`` from now on, and forget the changed ones and all that import them."""
-    waiting = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in changed]
+    waiting = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in files]
     while waiting:
         name = waiting.pop()
         if sys.modules.pop(name, None) is None:
@@ -175,19 +175,19 @@ def _become(
     environment: dict[str, str],
     out: str,
     err: str,
-    changed: list[str],
+    files: list[str],
 ) -> None:
     """Turn this process into ``python -m module``, as far as that can be seen from within."""
     for descriptor, path in enumerate((os.devnull, out, err)):
-        opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        os.dup2(opened, descriptor)
-        os.close(opened)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.dup2(fd, descriptor)
+        os.close(fd)
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:] = [path for path in environment["PYTHONPATH"].split(os.pathsep) if path]
     if len(sys.argv) > 1:
-        _move(sys.argv[1], directory, changed)
+        _move(sys.argv[1], directory, files)
     sys.argv[:] = [module, *arguments]
     sys.modules.pop(f"{module}.__main__", None)  # it is run, not imported
     runpy.run_module(module, run_name="__main__", alter_sys=True)

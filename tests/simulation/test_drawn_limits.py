@@ -58,8 +58,8 @@ def test_run_without_progress_is_given_up_after_the_patience() -> None:
     progress = Progress(20.0, 60.0)
     assert progress.may_go_on(79.9)
     assert not progress.may_go_on(80.0)
-    progress.see(30.0, unstored=0, unfinished=5, behind=0)
-    progress.see(70.0, unstored=0, unfinished=5, behind=0)
+    progress.see(30.0, missing_count=0, open_count=5, behind=0)
+    progress.see(70.0, missing_count=0, open_count=5, behind=0)
     assert progress.may_go_on(89.9)
     assert not progress.may_go_on(90.0)
 
@@ -67,9 +67,9 @@ def test_run_without_progress_is_given_up_after_the_patience() -> None:
 def test_each_falling_figure_is_progress() -> None:
     for figures in ((0, 5, 7), (1, 4, 7), (1, 5, 6)):
         progress = Progress(0.0, 60.0)
-        progress.see(0.0, unstored=1, unfinished=5, behind=7)
+        progress.see(0.0, missing_count=1, open_count=5, behind=7)
         unstored, unfinished, behind = figures
-        progress.see(50.0, unstored=unstored, unfinished=unfinished, behind=behind)
+        progress.see(50.0, missing_count=unstored, open_count=unfinished, behind=behind)
         assert progress.may_go_on(100.0), figures
 
 
@@ -77,10 +77,10 @@ def test_newly_stored_sends_are_progress() -> None:
     """As in seed 71 of "pop": 4,500 sends are stored, one in each round trip, before the first pop is answered."""
     progress = Progress(20.0, 66.0)
     for now in range(20, 80):
-        progress.see(now, unstored=60 * (80 - now), unfinished=60 * (now - 20), behind=140)
+        progress.see(now, missing_count=60 * (80 - now), open_count=60 * (now - 20), behind=140)
     for now in range(80, 170):
         assert progress.may_go_on(now), f"given up after {now} s"
-        progress.see(now, unstored=0, unfinished=40 * (170 - now), behind=140 + now % 50)
+        progress.see(now, missing_count=0, open_count=40 * (170 - now), behind=140 + now % 50)
     assert progress.may_go_on(234.9)
     assert not progress.may_go_on(235.0)
 
@@ -88,13 +88,13 @@ def test_newly_stored_sends_are_progress() -> None:
 def test_endlessly_repeated_states_are_not_progress() -> None:
     progress = Progress(0.0, 60.0)
     for now in range(100):
-        progress.see(now, unstored=0, unfinished=5 + now % 2, behind=3 + now % 3)
+        progress.see(now, missing_count=0, open_count=5 + now % 2, behind=3 + now % 3)
     assert not progress.may_go_on(100.0)
 
 
 def test_little_progress_within_each_patience_is_given_up_in_the_end() -> None:
     progress = Progress(0.0, 60.0)
     for turn in range(100):
-        progress.see(turn * 50.0, unstored=0, unfinished=1000 - turn, behind=0)
+        progress.see(turn * 50.0, missing_count=0, open_count=1000 - turn, behind=0)
     assert progress.may_go_on(599.0)
     assert not progress.may_go_on(600.0)
