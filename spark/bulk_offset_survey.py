@@ -98,7 +98,7 @@ class BulkSurveyor(Surveyor):
         for broker_name, identities in groups.items():
             addresses = survey.routes[next(iter(identities))].addresses.get(broker_name, {})
             plans, unproven = self._details_of(_order(addresses), identities)
-            claims |= {(topic, broker_name): told for topic, told in unproven.items()}
+            claims |= {(topic, broker_name): plan for topic, plan in unproven.items()}
             for topic, plan in plans.items():
                 places[topic, broker_name] = plan.places
                 positions[topic, broker_name] = plan.positions
@@ -131,11 +131,11 @@ class BulkSurveyor(Surveyor):
         return plans, claims
 
     def _answers(
-        self, order: list[str], identities: Mapping[str, str], have_plans: Mapping[str, TopicPlan], *, current: bool
+        self, order: list[str], identities: Mapping[str, str], all_plans: Mapping[str, TopicPlan], *, current: bool
     ) -> Iterator[tuple[str, dict[str, TopicPlan]]]:
-        """Ask one replica after the other about the topics that are not ``have_plans`` by then; yields the answers."""
+        """Ask one replica after the other about the topics that ``all_plans`` lacks by then; yields the answers."""
         for address in order:
-            if not (topics := [topic for topic in identities if topic not in have_plans]):
+            if not (topics := [topic for topic in identities if topic not in all_plans]):
                 return
             try:
                 plans = self._ask_replica(address, topics, current=current, detail=True)

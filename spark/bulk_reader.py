@@ -172,26 +172,26 @@ class BulkTaskReader(TaskReader):
         if response.code != ResponseCode.SUCCESS:
             raise ServerError(address, response.code, response.remark)
         try:
-            found = decode_answer(response.body)
+            bulk = decode_answer(response.body)
         except BulkError as error:
             raise AnswerDamaged(f"{address}: {error}") from error
-        match found.status:
+        match bulk.status:
             case BulkStatus.RECORDS | BulkStatus.GONE:
-                return found
+                return bulk
             case BulkStatus.NOT_FOLLOWER:
                 raise ReplicaBehind(f"{address} leads now")
             case BulkStatus.BEHIND:
-                ends = ", ".join(f"queue {queue} up to {end}" for queue, end in list(found.offsets.items())[:10])
+                ends = ", ".join(f"queue {queue} up to {end}" for queue, end in list(bulk.offsets.items())[:10])
                 raise ReplicaBehind(f"{address} is behind: it has {ends}")
             case BulkStatus.DAMAGED:
-                raise AnswerDamaged(f"{address} repairs its log: {found.text}")
+                raise AnswerDamaged(f"{address} repairs its log: {bulk.text}")
             case BulkStatus.BUSY:
-                self._wait(found.pause_ms / 1000, address)
+                self._wait(bulk.pause_ms / 1000, address)
                 raise Busy
             case BulkStatus.RECREATED:
                 raise DataLoss(
                     f"topic {self._part.topic!r} in {self._part.broker_name}: it was deleted and created again after "
-                    f"this query was planned (it was {self._part.topic_id}, it is {found.text}). Start the query again"
+                    f"this query was planned (it was {self._part.topic_id}, it is {bulk.text}). Start the query again"
                 )
 
     def _wait(self, seconds: float, address: str) -> None:

@@ -77,8 +77,9 @@ def check_cluster(position: Position, snapshot: ClusterSnapshot) -> None:
         and not set(position.cluster.split(",")) & set(snapshot.cluster.split(","))
     ):
         raise ClusterChanged(
-            f"the checkpoint belongs to the cluster {position.cluster!r}, the name servers lead to {snapshot.cluster!r}. "
-            f"Set option namesrv to the cluster of the checkpoint, or begin with a new checkpointLocation"
+            f"the checkpoint belongs to the cluster {position.cluster!r}, the name servers lead to "
+            f"{snapshot.cluster!r}. Set option namesrv to the cluster of the checkpoint, or begin with "
+            "a new checkpointLocation"
         )
 
 

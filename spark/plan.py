@@ -216,9 +216,9 @@ def stripes(
     ]
     marks = [{each.queue_id: each.start for each in ranges}, *inner, {each.queue_id: each.end for each in ranges}]
     whole = [
-        found
+        stripe
         for low, high in pairwise(marks)
-        if (found := [QueueRange(queue, low[queue], high[queue]) for queue in low if low[queue] < high[queue]])
+        if (stripe := [QueueRange(queue, low[queue], high[queue]) for queue in low if low[queue] < high[queue]])
     ]
     total = sum(each.message_count for each in ranges)
     pieces: list[list[QueueRange]] = []

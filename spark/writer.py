@@ -361,7 +361,8 @@ class TaskWriter:
         seconds = self._clock() - self._progress_at
         if seconds >= self._options.deadline_seconds:
             raise WriteFailed(
-                f"{what}, and no request succeeded for {seconds:.0f} s: {why}; raise option writeDeadline to wait longer"
+                f"{what}, and no request succeeded for {seconds:.0f} s: {why}; "
+                "raise option writeDeadline to wait longer"
             )
         self._sleep(self._pause)
         self._pause = min(2 * self._pause, _PAUSE_SECONDS_MAX)

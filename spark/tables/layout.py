@@ -54,8 +54,8 @@ def check_kept(table: Schema, schema: Schema, last: Commit, where: str) -> None:
     expected = {*last.schema, *(PREFIX + name for name in POSITION_COLUMNS)}
     if missing := [name for name in schema if name in expected and name not in table]:
         raise SchemaInvalid(
-            f"the table {where} has no column {missing[0]} any more, which commit {last.number} has: somebody dropped or "
-            f"renamed it. Nothing was written; rename it back, or add it again, or write to a new table"
+            f"the table {where} has no column {missing[0]} any more, which commit {last.number} has: somebody dropped "
+            f"or renamed it. Nothing was written; rename it back, or add it again, or write to a new table"
         )
 
 

@@ -72,8 +72,9 @@ class ParquetTarget:
         count = sum(pyarrow.parquet.read_metadata(each).num_rows for each in staging.rglob("*.parquet"))
         if count != row_count:
             raise DirectoryUnusable(
-                f"{staging} has {count} of the {row_count} rows that tasks wrote: nothing of this commit is in the table. "
-                f"On a cluster, {self._directory.root} must be the same directory on all machines, such as one of NFS"
+                f"{staging} has {count} of the {row_count} rows that tasks wrote: nothing of this commit is in the "
+                f"table. On a cluster, {self._directory.root} must be the same directory on all machines, "
+                f"such as one of NFS"
             )
 
     def close(self) -> None:

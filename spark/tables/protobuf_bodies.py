@@ -119,8 +119,8 @@ class _Reader:
         indexes = tuple(path) or (0,)  # a single 0 stands for the first message of the file
         if indexes != self._path:
             raise BodyInvalid(
-                f"it is message {'.'.join(map(str, indexes))} of its file, counted from 0, and decode.message is message "
-                f"{'.'.join(map(str, self._path))}"
+                f"it is message {'.'.join(map(str, indexes))} of its file, counted from 0, and decode.message is "
+                f"message {'.'.join(map(str, self._path))}"
             )
         return body[at:]
 

@@ -112,8 +112,8 @@ def _check(master: str, settings: Mapping[str, str], environment: Mapping[str, s
             )
         if not any((Path(directory) / "yarn-site.xml").is_file() for _, directory in directories):
             raise SparkUnavailable(
-                f"the master yarn needs the settings of the cluster, and {directories[0][0]} is {directories[0][1]}, where no "
-                f"yarn-site.xml is"
+                f"the master yarn needs the settings of the cluster, and {directories[0][0]} is {directories[0][1]}, "
+                f"where no yarn-site.xml is"
             )
     if master.startswith("k8s://") and not any(name in settings for name in _IMAGES):
         raise SparkUnavailable(

@@ -115,10 +115,10 @@ class Cluster:
         *,
         detail: bool = False,
         topics: tuple[str, ...] = ("T",),
-        known: Survey | None = None,
+        previous: Survey | None = None,
     ) -> Survey:
         surveyor = BulkSurveyor(("names:1",), 1.0, self.connect, consistency=consistency, detail=detail)
-        found = surveyor.survey(Topics(topics), previous=known)
+        found = surveyor.survey(Topics(topics), previous=previous)
         assert self.open_lines == 0
         return found
 

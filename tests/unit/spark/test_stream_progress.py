@@ -65,9 +65,9 @@ class Cluster(Surveyor):
         self.refuses_offsets = False
         self.tells_archives = 0
 
-    def survey(self, subscription: Subscription, *, strict: bool = True, known: Survey | None = None) -> Survey:
+    def survey(self, subscription: Subscription, *, strict: bool = True, previous: Survey | None = None) -> Survey:
         self.surveys += 1
-        self.routes_asked += known is None
+        self.routes_asked += previous is None
         if self.is_down:
             raise Unreachable("names:1", "cannot connect")
         if strict and not self.ends:
