@@ -213,7 +213,7 @@ def _common_validity(path: Path, chain: list[bytes]) -> Validity:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is protected by a password, which is not supported: store it without one")
+    raise ValueError("the key is protected by a password: expected a key without one")
 
 
 def _reason(error: Exception) -> str:

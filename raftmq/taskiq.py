@@ -221,4 +221,4 @@ def _number(message: BrokerMessage, label: str) -> float:
     try:
         return 0.0 if value is None else float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"the label {label} of {message.task_name} is {value!r}, not a number") from None
+        raise ValueError(f"label {label} of {message.task_name}: expected a number, got {value!r}") from None

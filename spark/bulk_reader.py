@@ -221,7 +221,7 @@ class BulkTaskReader(TaskReader):
             if not response.without_records:
                 self._check_offsets(response, remaining)
             elif not self._offsets_suffice():
-                raise AnswerDamaged("the answer has no records, and the query needs them")
+                raise AnswerDamaged("the answer lacks the records that the query needs")
         still = {
             queue_id: QueueRange(queue_id, following.get(queue_id, each.start), each.end)
             for queue_id, each in remaining.items()

@@ -158,7 +158,7 @@ class Connection:
         header_bytes = word & 0xFFFFFF
         if word >> 24 or not header_bytes + 4 <= length <= FRAME_BYTES_MAX:
             raise Unreachable(
-                self.address, f"sent data that is no RocketMQ frame (length {length}, header word {word:#x})"
+                self.address, f"sent data that is not a RocketMQ frame (length {length}, header word {word:#x})"
             )
         rest = self._receive_bytes(length - 4)
         try:

@@ -144,7 +144,7 @@ def _addresses(value: str) -> tuple[str, ...]:
     for address in addresses:
         match = _ADDRESS.fullmatch(address)
         if match is None or int(match[2]) > 65535:
-            raise ValueError(f"has {address!r}, which is not HOST:PORT")
+            raise ValueError(f"has {address!r}: expected HOST:PORT")
     return addresses
 
 

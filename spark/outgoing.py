@@ -73,7 +73,7 @@ def sink_columns(fields: Sequence[tuple[str, str]], topic: str | None) -> SinkCo
         column = _ALIASES.get(name, name)
         if column not in COLUMNS:
             raise OptionInvalid(
-                f"the sink takes no column {name!r}; it takes {', '.join(COLUMNS)}: select these, and leave out others"
+                f"the sink takes no column {name!r}; it takes {', '.join(COLUMNS)}: select only these"
                 f"{nearest(name, [*COLUMNS, *_ALIASES])}"
             )
         if kind not in COLUMNS[column]:
@@ -138,7 +138,7 @@ def _destination(
     topic, broker_name, queue_id = place
     topic = topic or topic_option
     if topic is None:
-        raise RowInvalid(number, "it has no topic, and there is no option topic")
+        raise RowInvalid(number, "it has no topic, and option topic is not set")
     if queue_id is not None and queue_id < 0:
         raise RowInvalid(number, f"its queue_id is {queue_id}; allowed: 0 or more")
     return Destination(topic, broker_name, queue_id)

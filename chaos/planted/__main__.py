@@ -278,7 +278,7 @@ def _hunt_by_seeds(
         assert process.returncode == 0, f"{name}: {process.stdout}{process.stderr}"
         return Finding(name, what(name), None, "")
     if _UNINTENDED.search(match[2]):
-        raise PatchFailed(f"{name}: the code does not fit the production code any more: {match[2]}")
+        raise PatchFailed(f"{name}: the code no longer fits the production code: {match[2]}")
     return Finding(name, what(name), int(match[1]) + 1, match[2], seconds)
 
 

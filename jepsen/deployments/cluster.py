@@ -303,7 +303,7 @@ class Cluster:
                 if applied >= goal:
                     return
                 await trio.sleep(POLL_SECONDS)
-        raise NotRecovered(f"{node} has applied {applied}, not {goal}, {seconds:g} s after it was started")
+        raise NotRecovered(f"{node}: expected applied index {goal} within {seconds:g} s of its start, got {applied}")
 
     async def wait_level(self) -> None:
         """Wait until all brokers answer and have applied the same log to its end. Raises NotRecovered.

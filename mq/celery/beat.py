@@ -103,9 +103,9 @@ class ScheduleScheduler(Scheduler):
                 raise _refused(entry, f"has the option {option}: let it tick later instead")
         values = [*(entry.args or ()), *(entry.kwargs or {}).values()]
         if isinstance(entry.args, BeatLazyFunc) or any(isinstance(value, BeatLazyFunc) for value in values):
-            raise _refused(entry, "has a BeatLazyFunc, which only beat could call: compute the value in the task")
+            raise _refused(entry, "has a BeatLazyFunc, which brokers cannot call: compute the value in the task")
         if self.app.conf.task_always_eager:
-            raise ImproperlyConfigured("with task_always_eager, tasks run where they are sent, and brokers run none")
+            raise ImproperlyConfigured("with task_always_eager, tasks run where they are sent: brokers run none")
 
     def _schedule(self, entry: Any, session: Session, owner: str) -> Schedule:
         self._check(entry)
@@ -246,7 +246,7 @@ async def push_schedules(schedules: Schedules, owner: str, targets: Mapping[str,
         else:
             if count == before:
                 return count
-    raise SchedulingError(f"others change the schedules of {owner} at the same time: after {count} changes they differ")
+    raise SchedulingError(f"another process changes {owner}'s schedules too: after {count} changes they differ")
 
 
 async def _put(schedules: Schedules, target: Schedule, there: ScheduleStatus | None) -> int:

@@ -164,8 +164,8 @@ def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
         raise CommandFailed(f"{report.directory} is unusable: {'; '.join(report.findings)}")
     if report.verdict == DAMAGED_STATE or report.last is None:
         raise CommandFailed(
-            f"{report.directory} is damaged, and there is no peer to repair it from: see `raftmq log verify`, and "
-            "`raftmq log discard-damaged`, which discards all entries after the damage",
+            f"{report.directory} is damaged, and no peer can repair it: see `raftmq log verify`. `raftmq log "
+            "discard-damaged` discards all entries after the damage",
             EXIT_FAILED,
         )
     state, last = report.state, report.last

@@ -237,9 +237,7 @@ def _check_lowering(reason: str, low: int, *, lower: bool, all_stopped: bool) ->
     from raftlog.terms import TERM_MAX
 
     if low >= TERM_MAX:
-        raise CommandFailed(
-            f"{reason}. Entries of the log have a term that leaves no room, and no command can change that"
-        )
+        raise CommandFailed(f"{reason}. Entries of the log have the largest possible term. No command can change that")
     if lower and not all_stopped:
         raise CommandFailed(
             f"{reason}. Nothing was changed. Lowering a term is safe only while every node of the group is stopped, "

@@ -183,8 +183,8 @@ def update(
         most = max(max(each.read_queue_nums, each.write_queue_nums) for each in configs.values())
         if queues is not None and queues < most and not shrink:
             raise CommandFailed(
-                f"topic {topic} has {most} queues; with {queues}, messages in the last ones are not consumed any "
-                "more. To confirm, pass --shrink"
+                f"topic {topic} has {most} queues; with {queues}, messages in the last ones are no longer consumed. "
+                "To confirm, pass --shrink"
             )
         for broker, config in sorted(configs.items()):
             await admin.create_topic(

@@ -54,8 +54,8 @@ async def message_by_id(core: ClientCore, offset_message_id: str, cluster: Clust
         raise failure
     raise NoRoute(
         "",
-        f"no broker group has a replica at {stored_at}, where message {offset_message_id} was stored, and no other "
-        "replica has it; a client message id is not an offset message id: look it up as a key",
+        f"message {offset_message_id} was stored at {stored_at}. No broker group has a replica there, and no other "
+        "replica has the message. If this is a client message id, look it up as a key",
     )
 
 

@@ -125,4 +125,4 @@ async def _is_answered(admin: Admin, addresses: Iterable[str]) -> bool:
             return True
     if failure is not None:
         raise failure
-    raise LoginRefused("no broker is registered at the name servers, so nobody can be recognized")
+    raise LoginRefused("no broker is registered at the name servers, so no user can be checked")

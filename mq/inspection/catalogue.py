@@ -69,7 +69,7 @@ class CatalogueAdmin(UserAdmin):
             table = read_body(TopicConfigTable.decode, body).topics
             total = answer.ext.get("totalTopicNum", "")
             if total.isdecimal() and int(total) > len(table):
-                raise UnreadableAnswer(f"{broker} has {total} topics, and its answer has only {len(table)}")
+                raise UnreadableAnswer(f"expected {total} topics from {broker}, got {len(table)}")
             for name, config in table.items():
                 configs.setdefault(name, {})[broker] = config
         return configs

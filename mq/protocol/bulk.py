@@ -213,7 +213,7 @@ def decode_plan(body: bytes | memoryview) -> tuple[list[PlannedQueue], list[Plan
     queues, places = _PLAN_HEAD.unpack_from(view)
     at = _PLAN_HEAD.size + queues * _PLAN_QUEUE.size
     if len(view) != at + places * (queues + 1) * _LONG:
-        raise BulkError(f"the plan has {len(view)} bytes, which do not fit {queues} queues and {places} places")
+        raise BulkError(f"a plan of {len(view)} bytes cannot have {queues} queues and {places} places")
     rows = [PlannedQueue(*fields) for fields in _PLAN_QUEUE.iter_unpack(view[_PLAN_HEAD.size : at])]
     longs = array("q", bytes(view[at:]))
     if sys.byteorder == "little":

@@ -118,7 +118,7 @@ class Renewals:
         if self._of_client[client_id] >= own_max:
             raise CodedError(
                 pb.TOO_MANY_REQUESTS,
-                f"this client has {own_max} unacknowledged messages, which is the maximum: acknowledge some first",
+                f"this client already has {own_max} unacknowledged messages, the maximum: acknowledge some first",
             )
         if len(self._held) >= self._held_max:
             raise CodedError(

@@ -106,7 +106,7 @@ def decode_runs(annotation: bytes) -> list[QueueRun]:
         end = entries_start + count * QUEUE_ENTRY_BYTES
         if end > size or count == 0 or queue_id < 0 or first_offset < 0:
             raise AnnotationDamaged(
-                f"a run has {count} entries, queue id {queue_id} and offset {first_offset}, which do not fit",
+                f"a run with {count} entries, queue id {queue_id} and offset {first_offset} is impossible",
                 position,
                 size,
             )

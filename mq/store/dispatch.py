@@ -104,7 +104,7 @@ class RunBuilder:
             raise RunInvalid(
                 topic,
                 queue_id,
-                f"the record at {physical_offset} has the tag code {tag_code}, which has more than 64 bits",
+                f"the record at {physical_offset} has the tag code {tag_code}: expected at most 64 bits",
             )
         entry = QUEUE_ENTRY.pack(physical_offset, size, tag_code)
         run = self._runs.get(key)

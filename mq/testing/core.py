@@ -93,7 +93,7 @@ class Core:
                 each.kind in ("delayed", "schedule") and each.due_ms <= now_ms for each in self.pending()
             ):
                 return
-        raise AssertionError(f"messages are due, and the brokers do not deliver them\n{self.describe()}")
+        raise AssertionError(f"the brokers do not deliver messages that are due\n{self.describe()}")
 
     async def _threads_are_done(self) -> None:
         """Wait a moment for work in threads of this event loop, and for clients in other ones. This is real time: a

@@ -122,7 +122,7 @@ class _Inspection:
         missing, extra = _without(bodies, stored_bodies), _without(stored_bodies, bodies)
         if missing or extra:
             raise AssertionError(
-                f"{topic} does not have {missing}, and has {extra} that is not expected\n{self.describe()}"
+                f"{topic} lacks the expected {missing}, and has the unexpected {extra}\n{self.describe()}"
             )
 
     def assert_no_dead_letters(self, group: str) -> None:

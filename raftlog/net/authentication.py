@@ -83,7 +83,7 @@ def challenge(purpose: bytes, call_payload: bytes, nonce: bytes, secrets: Sequen
     count, rest = divmod(len(call_payload) - NONCE_BYTES, _ID_BYTES)
     if rest or not 0 < count <= SECRETS_MAX:
         raise AuthenticationFailed(
-            f"the call has {len(call_payload)} bytes, which is not a nonce with 1 to {SECRETS_MAX} secret ids"
+            f"a call of {len(call_payload)} bytes is malformed: expected a nonce and 1 to {SECRETS_MAX} secret ids"
         )
     theirs = {call_payload[NONCE_BYTES + _ID_BYTES * n : NONCE_BYTES + _ID_BYTES * (n + 1)] for n in range(count)}
     common_secret = next((secret for secret in secrets if secret_id(secret) in theirs), None)

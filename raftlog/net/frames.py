@@ -323,12 +323,12 @@ def split_tagged(
         length, kind, version, zero, _ = _PREFIX.unpack_from(data, start)
         if length >> 16 in _TLS_STARTS:
             raise WireError(
-                f"frame of {length} bytes: this is the beginning of a TLS handshake, and replicas do not use TLS"
+                f"frame of {length} bytes: this is the beginning of a TLS handshake. Replicas do not use TLS"
             )
         if length < _PREFIX.size - 4 or length > FRAME_BYTES_MAX:
             raise WireError(f"the frame has {length} bytes; allowed: {_PREFIX.size - 4} to {FRAME_BYTES_MAX}")
         if zero:
-            raise WireError(f"the reserved field of the frame is {zero}, not 0")
+            raise WireError(f"reserved field of the frame: expected 0, got {zero}")
         if version != wanted_version:
             raise OtherVersion(version, wanted_version)
         end = start + 4 + length

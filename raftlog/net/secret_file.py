@@ -96,7 +96,7 @@ def parse_secrets(path: str, data: bytes) -> tuple[bytes, ...]:
         except ValueError:
             secret = b""
         if len(secret) != SECRET_BYTES:
-            raise SecretUnusable(path, f"line {number} is not a secret, which is {2 * SECRET_BYTES} hexadecimal digits")
+            raise SecretUnusable(path, f"line {number} is not a secret: expected {2 * SECRET_BYTES} hexadecimal digits")
         if secret not in secrets:
             secrets.append(secret)
     if not 0 < len(secrets) <= SECRETS_MAX:

@@ -449,8 +449,8 @@ class BackupTarget:
         if base.index and snapshot is None:
             raise BackupRefused(
                 self.name,
-                f"the log in {source.directory} begins with entry {base.index + 1}, and there is no checkpoint of what "
-                "was before that",
+                f"the log in {source.directory} begins with entry {base.index + 1}, and there is no checkpoint of the "
+                "entries before it",
             )
         if snapshot is not None:
             assert base.index <= snapshot.index <= state.commit_hint, (
@@ -473,7 +473,7 @@ class BackupTarget:
         state, last = source.state, before.last
         reason: str | None = None
         if state.cluster_id != before.cluster_id:
-            reason = f"it is of the log {before.cluster_id}, that in {source.directory} is {state.cluster_id}"
+            reason = f"it belongs to log {before.cluster_id}, and {source.directory} to log {state.cluster_id}"
         elif state.segment_bytes != before.segment_bytes:
             reason = f"its files have {before.segment_bytes} bytes, those in {source.directory} {state.segment_bytes}"
         elif state.commit_hint < last.index:

@@ -224,8 +224,8 @@ def _logical(schema: Mapping[str, Any], path: str) -> tuple[ColumnType, Convert 
             precision, scale = schema.get("precision", 0), schema.get("scale", 0)
             if not (1 <= precision <= DECIMAL_DIGITS_MAX and 0 <= scale <= precision):
                 raise SchemaUnusable(
-                    f"field {path} is a decimal of {precision} digits, {scale} of them behind the point: a column has "
-                    f"1 to {DECIMAL_DIGITS_MAX}, and no more behind the point"
+                    f"field {path} is a decimal of {precision} digits, {scale} of them behind the point; allowed: 1 to "
+                    f"{DECIMAL_DIGITS_MAX} digits, and at most all of them behind the point"
                 )
             return Primitive(f"decimal({precision},{scale})"), _decimal(path, precision, scale)
         case "date", "int":
@@ -281,7 +281,7 @@ def _time(path: str, unit: int) -> Convert:
     def convert(value: int) -> str:
         microseconds = value * unit
         if not 0 <= microseconds < _MICROSECONDS_PER_DAY:
-            raise BodyInvalid(f"column {path} is {value}, which is no time of a day")
+            raise BodyInvalid(f"column {path} is {value}, which is not a time of a day")
         seconds, rest = divmod(microseconds, 1_000_000)
         minutes, second = divmod(seconds, 60)
         hour, minute = divmod(minutes, 60)
@@ -357,7 +357,7 @@ def _check_readable(writer: Any, reader: Any, path: str) -> None:
     kind, other = writer["type"], reader["type"]
     is_promoted = other in _PROMOTED.get(kind, ()) and not {one[0], two[0]} & _EXACT
     if (kind != other and not is_promoted) or (one != two and {one[0], two[0]} & _EXACT):
-        raise SchemaUnusable(f"field {path} is {_meant(writer)} in it, and {_meant(reader)} in decode.schema_file")
+        raise SchemaUnusable(f"field {path}: expected {_meant(reader)} as in decode.schema_file, got {_meant(writer)}")
     if kind == "record":
         writer_types = {field["name"]: field["type"] for field in writer["fields"]}
         for field in reader["fields"]:

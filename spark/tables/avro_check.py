@@ -156,7 +156,7 @@ def _union(branches: list[Walk], path: str) -> Walk:
     def walk(body: bytes, at: int) -> int:
         number, at = _read(body, at, path)
         if not 0 <= number < len(branches):
-            raise BodyInvalid(f"column {path} is of type {number} of its union, which has {len(branches)}")
+            raise BodyInvalid(f"column {path} has type number {number} of a union of {len(branches)} types")
         return branches[number](body, at)
 
     return walk

@@ -26,7 +26,7 @@ class SchemaUnusable(ValueError):
 def schema_number(body: bytes) -> int:
     """The number in Confluent's header. Raises BodyInvalid if there is none."""
     if len(body) < HEADER_BYTES:
-        raise BodyInvalid(f"it has {len(body)} bytes, and the header of a schema registry has {HEADER_BYTES}")
+        raise BodyInvalid(f"it has {len(body)} bytes; expected a schema registry's header of {HEADER_BYTES}")
     if body[0]:
         raise BodyInvalid(f"it has no header of a schema registry: its first byte is 0x{body[0]:02x}, not 0x00")
     return int.from_bytes(body[1:HEADER_BYTES], "big")

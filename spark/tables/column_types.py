@@ -140,7 +140,7 @@ def check_names(schema: Mapping[str, object]) -> None:
     spellings: dict[str, str] = {}
     for name in schema:
         if (other := spellings.setdefault(name.lower(), name)) != name:
-            raise ValueError(f"has columns {other} and {name}, which differ only in case: no engine tells them apart")
+            raise ValueError(f"has columns {other} and {name}: engines cannot tell them apart, only case differs")
 
 
 def _tokens(text: str) -> list[str]:
@@ -214,7 +214,7 @@ def _decimal(tokens: list[str]) -> Primitive:
         scale = _number(_next(tokens, "the digits behind the point"))
     _expect(tokens, ")")
     if not (1 <= precision <= DECIMAL_DIGITS_MAX and 0 <= scale <= precision):
-        raise ValueError(f"is not a type: a decimal has 1 to {DECIMAL_DIGITS_MAX} digits, and no more behind the point")
+        raise ValueError(f"is not a type: expected 1 to {DECIMAL_DIGITS_MAX} digits, no more behind the point")
     return Primitive(f"decimal({precision},{scale})")
 
 

@@ -128,7 +128,7 @@ def check_owner(last: Commit | None, pipeline: str, table: str) -> None:
     if last is not None and last.pipeline != pipeline:
         name, _, topic = last.pipeline.partition("/")
         raise CommitRefused(
-            f"the table {table} is written by the pipeline {name!r} from the topic {topic!r}, and this one is "
+            f"the table {table} belongs to the pipeline {name!r} from the topic {topic!r}. This one is "
             f"{pipeline.partition('/')[0]!r} from {pipeline.partition('/')[2]!r}: two pipelines cannot write one "
             f"table. Nothing was written; choose another table, or set name and topic back"
         )

@@ -100,9 +100,9 @@ class LakeTarget:
             last = self._found()
             if last is None and self._has_rows():
                 raise CommitRefused(
-                    f"the table {self._pipeline.table.where} has rows, and no commit of a pipeline: it is somebody "
-                    f"else's, or the snapshot with the position was expired. Nothing was written; choose a new table, "
-                    f"or an empty one"
+                    f"the table {self._pipeline.table.where} has rows but no commit of a pipeline: it belongs to "
+                    f"another program, or the snapshot with the position was expired. Nothing was written; choose a "
+                    f"new table, or an empty one"
                 )
             self._check(last)
         self._last = last

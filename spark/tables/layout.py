@@ -31,7 +31,7 @@ def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
     for name, kind in schema.items():
         if name.lower() in reserved_names:
             raise SchemaInvalid(
-                f"messages have a field {name!r}, and the pipeline adds a column of that name: set decode.schema "
+                f"the name {name!r} of a field is also the name of a column that the pipeline adds: set decode.schema "
                 f"without it, or leave the column out of metadata or partition_by"
             )
         columns[name] = kind
@@ -43,7 +43,7 @@ def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
             types = ", ".join(TIMES)
             raise SchemaInvalid(f"table.partition_by.column {column} is {kind}; it must be one of {types}{_REMEDY}")
         if (str(kind), table.partition_unit) == ("date", "hour"):
-            raise SchemaInvalid(f"table.partition_by.column {column} is a date, which has no hours: set the unit day")
+            raise SchemaInvalid(f"table.partition_by.column {column} is a date without hours: set the unit day")
     return columns
 
 
@@ -54,8 +54,8 @@ def check_kept(table: Schema, schema: Schema, last: Commit, where: str) -> None:
     expected = {*last.schema, *(PREFIX + name for name in POSITION_COLUMNS)}
     if missing := [name for name in schema if name in expected and name not in table]:
         raise SchemaInvalid(
-            f"the table {where} has no column {missing[0]} any more, which commit {last.number} has: somebody dropped "
-            f"or renamed it. Nothing was written; rename it back, or add it again, or write to a new table"
+            f"the table {where} no longer has column {missing[0]} of commit {last.number}: it was dropped or renamed. "
+            f"Nothing was written; rename it back, or add it again, or write to a new table"
         )
 
 

@@ -253,16 +253,16 @@ class Loop:
                 self._last = self._there(self._target.last())
                 check_owner(self._last, self._identity, self._pipeline.table.where)
         raise Stopped(
-            f"somebody else committed to the table {self._pipeline.table.where} {OVERTAKEN_MAX} times while this "
-            f"pipeline was about to: nothing of this commit is in the table. {self.reached()} Run a pipeline once, and "
-            f"let other writers of the table rest meanwhile"
+            f"another process committed to the table {self._pipeline.table.where} {OVERTAKEN_MAX} times before this "
+            f"pipeline could: nothing of this commit is in the table. {self.reached()} Run only one process of a "
+            f"pipeline, and pause other writers of the table meanwhile"
         )
 
     def _there(self, commit: Commit | None) -> Commit:
         """Return the commit. Raises Stopped if the table has lost its commits."""
         if commit is None:
             raise Stopped(
-                f"somebody removed the table {self._pipeline.table.where}, or its commits, while this pipeline ran: "
+                f"the table {self._pipeline.table.where}, or its commits, were removed while this pipeline ran: "
                 f"nothing of this commit is in it. {self.reached()} Restore it and run again, or write to a new table"
             )
         return commit
@@ -359,13 +359,13 @@ class Loop:
         text = f"{counts.dead} of {commit.messages} messages do not decode{example}."
         if where is None:
             raise Stopped(
-                f"{text} Nothing of them was committed. {self.reached()} Correct decode, or set dead_letters.topic to "
-                f"where such messages go"
+                f"{text} None of them was committed. {self.reached()} Correct decode, or set dead_letters.topic, the "
+                f"topic for such messages"
             )
         if counts.dead >= FEW and counts.dead * 100 > commit.messages * where.stop_above_percent:
             raise Stopped(
                 f"{text} That is more than dead_letters.stop_above_percent ({where.stop_above_percent}): probably "
-                f"decode is wrong, and not the messages. Nothing of them was committed. {self.reached()} Correct "
+                f"decode is wrong instead of the messages. None of them was committed. {self.reached()} Correct "
                 f"decode, or set stop_above_percent to 100"
             )
 

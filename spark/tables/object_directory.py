@@ -160,8 +160,8 @@ class ObjectDirectory:
     def _check(self, numbers: list[int], rows: list[str]) -> None:
         if missing := [want for want, number in enumerate(numbers) if number != want]:
             raise CommitRefused(
-                f"commit {missing[0]} is missing in {self._own.name}/{_COMMITS}: somebody removed it. Restore it, or "
-                f"write to a new prefix"
+                f"commit {missing[0]} is missing in {self._own.name}/{_COMMITS}: it was removed. Restore it, or write "
+                f"to a new prefix"
             )
         for name in rows:
             match = _ROWS.fullmatch(name)
@@ -186,7 +186,7 @@ class ObjectDirectory:
             except NotStored:
                 if not self._exists(each["to"]):  # it is where it belongs if another process was faster
                     raise CommitRefused(
-                        f"{self._table.path(each['to'])} is missing, and commit {number} has it: somebody removed it. "
+                        f"{self._table.path(each['to'])}, a file of commit {number}, is missing: it was removed. "
                         f"Restore it, or write to a new prefix"
                     ) from None
         for each in files:

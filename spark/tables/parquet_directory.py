@@ -161,8 +161,8 @@ class ParquetDirectory:
         numbers = self._numbers()
         if missing := [want for want, number in enumerate(numbers) if number != want]:
             raise CommitRefused(
-                f"commit {missing[0]} is missing in {self._commits}: somebody removed it. Restore it, or write to a "
-                f"new directory"
+                f"commit {missing[0]} is missing in {self._commits}: it was removed. Restore it, or write to a new "
+                f"directory"
             )
         names = {each["to"] for number in numbers for each in self._read(number)[1]}
         for path in sorted(self.root.rglob("*.parquet")):
@@ -219,7 +219,7 @@ class ParquetDirectory:
             for each in files:
                 if not (self.root / each["to"]).exists():
                     raise CommitRefused(
-                        f"{self.root / each['to']} is missing, and commit {numbers[-1]} has it: somebody removed it. "
+                        f"{self.root / each['to']}, a file of commit {numbers[-1]}, is missing: it was removed. "
                         f"Restore it, or write to a new directory"
                     )
 

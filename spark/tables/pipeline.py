@@ -191,7 +191,7 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
     """Parse the text of a pipeline's file. Paths of schema files are relative to ``path``. Raises DocumentInvalid."""
     document = Section(load(content, str(path)))
     if not document.has("name") and not _NAME.fullmatch(path.stem):
-        raise document.refused(f"name is missing, and that of the file cannot be one: it {_NAME_RULE}")
+        raise document.refused(f"name is missing, and the name of the file cannot replace it: it {_NAME_RULE}")
     name = document.member("name", _name, path.stem)
     namesrv = document.member("namesrv", _namesrv)
     topic = document.member("topic", _topic)
@@ -389,7 +389,7 @@ def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
         if "map<" in str((decode.schema or {}).get(each)):
             raise section.refused(f"names the column {each}, which is a map: maps cannot be compared")
     if order is not None and decode.schema is not None and order not in decode.schema:
-        raise section.refused(f"order is {order}, which decode.schema does not have{nearest(order, decode.schema)}")
+        raise section.refused(f"order is {order}; decode.schema has no such column{nearest(order, decode.schema)}")
     delete = section.section("delete_when")
     column = delete_value = None
     if delete is not None:
@@ -400,7 +400,7 @@ def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
         delete.finish()
         if decode.schema is not None and column not in decode.schema:
             hint = nearest(column, decode.schema)
-            raise delete.refused(f"column is {column}, which decode.schema does not have{hint}")
+            raise delete.refused(f"column is {column}; decode.schema has no such column{hint}")
     section.finish()
     return Upsert(key, cast("Literal['none', 'debezium']", envelope), order, column, delete_value)
 

@@ -103,7 +103,7 @@ class _Reader:
         if missing := message.FindInitializationErrors():
             raise BodyInvalid(f"the required field {missing[0]} is missing")
         if self._rejects_unknown and (unknown := next(_unknown(message, ""), None)) is not None:
-            raise BodyInvalid(f"it has a field {unknown}, which the message of decode.schema_file does not have")
+            raise BodyInvalid(f"it has a field {unknown}; the message of decode.schema_file has no such field")
         values: Values = self._take(message)
         return values
 
@@ -297,7 +297,7 @@ def _microseconds(value: Any, path: str, low: int, high: int) -> int:
     seconds: int = value.seconds
     nanos: int = value.nanos
     if not low <= seconds <= high or not -1_000_000_000 < nanos < 1_000_000_000:
-        raise BodyInvalid(f"column {path} has {seconds} seconds and {nanos} nanoseconds, which is out of its range")
+        raise BodyInvalid(f"column {path}: {seconds} seconds and {nanos} nanoseconds are out of its range")
     return seconds * 1_000_000 + nanos // 1000
 
 

@@ -80,7 +80,7 @@ def compiled(path: Path) -> bytes:
         spec = importlib.util.find_spec("grpc_tools")
         if spec is None or not spec.submodule_search_locations:
             raise DocumentInvalid(
-                f"{path}: protoc is not installed, which compiles .proto files: pip install grpcio-tools. Or compile "
+                f"{path}: protoc, which compiles .proto files, is not installed: pip install grpcio-tools. Or compile "
                 f"it elsewhere, with protoc --include_imports --descriptor_set_out={path.with_suffix('.desc').name} "
                 f"{path.name}, and name that file"
             )
@@ -141,6 +141,6 @@ def _numbered(value: Any, beside: Path) -> dict[int, Path]:
     paths: dict[int, Path] = {}
     for name, file in value.items():
         if not str(name).isdecimal() or int(name) > _NUMBER_MAX:
-            raise ValueError(f"has {name!r}, which is not the number of a schema in a registry")
+            raise ValueError(f"has {name!r}: expected the number of a schema in a registry")
         paths[int(name)] = _beside(text(file), beside)
     return paths

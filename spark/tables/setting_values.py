@@ -57,8 +57,8 @@ def spark_settings(value: Any) -> dict[str, str]:
             raise SecretInvalid(f"names {name}: settings of Spark begin with spark.")  # another may be a secret
         if _SECRET.search(name) or _PASSWORD_IN_URL.search(each) or _SECRET_IN_VALUE.search(each):
             raise SecretInvalid(
-                f"names {name}: secrets do not belong into this file, which is shown in process lists; set them in the "
-                f"environment or in spark-defaults.conf"
+                f"names {name}: process lists show settings of this file. Set secrets in the environment or in "
+                f"spark-defaults.conf"
             )
     return settings
 

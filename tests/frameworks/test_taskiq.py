@@ -256,7 +256,7 @@ async def test_taskiq_broker_raises_the_reason_of_failed_sends(namesrv: str, top
         for labels, expected in (
             ({"priority": 2}, "this broker has 0 to 1"),
             ({"priority": 0.5}, "this broker has 0 to 1"),
-            ({"delay": "soon"}, "the label delay of .* is 'soon', not a number"),
+            ({"delay": "soon"}, "label delay of .*: expected a number, got 'soon'"),
         ):
             with pytest.raises(SendTaskError) as refused:
                 await nothing.kicker().with_labels(**labels).kiq()

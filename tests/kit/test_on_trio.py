@@ -165,7 +165,9 @@ async def test_failed_condition_describes_the_kit() -> None:
             await kit.advance_until(lambda: False, timeout=0.2)
         assert "the condition is still false" in str(caught.value)
         assert "1 messages in Orders" in str(caught.value)
-        with pytest.raises(AssertionError, match="does not have \\[b'two'\\], and has \\[b'one'\\]"):
+        with pytest.raises(
+            AssertionError, match="lacks the expected \\[b'two'\\], and has the unexpected \\[b'one'\\]"
+        ):
             kit.assert_stored("Orders", b"two")
         with pytest.raises(ValueError, match="time goes ahead"):
             await kit.advance(seconds=-1)

@@ -108,7 +108,7 @@ def test_has_no_keyword(raftmq_kit):
     assert "1 failed" in result.stdout
     assert "2 errors" in result.stdout
     assert "takes keywords, such as raftmq(replicas=3), not raftmq(3)" in result.stdout
-    assert "Orders does not have [b'two'], and has [b'one'] that is not expected" in result.stdout
+    assert "Orders lacks the expected [b'two'], and has the unexpected [b'one']" in result.stdout
     assert "no_such_setting" in result.stdout
 
 

@@ -253,5 +253,5 @@ class RemovedMembers(Service):
             )
         if keep_out_ms and not self._removed_members.has_room(group, client_id):
             raise RequestRefused(
-                ResponseCode.SYSTEM_ERROR, f"{REMOVED_MEMBERS_MAX} clients are kept out of groups, which is the maximum"
+                ResponseCode.SYSTEM_ERROR, f"{REMOVED_MEMBERS_MAX} clients are kept out of groups already (maximum)"
             )

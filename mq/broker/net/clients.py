@@ -419,7 +419,7 @@ class ClientRegistry(Generic[ConnectionT]):
             grown = sum(lengths[at] - before.get(group, (0, 0))[at] for group, lengths in after.items())
             if grown > 0 and self._lengths[at] + grown > length_max:
                 raise HeartbeatInvalid(
-                    f"all clients have {kind}expressions of {self._lengths[at]} characters; maximum: {length_max}"
+                    f"the {kind}expressions of all clients total {self._lengths[at]} characters; maximum: {length_max}"
                 )
 
     def _check_room(self, listed: _Listed, heartbeat: HeartbeatData) -> None:

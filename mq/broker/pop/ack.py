@@ -244,10 +244,10 @@ class PopAcks:
             missing += bits.bit_count() - effective
         if not found:
             raise RequestRefused(
-                ResponseCode.NO_MESSAGE, f"none of these {missing} messages is hidden for this receipt any more"
+                ResponseCode.NO_MESSAGE, f"none of these {missing} messages is still hidden for this receipt"
             )
         if missing:
-            remark = f"{missing} of {found + missing} messages are not hidden for this receipt any more"
+            remark = f"{missing} of {found + missing} messages are no longer hidden for this receipt"
             answer = call.response(ResponseCode.NO_MESSAGE, remark=remark)
         else:
             answer = call.success()
@@ -435,7 +435,7 @@ class PopAcks:
         is_gone = ext.offset < low and not self._is_hidden(low, ext.offset)
         if is_gone or ext.offset >= high:
             raise RequestRefused(
-                ResponseCode.NO_MESSAGE, f"offset {ext.offset} is outside of the queue, which has {low} to {high}"
+                ResponseCode.NO_MESSAGE, f"offset {ext.offset} is outside of the queue: expected {low} to {high - 1}"
             )
         key = ext.consumer_group, topic, queue_id
         checkpoint_id = self._id_of(key, receipt.start, receipt.pop_time_ms)

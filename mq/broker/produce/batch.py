@@ -329,5 +329,5 @@ def _refuse(text: str, part: str) -> None:
     if delay not in ("", "0") or "TRAN_MSG" in known or any(name in known for name in props.TIMER_PROPERTIES):
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"{part} of a batch is delayed or transactional, which only messages by themselves can be",
+            f"{part} of a batch is delayed or transactional: send such messages one by one",
         )

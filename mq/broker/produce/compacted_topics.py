@@ -66,9 +66,9 @@ class CompactedTopics:
             if names:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL,
-                    f"topic {ext.topic} has {CLEANUP_POLICY}={COMPACTION}, which takes no message with {names[0]}: the "
-                    "newest value of a key is the one that was sent last, so messages must be visible in the order in "
-                    "which they were sent",
+                    f"topic {ext.topic} has {CLEANUP_POLICY}={COMPACTION} and refuses messages with {names[0]}: the "
+                    "value of a key that was sent last must be its newest one, so messages must be visible in the "
+                    "order in which they were sent",
                 )
         if key_of(text) is None:
             number = batches.keyless(call, tail) if ext.batch else 0
@@ -76,8 +76,8 @@ class CompactedTopics:
                 which = f"message {number} of the batch" if ext.batch else "the message"
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL,
-                    f"{which} has no key: topic {ext.topic} has {CLEANUP_POLICY}={COMPACTION}, and keeps the newest "
-                    "message of each key; set the key of the message (KEYS)",
+                    f"{which} has no key. Topic {ext.topic} has {CLEANUP_POLICY}={COMPACTION}: it keeps the newest "
+                    "message of each key. Set the key of the message (KEYS)",
                 )
         if self.is_full and (batches.has_bodies(call, tail) if ext.batch else call.body):
             raise RequestRefused(

@@ -52,7 +52,8 @@ class ManyQueues(Service):
             if each.queues is not None and len(each.queues) > QUEUES_MAX:
                 raise _invalid(f"{len(each.queues)} queues of {each.topic[:127]}; maximum: {QUEUES_MAX}")
             if len(each.since_ms) > 1 and len(each.since_ms) != len(each.queues or ()):
-                raise _invalid(f"{len(each.since_ms)} times for {len(each.queues or ())} queues of {each.topic[:127]}")
+                times, queues = len(each.since_ms), len(each.queues or ())
+                raise _invalid(f"since_ms has {times} values for {queues} queues of {each.topic[:127]}")
         self._gradually.when_current(self._read, call, lambda: self._answer(call, topics))
 
     def _answer(self, call: Call[AskQueues], topics: Sequence[QueueQuestion]) -> ResponseSteps:

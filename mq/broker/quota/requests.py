@@ -48,7 +48,7 @@ class QuotaRequests(Service):
         def check() -> None:
             if quota != NO_QUOTA and not self._quotas.has_room(name):
                 raise RequestRefused(
-                    ResponseCode.SYSTEM_ERROR, f"{USER_QUOTAS_MAX} users have a quota, which is the maximum"
+                    ResponseCode.SYSTEM_ERROR, f"{USER_QUOTAS_MAX} users have a quota already; no more are allowed"
                 )
 
         check()

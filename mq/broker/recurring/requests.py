@@ -170,7 +170,7 @@ class ScheduleRequests(Service):
         topic = definition.topic
         config = self._metadata.topics.get(topic)
         if topic in SEND_FORBIDDEN_TOPICS or is_system_topic(topic) or (config is not None and config.system):
-            raise _invalid(f"the topic {topic} is one of the system, which no schedule sends to")
+            raise _invalid(f"schedules cannot send to {topic}, a topic of the system")
         if config is None:
             raise _no_topic(topic)
         if not config.perm & PERM_WRITE or config.write_queues == 0:

@@ -127,8 +127,8 @@ class StagedSets(Service):
         if level < LEVEL_OF_TRANSACTION_SETS:
             raise RequestRefused(
                 ResponseCode.VERSION_NOT_SUPPORTED,
-                f"the broker group is at format level {level}, and transactions of several messages need "
-                f"{LEVEL_OF_TRANSACTION_SETS}: they are possible when all its replicas are upgraded",
+                f"transactions of several messages need format level {LEVEL_OF_TRANSACTION_SETS}, but the broker group "
+                f"is at level {level}: upgrade all its replicas first",
             )
         if not self._settings.transactions:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not allowed by this broker")
@@ -191,7 +191,7 @@ class StagedSets(Service):
             if is_compacted(config.attributes) and self._metadata.format_level.level >= LEVEL_OF_COMPACTION:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL,
-                    f"topic {topic} has {CLEANUP_POLICY}={COMPACTION}, which takes no messages of transactions: these "
+                    f"topic {topic} has {CLEANUP_POLICY}={COMPACTION} and refuses messages of transactions: these "
                     "become visible in another order than they were sent",
                 )
         if not 0 <= message.queue_id < queues:
@@ -204,8 +204,7 @@ class StagedSets(Service):
         if odd := [name for name in _NOT_IN_A_SET if name in properties]:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"message {number} of a transaction has the property {odd[0]}, which is for messages outside of "
-                "transactions",
+                f"message {number} of a transaction has the property {odd[0]}, which is not allowed in transactions",
             )
         wanted_priority(properties)
         check_sent_bytes(len(message.properties.encode()) + len(self._suffix), number)
@@ -240,7 +239,7 @@ class StagedSets(Service):
         tail = tail_of(message.topic, queue_id, self._metadata, self._tails, since=position, priority=priority)
         if tail is None:
             raise RequestRefused(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {message.topic} of the transaction does not exist any more"
+                ResponseCode.TOPIC_NOT_EXIST, f"topic {message.topic} of the transaction no longer exists"
             )
         tail, properties = self._places.place(properties, message.topic, tail.queue_id, self._wall_clock_ms())
         encoded = props.fitted(properties, self._suffix)

@@ -316,8 +316,8 @@ class Transactions(Service):
         if age_ms >= allowed_ms:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
-                f"the message is {age_ms} ms old, its transaction was allowed {allowed_ms}: the broker will check back "
-                "with its producers",
+                f"the transaction is {age_ms} ms old and could be ended only within {allowed_ms} ms: the broker asks "
+                "its producers about it",
             )
 
     def _visible(self, position: PhysicalOffset, raw: RawRecord, text: str) -> InternalRecord:
@@ -327,9 +327,7 @@ class Transactions(Service):
         priority = stored_priority(props.decode(text)) if PRIORITY_MARK in text else None
         tail = tail_of(topic, queue_id, self._metadata, self._tails, since=position, priority=priority)
         if tail is None:
-            raise RequestRefused(
-                ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} of the half message does not exist any more"
-            )
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} of the half message no longer exists")
         properties = raw.properties
         if "DELAY\x01" in text or "TIMER_" in text:
             now_ms = self._wall_clock_ms()

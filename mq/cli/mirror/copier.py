@@ -334,8 +334,8 @@ class Copier:
                 raise
             if _FORGOTTEN in (error.remark or ""):
                 raise _Blocked(
-                    f"{queue}: the target does not know any more whether message {batch.first} was stored: the state "
-                    "is older than what was copied with it. Move it away: then the mirror finds out from the target"
+                    f"{queue}: the target no longer knows whether message {batch.first} was stored: the state file is "
+                    "older than the last copy. Move it away: then the mirror finds out from the target"
                 ) from error
             await self._refused(queue, batch, error.remark or str(error))
             return

@@ -133,8 +133,8 @@ def extend(
                 topics.add(topic)
     if len(queues) > QUEUES_MAX:
         raise TargetUnusable(
-            f"{len(queues)} queues are to be mirrored, and one mirror takes at most {QUEUES_MAX}: choose some with "
-            "--topics, and mirror the others later"
+            f"{len(queues)} queues are to be mirrored; maximum: {QUEUES_MAX}. Choose some topics with --topics, and "
+            "mirror the other ones later"
         )
     known_count = len(queues) - len(new_queues)
     new_topics, reasons = _new_topics(topics, queues, known_count, ends, source, target)

@@ -456,8 +456,8 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             oldest = process_queues[queue].oldest(len(offsets))
             if oldest != offsets:
                 raise ValueError(
-                    f"offset {oldest[0] if oldest else None} of {queue} is not finished, and a transaction cannot "
-                    f"consume {offsets[0]} before it: handle messages in order (ordered=True), and pass whole batches"
+                    f"offset {oldest[0] if oldest else None} of {queue} is not finished: a transaction cannot consume "
+                    f"{offsets[0]} before it. Handle messages in order (ordered=True), and pass whole batches"
                 )
 
         async def ended() -> None:

@@ -144,8 +144,8 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
             before = self._subscribed.get(topic)
             if before is not None and before.handler is not None:
                 raise ValueError(
-                    f"topic {topic} already has a handler, which would get no more messages: name the tags of both in "
-                    f"one handler, as 'a || b', and look at message.tags; or call unsubscribe({topic!r}) first"
+                    f"topic {topic} already has a handler; it would get no more messages. Name the tags of both in one "
+                    f"handler, as 'a || b', and look at message.tags; or call unsubscribe({topic!r}) first"
                 )
             self._subscribe(topic, tags, handler, batch, timeout, policies, codec)
             return handler

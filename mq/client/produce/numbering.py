@@ -54,8 +54,8 @@ def numbering_of(numbered: bool | str, first_number: int | None, in_flight_max: 
         raise TypeError(f"numbered is True, False or a producer id, not {numbered!r}")
     if in_flight_max > REMEMBERED_SENDS:
         raise ValueError(
-            f"in_flight_max is {in_flight_max}, and brokers remember the last {REMEMBERED_SENDS} sends of a producer: "
-            f"at most {REMEMBERED_SENDS} numbered messages may be in flight"
+            f"in_flight_max is {in_flight_max}; maximum for numbered messages: {REMEMBERED_SENDS}, the number of sends "
+            "that brokers remember of a producer"
         )
     if first_number is not None and not 0 <= first_number <= _FIRST_MAX:
         raise ValueError(f"first_number is {first_number}, and must be from 0 to 2**62")
@@ -69,8 +69,8 @@ def numbering_of(numbered: bool | str, first_number: int | None, in_flight_max: 
         )
     if producer_id is not None and is_generated(producer_id):
         raise ValueError(
-            f"the producer id {producer_id!r} begins with {GENERATED_MARK!r}, as those that are generated: brokers "
-            "would forget it early; choose another one, or use numbered=True"
+            f"the producer id {producer_id!r} begins with {GENERATED_MARK!r}, which is reserved for generated ids: "
+            "brokers forget those early. Choose another one, or use numbered=True"
         )
     return Numbering(producer_id, first_number)
 

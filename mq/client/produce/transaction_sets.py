@@ -61,7 +61,7 @@ _NEW_PAUSE_SECONDS = 0.2
 def check_not_ended(transaction: object, *, ended: bool) -> None:
     """Raise ValueError if it is too late for a call to change anything."""
     if ended:
-        raise ValueError(f"{transaction} has ended, and keeps its outcome: decide it in its block")
+        raise ValueError(f"{transaction} has ended: its outcome can be decided only in its block")
 
 
 class SetTransaction(Generic[BodyT]):

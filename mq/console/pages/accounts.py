@@ -115,7 +115,7 @@ async def account(visit: Visit) -> Page:
         user = without_user(name)
     is_everybody = name == EVERYBODY
     if user is None and not is_everybody:
-        raise NotFound(f"there is no user {name}, and no account of this name in the acl_file of a broker")
+        raise NotFound(f"there is no user {name}; no acl_file of a broker has an account of this name either")
     own = user_rows(lists.users, {}, OfReplicas()).get(name)
     quota = quota_of(name, lists.quotas or {})
     values = {

@@ -17,7 +17,7 @@ def sql_of(visit: Visit) -> str:
     """The SQL92 expression of the address. Raises InputInvalid where properties are hidden: it would tell them."""
     text = visit.query.get("sql", "").strip()
     if text and visit.settings.hide_bodies:
-        raise InputInvalid("properties are hidden on this console, and an SQL filter would tell them")
+        raise InputInvalid("this console hides properties: SQL filters are refused, as they would reveal them")
     return text
 
 

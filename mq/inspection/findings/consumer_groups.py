@@ -184,7 +184,7 @@ def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers:
             f"wait{_since(queues, consumers.now_ms)}; members: "
             f"{'the brokers did not say which' if members is None else _members(members)}",
             "look at the logs of these members; if one message fails again and again: raftmq consumer-group skip",
-            "docs/troubleshooting.md#a-queue-does-not-go-on-one-message-always-fails",
+            "docs/troubleshooting.md#a-queue-stops-one-message-always-fails",
         )
 
 

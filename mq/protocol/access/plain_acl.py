@@ -104,7 +104,7 @@ def _account(where: str, row: Any) -> PlainAccount:
     admin, proxy, broker = (_switch(where, name, row) for name in ("admin", "proxy", "broker"))
     for role, is_one in (("proxy", proxy), ("broker", broker)):
         if is_one and (more := sorted(row.keys() - {"accessKey", "secretKey", "whiteRemoteAddress", role})):
-            raise AclFileInvalid(f"{where}: a {role} has no permissions of its own, and this one has {', '.join(more)}")
+            raise AclFileInvalid(f"{where}: a {role} cannot have permissions of its own: remove {', '.join(more)}")
     return PlainAccount(
         access_key=access_key,
         secret_key=secret_key,
@@ -122,7 +122,7 @@ def _account(where: str, row: Any) -> PlainAccount:
 def _switch(where: str, name: str, row: Mapping[str, Any]) -> bool:
     value = row.get(name, False)
     if not isinstance(value, bool):
-        raise AclFileInvalid(f"{where}: {name} is {value!r}, not true or false")
+        raise AclFileInvalid(f"{where}: {name}: expected true or false, got {value!r}")
     return value
 
 
@@ -131,7 +131,7 @@ def _permissions(where: str, name: str, rows: Any) -> dict[str, Permissions]:
     for row in _list(f"{where}: {name}", rows):
         resource, equals, words = str(row).partition("=")
         if not equals or not resource.strip():
-            raise AclFileInvalid(f"{where}: {name} has {row!r}, which is not NAME=PERMISSION")
+            raise AclFileInvalid(f"{where}: {name}: expected NAME=PERMISSION, got {row!r}")
         permissions[resource.strip()] = _permission(where, name, words)
     return permissions
 

@@ -487,7 +487,7 @@ def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
     body_end = body_start + body_length
     # Between body and end are at least the two length fields, 1 and 2 bytes: checked before either is read.
     if body_length < 0 or body_end + 3 > at + size:
-        raise RecordError(at, f"its body has {body_length} bytes, and the whole record {size}")
+        raise RecordError(at, f"a body of {body_length} bytes does not fit into a record of {size}")
     if magic == MAGIC_V1:
         topic_start = body_end + 1
         text_start = topic_start + data[body_end] + 2
@@ -497,7 +497,7 @@ def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
     else:
         raise RecordError(at, f"the magic number is {magic & 0xFFFFFFFF:#x}")
     if text_start > at + size:
-        raise RecordError(at, f"its topic has {text_start - 2 - topic_start} bytes, and the whole record {size}")
+        raise RecordError(at, f"a topic of {text_start - 2 - topic_start} bytes exceeds the record of {size}")
     if text_start + (data[text_start - 2] << 8 | data[text_start - 1]) != at + size:
         raise RecordError(at, f"its properties do not end where the record of {size} bytes ends")
     return size, body_start, topic_start, text_start

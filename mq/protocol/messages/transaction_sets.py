@@ -71,7 +71,7 @@ class TransactionSet(NamedTuple):
             raise BodyError(f"a transaction has format {version}; this version reads format {_VERSION}")
         end = _HEAD.size + nbytes
         if end > len(body):
-            raise BodyError(f"a transaction has offsets of {nbytes} bytes, and {len(body) - _HEAD.size} are left")
+            raise BodyError(f"expected {nbytes} bytes of offsets in a transaction, got {len(body) - _HEAD.size}")
         offsets = decode_as(list[ConsumedRange], bytes(body[_HEAD.size : end]))
         if len(offsets) > SET_OFFSETS_MAX:
             raise BodyError(f"a transaction has {len(offsets)} offsets; maximum: {SET_OFFSETS_MAX}")

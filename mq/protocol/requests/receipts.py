@@ -70,7 +70,7 @@ class Receipt(NamedTuple):
         if match is None:
             count = text.count(" ") + 1
             if count < _FIELDS:
-                raise ReceiptError(f"the receipt has {count} fields, and at least {_FIELDS} are needed: {text[:80]!r}")
+                raise ReceiptError(f"expected at least {_FIELDS} fields in the receipt, got {count}: {text[:80]!r}")
             raise ReceiptError(f"fields of the receipt are not numbers: {text[:80]!r}")
         start, pop_time, invisible, revive, mark, broker, queue, at = match.groups()
         numbers = int(start), int(pop_time), int(invisible), int(revive), int(queue), int(at)

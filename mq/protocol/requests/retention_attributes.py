@@ -64,6 +64,6 @@ def check_reserve_time(attributes: Mapping[str, str], hours_max: float) -> None:
         raise AttributeInvalid(f"{RESERVE_TIME} is {text[:40]!r}; allowed: whole hours from 1 on, and -1")
     if hours > hours_max:
         raise AttributeInvalid(
-            f"{RESERVE_TIME} is {hours} hours, and the broker keeps its log, which all topics share, for "
-            f"{hours_max:g}: raise its setting retention_hours first"
+            f"{RESERVE_TIME} is {hours} hours; maximum: {hours_max:g}, as long as the broker keeps the log of all "
+            "topics. Raise its setting retention_hours first"
         )

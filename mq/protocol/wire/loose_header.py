@@ -114,7 +114,7 @@ def read_binary(header: memoryview) -> LooseHeader:
     code, language, version, opaque, flag, remark_length = _BINARY_FIXED.unpack_from(header)
     at = _BINARY_FIXED.size
     if not 0 <= remark_length <= len(header) - at - _I32.size:
-        raise HeaderError(code, opaque, f"the remark has {remark_length} bytes, and the whole header {len(header)}")
+        raise HeaderError(code, opaque, f"a remark of {remark_length} bytes exceeds the header of {len(header)}")
     remark = str(header[at : at + remark_length], "utf-8", "replace") if remark_length else None
     at += remark_length
     (ext_length,) = _I32.unpack_from(header, at)

@@ -78,7 +78,7 @@ class MessageReader:
         if flag > 1:
             raise CallRefused(Status.INTERNAL, f"the message has the unknown flags {flag:#x}")
         if flag and self._encoding == "identity":
-            raise CallRefused(Status.INTERNAL, "the message is compressed, and grpc-encoding does not say how")
+            raise CallRefused(Status.INTERNAL, "the message is compressed: expected its encoding in grpc-encoding")
         if nbytes > self._bytes_max:
             raise _too_large(self._bytes_max)
         self.begun, self._compressed, self.announced_bytes = True, bool(flag), nbytes

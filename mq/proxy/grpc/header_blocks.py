@@ -117,7 +117,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     try:
         return (_remembered(text) if length <= _REMEMBERED_BYTES_MAX else decode_huffman(text)), end
     except HPACKDecodingError as error:
-        raise _damaged("bytes that are no Huffman code") from error
+        raise _damaged("bytes that are not a Huffman code") from error
 
 
 @lru_cache(maxsize=1024)

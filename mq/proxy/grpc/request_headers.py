@@ -108,7 +108,7 @@ def announced_bytes(fields: Iterable[tuple[bytes, bytes]]) -> int | None:
     for name, value in fields:
         if name == b"content-length":
             if not value.isdigit() or len(value) > _LENGTH_DIGITS_MAX:
-                raise MalformedRequest(f"content-length is {value!r}, which is not a length")
+                raise MalformedRequest(f"content-length: expected a number of bytes, got {value!r}")
             return int(value)
     return None
 

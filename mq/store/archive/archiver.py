@@ -100,7 +100,7 @@ class _Archiver:
         if manifest is None and known_index:
             raise BackupRefused(
                 target.name,
-                f"the manifest is missing, and the group has archived its log up to entry {known_index} there: restore "
+                f"the manifest is missing, although the group has archived up to entry {known_index} there. Restore "
                 "the manifest, or set archive_url to a new prefix",
             )
         if manifest is not None:

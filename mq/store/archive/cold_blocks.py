@@ -261,8 +261,8 @@ class ColdBlocks:
         if (manifest.cluster_id, manifest.segment_bytes) != (known_log.identity, known_log.segment_bytes):
             raise BackupRefused(
                 store.name,
-                f"it is of the log {manifest.cluster_id} with files of {manifest.segment_bytes} bytes, this is "
-                f"{known_log.identity} with {known_log.segment_bytes}",
+                f"it belongs to log {manifest.cluster_id} (segment_bytes {manifest.segment_bytes}); expected log "
+                f"{known_log.identity} (segment_bytes {known_log.segment_bytes})",
             )
         end, archived = known_log.end(), manifest.archived
         if archived.pos == end.pos and archived != end:

@@ -85,7 +85,7 @@ class KeyFile:
             size = os.fstat(self._fd).st_size
             self._rows_at = _START.size + _FIELDS.size + blocks * _BLOCK.size
             if not self._rows_at <= size <= self._rows_at + blocks * _BLOCK_BYTES:
-                raise KeyFileDamaged(path, f"the file has {size} bytes, which do not fit its {blocks} blocks")
+                raise KeyFileDamaged(path, f"a file of {size} bytes cannot have {blocks} blocks")
             head = os.pread(self._fd, self._rows_at - _START.size, _START.size)
             if zlib.crc32(head) != crc:
                 raise KeyFileDamaged(

@@ -92,7 +92,7 @@ def bodies_in(data: bytes) -> Iterator[tuple[int, int]]:
             raise Damaged(at, f"{end - at} bytes are not an entry")
         kind, size, _, _, _, _, _, _, body_len = unpack(data, at)
         if size != HEADER_BYTES + body_len or at + size > end:
-            raise Damaged(at, f"an entry has {size} bytes, and {end - at} are left")
+            raise Damaged(at, f"expected an entry of {size} bytes, got {end - at}")
         if kind == NORMAL:
             yield at + HEADER_BYTES, at + size
         at += size
@@ -118,7 +118,7 @@ def records_in(data: bytes, at: int, end: int) -> Iterator[KeyedRecord]:
         topic_at = body_at + body_length + 1
         stop = at + size
         if not body_at < topic_at < stop <= end:
-            raise Damaged(at, f"a record has {size} bytes and a body of {body_length}, and {end - at} bytes are left")
+            raise Damaged(at, f"expected a record of {size} bytes with a body of {body_length}, got {end - at} bytes")
         if magic == MAGIC_V1:
             text_at = topic_at + data[topic_at - 1] + 2
         elif magic == MAGIC_V2:

@@ -81,7 +81,7 @@ async def test_queues_beyond_the_answer_limit_are_left_for_the_next_request(tmp_
     [
         ([], "0 topics"),
         ([QueueQuestion(topic="T")] * (TOPICS_MAX + 1), f"{TOPICS_MAX + 1} topics; allowed: 1 to {TOPICS_MAX}"),
-        ([QueueQuestion(topic="T", queues=[1], since_ms=[1, 2])], "2 times for 1 queues of T"),
+        ([QueueQuestion(topic="T", queues=[1], since_ms=[1, 2])], "since_ms has 2 values for 1 queues of T"),
         ([QueueQuestion(topic="T", queues=[*range(40_000)])], "40000 queues of T; maximum"),
     ],
 )

@@ -37,7 +37,7 @@ async def test_messages_are_looked_up_by_id_and_key(namesrv: str) -> None:
         assert await admin.messages_by_key("T", "nothing") == []
         none = sent[0].offset_message_id[:-1] + "1"
         assert await admin.message_by_id(none) is None
-        with pytest.raises(NoRoute, match="no broker group has a replica"):
+        with pytest.raises(NoRoute, match="No broker group has a replica"):
             await admin.message_by_id("7F000001" + "00000001" + "0" * 16)
         with pytest.raises(ValueError, match="hexa"):
             await admin.message_by_id("X" * 32)

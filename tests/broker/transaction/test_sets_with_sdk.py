@@ -256,7 +256,7 @@ async def test_transaction_too_large_or_without_a_home_is_refused_before_sending
 @VIRTUAL_TIME
 async def test_older_replica_prevents_sets_in_its_group() -> None:
     async with open_kit(format_level_max=3) as kit, TransactionProducer(kit.namesrv, "P", timeout=1.0) as producer:
-        with pytest.raises(BrokerError, match="possible when all its replicas are upgraded"):
+        with pytest.raises(BrokerError, match="upgrade all its replicas first"):
             async with producer.transaction() as transaction:
                 await transaction.send(Message("A", b"1"))
 

@@ -176,5 +176,5 @@ def test_status_of_the_table_of_another_pipeline_is_refused(file: Path) -> None:
     directory.commit(commit, directory.staging_of(commit))
     directory.close()
     failed = failure("status", file)
-    assert "is written by the pipeline 't' from the topic 'Other'" in str(failed)
+    assert "belongs to the pipeline 't' from the topic 'Other'" in str(failed)
     assert failed.exit_code == 2

@@ -266,7 +266,7 @@ def test_frames_are_cut_at_every_place() -> None:
         (struct.pack(">IBBHI", 8, 0, HANDSHAKE_VERSION, 0, 0), "unknown frame kind 0"),
         (struct.pack(">IBBHI", 8, 255, HANDSHAKE_VERSION, 0, 0), "unknown frame kind 255"),
         (struct.pack(">IBBHI", 8, 5, 1, 0, 0), "version 1 came, this replica speaks version 3"),
-        (struct.pack(">IBBHI", 8, 5, HANDSHAKE_VERSION, 9, 0), "the reserved field of the frame is 9, not 0"),
+        (struct.pack(">IBBHI", 8, 5, HANDSHAKE_VERSION, 9, 0), "reserved field of the frame: expected 0, got 9"),
     ],
 )
 def test_impossible_frames_are_refused(prefix: bytes, words: str) -> None:

@@ -200,7 +200,7 @@ def test_restarted_log_does_not_continue_a_backup() -> None:
     for home, reason in (
         (other, "another entry 100"),
         (Operator(50).home, "that replica is behind"),
-        (foreign, "it is of the log"),
+        (foreign, "it belongs to log"),
     ):
         operator.home = home
         with pytest.raises(BackupRefused, match=reason):

@@ -267,7 +267,7 @@ def test_archive_of_a_recreated_group_is_refused(group: Group) -> None:
     part = LogRange("T", "", "a", WHOLE, ("leader:1",))
     former = group.survey._replace(archives={("T", "a"): group.archive._replace(log_identity="former")})
     with ArchivePlan(options, group.open, clock=lambda: group.now, sleep=group.sleep) as plan:
-        with pytest.raises(ReadFailed, match=r"it is of the log c .* this is former"):
+        with pytest.raises(ReadFailed, match=r"it belongs to log c .* expected log former"):
             plan.planned([part], former)
         [planned] = plan.planned([part], group.survey)
     assert planned.archived is not None

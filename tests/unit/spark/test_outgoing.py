@@ -49,9 +49,9 @@ def properties(message: Message) -> dict[str, str]:
             [("body", "binary"), ("queue_offset", "bigint")],
             "T",
             "the sink takes no column 'queue_offset'; it takes body, topic, broker_name, queue_id, keys, tags, "
-            "properties: select these, and leave out others; did you mean 'queue_id'?",
+            "properties: select only these; did you mean 'queue_id'?",
         ),
-        ([("Body", "binary")], "T", "leave out others; did you mean 'body'?"),
+        ([("Body", "binary")], "T", "select only these; did you mean 'body'?"),
         ([("zzz", "binary")], "T", "the sink takes no column 'zzz'; it takes body"),
         ([("topic", "string")], "T", "the sink needs a column body, binary or string"),
         ([("body", "string")], None, "the sink needs the option topic, or a column topic"),
@@ -117,7 +117,7 @@ def test_properties_of_a_message_read_do_not_describe_the_one_written() -> None:
     [
         ({"body": None}, "its body is null"),
         ({"body": b""}, "its body is empty"),
-        ({"topic": None}, "it has no topic, and there is no option topic"),
+        ({"topic": None}, "it has no topic, and option topic is not set"),
         ({"queue_id": -1}, "its queue_id is -1"),
         ({"tags": "a || b"}, "its tag 'a || b' is a filter for several tags"),
         ({"keys": "a\x01b"}, "the property 'KEYS' has no name, or contains a separator"),

@@ -288,10 +288,10 @@ def test_expressions_of_one_connection_are_bounded_over_its_life(expression_type
         beat(registry, "c1", "one", wants("h", 11, 2))
     beat(registry, "c1", "one", wants("g", 10), wants("h", 5, 2))
     beat(registry, "c2", "two", wants("i", 15))
-    with pytest.raises(HeartbeatInvalid, match="expressions of 30 characters; maximum: 30"):
+    with pytest.raises(HeartbeatInvalid, match="expressions of all clients total 30 characters; maximum: 30"):
         beat(registry, "c3", "three", wants("j", 5))
     registry.update_subscriptions("c1", "h", [subscription("T", "a=1", 3, expression_type)])
-    with pytest.raises(HeartbeatInvalid, match="all clients have"):
+    with pytest.raises(HeartbeatInvalid, match="all clients total"):
         registry.update_subscriptions("c1", "h", [subscription("T", "a=1111", 4, expression_type)])
     registry.connection_closed("c2")
     beat(registry, "c3", "three", wants("j", 15))

@@ -100,7 +100,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no fields": (record(), "the record has no fields"),
     "an unknown type": (record(("a", "strin")), "there is no type 'strin' in it"),
     "no schema": ({"type": "record"}, "it is not a schema of Avro"),
-    "two cases": (record(("a", "int"), ("A", "int")), "the record has columns a and A, which differ only in case"),
+    "two cases": (
+        record(("a", "int"), ("A", "int")),
+        "the record has columns a and A: engines cannot tell them apart, only case differs",
+    ),
     "many digits": (
         record(("a", {"type": "bytes", "logicalType": "decimal", "precision": 40, "scale": 2})),
         "field a is a decimal of 40 digits",
@@ -145,7 +148,7 @@ def test_value_out_of_range_refuses_only_its_own_row() -> None:
         written(plain, {"at": 0, "time": 0}),
     )
     assert found[0].startswith("it has a value that its column cannot have")
-    assert found[1] == "column time is -1, which is no time of a day"
+    assert found[1] == "column time is -1, which is not a time of a day"
     assert found[2]["time"] == "00:00:00.000000"
 
 
@@ -172,7 +175,7 @@ def test_field_that_the_writer_does_not_have_gets_its_default() -> None:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("string", "field id is string in it, and long in decode.schema_file"),
+        ("string", "field id: expected long as in decode.schema_file, got string"),
         ({"type": "long", "logicalType": "timestamp-millis"}, "field id is timestamp-millis in it, and long in"),
     ],
 )
@@ -206,7 +209,7 @@ def test_header_of_a_registry_selects_the_schema_of_the_writer() -> None:
         value,
         "it was written with schema 3, which decode.writer_schemas does not have",
         "it has no header of a schema registry: its first byte is 0x02, not 0x00",
-        "it has 2 bytes, and the header of a schema registry has 5",
+        "it has 2 bytes; expected a schema registry's header of 5",
     ]
     alone = AvroBodies(json.dumps(SIMPLE), (), has_header=True)
     assert rows(alone, b"\x00\x00\x00\x00\x09" + written(SIMPLE, value)) == [value]

@@ -34,8 +34,8 @@ FLOATS = {"type": "array", "items": "float"}
 WRONG: dict[str, tuple[Any, bytes, str]] = {
     "a symbol before the first": (STATE, number(-1), "column v is symbol -1, and there are 2 symbols"),
     "a symbol behind the last": (STATE, number(2), "column v is symbol 2, and there are 2 symbols"),
-    "a type before the first": (["null", "string"], number(-2), "column v is of type -2 of its union"),
-    "a type behind the last": (["null", "string"], number(2), "column v is of type 2 of its union"),
+    "a type before the first": (["null", "string"], number(-2), "column v has type number -2 of a union"),
+    "a type behind the last": (["null", "string"], number(2), "column v has type number 2 of a union"),
     "a long number": ("long", b"\x80" * 10 + b"\x01", "column v has a number that no long has"),
     "a large number": ("long", b"\xff" * 9 + b"\x02", "column v has a number that no long has"),
     "a large int": ("int", b"\xff" * 4 + b"\x10", "column v has a number that no int has"),

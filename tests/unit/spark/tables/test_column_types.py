@@ -46,7 +46,7 @@ def test_alternative_type_names_are_accepted() -> None:
         ("decimal(50,2)", "1 to 38 digits"),
         ("decimal(5,6)", "1 to 38 digits"),
         ("int int", "'int' is left over"),
-        ("struct<a:int,A:int>", "differ only in case"),
+        ("struct<a:int,A:int>", "only case differs"),
         ("struct<>", "expected a field name"),
         ("", "a type is missing"),
         ("in;t", "is not understood"),

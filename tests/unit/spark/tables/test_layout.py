@@ -53,7 +53,7 @@ def test_partitions_that_a_table_does_not_have_are_refused(found: str | None, pa
 def test_partitioning_a_date_by_hour_is_refused() -> None:
     table = pipeline("{column: at, unit: hour}")
     table_columns(table, BODY)
-    with pytest.raises(SchemaInvalid, match="column at is a date, which has no hours"):
+    with pytest.raises(SchemaInvalid, match="column at is a date without hours"):
         table_columns(table, parse_schema({"at": "date"}))
 
 
@@ -86,7 +86,7 @@ def test_dropped_column_is_refused_by_name(lost: str) -> None:
     last = Commit("p/T", 7, position, position, 0, 0, 0, "run", written_schema(BODY), position)
     wanted = table_columns(pipeline(), BODY)
     check_kept(wanted, {**wanted, **parse_schema({"new": "int"})}, last, "/t")
-    with pytest.raises(SchemaInvalid, match=f"no column {lost} any more, which commit 7 has: somebody dropped or"):
+    with pytest.raises(SchemaInvalid, match=f"no longer has column {lost} of commit 7: it was dropped or renamed"):
         check_kept({name: kind for name, kind in wanted.items() if name != lost}, wanted, last, "/t")
     wanted.pop(lost)
     check_kept(wanted, wanted, last, "/t")  # nor does the pipeline write it any more

@@ -128,7 +128,7 @@ def test_removed_commit_or_file_is_noticed(tmp_path: Path) -> None:
         ParquetDirectory(tmp_path).open()
     (tmp_path / "saved").rename(commits / "0000000001.json")
     directory.files()[-1].unlink()
-    with pytest.raises(CommitRefused, match="is missing, and commit 2 has it"):
+    with pytest.raises(CommitRefused, match="a file of commit 2, is missing"):
         ParquetDirectory(tmp_path).open()
 
 

@@ -100,7 +100,7 @@ def test_damaged_body_is_refused_with_a_reason() -> None:
     found = rows(ORDER, b"", good[:-1], b"\x12\x01\xff", late.SerializeToString(), good)
     assert found[0] == "it is empty"
     assert all(each.startswith("it is not Protobuf of this message") for each in found[1:3])
-    assert found[3] == "column at has 1000000000000 seconds and 0 nanoseconds, which is out of its range"
+    assert found[3] == "column at: 1000000000000 seconds and 0 nanoseconds are out of its range"
     assert found[4]["id"] == 1
 
 
@@ -108,7 +108,7 @@ def test_unknown_fields_are_left_out_or_refused() -> None:
     body = message(id=1, name="n").SerializeToString()
     assert rows(ProtobufBodies(SET, "shop.Old"), body) == [{"id": 1}]
     assert rows(ProtobufBodies(SET, "shop.Old", rejects_unknown=True), body) == [
-        "it has a field 2, which the message of decode.schema_file does not have"
+        "it has a field 2; the message of decode.schema_file has no such field"
     ]
     inside = message(id=1)
     inside.lines.add().ParseFromString(message(id=1, name="n", serial=3).lines.add().SerializeToString() + b"\x18\x03")
@@ -127,7 +127,7 @@ def test_header_of_a_registry_names_the_message() -> None:
         1,
         "it is message 1 of its file, counted from 0, and decode.message is message 0",
         "it ends within the header of a schema registry",
-        "it has 2 bytes, and the header of a schema registry has 5",
+        "it has 2 bytes; expected a schema registry's header of 5",
     ]
     line = ProtobufBodies(SET, "shop.Order.Line", has_header=True)
     assert rows(line, start + b"\x04\x00\x00" + b"\x0a\x01a") == [{"sku": "a", "count": 0}]
@@ -149,7 +149,7 @@ def test_missing_required_field_is_refused() -> None:
         ("shop.Ordr", "the descriptor set has no message shop.Ordr; it has shop.Order, shop.Old"),
         ("shop.Node", "field next contains itself (message shop.Node)"),
         ("shop.Empty", "message shop.Empty has no fields"),
-        ("shop.Cases", "the message has columns a and A, which differ only in case"),
+        ("shop.Cases", "the message has columns a and A: engines cannot tell them apart, only case differs"),
     ],
 )
 def test_invalid_message_is_refused_by_field(name: str, reason: str) -> None:

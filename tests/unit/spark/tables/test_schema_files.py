@@ -80,7 +80,7 @@ def test_schema_file_path_is_relative_to_the_pipeline(place: Place) -> None:
         ("{format: avro, schema_file: orders.avsc, writer_schemas: {'7': orders.avsc}}", "needs header confluent"),
         (
             "{format: avro, schema_file: orders.avsc, header: confluent, writer_schemas: {'-7': orders.avsc}}",
-            "has '-7', which is not the number of a schema",
+            "has '-7': expected the number of a schema",
         ),
         (
             "{format: avro, schema_file: orders.avsc, header: confluent, writer_schema: orders.avsc}",

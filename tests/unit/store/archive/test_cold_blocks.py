@@ -121,7 +121,7 @@ def test_archived_files_ahead_of_the_group_are_left_out(tmp_path: Path) -> None:
 
 def test_archive_of_another_log_is_refused(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache", identity="another")
-    with pytest.raises(BackupRefused, match=r"it is of the log c .* this is another"):
+    with pytest.raises(BackupRefused, match=r"it belongs to log c .* expected log another"):
         archive.blocks.fetch(0, 1)
     archive.blocks = archive.reader()
     archive.end = Base(archive.end.index, archive.end.term, archive.end.pos, archive.end.chain ^ 1)

@@ -119,7 +119,7 @@ def test_damaged_object_is_named_and_not_read(archive: ReadArchive) -> None:
 
 
 def test_archive_of_another_log_is_refused(archive: ReadArchive) -> None:
-    with pytest.raises(ArchiveUnreadable, match="it is of the log c"):
+    with pytest.raises(ArchiveUnreadable, match="it belongs to log c"):
         read(opened(archive, place(archive, identity="other")), "T", {0: (0, 5)}, 0, SEGMENT_BYTES)
     end = place(archive).end
     forged = ArchivePlace("s3://bucket", None, "c", SEGMENT_BYTES, (*end[:3], end[3] ^ 1))

@@ -74,7 +74,7 @@ def test_archive_of_an_earlier_group_is_refused(tmp_path: Path) -> None:
 
 def test_archive_of_another_group_is_refused(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path)
-    with pytest.raises(BackupRefused, match="it is of the log c"):
+    with pytest.raises(BackupRefused, match="it belongs to log c"):
         opened(archive, identity="other").read(0, 100)
 
 
