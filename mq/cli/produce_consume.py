@@ -131,9 +131,7 @@ class Lines:
         self._number = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The lines completed by ``data``; empty data means the end, which also completes a line without a line
-        feed.
-        """
+        """The lines completed by ``data``; empty data means the end, which also completes a line without line feed."""
         *complete, self._rest = (self._rest + data).split(b"\n")
         if not data:
             complete, self._rest = [*complete, self._rest], b""

@@ -41,9 +41,7 @@ async def cancel_on_signal(
     on_stop: Callable[[], None] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Cancel ``scope`` on SIGINT and SIGTERM; with ``on_stop``, call that at the first one. Runs until cancelled
-    itself.
-    """
+    """Cancel ``scope`` on SIGINT and SIGTERM, calling ``on_stop`` at the first one. Runs until cancelled itself."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:

@@ -61,9 +61,7 @@ class OffsetMap:
         return _translated(self._stretches, offset, [each.source for each in self._stretches], 0, 1)
 
     def to_source(self, offset: int) -> int | None:
-        """The opposite direction. An offset at a message that is not a copy becomes the offset of the next copy's
-        original.
-        """
+        """The opposite direction. An offset at a message that is not a copy is mapped like the next copy."""
         return _translated(self._stretches, offset, [each.target for each in self._stretches], 1, 0)
 
 
