@@ -258,9 +258,7 @@ class NotARequest(ClientError):
 
 
 class ReplyNotDelivered(ClientError):
-    """No broker could deliver the reply to the requester: disconnected or silent. It may be stored in the reply
-    topic.
-    """
+    """No broker could deliver the reply: the requester is disconnected or silent. The reply topic may have it."""
 
     stored: Stored = "unknown"
 

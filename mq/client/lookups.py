@@ -120,9 +120,7 @@ async def _group_messages_by_key(
 
 
 def trace_of(message_id: str, messages: Iterable[ReceivedMessage]) -> MessageTrace:
-    """The trace of a message, from messages of the trace topic; the sender of such a message is the client that wrote
-    the record.
-    """
+    """The trace of a message, from messages of the trace topic; their sender is the client that wrote the record."""
     records: list[TraceRecord] = []
     unreadable = 0
     for message in messages:

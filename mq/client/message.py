@@ -33,9 +33,7 @@ _SHOWN_BYTES_MAX = 64
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic in one broker group. Sorts by (topic, broker name, queue id), the order that allocation
-    requires.
-    """
+    """One queue of a topic in one broker group. Sorts by (topic, broker name, queue id), as allocation requires."""
 
     topic: str
     broker_name: str

@@ -207,9 +207,7 @@ class Schedules:
         await self._switch(name, broker, enabled=True)
 
     async def trigger(self, name: str, *, broker: str | None = None) -> None:
-        """Send the message of a schedule now, independently of its ticks, also if it is paused. Raises
-        ScheduleNotFound.
-        """
+        """Send the message of a schedule now, besides its ticks, also if it is paused. Raises ScheduleNotFound."""
         _, address = await self._find(name, broker)
         await self._ask(address, RequestCode.TRIGGER_SCHEDULE, TriggerScheduleExt(name=name))
 

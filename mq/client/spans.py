@@ -121,9 +121,7 @@ class Spans:
     def received(
         self, operation: str, messages: Sequence[ReceivedMessage[Any]], began_ns: int, *, is_batch: bool
     ) -> None:
-        """Record that the application requested messages at ``began_ns``, in ns since 1970, and has just received
-        these.
-        """
+        """Record that the application has just received these messages, requested at ``began_ns`` since 1970."""
         topics = {message.topic for message in messages}
         topic = topics.pop() if len(topics) == 1 else None
         attributes = self._operation(operation, "receive", topic) | _received(messages, is_batch)

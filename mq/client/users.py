@@ -60,9 +60,7 @@ class UserAdmin(Admin):
     async def put_policies(
         self, name: str, entries: Sequence[PolicyEntryInfo], *, default: bool = False, cluster: str | None = None
     ) -> None:
-        """Add policies to a user; one for the same resource is replaced. ``default`` ones apply if no other one
-        matches.
-        """
+        """Add policies to a user, or replace those for the same resources; ``default`` ones apply if no other does."""
         subject = f"{SUBJECT_PREFIX}{name}"
         policy = PolicyInfo(policy_type="Default" if default else "Custom", entries=entries)
         acl = AclInfo(subject=subject, policies=[policy])
@@ -74,9 +72,7 @@ class UserAdmin(Admin):
         await self._send_to_leaders(RequestCode.AUTH_DELETE_ACL, ext, b"", cluster)
 
     async def policies(self, name_part: str = "", resource_part: str = "") -> dict[str, list[AclInfo]]:
-        """The policies of users with ``name_part`` in their names and ``resource_part`` in the resource, by broker
-        group.
-        """
+        """The policies of users with these parts in their names and in the resource, by broker group."""
         ext = ListAclsExt(subject_filter=name_part, resource_filter=resource_part)
         policies_by_group: dict[str, list[AclInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():

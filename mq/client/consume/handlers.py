@@ -120,9 +120,7 @@ class HandlerPool:
         self._ended = None  # an event loop may have been given up in the middle of `run`
 
     async def warn_if_idle(self, seconds: float) -> None:
-        """Log a warning if after `seconds` nothing is subscribed, or `run` was not called: the consumer waits silently
-        then.
-        """
+        """Log a warning if after `seconds` nothing is subscribed, or `run` was not called: it waits silently."""
         await anyio.sleep(seconds)
         if not self._subscribed:
             log.warning("no_subscription", group=self._group, missing="consumer.subscribe(topic)")

@@ -51,9 +51,9 @@ class Renewals:
 
     @asynccontextmanager
     async def paused(self, message: PoppedMessage) -> AsyncIterator[None]:
-        """Do not renew this message meanwhile: each request about it makes the receipt of another one invalid.
+        """Pause the renewals of this message during the block: each request about it invalidates earlier receipts.
 
-        Waits for a renewal in flight, and for others who have paused them.
+        Waits for a renewal in flight, and for other tasks that have paused them.
         """
         while (response_event := self._in_flight.get(id(message))) is not None:
             await response_event.wait()

@@ -335,9 +335,7 @@ class ClientCore:
         *,
         timeout: float | None = None,
     ) -> tuple[Response, memoryview]:
-        """Send one request to one broker. Raises BrokerError unless it succeeds, and the errors of
-        `Connection.request`.
-        """
+        """Send one request to one broker. Raises BrokerError unless it succeeds, and as `Connection.request`."""
         connection = await self.connection(address)
         seconds = self.settings.request_seconds if timeout is None else timeout
         return await connection.call(code, ext, body, timeout=seconds)

@@ -284,9 +284,7 @@ class TransactionProducer(Producer[BodyT]):
         tasks.start_soon(self._stay_connected, core)
 
     async def _stay_connected(self, core: ClientCore) -> None:
-        """Stay connected to all replicas, even if this process sent nothing: each of them may become leader and check
-        back.
-        """
+        """Stay connected to all replicas, even if nothing is sent: each may become leader and check back."""
         wait = LongWait("cannot_be_checked", core.settings.limits)
         while True:
             try:
