@@ -48,7 +48,7 @@ class EventRow:
 
 
 def event_rows(events: Sequence[Event], now: float, now_ms: int) -> list[EventRow]:
-    """The events, in their order; ``now`` is on the clock of the event loop, and ``now_ms`` the same since 1970."""
+    """The events, in their order; ``now`` on the event loop's clock is ``now_ms`` since 1970."""
     return [
         EventRow(
             at=time_of(now_ms - round((now - each.at) * 1000)) or "-",

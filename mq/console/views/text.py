@@ -27,7 +27,7 @@ def size(value: int | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction of 1."""
+    """Format a fraction of 1 as a percentage."""
     return "-" if value is None else f"{value:.0%}"
 
 
