@@ -114,9 +114,7 @@ class QueryingAdmin(CatalogueAdmin):
         return use_by_broker
 
     async def accounts(self) -> OfReplicas[AccountList]:
-        """The accounts in the files of all replicas. Raises BrokerError if one refuses it, as to others than
-        administrators.
-        """
+        """The accounts in the files of all replicas. Raises BrokerError if one refuses a non-administrator."""
         return await self._of_replicas(RequestCode.LIST_ACCOUNTS, AccountList.decode)
 
     async def leases(self) -> OfReplicas[LeaseList]:

@@ -104,9 +104,7 @@ class GroupSession:
         return await self._once_caught_up("replace", node, patience, replaced=old)
 
     async def _hand_over(self, leaver: str) -> None:
-        """Transfer leadership to another voter if ``leaver`` leads. If none can take over, continue; an election
-        follows later.
-        """
+        """Transfer leadership to another voter if ``leaver`` leads; if no voter takes over, an election follows."""
         answer = await self.status()
         if answer.done and answer.view.leader == leaver:
             answer = await self.change("transfer")
