@@ -107,9 +107,7 @@ class ForwardedReads:
         return self._number
 
     def confirm(self, number: int) -> list[int]:
-        """The reads of query ``number``, and of all earlier ones, which are older; none if it was answered or abandoned
-        before.
-        """
+        """The reads of query ``number`` and all earlier ones; none if it was answered or abandoned before."""
         reads: list[int] = []
         if number in self.questions:
             # They are in the order of sending.

@@ -479,9 +479,7 @@ class CoreState:
         return outbox
 
     def _release_held(self) -> bool:
-        """Release messages that waited for completed tickets, unless their term is over; returns whether any
-        were held.
-        """
+        """Release messages that waited for completed tickets, but not of past terms; returns whether any were held."""
         messages = self._output.held
         if not messages or messages[0][0] > self._tickets.done:
             return False
