@@ -406,9 +406,7 @@ class BackupTarget:
         return self.manifest
 
     def add_index(self, object_: StoredObject, content: bytes, *, now_ms: int, node_id: str) -> BackupManifest:
-        """Store the index of a complete file that has none, read it back, then replace the manifest. Raises as
-        `verify_objects`.
-        """
+        """Store a complete file's missing index, read it back, and replace the manifest. Raises as `verify_objects`."""
         before = self.manifest
         assert before is not None, f"no file at {self.name} lacks an index"
         assert before.objects is not msgspec.UNSET, f"{self.name} is a copy of a directory"

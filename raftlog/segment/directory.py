@@ -298,9 +298,7 @@ def _write_again(files: SegmentFiles, state: MetaState) -> None:
 
 
 def _end_cut(files: SegmentFiles, end_pos: int, cut_end: int) -> None:
-    """Zero the rest of an interrupted cut, from the end backwards: the disk may have entries where the cache has
-    zeros.
-    """
+    """Zero the rest of an interrupted cut, backwards: the disk may have entries where the cache has zeros."""
     start = files.start_of(end_pos)
     end = min(cut_end, start + files.segment_bytes)
     while end > end_pos:

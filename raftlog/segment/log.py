@@ -283,9 +283,7 @@ class SegmentLog(LogReads):
         return entry
 
     def truncate(self, from_index: LogIndex) -> None:
-        """Remove the entries from ``from_index`` on. They leave the disk with the next `submit`, before anything
-        new.
-        """
+        """Remove the entries from ``from_index`` on; the next `submit` removes them on disk, before anything new."""
         assert self.base[0] < from_index, f"cut at {from_index}, the log begins at {self.first_index}"
         assert from_index > self._commit_hint, f"cut at {from_index}, committed is {self._commit_hint}"
         if from_index > self.last_index:

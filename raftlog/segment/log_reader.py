@@ -182,9 +182,7 @@ class LogReads:
         return read_across(self._verified.read, self._tail, self._end_before_tail(), pos, end)
 
     def pread_each(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
-        """Read ascending pieces, each (position, length) within one entry, like `pread` with trust in the page
-        cache.
-        """
+        """Read ascending pieces, each (position, length) in one entry, like `pread` with trust in the page cache."""
         if pieces[0][0] < self._base.pos:
             raise EntryGone(self._files.directory, "position", pieces[0][0], self._base.pos)
         return self._pieces.read(pieces)
@@ -214,9 +212,7 @@ class LogReads:
         self._verified.load(pos, pos + length)
 
     def has(self, pos: int, length: int) -> bool:
-        """Whether `pread` with trust in the page cache returns these bytes of the files without waiting for the
-        disk.
-        """
+        """Whether `pread` with trust in the page cache returns these bytes without waiting for the disk."""
         return self._verified.has(pos, pos + length)
 
     def has_verified(self, pos: int, length: int) -> bool:

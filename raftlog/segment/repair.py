@@ -279,9 +279,7 @@ class Repair:
         )
 
     def _accept_received(self) -> None:
-        """Accept the complete part of the received bytes. Raises `FrameCorrupt` for the first entry that does
-        not fit.
-        """
+        """Accept the complete part of the received bytes. Raises `FrameCorrupt` for the first wrong entry."""
         while self._held and not self.done:
             file_end = self._file_end(self._at)
             if is_blank(self._held, file_end - self._at):
