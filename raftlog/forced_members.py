@@ -43,9 +43,7 @@ def newest_configuration(state: MetaState, configs: Sequence[tuple[int, bytes]])
 
 
 def founding_configuration(first: ConfState) -> ConfState:
-    """The configuration before the first configuration entry of a log, derived from it: its voters, without
-    learners.
-    """
+    """The configuration before a log's first configuration entry, derived from that: its voters, without learners."""
     voters = first.outgoing or first.voters
     return ConfState(voters, (), (), tuple(pair for pair in first.addresses if pair[0] in voters))
 

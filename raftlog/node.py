@@ -527,9 +527,7 @@ async def serve_node(
 
 
 def open_secret(settings: NodeSettings, log: Log) -> SecretFile:
-    """The secret of the group. One node of a new group creates it: the same one by all settings, without
-    communication.
-    """
+    """The secret of the group; in a new group, the first member in the settings creates it."""
     path = settings.secret_file
     first = next(iter(settings.members), None)
     try:

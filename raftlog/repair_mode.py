@@ -179,9 +179,7 @@ class RepairMode:
         return damaged_log_bytes(self._repair, request)
 
     def _learned(self, stores: dict[str, str]) -> None:
-        """Note which directories peers have. The repair relies on nothing of it: it sends no vote and no
-        acknowledgement.
-        """
+        """Note which directories peers have. The repair does not rely on them: it sends no vote or acknowledgement."""
         self._admission.recorded(stores)
 
 

@@ -458,8 +458,8 @@ class Replica:
         self._in_background(job)
 
     def _take_fetched(self, fetch: Fetch, outcome: StoredRun | SegmentError) -> None:
-        """Raises `SegmentError` if the disk failed. Damage is reported to the log, and the peer gets nothing for
-        now.
+        """Give spans read for a peer to the core, or damage to the log. Raises `SegmentError` if the disk
+        failed.
         """
         peer = fetch.peer
         if self._fetching.get(peer) is not fetch:

@@ -111,9 +111,7 @@ async def group_segment_bytes(
 
 
 class _JoiningAdmission(Admission):
-    """Refuses all peers. ``on_called`` gets node id and ``segment_bytes`` of every member that would have been
-    admitted.
-    """
+    """Refuses all peers. ``on_called`` gets node id and ``segment_bytes`` of each member it would have admitted."""
 
     def __init__(self, identity: Identity, on_called: Callable[[str, int], None]) -> None:
         super().__init__(identity, {}, lambda stores: None)

@@ -285,9 +285,7 @@ def encode_opening(kind: Literal[Kind.CALL, Kind.CHALLENGE], payload: bytes) -> 
 
 
 def decode_opening(expected: Kind, kind: Kind, payload: memoryview) -> bytes:
-    """The payload in a frame of `encode_opening`. Raises `WireError`, also for a frame of another kind than
-    expected.
-    """
+    """The payload in a frame of `encode_opening`. Raises `WireError`, also for a frame of another kind."""
     if kind is not expected:
         raise WireError(f"a {kind.name} frame came, {expected.name} was expected")
     (crc,) = _LENGTH.unpack_from(payload)
