@@ -39,9 +39,7 @@ def raftmq_kit(request: pytest.FixtureRequest) -> Iterator[SyncKit]:
 
 @pytest.fixture(scope="session")
 def raftmq_broker() -> Iterator[ServerProcesses]:
-    """A name server and a broker as processes, which all tests of a session share: choose topics and groups of your
-    own.
-    """
+    """A name server and a broker as processes, which all tests of a session share: choose own topics and groups."""
     _check_installed()
     from mq.testing import running_processes
 

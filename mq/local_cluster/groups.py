@@ -24,9 +24,7 @@ def group_name(number: int) -> str:
 
 
 def group_directory(directory: Path, number: int) -> Path:
-    """Directory of a group's data and logs: ``directory`` itself for the first one, a subdirectory for each
-    other one.
-    """
+    """The directory of a group's data and logs: ``directory`` for the first one, a subdirectory for each other one."""
     return directory / group_name(number) if number else directory
 
 

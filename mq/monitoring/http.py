@@ -164,9 +164,7 @@ async def _in_slices(steps: Generator[None, None, Result]) -> Result:
 
 
 async def _request(connection: h11.Connection, stream: trio.abc.Stream) -> h11.Request | None:
-    """The next request, whose body is ignored; None if the peer has closed the connection. Raises
-    h11.RemoteProtocolError.
-    """
+    """The next request, without its body; None if the peer closed the connection. Raises h11.RemoteProtocolError."""
     request: h11.Request | None = None
     while True:
         event = connection.next_event()
