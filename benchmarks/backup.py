@@ -5,7 +5,7 @@
   stopped (SIGSTOP), so that windows with and without it are neighbours. A latency begins when its message was due.
   The load survives a change of the leader: it counts failed sends, and sends to the new leader from the next round on.
 - ``restore``: `raftmq restore` makes a replica from a backup of 3 GB. In front of it and after it, the rate is measured
-  at which the same disk takes a plain file. Neither finds what it reads in the page cache.
+  at which the same disk takes a plain file. Neither finds its input in the page cache.
 
 Real processes and files, the default durability. ``python -m benchmarks.backup`` (``make bench-backup``).
 """
@@ -96,7 +96,7 @@ async def measure_backup(args: Arguments, directory: Path, note: Note) -> None:
         load = LoadWithBackup(cluster, directory / "backup", 1.0 if args.quick else WINDOW_SECONDS)
         try:
             await load.run(until)
-        finally:  # what was measured before a failure counts
+        finally:  # figures from before a failure are kept
             for figure in load.figures():
                 note(figure)
             disk = shutil.disk_usage(directory)

@@ -89,7 +89,7 @@ async def measure_timers(args: Arguments, directory: Path, note: Note) -> None:
         before = rss_bytes(cluster.pid("n0"))
         now = time.time_ns() // 1_000_000
         await store("timed", wanted, from_ms=now + 20 * _MINUTE_MS, to_ms=now + 80 * _MINUTE_MS)
-        await trio.sleep(1)  # what was in flight when the last counted one was answered
+        await trio.sleep(1)  # until requests in flight are answered, too
         count = await pending()
         note(Figure("timers", "pending timers", count, "", wanted, is_limit=False))
         growth = (rss_bytes(cluster.pid("n0")) - before) / 1e6

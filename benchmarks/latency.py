@@ -2,7 +2,7 @@
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.latency`` reads one JSON
 object from standard input (`LatencyJob`) and writes one to standard output (`Report`). The next message is sent when
-the previous one has been passed to the callback and acknowledged to the producer. Messages go to the queues in turn.
+the previous one has been passed to the callback and acknowledged to the producer. Messages take turns in the queues.
 """
 
 from __future__ import annotations

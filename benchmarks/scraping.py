@@ -3,10 +3,11 @@
 - ``cost``: one broker receives messages of 128 B, 4x256, as fast as it can; in every other window its ``/metrics`` is
   scraped once a second, fifteen times as often as `deploy/prometheus/prometheus.yml` does. CPU time of the broker per
   message, with and without.
-- ``large``: a broker with 1,000 topics, and 1,000 consumer groups that have consumed one topic each. How long an
-  uncached scrape takes, and for how long it holds the event loop: the broker itself measures the steps of its task,
-  each from one checkpoint to the next. Beside it, how long a client request waits: requests go to the broker one at a
-  time throughout; those in flight during a scrape are compared with those in windows of the same lengths without one.
+- ``large``: a broker with 1,000 topics, and 1,000 consumer groups that have consumed one topic each. The time of an
+  uncached scrape, and the time for which it holds the event loop: the broker itself measures the steps of its task,
+  each from one checkpoint to the next. Beside it, the wait of a client's request: requests are sent to the broker one
+  at a time throughout; requests in flight during a scrape are compared with requests in windows of the same lengths
+  without one.
 
 The path of a message does no work for metrics, so there is no broker without them to compare with: only scrapes can
 cost something.

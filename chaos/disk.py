@@ -6,7 +6,7 @@
   order they were written in, and so does any subset of the unsynced directory changes;
 - `kill` ends the process only: everything written stays, locks are released;
 - `cut_power_after` cuts the power in the middle of an operation, `fail` makes single operations fail,
-  `capacity_bytes` limits the space, `flip_bit` damages what is stored;
+  `capacity_bytes` limits the space, `flip_bit` damages stored bytes;
 - a failed sync marks the dirty pages as clean, as Linux does. Reads continue to return the new content, later
   syncs succeed and do not write it, and a power cut or `evict` brings the old content back. Only bytes that are
   written again reach the disk.
@@ -64,7 +64,7 @@ class _File:
         self.durable = bytearray()
         # In order. Durable ones stay in place behind others that may still reach the disk, or have partly.
         self.pending: list[tuple[_Change, _State]] = []
-        self._clean = 0  # how many leading ones are not dirty
+        self._clean = 0  # the number of leading ones that are not dirty
         self.locked_by: int | None = None
         self.unreadable: set[int] = set()  # numbers of sectors
 

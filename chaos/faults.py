@@ -86,7 +86,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A node is paused, as by SIGSTOP; what arrives is queued."""
+    """A node is paused, as by SIGSTOP; frames that arrive are queued."""
 
     node: NodeId
 

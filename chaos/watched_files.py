@@ -5,9 +5,9 @@ logs, backups. `watched` replaces the calls of `os` that sync, name or remove fi
 the disk is then known without any help of that code: the content that a file had at its last sync, under the names that
 its directory had at its last sync.
 
-`WatchedFiles.undurable` lists what a power cut would change now: after an operation that promises durability, nothing.
-`WatchedFiles.leave` builds the directory as a power cut, or the end of the process, would leave it; called at each
-step, an operation is interrupted everywhere.
+`WatchedFiles.undurable` lists the files that a power cut would change now: after an operation that promises durability,
+nothing. `WatchedFiles.leave` builds the directory as a power cut, or the end of the process, would leave it; called at
+each step, an operation is interrupted everywhere.
 """
 
 from __future__ import annotations

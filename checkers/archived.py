@@ -1,4 +1,4 @@
-"""Object storage that is gone, slow, damaged or rolled back costs readers of old messages only."""
+"""Checks that missing, slow, damaged or rolled back object storage affects only readers of old messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer group with a filter: what passes is delivered at least once, nothing else is, and offsets pass nothing."""
+"""Checks a group with a filter: passing messages are delivered at least once, others never, and offsets skip none."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _check_times(history: History, sends: dict[str, Operation], findings: Findin
         findings.counts["queries by time"] += 1
         at = history.began + int(query.value) * 10**6 - wall_ns
         queue, offset = told[str(query.queue)], query.offset or 0
-        # What was acknowledged after the query began may not be known to it.
+        # The query need not know messages acknowledged after it began.
         before = queue.highest_acknowledged(min(at, query.began) - SLACK_NS)
         if before is not None and offset <= (before.offset or 0):
             what = f"{before.value} at {before.place} was acknowledged before that time"

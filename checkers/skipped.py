@@ -9,7 +9,7 @@ PROMISE = "no consumer passes an acknowledged message while a replica has it"
 
 
 def check_skipped(history: History) -> Result:
-    """Compare what consumers got with what each replica serves at the end.
+    """Compare the messages that consumers got with the ones that each replica serves at the end.
 
     A message was passed if a later one of its queue was consumed, and no consumer got it until the end.
     """

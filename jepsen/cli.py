@@ -388,6 +388,6 @@ def main() -> None:
     except NotARun as error:
         typer.echo(f"raftmq-jepsen: {error}", err=True)
         sys.exit(EXIT_UNKNOWN)
-    except Exception:  # a bug of the harness proves nothing about brokers, and must not count as broken
+    except Exception:  # a bug of the harness proves nothing about brokers, and must not be reported as broken
         traceback.print_exc()
         sys.exit(EXIT_UNKNOWN)

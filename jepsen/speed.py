@@ -1,7 +1,7 @@
 """``python -m jepsen.speed``: measures the time and memory to judge a history of a million operations.
 
-Histories are generated: what clients of *log* and *register* would see of a correct group. Each is written to a file as
-by a run, and judged as by ``raftmq-jepsen check``, including the page.
+Histories are generated as clients of *log* and *register* would record them with a correct group. Each is written to a
+file as by a run, and judged as by ``raftmq-jepsen check``, including the page.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _place_column(name: str, queue_id: int, offsets: np.ndarray[Any, Any], sourc
 
 
 class _Table(NamedTuple):
-    """A decoded response: the wanted columns, bodies as stored, and what decompressing them needs."""
+    """A decoded response: the wanted columns, bodies as stored, and the data for decompressing them."""
 
     columns: dict[str, Any]
     sys_flags: np.ndarray[Any, Any]

@@ -37,7 +37,7 @@ async def fetch_iceberg(directory: Path, environment: Mapping[str, str], say: Ca
     """
     if not (directory / "pyspark").is_dir():
         say(f"installing {PYSPARK} for Iceberg into {directory}, once (490 MB) ...")
-        partial = directory.with_name(f"{directory.name}.partial")  # one that was interrupted is no PySpark
+        partial = directory.with_name(f"{directory.name}.partial")  # an interrupted one is not a PySpark
         options = ["--quiet", "--upgrade", "--no-deps", "--target", str(partial)]
         await _done("pip", ["-m", "pip", "install", *options, PYSPARK])
         partial.rename(directory)

@@ -26,7 +26,7 @@ class BodyUnreadable(Exception):
 
 
 class DataLoss(Exception):
-    """Messages of a range are deleted, or the range no longer exists; says which, how many, and what helps."""
+    """Messages of a range are deleted, or the range no longer exists; tells which, their number, and the remedy."""
 
 
 class ReadFailed(Exception):

@@ -1,4 +1,4 @@
-"""Checks what Spark needs on this machine, for programs that report it in one line rather than fail inside Spark."""
+"""Checks Spark's requirements on this machine, for programs that report them in one line."""
 
 from __future__ import annotations
 

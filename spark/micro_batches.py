@@ -42,8 +42,8 @@ class ClusterSnapshot:
 class Loss(NamedTuple):
     """Messages ``start`` up to but not including ``end`` of a queue that cannot be read.
 
-    ``end`` is None where it is unknown how many there were. ``now`` is, for "deleted", the first available message, for
-    "cut" the end of the queue.
+    ``end`` is None where their number is unknown. ``now`` is, for "deleted", the first available message, for "cut" the
+    end of the queue.
     """
 
     kind: LossKind

@@ -1,4 +1,4 @@
-"""The options of a read or a write, parsed from what Spark passes.
+"""The options of a read or a write, parsed from Spark's arguments.
 
 Options are strings with names in lower case. Everything that can be checked without a broker is refused here, by the
 name that the user wrote; `spark.option_table` defines the values.

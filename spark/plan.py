@@ -69,7 +69,8 @@ class ArchivedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """One Spark partition: what one task reads from one broker group. Plain values only, so that it can be pickled.
+    """One Spark partition: the messages for one task from one broker group. Plain values only, so that it can be
+    pickled.
 
     ``replicas`` are addresses in the order to try. Tasks of one scan hold the log of each replica that they read from,
     from the physical offset ``lease_position`` on; without a ``lease_id`` they hold none. The messages in ``archived``

@@ -1,8 +1,8 @@
 """Writes the rows of one Spark partition: each one is stored once, however often its task runs.
 
-Rows become batches of messages with sequence numbers (see `spark.numbering`), many of which are in flight at once.
+Rows become batches of messages with sequence numbers (see `spark.numbering`), which are in flight many at once.
 Whatever happens to a connection or a leader, a batch with an unknown outcome is resent unchanged, to another replica:
-brokers store only what they do not have.
+brokers store only messages that they do not have.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class ColdReaders:
             try:
                 await trio.sleep(seconds)
             finally:
-                over.set()  # also if this is cancelled: otherwise they read until the broker is gone
+                over.set()  # also if this is cancelled: otherwise they read until the broker ends
 
 
 async def measure_hot(args: Arguments, directory: Path, note: Note) -> None:

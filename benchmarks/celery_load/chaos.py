@@ -119,7 +119,7 @@ class Chaos:
             while True:
                 for fault in FAULTS:
                     await trio.sleep(FAULT_EVERY_SECONDS)
-                    with trio.CancelScope(shield=True):  # what was begun is mended
+                    with trio.CancelScope(shield=True):  # each fault that has begun is mended
                         await self._break(fault, rng)
 
     async def _break(self, fault: str, rng: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""Load on one broker group or several, and what their replicas use meanwhile."""
+"""Puts load on one broker group or several, and measures their replicas."""
 
 from __future__ import annotations
 

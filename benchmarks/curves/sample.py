@@ -100,7 +100,7 @@ def _sample_of(at: str, passes: Sequence[Measured]) -> Sample:
         p99_ms=statistics.median(window.p99_ms for window in windows),
         leader_us=_spread([window.leader_us for window in windows]),
         follower_us=_spread([window.follower_us[0] for window in windows]) if passes[0].has_followers else None,
-        # They work on one part of the log after the other: only all windows together say what they cost.
+        # They work on one part of the log after the other: only all windows together show their cost.
         children_us=statistics.fmean(window.follower_us[1] for window in windows),
         rss_mib=passes[0].rss_mib,
         generator_cores=max(window.generator_cores_max for window in windows),

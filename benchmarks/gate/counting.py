@@ -47,7 +47,7 @@ class Counting:
 
 def _instrument(state: str) -> None:
     control = subprocess.Popen([CONTROL, f"--instr={state}", str(os.getpid())], stdout=subprocess.DEVNULL)
-    # Valgrind looks for what it is told while code runs, and would have to be traced out of a system call that waits.
+    # Valgrind looks for orders while code runs, and would have to be traced out of a system call that waits.
     while control.poll() is None:
         pass
     if control.returncode:

@@ -1,4 +1,4 @@
-"""Dialogues with a broker, as a load generator: what follows a response depends on it, as in transactions and POP.
+"""Dialogues with a broker, as a load generator: each next request depends on the response, as in transactions and POP.
 
 A dialogue is a generator of requests, which gets the response to each. Many of them share a few connections: the opaque
 is the number of the dialogue. Run as ``python -m benchmarks.load.dialogues``: a `DialogueJob` on standard input, a

@@ -1,6 +1,6 @@
 """Load generators as separate processes, and the CPU use of the servers meanwhile.
 
-A generator is a module that calls `do_job`; whoever wants its report calls `run_generator`.
+A generator is a module that calls `do_job`; callers that want its report call `run_generator`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ async def drive(
     *,
     ahead_seconds_min: float = AHEAD_SECONDS_MIN,
 ) -> tuple[list[Report], list[list[float]]]:
-    """Run all jobs at once, with the same windows; also returns what each meter counted in each window.
+    """Run all jobs at once, with the same windows; returns also the counts of each meter in each window.
 
     ``generator`` is a module that reads a job and writes a `Report`, both as JSON; exit code `STARTED_LATE` says that
     the first window began before it. If the machine is so busy that this happens, or that this process notices the end

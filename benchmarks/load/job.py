@@ -13,7 +13,7 @@ class Job:
     """``begin``: when the first window begins, on CLOCK_MONOTONIC, which all processes share; before it is warm-up.
     ``first_slot``: number of the first message slot, so that workers differ in opaque and unique key. ``topics``: the
     number of topics in whose queues slots take turns, ``queues`` in each. ``batch``: messages in each request; 1 for
-    requests without batches. ``wire``: what the server speaks, a name of `closed_loop.WIRES`. ``cores``: run on these
+    requests without batches. ``wire``: the server's protocol, a name of `closed_loop.WIRES`. ``cores``: run on these
     only; none for all. ``keys``: sign requests with this access key and secret key. ``tls_ca``: use TLS; the authority
     of the server's certificate. ``must_be_in_time``: end with `STARTED_LATE` if the first window began before all
     connections were there; else that window has fewer messages. ``lite_topics``: the number of lite topics in which

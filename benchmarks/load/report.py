@@ -20,7 +20,7 @@ class Report:
     """Per window: messages acknowledged, CPU seconds this process used, and latency buckets (see `bucket_seconds`).
 
     ``failed``: requests in all windows and before them that were refused, or whose connection was closed; only loads
-    that survive such failures have this. ``refusals``: in which words, and on how many connections. ``late``: by how
+    that survive such failures have this. ``refusals``: the number of refused connections, by text. ``late``: by how
     much requests were sent late, in all windows, in buckets; only loads with a rate have it. ``wake_ups``: the number
     of waits of this process, by window.
     """

@@ -1,7 +1,7 @@
 """The floor: a server that writes and syncs each request to a file and answers, and does nothing else.
 
-A loop of epoll, receive, write, fdatasync and send, for one client after the other. What a broker needs more than this
-is its own doing. Run as ``python -m benchmarks.low_rate.floor_server PORT FILE``.
+A loop of epoll, receive, write, fdatasync and send, for one client after the other. Any more time that a broker takes
+is its own. Run as ``python -m benchmarks.low_rate.floor_server PORT FILE``.
 """
 
 from __future__ import annotations

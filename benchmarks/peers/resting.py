@@ -1,4 +1,4 @@
-"""Waits until servers have done what follows a load."""
+"""Waits until servers have done the work that follows a load."""
 
 from __future__ import annotations
 

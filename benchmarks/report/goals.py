@@ -164,7 +164,7 @@ def section(judged: Sequence[Judged]) -> str:
 
 
 def summary(judged: Sequence[Judged], directory: Path = RESULTS) -> str:
-    """The newest results in short: sends, other systems, and how many goals each benchmark meets."""
+    """The newest results in short: sends, other systems, and the number of goals that each benchmark meets."""
     lines = list[str]()
     if (sends := newest("produce", directory)) is not None:
         lines += ["### Sending", "", *sending(sends), ""]

@@ -1,13 +1,13 @@
 """Spark with raftmq beside Spark with Kafka: ``make bench-spark-kafka``, a part of ``make bench-spark``.
 
 The same rows (a key and 1 KiB, the same 16 bytes 64 times; neither side compresses), the same session of Spark with two
-cores, in turns: Kafka with one broker, raftmq with one replica, and raftmq with three. Kafka acknowledges what is in
-the page cache of its broker, raftmq what a majority has synced; both have their defaults otherwise, and eight
+cores, in turns: Kafka with one broker, raftmq with one replica, and raftmq with three. Kafka acknowledges messages in
+the page cache of its broker, raftmq messages that a majority has synced; both have their defaults otherwise, and eight
 partitions or queues. The connector of Kafka comes from Maven and fits one version of Spark only, which is installed for
 this case, so that both use it.
 
-Every query runs once before it is measured. The columns are those that Kafka has: key, body, topic, queue, offset and
-time. The sums of the checksums of all bodies are compared.
+Every query runs once before it is measured. The columns are Kafka's: key, body, topic, queue, offset and time. The sums
+of the checksums of all bodies are compared.
 
 ``python -m benchmarks.spark.kafka``; needs Java 17, PySpark, and Maven for the first time.
 """

@@ -24,7 +24,7 @@ _STOP_SECONDS_MAX = 20.0
 
 
 class QueryResult(NamedTuple):
-    """The result of a request. ``rows`` is 0 where rows were not counted; ``batches`` are those of a stream."""
+    """The result of a request. ``rows`` is 0 where rows were not counted; ``batches`` are a stream's."""
 
     seconds: float
     rows: int

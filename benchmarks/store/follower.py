@@ -9,9 +9,9 @@ In production, replicas have their own machines. So that they do not merely comp
 leader and the producer have one half of its cores, and the followers and the consumer the other half. The same without
 that is measured, too. The disk and the memory are shared either way.
 
-Two followers and a consumer share what would be a core for each. To separate that from the cost of the reading, it is
-measured once more with processes in the reader's place that burn as much CPU time as the reader used, at the follower
-and at the consumer, and read nothing: the rest is the leader's cost.
+Two followers and a consumer share the cores that each would have alone. To separate that from the cost of the reading,
+it is measured once more with processes in the reader's place that burn as much CPU time as the reader used, at the
+follower and at the consumer, and read nothing: the rest is the leader's cost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kafka's protocol: produce requests with `acks=all`, as its own producer makes them.
 
 A broker handles the requests of a connection one after the other, and answers each when all replicas in sync have it.
-Kafka's producer therefore sends what has gathered meanwhile in one request, with a batch for each partition, and so
+Kafka's producer therefore sends the messages gathered meanwhile in one request, with a batch for each partition, and so
 does this one. The versions of the requests are the last ones without tagged fields.
 """
 

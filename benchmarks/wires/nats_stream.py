@@ -51,7 +51,7 @@ class NatsClient:
         await self._ask(f"$JS.API.STREAM.CREATE.{STREAM}", json.dumps(settings).encode())
 
     async def stream_state(self) -> tuple[str | None, int]:
-        """The server that leads the stream, if any, and how many replicas follow it. Raises `NatsError`."""
+        """The server that leads the stream, if any, and the number of replicas that follow it. Raises `NatsError`."""
         cluster = (await self._ask(f"$JS.API.STREAM.INFO.{STREAM}", b"")).get("cluster", {})
         followers = [each for each in cluster.get("replicas") or () if each.get("current")]
         return cluster.get("leader"), len(followers)

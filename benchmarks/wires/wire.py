@@ -1,4 +1,4 @@
-"""One connection of the load generator, as bytes: what to send, which requests are answered, what to send next."""
+"""One connection of the load generator, as bytes: the first requests, the answered requests, and the next ones."""
 
 from __future__ import annotations
 

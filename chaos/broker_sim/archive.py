@@ -7,9 +7,9 @@ too.
 
 What must hold: no file is taken for archived before the manifest that names it was written and every object of it read
 back, or compared by the store; no file is deleted locally before the group knows that it is archived; consumers get the
-committed messages from the archive, whatever the store returns; no queue loses its beginning, apart from what the group
-has agreed to delete; the manifest names every file that a replica serves; the event loop never waits for the store.
-When the store is mended, everything is read, and the archive has the log of the group.
+committed messages from the archive, whatever the store returns; no queue loses its beginning, apart from the part that
+the group has agreed to delete; the manifest names every file that a replica serves; the event loop never waits for the
+store. When the store is mended, everything is read, and the archive has the log of the group.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ group in each topic, and lock queues for each group, while others send messages.
 
 What must hold:
 
-- What was acknowledged as created was there, and a topic or group is refused as one too many only by brokers that were
-  full once.
+- A topic or group that was acknowledged as created existed, and a topic or group is refused as one too many only by
+  brokers that were full once.
 - No replica ever has more topics or groups than the limits allow, or more locks.
 - When topics and groups were deleted and locks have expired, there is room for new ones.
 """
@@ -39,7 +39,7 @@ class Names:
     """The topics or groups that exist, by the commands that were committed.
 
     Args:
-        most: how many there may be.
+        most: the largest number of them.
     """
 
     def __init__(self, what: str, most: int) -> None:

@@ -83,7 +83,7 @@ class Member:
     Args:
         number: distinguishes its address from others.
         client_id: its name in the group; never reused once it has left.
-        backs: what sends messages back; without it all are handled.
+        backs: sends messages back; without it all are handled.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ One group balances the topic among its members, sends messages back until they a
 reset by operators; the other consumes in order, with locked queues. Members join, leave and sleep. What must hold: an
 acknowledged message is stored, once per acknowledgement; a batch is stored as a whole; a message that was sent back is
 redelivered after its delay, once for each time, and becomes a dead letter after the last attempt; messages sent in
-order are first stored in order; and what `chaos.broker_sim.offset_checker` says about offsets and locks.
+order are first stored in order; and the promises of `chaos.broker_sim.offset_checker` about offsets and locks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Consumer offsets and locks: every committed one, checked against what members did and were told.
+"""Checks consumer offsets and locks: every committed one against the actions of members and the answers to them.
 
 What must hold: an offset moves back only by a reset, or by the commit of a member that read from there again or wanted
 a response; no commit is answered with success that had no effect. A queried offset is the current one; an offset passes

@@ -1,10 +1,10 @@
 """The workload "pop": consumers that pop messages, acknowledge many, postpone some, and drop the rest.
 
 What must hold: a popped message is delivered to no other consumer until it is acknowledged or postponed, or its time is
-over by the leader's clock; then the same entry puts it in the retry topic. What a client was told is acknowledged is
-never redelivered. A client that does not learn whether it has postponed a message asks again with the receipt that it
-has, and is not refused while the message is hidden for it. In the end consumers acknowledge everything they get, and
-get everything: nothing is lost, and nothing is invisible for ever.
+over by the leader's clock; then the same entry puts it in the retry topic. A message whose acknowledgement was
+confirmed is never redelivered. A client that does not learn whether it has postponed a message asks again with the
+receipt that it has, and is not refused while the message is hidden for it. In the end consumers acknowledge everything
+they get, and get everything: nothing is lost, and nothing is invisible for ever.
 
 In half of the runs the messages have priorities (`chaos.broker_sim.priorities`), and consumers pop less than is sent.
 """

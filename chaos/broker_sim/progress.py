@@ -28,7 +28,7 @@ class Progress:
         self._behind: int | None = None
 
     def see(self, now: float, *, missing_count: int, open_count: int, behind: int) -> None:
-        """Take the figures at ``now``; ``behind`` is how many entries the slowest replica lacks.
+        """Take the figures at ``now``; ``behind`` is the number of entries that the slowest replica lacks.
 
         The first figures are progress, too.
         """

@@ -3,9 +3,9 @@ them.
 
 What must hold, by the committed log alone: each tick's message and its mark are in one entry; ticks come once and in
 order, at times of the rule, and not early by the clock of the leader (by no more than clocks differ); every tick is
-sent or counted as skipped, and skipped only if the catch-up policy says so. A message has the body of the version
-that the log has before it, and none comes from a paused schedule. Who was told that a change is stored finds it in the
-log. In the end no schedule is behind.
+sent or counted as skipped, and skipped only if the catch-up policy says so. A message has the body of the version that
+the log has before it, and none comes from a paused schedule. A change that a client was told is stored is in the log.
+In the end no schedule is behind.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 As Linux does it with TCP sockets that do not block; `tests/unit/replica/test_socket_borders.py` shows it on real ones:
 
-- A receive returns what is there, at most what fits into the buffer. Where it ends has nothing to do with what the
-  other side has sent in one piece. Readiness may be reported with nothing to receive (EAGAIN).
+- A receive returns the bytes that are there, as far as they fit into the buffer. Where it ends has nothing to do with
+  what the other side has sent in one piece. Readiness may be reported with nothing to receive (EAGAIN).
 - A send takes what fits into the socket's buffer. If that was not all, the next one fails with EAGAIN, until the
   socket is reported as writable.
 - If the peer has reset the connection, one call fails with ECONNRESET: a send, or a receive once everything that
   arrived before is read. Later sends fail with EPIPE, and receives return the end of the stream. Here, all later calls
-  fail as the first one, since only the compiled form makes them; and what was not read yet has not arrived.
+  fail as the first one, since only the compiled form makes them; and unread bytes have not arrived.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SocketFaults:
     The socket has randomness of its own: whatever order calls for different sockets are made in, a run is the same.
 
     Args:
-        counts: how often each fault happened, by name.
+        counts: the number of times that each fault happened, by name.
     """
 
     def __init__(self, rng: Random, counts: Counter[str]) -> None:

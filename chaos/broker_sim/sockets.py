@@ -4,7 +4,7 @@ A *line* joins two ends and carries bytes in order. Between two machines it stal
 if that lasts; between a client and a machine it works until one of them closes it.
 
 The reactor serves clients together and flushes streams with the code of production, compiled or not; only the system
-calls for receiving and sending end here. What a turn sends leaves at its end, in the order of descriptors: the two
+calls for receiving and sending end here. Bytes that a turn sends leave at its end, in the order of descriptors: the two
 forms send in different orders, and the events must be the same.
 """
 
@@ -381,7 +381,7 @@ class SimReactor:
         self._dirty.append(stream)
 
     def flush(self) -> None:
-        """Send what streams have buffered; the end of a turn."""
+        """Send the bytes that streams have buffered; the end of a turn."""
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             flush_streams(dirty if IS_COMPILED else self._sent_together(dirty), self)

@@ -3,8 +3,8 @@
 Workers of one group ask for the group's offset in a queue, take the next messages of it, and stage one output for each
 with the offset behind them; then they commit, perhaps much later, while others do the same with the same messages. What
 must hold: the messages of a set are visible in one entry, with its end and its offsets, or never; an offset moves only
-with such an entry, from where the set began to consume, so each input has one output; and a set is refused for what
-others have consumed only if they have.
+with such an entry, from where the set began to consume, so each input has one output; and a set is refused because
+others have consumed its messages only if they have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base of all workloads: what clients do to simulated brokers, and what must hold."""
+"""The base of all workloads: the actions of clients on simulated brokers, and the promises to them."""
 
 from __future__ import annotations
 

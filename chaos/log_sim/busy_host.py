@@ -1,4 +1,4 @@
-"""Groups on hosts that take the CPU away: processes do not run for a while, and nothing else goes wrong.
+"""Groups on hosts that take the CPU away: processes do not run for a while, and nothing else fails.
 
 Network and disks are sound, so leadership must stay where it is (`Scenario.steady`). That is more than a group can
 promise if only its leader stalls for longer than an election timeout; such stalls are drawn by

@@ -86,7 +86,7 @@ class CatchUp:
         source = pull.source
         runs = source.node.process is source and source.node_id not in cluster.paused
         if runs and cluster.network.connected(node.node_id, source.node_id):
-            # What its disk cannot read is damage of the source, whose own log reports it.
+            # Bytes that the source's disk cannot read are damage of the source, whose own log reports it.
             with suppress(StorageCorrupt):
                 pull.fetch()
         self._later(node, pull)

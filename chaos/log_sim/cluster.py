@@ -262,7 +262,7 @@ class Cluster:
         if self._wakes.get(node.node_id) != wake:
             return
         if node.node_id in self.paused:
-            # A turn handles what has arrived before it looks at the clock, see `raftlog.node.NodeRun`.
+            # A turn handles arrived frames before it looks at the clock, see `raftlog.node.NodeRun`.
             self.paused[node.node_id].append(lambda: self.at(self.now, self._wake, node, wake))
             return
         del self._wakes[node.node_id]

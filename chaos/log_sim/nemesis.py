@@ -1,4 +1,4 @@
-"""Carries out a schedule, and records what took effect: a fault without effect tests nothing."""
+"""Carries out a schedule, and records which faults took effect: a fault without effect tests nothing."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Nemesis:
         return True
 
     def heal(self, everything: Heal) -> None:
-        """End all faults, those of disks included."""
+        """End all faults, also those of disks."""
         cluster = self._cluster
         self._ambush = None
         self.strike(everything)

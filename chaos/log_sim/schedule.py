@@ -88,8 +88,8 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 3, 3, 5, 5))))
     hunted = rng.random() < 0.4
     kinds = tuple(kind for kind in _KINDS if rng.random() < (0.1 if hunted else 0.3))
-    # What was not synced is lost with the power, and what was not written with the process. So only one machine may
-    # lose either, and it must stay one of several; the others stop cleanly.
+    # Unsynced bytes are lost with the power, and unwritten ones with the process. So only one machine may lose either,
+    # and it must stay one of several; the others stop cleanly.
     is_relaxed = not hunted and len(nodes) > 1 and rng.random() < 0.12
     forgetful: list[Timed] = []
     if is_relaxed:
@@ -111,7 +111,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         faults.sort(key=lambda timed: timed[0])
         kinds += ("forgetful-voter",)
     if "retention" in kinds:
-        # All the time, so that a node that was away finds that what it needs is dropped.
+        # All the time, so that a node that was away finds that the files that it needs are dropped.
         faults += drops(rng, nodes, safety_seconds)
         faults.sort(key=lambda timed: timed[0])
     if hunted:
@@ -228,7 +228,7 @@ def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: floa
     while start < seconds - patience:
         victim, late = nodes[1], rng.choice([node for node in nodes if node != nodes[1]])
         away = [node for node in nodes if node not in (victim, late)]
-        # In turns, since a killed process loses what it has not written, and a machine what it has not synced.
+        # In turns, since a killed process loses unwritten bytes, and a machine unsynced ones.
         end_of, other = other, end_of
         faults += [(start + 0.2, Isolated(late)), (start + 0.3, end_of(victim)), (start + 0.35, Restart(victim))]
         faults += [
@@ -383,7 +383,7 @@ def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, s
 
 
 def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
-    # Always the same node of a run, so that what it holds is intact elsewhere.
+    # Always the same node of a run, so that its entries are intact elsewhere.
     victim = nodes[1 % len(nodes)]
     if len(nodes) < 3:
         return []
@@ -406,7 +406,7 @@ def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> li
         at, node = rng.uniform(1.0, seconds - 1.0), rng.choice(nodes)
         faults += [(at + rng.uniform(0.0, 0.2), QueueFlip(node, rng.random())) for _ in range(rng.randint(1, 4))]
         if rng.random() < 0.6:
-            # A process keeps what it has verified in memory, so mostly the next one detects the damage.
+            # A process keeps verified entries in memory, so mostly the next one detects the damage.
             faults += [(at, rng.choice((Crash, Stop))(node)), (at + rng.uniform(0.2, 0.5), Restart(node))]
     return faults
 

@@ -37,7 +37,7 @@ class SimWriter:
         disk: where the files are.
         latency: seconds that the next write takes.
         on_done: called in a turn of the node when the queue has signalled that a ticket is durable.
-        on_send: called with the frame of `send_after`; returns how many bytes of it the network took.
+        on_send: called with the frame of `send_after`; returns the number of its bytes that the network took.
         on_failed: called in a turn of the node, once, with the error; nothing is written after it.
         faults: draws which writes are short or interrupted.
         sync_bytes_max: bytes that are taken together, as of the log.
@@ -233,7 +233,7 @@ class SimWriter:
         count = next(number for number, op in enumerate(self._batch) if op.ticket == ticket) + 1
         ops, self._batch = self._batch[:count], self._batch[count:]
         files, disk = self._store.files, self._disk
-        end = None  # what was cut off meanwhile is gone
+        end = None  # entries that were cut off meanwhile do not exist
         for op in reversed(ops):
             for entry in op.entries:
                 if entry.pos < files.base_pos or (end is not None and entry.pos >= end):

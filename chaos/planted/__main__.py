@@ -131,7 +131,7 @@ def _apply(patch: Path, directory: Path, *options: str) -> None:
 
 
 def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, patches: Path = PATCHES) -> None:
-    """Copy the packages into ``directory``, apply the patch there, and compile what it changes.
+    """Copy the packages into ``directory``, apply the patch there, and compile the changed modules.
 
     Raises `PatchFailed`; RuntimeError with the compiler's output.
     """
@@ -199,8 +199,8 @@ def hunt(
 ) -> Finding:
     """Try the run ``first``, if there is one, then whole runs of seeds from 0 on until the bug is found.
 
-    Before the whole runs, it tries ``short_runs``: seconds, and how many seeds from 0 on. If ``first`` does not find
-    the bug, a warning says which seed does: the code or the simulation has changed. Raises `PatchFailed`.
+    Before the whole runs, it tries ``short_runs``: seconds, and the number of seeds from 0 on. If ``first`` does not
+    find the bug, a warning says which seed does: the code or the simulation has changed. Raises `PatchFailed`.
     """
     with tempfile.TemporaryDirectory(prefix="planted-") as path:
         directory = Path(path)
@@ -289,7 +289,7 @@ def _hunt_by_test(python: WarmPython, name: str, directory: Path) -> Finding:
     )
     shutil.copy(PROJECT / "pyproject.toml", directory)
     test = unit_test(name)
-    # What the interpreter has imported before is no plugin whose assertions matter.
+    # Modules that the interpreter has imported before are not plugins whose assertions matter.
     warning_options = ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
     arguments = ["-q", "-p", "no:cacheprovider", *warning_options, test]
     process = python.run("pytest", arguments, directory, _environment(name, directory), changed_files(name))

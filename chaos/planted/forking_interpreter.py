@@ -155,7 +155,7 @@ def _serve() -> None:
         importlib.import_module(library)
     if len(sys.argv) > 1:
         _preload(sys.argv[1])
-    # Nothing of this goes away: the processes need not look at it, which would also copy its pages.
+    # All of this stays: the processes need not look at it, which would also copy its pages.
     gc.collect()
     gc.freeze()
     for line in sys.stdin:

@@ -65,7 +65,7 @@ def remove_leftovers() -> list[str]:
         run = run_of(_content(pid))
         if run is not None and pid != os.getpid() and not is_held(run):
             try:
-                os.kill(pid, signal.SIGKILL)  # a stopped one does not notice that its run is gone
+                os.kill(pid, signal.SIGKILL)  # a stopped one does not notice that its run has ended
             except OSError:
                 continue
             removed.append(f"process {pid} of {run}")

@@ -1,8 +1,8 @@
 """An S3 server as a process of its own, whose objects are files of a directory: they can be damaged from outside.
 
-It has what `raftlog.segment.s3_storage` uses: conditional writes, uploads in parts, checksums (CRC-32), ranges,
-listing, deletion. Every bucket exists, and clients need no account. Contents are sent by sendfile, so that it costs
-little beside the tested servers.
+It has the operations that `raftlog.segment.s3_storage` uses: conditional writes, uploads in parts, checksums (CRC-32),
+ranges, listing, deletion. Every bucket exists, and clients need no account. Contents are sent by sendfile, so that it
+costs little beside the tested servers.
 
 ``python -m jepsen.deployments.object_storage DIRECTORY HOST PORT`` serves until it is killed.
 """

@@ -1,5 +1,5 @@
-"""Further charts of a run: quantiles of every operation over time, the rate of each replica, clocks, and what each
-process did. Pure, SVG.
+"""Further charts of a run: quantiles of every operation over time, the rate of each replica, clocks, and the operations
+of each process. Pure, SVG.
 """
 
 from __future__ import annotations

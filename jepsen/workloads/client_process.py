@@ -44,8 +44,8 @@ class _Life:
     """A process from its start to its end.
 
     Attributes:
-        sent: how many of its messages were acknowledged.
-        received: how many messages it got.
+        sent: the number of its acknowledged messages.
+        received: the number of messages that it got.
     """
 
     def __init__(self, workload: Workload, name: str, process: trio.Process, rng: random.Random) -> None:

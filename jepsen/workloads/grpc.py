@@ -1,8 +1,8 @@
 """gRPC clients behind two proxies, which are killed, paused and stopped: they send, receive, acknowledge and give back.
 
-Each call is sent to any proxy, so receipt handles of one are used at the other. A proxy that is gone is started again.
-Besides the faults of a run, proxies are stopped with SIGTERM now and then, as for an upgrade. For the faults, proxies
-are clients in processes of their own.
+Each call is sent to any proxy, so receipt handles of one are used at the other. A proxy that has ended is started
+again. Besides the faults of a run, proxies are stopped with SIGTERM now and then, as for an upgrade. For the faults,
+proxies are clients in processes of their own.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class LogWorkload(Workload):
                         connecting.deadline = math.inf
                         await self._session(worker, wire, node, number, rng)
             except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
-                pass  # what was in flight is recorded as unknown
+                pass  # operations in flight are recorded as unknown
             await trio.sleep(0.05)
 
     async def _ask_end_apart(self, wire: Wire, node: str, queue_id: int) -> None:

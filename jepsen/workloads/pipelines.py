@@ -51,7 +51,7 @@ class Pipeline:
 
     Attributes:
         frames: the requests.
-        waiting: how many of them have no answer yet.
+        waiting: the number of requests without an answer.
     """
 
     def __init__(self, workload: Workload, wire: Wire, node: str) -> None:
@@ -210,7 +210,7 @@ async def _write_all(workload: Workload, rng: random.Random, add_more: AddMore |
                     connecting.deadline = math.inf
                     await _session(workload, wire, node, rng, add_more)
         except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
-            pass  # what was in flight has no end in the history, so it is unknown
+            pass  # operations in flight have no end in the history, so they are unknown
         await trio.sleep(REST_SECONDS * rng.random())
 
 

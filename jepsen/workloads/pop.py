@@ -83,7 +83,7 @@ class PopWorkload(Workload):
                         for _ in range(rng.randrange(5, 50)):
                             await self._pop(worker, wire, node, rng)
             except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
-                pass  # what was in flight is recorded as unknown
+                pass  # operations in flight are recorded as unknown
             await trio.sleep(0.05)
 
     async def _pop(self, worker: Worker, wire: Wire, node: str, rng: random.Random) -> None:

@@ -41,5 +41,5 @@ async def watch(
                         questions.start_soon(ask_in_time, wire, next(queue_ids))
                         await trio.sleep(_REST_SECONDS)
         except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
-            pass  # what was in flight is recorded as unknown
+            pass  # operations in flight are recorded as unknown
         await trio.sleep(_REST_SECONDS)

@@ -1,1 +1,1 @@
-"""Topics as tables: what `raftmq table` runs. The modules without Spark hold the rules, the others call Spark."""
+"""Topics as tables: the code of `raftmq table`. The modules without Spark hold the rules, the others call Spark."""

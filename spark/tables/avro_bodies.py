@@ -3,8 +3,8 @@
 A body is written with one schema and read with another: the writer's, and the table's. Fields are matched by name as
 Avro defines it; one that the writer does not have gets its default.
 
-fastavro reads all values as the types that they are stored as. What a logical type makes of them is done here, so that
-a value outside of the bounds of Python's types is still read, and one outside of its column's becomes a dead letter.
+fastavro reads all values as the types that they are stored as. Logical types are applied here, so that a value outside
+of the bounds of Python's types is still read, and one outside of its column's becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Reader:
             writer_schema = parse(text)
             prefix = f"schema {number}: " if bodies.has_header else ""
             try:
-                # What the table leaves out may be of any type.
+                # Fields that the table leaves out may be of any type.
                 _check_readable(_record_of(_Schema(writer_schema).schema), _Schema(schema).schema, "")
                 plain = parse_schema(_without_logical_types(writer_schema), _write_hint=False)
                 self._writers[number] = plain, AvroCheck(plain)

@@ -137,7 +137,7 @@ def check_owner(last: Commit | None, pipeline: str, table: str) -> None:
 def messages_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[tuple[str, str, int], tuple[int, int]]:
     """The offsets between two positions by queue: first, and end (exclusive). Without empty queues.
 
-    What a position says of where a query began is left out of account: a commit has its start.
+    The begin of a query in a position is ignored: a commit has its start.
     """
     begin, until = parse_position(start).offsets, parse_position(end).offsets
     ranges = {queue: (begin.get(queue, 0), last) for queue, last in until.items()}

@@ -89,7 +89,7 @@ class Messages:
             f.coalesce(f.col("properties"), nothing),
             lambda name, _: (name != "") & ~name.isin(REASON_PROPERTY, SOURCE_PROPERTY),
         )
-        # The sink refuses what no topic takes, and a refused dead letter would stop the pipeline for ever.
+        # The sink refuses messages that no topic takes, and a refused dead letter would stop the pipeline for ever.
         is_small = f.octet_length(f.to_json(properties)) <= _PROPERTIES_BYTES_MAX
         properties = f.transform_values(
             f.when(is_small, properties).otherwise(nothing), lambda _, value: _without_separators(value)

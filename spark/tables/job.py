@@ -1,8 +1,8 @@
 """The Spark side of `raftmq table`, as a program: runs one pipeline until it is done or stopped, or checks its table.
 
-Reports progress on standard output, one JSON object per line, and ends with an exit code:
-0 done, 1 stopped at an offset, 2 refused before anything was written. With ``--until-stdin-closes`` it ends at once
-when its standard input does: whoever started it has gone, or gives up the current commit.
+Reports progress on standard output, one JSON object per line, and ends with an exit code: 0 done, 1 stopped at an
+offset, 2 refused before anything was written. With ``--until-stdin-closes`` it ends at once when its standard input
+does: the process that started it has ended, or gives up the current commit.
 """
 
 from __future__ import annotations

@@ -206,9 +206,9 @@ class LakeTarget:
 class IcebergTarget(LakeTarget):
     """A table of an Iceberg catalog.
 
-    An append is validated against the snapshot in which the last commit was found: data that anybody added since then
-    is a conflict. A merge is made in a branch, to which the table is then moved forward, which fails if it has moved
-    meanwhile.
+    An append is validated against the snapshot in which the last commit was found: data that any program added since
+    then is a conflict. A merge is made in a branch, to which the table is then moved forward, which fails if it has
+    moved meanwhile.
     """
 
     _snapshot: int | None = None

@@ -116,7 +116,7 @@ class Target(Protocol):
         ...
 
     def prepare(self, schema: Schema) -> None:
-        """Let the table have these columns of bodies. Raises SchemaInvalid naming what would break."""
+        """Let the table have these columns of bodies. Raises SchemaInvalid naming the columns that would break."""
         ...
 
     def create(self, schema: Schema, commit: Commit) -> None:

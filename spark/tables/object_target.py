@@ -61,7 +61,7 @@ class ObjectTarget:
     def commit(self, batch: Messages, commit: Commit) -> None:
         """Write objects and the commit. Raises Overtaken, DirectoryUnusable."""
         rows: Any = batch.good()
-        # What the pipeline now writes narrower keeps the type that the other objects have.
+        # A column that the pipeline now writes narrower keeps the type that the other objects have.
         for name, kind in commit.schema.items():
             if name in batch.schema and str(batch.schema[name]) != kind:
                 rows = rows.withColumn(name, f.col(quoted(name)).cast(kind))

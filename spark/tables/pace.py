@@ -54,7 +54,7 @@ def keep_pace(
 ) -> None:
     """Call ``commit`` until nothing is left (``every_seconds`` None) or ``stop`` says so.
 
-    ``commit`` tells whether there was anything. What is left of a backlog is committed at once; then a commit begins
+    ``commit`` tells whether there was anything. The rest of a backlog is committed at once; then a commit begins
     ``every_seconds`` after the last one began, or, if that is 0, as soon as there is something.
     """
     while not stop.wait(0):
@@ -70,7 +70,7 @@ def keep_pace(
 def end_with_input() -> None:
     """Let this process end at once when its standard input does, since the process that started it is gone.
 
-    Spark's Java ends with it. What is not committed yet is not in the table, as after a kill.
+    Spark's Java ends with it. Uncommitted messages are not in the table, as after a kill.
     """
 
     def watch() -> None:

@@ -50,7 +50,7 @@ class ParquetTarget:
     def commit(self, batch: Messages, commit: Commit) -> None:
         """Write files and the commit. Raises Overtaken, DirectoryUnusable."""
         rows: Any = batch.good()
-        # What the pipeline now writes narrower keeps the type that the other files have.
+        # A column that the pipeline now writes narrower keeps the type that the other files have.
         for name, kind in commit.schema.items():
             if name in batch.schema and str(batch.schema[name]) != kind:
                 rows = rows.withColumn(name, f.col(quoted(name)).cast(kind))

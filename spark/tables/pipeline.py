@@ -1,4 +1,4 @@
-"""A pipeline: what its YAML file says, checked as far as that is possible without brokers and Spark. Pure."""
+"""A pipeline: the content of its YAML file, checked as far as that is possible without brokers and Spark. Pure."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def _sums(rows: DataFrame, names: list[str]) -> dict[tuple[str, int], tuple[int,
 def _differences(
     expected: DataFrame, actual: DataFrame, names: list[str]
 ) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """The first rows of each queue that differ, with what differs."""
+    """The first rows of each queue that differ, with their differences."""
     place = [*_PLACE, "_queue_offset"]
 
     def summed(rows: DataFrame, side: str) -> DataFrame:

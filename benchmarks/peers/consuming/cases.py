@@ -18,7 +18,7 @@ CONSUMERS = 8
 class Case:
     """``about``: as a heading. ``by_client``: by the usual Python client of each system, not by our load generator.
     ``joins``: only where a request can confirm several messages, each by itself. ``many_at_once``: only where consumers
-    say how many messages an answer may have; our library's number, not the smaller one of stock clients.
+    limit the messages of an answer; our library's number, not the smaller one of stock clients.
     """
 
     name: str
