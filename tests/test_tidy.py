@@ -504,7 +504,7 @@ def test_pure_source_passes(source: str) -> None:
     assert not list(impurities(source))
 
 
-def test_pureness_is_by_path_and_not_by_prefix_of_a_name() -> None:
+def test_pureness_is_decided_by_path() -> None:
     assert is_pure("mq/protocol/frames.py")
     assert is_pure("raftlog/segment/codec.py")
     assert not is_pure("raftlog/segment/writer.py")

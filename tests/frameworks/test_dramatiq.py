@@ -117,9 +117,7 @@ def test_delayed_message_waits_in_the_broker(kit: Any, broker: RaftmqBroker) -> 
         note.send_with_options(args=("never",), delay=40 * 86_400_000 + 1)
 
 
-def test_retries_wait_in_the_broker_and_failing_messages_become_dead_letters(
-    kit: Any, broker: RaftmqBroker, namespace: str
-) -> None:
+def test_failing_messages_become_dead_letters_after_retries(kit: Any, broker: RaftmqBroker, namespace: str) -> None:
     attempts: list[int] = []
 
     @dramatiq.actor(broker=broker, max_retries=2)  # after 15 s to 120 s

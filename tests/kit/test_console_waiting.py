@@ -155,9 +155,7 @@ async def test_list_names_broker_groups_without_a_leader(
         assert "This is a part: broker-b without a leader" in (await browser.get(address)).content
 
 
-async def test_brokers_without_these_requests_are_distinguished_from_brokers_with_nothing_waiting(
-    kit: SyncKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_console_shows_brokers_without_these_requests(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     call = ClientCore.call
 
     async def unknown(self: ClientCore, address: str, code: int, *arguments: Any, **more: Any) -> Any:

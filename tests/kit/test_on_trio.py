@@ -65,7 +65,7 @@ async def test_message_waits_for_40_days(clock: Clock) -> None:
         assert kit.pending() == []
 
 
-async def test_sixteen_retries_after_half_an_hour_each_and_a_dead_letter(clock: Clock) -> None:
+async def test_message_becomes_a_dead_letter_after_sixteen_retries(clock: Clock) -> None:
     calls: list[ReceivedMessage] = []
 
     def fail(message: ReceivedMessage) -> None:

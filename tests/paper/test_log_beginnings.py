@@ -185,9 +185,7 @@ def test_known_longer_log_leads_rather_than_older_software(group: Group, monkeyp
     assert beginning(group, A) == (Beginning.LATER, C)
 
 
-def test_expired_files_are_gone_though_older_software_is_in_the_group(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leader_deletes_expired_files_despite_older_members(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     run_older_software(monkeypatch, group, B, C)
     group.compact(A, 8)
     group.pass_time(2.0)

@@ -96,7 +96,7 @@ async def mirror(source: str, target: str, state: Path) -> None:
     await printed("mirror", "cut-over", *both)
 
 
-async def test_lite_topics_survive_absence_and_restore_and_mirrors_copy_the_parent(
+async def test_lite_topics_survive_absence_restore_and_mirroring(
     tmp_path: Path,
 ) -> None:
     """What is gone from the log is known from a snapshot alone: lite topics, and how far a group has read them."""

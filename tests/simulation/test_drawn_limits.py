@@ -92,7 +92,7 @@ def test_endlessly_repeated_states_are_not_progress() -> None:
     assert not progress.may_go_on(100.0)
 
 
-def test_little_progress_within_each_patience_is_given_up_in_the_end() -> None:
+def test_endless_small_progress_is_given_up() -> None:
     progress = Progress(0.0, 60.0)
     for turn in range(100):
         progress.see(turn * 50.0, missing_count=0, open_count=1000 - turn, behind=0)

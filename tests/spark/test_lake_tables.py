@@ -177,7 +177,7 @@ def ids(rows: list[Any]) -> Counter[int]:
     return Counter(row.id for row in rows)
 
 
-def test_each_message_is_a_row_once_and_new_columns_are_added(case: Case) -> None:
+def test_each_message_is_one_row_after_new_columns(case: Case) -> None:
     case.stage.send(case.topic, [body(number) for number in range(20)] + [b"bad"])
     pipeline = case.pipeline("{format: json, schema: inferred}", "max_messages_per_commit: 9")
     case.run(pipeline)

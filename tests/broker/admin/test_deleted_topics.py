@@ -83,7 +83,7 @@ async def test_restore_after_a_restart(tmp_path: Path, checkpointed: bool) -> No
         assert await client.committed() == 2
 
 
-async def test_recreated_topic_has_a_new_identity_and_cannot_be_restored_over(tmp_path: Path) -> None:
+async def test_recreated_topic_cannot_be_replaced_by_a_restore(tmp_path: Path) -> None:
     async with broker_client(tmp_path) as client:
         await filled(client)
         assert await delete(client) == 0

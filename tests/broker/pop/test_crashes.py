@@ -76,7 +76,7 @@ def test_previous_receipt_cannot_acknowledge_an_ordered_message_popped_again() -
     assert machine.held[b"0"].receipt.pop_time_ms > before.receipt.pop_time_ms
 
 
-def test_messages_deleted_from_the_log_are_counted_and_the_rest_redelivered() -> None:
+def test_popped_messages_deleted_from_the_log_are_counted() -> None:
     machine = started(3)
     machine.pop(3, 0, 0, True)
     machine.log.queues["T", 0].min_offset = 2
@@ -129,7 +129,7 @@ def test_late_losses_are_counted_and_other_messages_redelivered() -> None:
     assert machine.metadata.pops.count == 0
 
 
-def test_too_many_open_pops_show_empty_queues_and_then_refuse_clients() -> None:
+def test_pops_beyond_the_limit_of_open_pops_return_nothing() -> None:
     few = replace(DEFAULT, pop=PopLimits(checkpoints_max=5, checkpoints_per_queue_max=2))
     machine = started(5, few)
     machine.send(5, 1)

@@ -69,9 +69,7 @@ async def test_pop_answers_with_receipts_and_hides_the_messages_from_others(tmp_
         assert len(await popped(client, consumerGroup="H")) == 5
 
 
-async def test_acknowledged_messages_are_done_and_others_return_from_the_retry_topic(
-    tmp_path: Path, clock: WallClock
-) -> None:
+async def test_only_unacknowledged_messages_return_from_the_retry_topic(tmp_path: Path, clock: WallClock) -> None:
     async with broker_client(tmp_path, group="b-a") as client:
         await filled(client, 4, i=properties(TAGS="a", KEYS="k", UNIQ_KEY="U"))
         given = await popped(client, invisibleTime=300)

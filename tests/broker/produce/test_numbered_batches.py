@@ -154,7 +154,7 @@ async def test_refused_batch_is_stored_when_sent_again(tmp_path: Path) -> None:
         assert place(await send(client, 4, 5))["alreadyStored"] == "0"
 
 
-async def test_batch_without_room_for_its_numbers_is_refused_and_remains_new(client: Client) -> None:
+async def test_batch_without_room_for_its_numbers_is_refused(client: Client) -> None:
 
     async def fits(nbytes: int, head: str) -> bool:
         body = encode_batch([BatchedMessage(b"1:", f"UNIQ_KEY\x01K\x02own\x01{'x' * nbytes}\x02")])

@@ -99,7 +99,7 @@ async def test_reply_without_receiver_is_refused_but_stored(client: Client) -> N
     assert int((await client.info())["raftmq.repliesNotPushed"]) == 5
 
 
-async def test_properties_of_the_greatest_length_pass_and_longer_ones_are_refused(broker: RunningBroker) -> None:
+async def test_properties_beyond_the_greatest_length_are_refused(broker: RunningBroker) -> None:
     asker = await broker.connect()
     await produces(asker, "asker")
     room = props.SENT_PROPERTIES_BYTES_MAX - len(reply_ext(correlation_id="")["i"])
@@ -157,7 +157,7 @@ async def test_replier_gets_an_error_if_the_asker_refuses_or_leaves(tmp_path: Pa
             await asker.stream.aclose()
 
 
-async def test_of_several_connections_of_a_client_the_latest_gets_the_reply(broker: RunningBroker) -> None:
+async def test_latest_connection_of_a_client_gets_the_reply(broker: RunningBroker) -> None:
     first, second, replier = [await broker.connect() for _ in range(3)]
     await produces(first, "asker", "P")
     await produces(second, "asker", "P", "Q")

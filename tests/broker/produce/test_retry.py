@@ -67,7 +67,7 @@ async def test_message_given_back_is_redelivered_later(client: Client, clock: Wa
     assert len((await client.pull(RETRY, subscription="x")).records) == 1
 
 
-async def test_each_repetition_waits_longer_and_the_last_failure_is_the_end(client: Client, clock: WallClock) -> None:
+async def test_each_retry_waits_longer_until_the_last_failure(client: Client, clock: WallClock) -> None:
     first = message = await one_message(client)
     for failures in range(16):
         assert (await give_back(client, message)).code == 0

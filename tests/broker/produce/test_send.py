@@ -300,7 +300,7 @@ async def test_many_messages_in_one_write_keep_their_order_in_each_queue(tmp_pat
             assert bodies == [b"%d" % number for number in range(queue, count, queues)]
 
 
-async def test_messages_to_a_topic_in_the_making_are_stored_in_order(broker: RunningBroker) -> None:
+async def test_messages_to_a_topic_being_created_are_stored_in_order(broker: RunningBroker) -> None:
     clients = [await broker.connect() for _ in range(3)]
     frames = [
         [client.frame(RequestCode.SEND_MESSAGE_V2, send_ext("New"), b"%d" % number) for number in range(20)]

@@ -128,7 +128,7 @@ async def test_handler_continues_the_trace_of_the_producer(tmp_path: Path, spans
         }
 
 
-async def test_failed_handler_is_an_error_and_giving_back_is_a_span(namesrv: str, spans: Recorded) -> None:
+async def test_spans_show_failed_handlers_and_returned_messages(namesrv: str, spans: Recorded) -> None:
     async with Producer(namesrv, otel=spans.provider) as producer:
         consumer = PushConsumer(namesrv, "G", consume_from="first", ordered=False, otel=spans.provider)
 

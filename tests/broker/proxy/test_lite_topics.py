@@ -121,9 +121,7 @@ async def test_client_gets_only_its_subscribed_lite_topics(kit: Kit, proxy: InMe
     assert sorted(named(await received(proxy))) == [("s2", "e", 1), ("s3", "d", 1)]
 
 
-async def test_waiting_receive_gets_new_messages_and_ordinary_consumers_read_the_parent(
-    kit: Kit, proxy: InMemoryProxy
-) -> None:
+async def test_waiting_receive_gets_new_lite_messages(kit: Kit, proxy: InMemoryProxy) -> None:
     await sync(proxy, "s1")
     async with trio.open_nursery() as nursery:
 

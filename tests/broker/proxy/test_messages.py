@@ -384,7 +384,7 @@ async def test_message_groups_are_handled_in_order(kit: Kit, proxy: InMemoryProx
     assert bodies(again) == ["2", "3"]
 
 
-async def test_delay_up_to_the_limit_is_accepted_and_can_be_recalled(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_delayed_message_up_to_the_limit_can_be_recalled(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "later", "Later")
     due = int(kit.now().timestamp()) + 30 * 86400
     sent = await proxy.send("Later", "a", "b", delivery_timestamp=Timestamp(seconds=due), message_type=pb.DELAY)

@@ -72,7 +72,7 @@ async def numbers(producer: TransactionProducer, count: int) -> MessageQueue:
 
 
 @VIRTUAL_TIME
-async def test_offsets_advance_with_the_messages_and_a_second_transform_is_refused() -> None:
+async def test_second_transform_of_the_same_offsets_is_refused() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         queue = await numbers(producer, 6)
         async with (
@@ -169,7 +169,7 @@ async def test_transaction_cannot_consume_past_unfinished_messages() -> None:
 
 
 @VIRTUAL_TIME
-async def test_orphan_is_ended_by_its_check_and_without_one_rolled_back() -> None:
+async def test_orphaned_set_is_ended_by_its_check() -> None:
     asked: list[str] = []
 
     async def check_set(transaction_id: str) -> bool:
@@ -234,7 +234,7 @@ async def test_leader_failure_leaves_one_outcome() -> None:
 
 
 @VIRTUAL_TIME
-async def test_transaction_too_large_or_without_a_home_is_refused_before_sending() -> None:
+async def test_invalid_transaction_is_refused_before_sending() -> None:
     async with open_kit() as kit, TransactionProducer(kit.namesrv, "P") as producer:
         with pytest.raises(MessageRefused, match="divide it"):  # noqa: PT012 - the block is what raises
             async with producer.transaction() as transaction:

@@ -66,7 +66,7 @@ async def ready(client: Client, queues: int = 1, messages: int = 0) -> Client:
     return client
 
 
-async def test_committed_set_appears_with_its_offsets_and_repeated_ends_change_nothing(tmp_path: Path) -> None:
+async def test_committed_set_appears_together_with_its_offsets(tmp_path: Path) -> None:
     async with running(tmp_path, cluster="C1") as broker:
         client = await ready(await broker.connect(), queues=2, messages=3)
         half = await stage(client, message(b"1", queue_id=1, TAGS="a"), message(b"2", queue_id=1), consumed(0, 2))

@@ -173,7 +173,7 @@ def test_figures_are_compared_with_their_goals() -> None:
     assert "| a | rate | 12,345 /s | - |" in text
 
 
-def test_walk_visits_the_queues_in_turns_and_restarts_at_the_end() -> None:
+def test_walk_visits_the_queues_in_turn() -> None:
     decoded = []
     for frame in itertools.islice(walk(20, 8, [3, 5], asked=32), 6):
         length, header_length = struct.unpack_from(">II", frame)
@@ -228,7 +228,7 @@ def test_own_cpu_time_excludes_children() -> None:
     assert own_cpu_seconds(os.getpid()) - own < cpu_seconds(os.getpid()) - whole
 
 
-def test_rated_messages_are_sent_when_due_and_wait_for_a_slot() -> None:
+def test_rated_messages_are_sent_when_due() -> None:
     class Line:
         unsent = None
 
@@ -346,7 +346,7 @@ def test_load_reopens_a_failed_connection_and_counts_its_requests(last: bytes) -
     assert sum(report.messages) >= 60
 
 
-def test_failed_case_keeps_its_figures_and_logs_and_others_still_run(
+def test_failed_case_keeps_its_figures_and_does_not_stop_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def failing(args: Arguments, directory: Path, note: Note) -> None:

@@ -19,7 +19,7 @@ def test_dump_contains_its_number_of_instructions() -> None:
         instructions_in("version: 1\n")
 
 
-def test_every_second_dump_is_counted_and_the_least_of_several_stands() -> None:
+def test_gate_uses_the_least_of_every_second_dump() -> None:
     counted = [("decode", 10), ("send", 100), ("send", 100)]
     assert per_message(counted, [1_000_000, 200, 777, 9_000, 888, 5_000, 999]) == {"decode": 20.0, "send": 50.0}
     with pytest.raises(DumpUnreadable, match="4 dumps, 6 were asked for"):

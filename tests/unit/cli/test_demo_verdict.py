@@ -64,7 +64,7 @@ def test_stored_unknown_outcome_is_not_a_duplicate() -> None:
     assert verdict.duplicates == 0
 
 
-def test_message_stored_twice_by_a_retry_is_a_duplicate_and_good() -> None:
+def test_duplicate_stored_by_a_retry_does_not_fail_the_demo() -> None:
     """The first copy's outcome was unknown; the second was acknowledged further on."""
     story = Story().send(0, Q0, 0).send(1, Q0, 2, first_attempt=False).get(0, Q0, 0).get(1, Q0, 1).get(1, Q0, 2)
     verdict = story.history.verdict()

@@ -59,9 +59,7 @@ def registry() -> Registry:
     return Registry()
 
 
-async def test_sends_are_counted_by_their_outcome_and_end_with_the_client(
-    cluster: FakeCluster, registry: Registry
-) -> None:
+async def test_sends_are_counted_by_their_outcome(cluster: FakeCluster, registry: Registry) -> None:
     async with producer_of(cluster, metrics=PrometheusMetrics(registry), retries=0) as producer:
         await producer.send(Message("T", b"12345"))
         await producer.send_batch([Message("T", b"1"), Message("T", b"2")])

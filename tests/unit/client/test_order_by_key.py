@@ -56,7 +56,7 @@ class Work:
         return sum(map(len, self.done.values()))
 
 
-async def test_keys_keep_their_order_and_do_not_wait_for_each_other(cluster: FakeCluster) -> None:
+async def test_keys_keep_their_order_without_waiting_for_others(cluster: FakeCluster) -> None:
     fill(cluster, 40)
     work = Work()
     work.held = {b"0"}

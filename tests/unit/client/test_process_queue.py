@@ -55,7 +55,7 @@ def test_returned_message_delays_no_others() -> None:
     assert queue.commit_offset == 0
 
 
-def test_blocked_queue_gives_nothing_and_then_the_same_messages_in_order() -> None:
+def test_unblocked_queue_returns_the_same_messages_in_order() -> None:
     queue = ProcessQueue(QUEUE, 0)
     queue.put(messages(0, 1, 2), 3)
     taken = queue.take(2, 0.0)

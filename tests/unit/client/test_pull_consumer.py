@@ -74,7 +74,7 @@ async def test_poll_without_assignment_raises() -> None:
         assert await consumer.poll(timeout=0.01) == []
 
 
-async def test_poll_takes_from_several_queues_and_keeps_the_order_of_each() -> None:
+async def test_poll_keeps_the_order_of_each_queue() -> None:
     async with FakeCluster.start(topics={"T": 2}) as cluster, puller_of(cluster) as consumer:
         fill(cluster, 20, queues=2)
         await consumer.assign([Q0, Q1])

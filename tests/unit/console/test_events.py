@@ -59,7 +59,7 @@ def test_change_is_an_event(before: GroupStatus, after: GroupStatus, expected: l
     assert said(before, after) == expected
 
 
-def test_initial_state_is_not_an_event_and_old_events_are_forgotten() -> None:
+def test_initial_state_is_not_an_event() -> None:
     events = Events()
     events.add([group(LEADER)], 1.0)
     assert events.all() == []

@@ -23,7 +23,7 @@ MOUNTS = (
 )
 
 
-def test_mounts_of_runs_are_recognized_by_name_and_listed_in_reverse() -> None:
+def test_mounts_of_runs_are_listed_newest_first() -> None:
     run = Path("/home/someone/store/run 1")
     assert mount_points(MOUNTS) == [run / "rmqf-small-n1", run / "rmqf-n0"]
 

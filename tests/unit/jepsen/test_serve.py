@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_run_list_begins_with_the_newest_and_omits_half_written_runs(store: Path) -> None:
+def test_run_list_omits_half_written_runs(store: Path) -> None:
     runs = runs_in(store)
     assert list(runs) == ["2-bad", "1-good"]
     text = index_page(runs)

@@ -154,7 +154,7 @@ def test_expired_client_authorities_are_refused(tmp_path: Path) -> None:
     assert server.refresh() == (False, [UNUSABLE])
 
 
-def test_end_of_the_certificate_in_use_is_warned_of_each_day(tmp_path: Path) -> None:
+def test_expiring_certificate_is_logged_each_day(tmp_path: Path) -> None:
     server = Server(tmp_path)
     assert server.refresh() == (False, [])
     server.now += 352 * DAY

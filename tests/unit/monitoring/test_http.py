@@ -155,7 +155,7 @@ async def test_other_tasks_run_during_a_long_collection(mock_clock: MockClock) -
     assert turns >= 30
 
 
-async def test_event_loop_yields_while_an_answer_is_made_not_while_read() -> None:
+async def test_event_loop_yields_while_an_answer_is_made() -> None:
     entered: list[str] = []
 
     @contextmanager

@@ -267,7 +267,7 @@ async def test_connection_without_a_request_is_closed_after_the_idle_time() -> N
         assert await peer.closed()
 
 
-async def test_of_too_many_connections_without_a_request_the_oldest_is_closed() -> None:
+async def test_oldest_of_too_many_silent_connections_is_closed() -> None:
     async with name_server(unidentified_connections_max=2, unidentified_seconds_max=1e-9) as server:
         client = await server.connect()
         assert (await client.ask(RequestCode.GET_BROKER_CLUSTER_INFO))[0].code == 0

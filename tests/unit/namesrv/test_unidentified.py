@@ -29,7 +29,7 @@ def test_peer_that_sent_a_request_is_not_a_stranger() -> None:
     assert unidentified.overdue(2.0) is None
 
 
-def test_address_with_few_gets_a_place_of_the_one_with_most() -> None:
+def test_address_with_few_connections_displaces_one_with_many() -> None:
     unidentified: UnidentifiedConnections[str] = UnidentifiedConnections(count_max=10, seconds_max=30.0)
     assert unidentified.in_favour_of("10.0.0.1") is None
     for number in range(10):

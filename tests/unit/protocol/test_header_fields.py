@@ -57,7 +57,7 @@ def test_server_decodes_every_request_as_encoded(request_class: type[Request], w
     assert decoded.ext == ext  # type: ignore[attr-defined]
 
 
-def test_fields_are_text_by_wire_name_and_none_is_left_out() -> None:
+def test_header_fields_have_wire_names_and_text_values() -> None:
     pull = PullExt(
         consumer_group="G",
         topic="T",

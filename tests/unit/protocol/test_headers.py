@@ -207,7 +207,7 @@ def test_pull_response_header_equals_the_general_encoder(remark: str | None, ser
     )
 
 
-def test_frames_of_a_chunk_are_cut_and_the_rest_is_kept() -> None:
+def test_incomplete_frame_of_a_chunk_is_kept() -> None:
     frames = [encode_request(34, opaque, body=bytes(opaque)) for opaque in range(5)]
     data = b"".join(frames)
     for end in range(len(data) + 1):

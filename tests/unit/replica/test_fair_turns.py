@@ -160,7 +160,7 @@ def test_peer_that_takes_long_is_heard_in_every_turn(stage: Stage) -> None:
     assert [stage.turn() for _ in range(3)] == [["peer"]] * 3
 
 
-def test_neither_a_closed_waiting_client_nor_its_reused_number_is_served(stage: Stage) -> None:
+def test_closed_waiting_client_is_not_served(stage: Stage) -> None:
     slow = stage.add(lambda: stage.work("slow", 2 * TURN_SECONDS), patient=True)
     assert stage.turn() == ["slow"]
     stage.add(lambda: stage.work("peer", 2 * TURN_SECONDS), patient=False)

@@ -26,7 +26,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_new_file_is_for_its_owner_only_and_is_never_overwritten(tmp_path: Path) -> None:
+def test_new_secret_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "secret"
     before = os.umask(0)
     try:
@@ -119,7 +119,7 @@ def settings_of(directory: Path, name: str, members: tuple[str, ...]) -> NodeSet
     )
 
 
-def test_first_member_makes_the_secret_and_the_others_need_a_copy(tmp_path: Path) -> None:
+def test_only_the_first_member_makes_the_secret(tmp_path: Path) -> None:
     log = structlog.get_logger("test")
     for name, members, source in (("n1", ("n0", "n1"), "n0"), ("n3", (), "a replica of the group")):
         settings = settings_of(tmp_path, name, members)

@@ -214,7 +214,7 @@ def test_invalid_operation_is_refused_and_changes_nothing(home: Home) -> None:
     assert home.writes.take(1) == ([], True)
 
 
-def test_waiting_thread_is_woken_and_returns_when_the_time_is_up(home: Home) -> None:
+def test_waiting_thread_returns_when_its_time_is_up(home: Home) -> None:
     """Nothing is due before the first write, and a tenth of a second later something is."""
     found: list[bool] = []
     writes = home.writes

@@ -287,7 +287,7 @@ def test_reserved_rest_of_a_file_is_not_read_after_a_crash(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("synced_write", [True, False])
-def test_failed_sync_cleans_pages_and_a_power_cut_restores_old_content(synced_write: bool) -> None:
+def test_power_cut_after_a_failed_sync_restores_old_content(synced_write: bool) -> None:
     disk, fd = synced_file(bytes(2000))
     disk.fail("fdatasync", errno.EIO)
 

@@ -45,7 +45,7 @@ def test_full_disk_takes_whole_pages_and_then_nothing(small_disk: Path) -> None:
         os.close(fd)
 
 
-def test_size_limit_of_a_file_takes_a_part_and_then_nothing(tmp_path: Path) -> None:
+def test_file_size_limit_allows_a_partial_write(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     try:
         with file_size_limit(150):

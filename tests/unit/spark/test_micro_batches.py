@@ -98,7 +98,7 @@ def test_offset_of_another_program_is_refused(found: dict[str, object], told: st
 # -- where a micro-batch ends --------------------------------------------------------------------------------------
 
 
-def test_micro_batch_reads_available_messages_and_new_queues_from_the_start() -> None:
+def test_micro_batch_reads_new_queues_from_the_start() -> None:
     end = next_position(position(a0=5, a1=9), seen(a0=(0, 8), a1=(0, 9), b0=(0, 3)), Limits())
 
     assert end == position(a0=8, a1=9, b0=3)

@@ -56,7 +56,7 @@ def test_rows_beyond_the_range_get_no_number(batch: int, row: int) -> None:
         first_number(WriteId("q", batch), row)
 
 
-def test_new_group_takes_its_share_of_producers_and_moves_no_others() -> None:
+def test_new_group_takes_only_its_share_of_producers() -> None:
     producers = [producer_id(WriteId("q", 0), part, Destination("T")) for part in range(300)]
     before = {each: group_of_producer(each, ["a", "b", "c"]) for each in producers}
     after = {each: group_of_producer(each, ["d", "c", "b", "a"]) for each in producers}

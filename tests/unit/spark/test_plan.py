@@ -75,9 +75,7 @@ def test_scan_omits_empty_queues_and_refuses_impossible_ranges() -> None:
 
 @steady
 @given(RANGES, SPLITTING)
-def test_pieces_of_queues_hold_each_message_once_and_keep_the_limits(
-    ranges: list[QueueRange], splitting: Splitting
-) -> None:
+def test_pieces_of_queues_contain_each_message_once(ranges: list[QueueRange], splitting: Splitting) -> None:
     found = queue_pieces(ranges, [each.message_count * 100 for each in ranges], splitting)
 
     assert messages(found) == messages([ranges])

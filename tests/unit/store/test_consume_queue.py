@@ -205,7 +205,7 @@ def test_expired_files_stay_until_the_next_checkpoint(tmp_path: Path) -> None:
     assert files.take_changes().retired == {"T/3/00000000000000000000", "T/3/00000000000000000080"}
 
 
-def test_read_past_the_end_of_a_file_is_damage_not_silence(tmp_path: Path) -> None:
+def test_read_past_the_end_of_a_file_raises_damage(tmp_path: Path) -> None:
     queue = flushed_queue(tmp_path, 4)
     os.truncate(tmp_path / "T" / "3" / "00000000000000000000", 30)
     with pytest.raises(QueueFileDamaged):

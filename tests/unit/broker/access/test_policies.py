@@ -157,7 +157,7 @@ def test_table_is_bounded() -> None:
     assert len(users.table["u0"].policies) == POLICIES_PER_USER_MAX
 
 
-def test_snapshots_have_users_and_are_the_same_for_the_same_users() -> None:
+def test_equal_users_have_equal_snapshots() -> None:
     commands = [
         CreateUser(name="b", sealed="s", admin=True),
         CreateUser(name="a", sealed="s", admin=False),

@@ -35,9 +35,7 @@ async def test_process_that_cannot_start_or_answers_nonsense_has_failed(command:
     assert reason in step.reason
 
 
-def test_process_outlives_terminal_and_systemd_signals_but_ends_with_the_broker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_process_ends_only_with_its_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     log = SegmentLog.open(

@@ -170,7 +170,7 @@ def test_idle_files_are_as_old_as_their_messages() -> None:
     assert files.deleted() == 2
 
 
-def test_many_differences_are_noted_in_little_room_and_none_gets_smaller() -> None:
+def test_notes_of_many_differences_stay_small() -> None:
     rng = random.Random(1)
     times = ClockCorrections(BootClock("boot", lambda: 0), None)
     wanted: dict[int, int] = {}

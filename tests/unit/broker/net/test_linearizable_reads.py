@@ -49,7 +49,7 @@ def test_linearizable_read_fails_after_patience_seconds() -> None:
     assert world.asked == []
 
 
-def test_single_attempt_is_not_repeated_and_fails_once_roles_are_known() -> None:
+def test_single_attempt_fails_when_roles_are_known() -> None:
     world = World()
     world.reads.read_once(world.told.append)
     world.answer(False)

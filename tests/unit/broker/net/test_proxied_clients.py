@@ -51,7 +51,7 @@ def test_heartbeat_replaces_the_clients_of_its_proxy_only() -> None:
     assert members(registry) == []
 
 
-def test_clients_of_a_silent_proxy_are_gone_and_of_others_stay() -> None:
+def test_only_clients_of_a_silent_proxy_are_removed() -> None:
     limits = HeartbeatLimits(expiry_seconds=120.0)
     registry: ClientRegistry[str] = ClientRegistry(limits)
     beat(registry, "p1", client("a"))

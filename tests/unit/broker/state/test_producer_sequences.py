@@ -443,7 +443,7 @@ ROWS = st.lists(
 
 
 @given(ROWS, st.binary(max_size=20), st.data())
-def test_shipped_annotation_is_read_unchanged_and_a_truncated_one_is_refused(
+def test_truncated_annotation_of_a_leader_is_refused(
     rows: list[SequencedRecord], runs: bytes, data: st.DataObject
 ) -> None:
     annotation = join_sequenced(rows, ANNOTATION_START + runs)

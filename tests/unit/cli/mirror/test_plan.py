@@ -76,7 +76,7 @@ def test_removed_source_queues_end_unless_their_whole_broker_group_is_missing() 
     assert not plan(without_b, {}, known).ended
 
 
-def test_read_only_queues_are_mirrored_and_write_only_ones_once_readable() -> None:
+def test_write_only_queues_are_mirrored_once_readable() -> None:
     only_read = plan({"T": {"a": topic("T", queues=1, read=4)}})
     assert (len(only_read.queues), only_read.ended) == (4, frozenset())
     only_written = plan({"T": {"a": topic("T", queues=4, read=1)}})
@@ -85,7 +85,7 @@ def test_read_only_queues_are_mirrored_and_write_only_ones_once_readable() -> No
     assert (later.queues, later.ended) == ([], frozenset())
 
 
-def test_target_topic_with_too_few_queues_is_refused_and_others_continue() -> None:
+def test_target_topic_with_too_few_queues_stops_only_itself() -> None:
     source = {name: {"a": topic(name), "b": topic(name)} for name in ("S", "T", "U")}
     found = plan(source, {"T": {"g1": topic("T", 2)}})
     assert found.refused == {

@@ -53,7 +53,7 @@ def backup_run(log: MessageLog, bucket: Bucket, now_ms: int) -> None:
     target.close()
 
 
-def test_each_complete_file_is_stored_once_and_reported_after_its_manifest() -> None:
+def test_complete_file_is_reported_after_its_manifest() -> None:
     log, bucket = sent(100)
     found: list[ArchiveStep] = []
     for step in steps(log, bucket):
