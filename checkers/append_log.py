@@ -52,9 +52,9 @@ def check_log(history: History) -> Result:
         if send.value in sends:
             findings.cannot_tell(f"{send.value} was sent by two operations, so nobody knows whose message was read")
         sends[send.value] = send
-    acknowledged = [send for send in sends.values() if send.outcome == "ok" and send.name not in LATER]
+    acked_sends = [send for send in sends.values() if send.outcome == "ok" and send.name not in LATER]
     log = _Log(
-        sends, acknowledged, batches(history), final_reads(history), history.nodes, bases(history), _keeps_all(history)
+        sends, acked_sends, batches(history), final_reads(history), history.nodes, bases(history), _keeps_all(history)
     )
     places = _one_value_at_one_offset(log, findings)
     _one_offset_for_one_value(log, places, findings)
@@ -67,7 +67,7 @@ def check_log(history: History) -> Result:
     findings.counts.update(
         {
             "sends": len(sends),
-            "acknowledged": len(acknowledged),
+            "acknowledged": len(acked_sends),
             "refused": sum(send.outcome == "fail" for send in sends.values()),
             "of unknown outcome": sum(send.outcome == "info" for send in sends.values()),
             "messages read": sum(len(batch.messages) for batch in log.seen),
@@ -92,9 +92,11 @@ def _one_value_at_one_offset(log: _Log, findings: Findings) -> dict[Place, str]:
     for batch in log.seen:
         for offset, value, *crcs in batch.messages:
             place = (batch.queue, offset)
-            known = places.setdefault(place, value)
-            if known != value:
-                findings.add("inconsistent-offsets", f"{batch.queue}@{offset} is {known}, and {value} by {batch.by}")
+            first_value = places.setdefault(place, value)
+            if first_value != value:
+                findings.add(
+                    "inconsistent-offsets", f"{batch.queue}@{offset} is {first_value}, and {value} by {batch.by}"
+                )
             for crc in crcs:
                 if records.setdefault(place, crc) != crc:
                     where = f"{batch.queue}@{offset}"
@@ -118,17 +120,17 @@ def _one_offset_for_one_value(log: _Log, places: Mapping[Place, str], findings: 
 
 def _floors(history: History, log: _Log) -> dict[str, _Floors]:
     """Map each queue to the lowest ends that clients knew, by time."""
-    told: defaultdict[str, list[_Floor]] = defaultdict(list)
+    floors: defaultdict[str, list[_Floor]] = defaultdict(list)
     for send in log.acknowledged:
-        told[str(send.queue)].append(_Floor(_ended(send), _offset(send) + 1, send))
+        floors[str(send.queue)].append(_Floor(_ended(send), _offset(send) + 1, send))
     for batch in log.seen:
         if batch.messages:
             highest_read = max(batch.messages, key=itemgetter(0))[0]
-            told[batch.queue].append(_Floor(batch.at, highest_read + 1, batch.operation))
+            floors[batch.queue].append(_Floor(batch.at, highest_read + 1, batch.operation))
     for end in history.named("end", "known-end"):
         if end.outcome == "ok":
-            told[str(end.queue)].append(_Floor(_ended(end), _offset(end), end))
-    return {queue: _Floors(each) for queue, each in told.items()}
+            floors[str(end.queue)].append(_Floor(_ended(end), _offset(end), end))
+    return {queue: _Floors(each) for queue, each in floors.items()}
 
 
 class _Floor(NamedTuple):
@@ -152,11 +154,11 @@ class _Floor(NamedTuple):
 class _Floors:
     """The least end of one queue that clients knew of, at any time."""
 
-    def __init__(self, told: list[_Floor]) -> None:
-        told.sort(key=lambda each: each.at)
-        self._times = [each.at for each in told]
+    def __init__(self, floors: list[_Floor]) -> None:
+        floors.sort(key=lambda each: each.at)
+        self._times = [each.at for each in floors]
         self._highest: list[_Floor] = []
-        for each in told:
+        for each in floors:
             is_higher = not self._highest or each.floor > self._highest[-1].floor
             self._highest.append(each if is_higher else self._highest[-1])
 
@@ -182,9 +184,9 @@ def _order_of_real_time(
 
 def _is_behind(send: Operation, place: Place, floors: Mapping[str, _Floors], findings: Findings) -> None:
     queue, offset = place
-    told = floors[queue].before(send.began)
-    if told is not None and offset < told.floor:
-        when = f"was sent when {queue} ended at {told.floor} or later: {told.why}"
+    floor = floors[queue].before(send.began)
+    if floor is not None and offset < floor.floor:
+        when = f"was sent when {queue} ended at {floor.floor} or later: {floor.why}"
         findings.add("order-of-real-time", f"{send.value} is at {queue}@{offset}, and {when}")
 
 
@@ -211,39 +213,43 @@ def _ends_are_current(history: History, log: _Log, floors: Mapping[str, _Floors]
     may be sent back to an earlier one, where a consumer would get everything again.
     """
     whole: dict[str, int] = {}
-    for (_, queue), found in log.final.items():
-        if found.complete:
-            whole[queue] = max(found.end, whole.get(queue, 0))
+    for (_, queue), queue_read in log.final.items():
+        if queue_read.complete:
+            whole[queue] = max(queue_read.end, whole.get(queue, 0))
     for end in history.named("end", "known-end"):
         if end.outcome != "ok":
             continue
         queue, offset = str(end.queue), _offset(end)
-        told = floors[queue].before(end.began) if end.name == "end" else None
-        if told is not None and offset < told.floor:
-            findings.add("stale-end", f"{end.node} says {queue} ends at {offset}, it was at {told.floor}: {told.why}")
+        floor = floors[queue].before(end.began) if end.name == "end" else None
+        if floor is not None and offset < floor.floor:
+            findings.add("stale-end", f"{end.node} says {queue} ends at {offset}, it was at {floor.floor}: {floor.why}")
         if offset > whole.get(queue, offset):
             findings.add("phantom-end", f"{end.node} said {queue} ends at {offset}, in the end it is {whole[queue]}")
     for read in history.named("read"):
         if read.outcome == "ok" and read.error is not None and str(read.queue) in floors:
-            told = floors[str(read.queue)].before(read.began)
-            if told is not None and _offset(read) <= told.floor:
+            floor = floors[str(read.queue)].before(read.began)
+            if floor is not None and _offset(read) <= floor.floor:
                 what = f"{read.node} told a reader of {read.place}: {read.error}"
-                findings.add("sent-back", f"{what}, and the queue ended at {told.floor} or later: {told.why}")
+                findings.add("sent-back", f"{what}, and the queue ended at {floor.floor} or later: {floor.why}")
 
 
 def _replicas_are_whole(log: _Log, findings: Findings) -> None:
     """Check that offsets of a replica have no gaps, and that queues end at the same offset on all of them."""
     ends: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for (node, queue), found in log.final.items():
-        if not found.complete:
+    for (node, queue), queue_read in log.final.items():
+        if not queue_read.complete:
             findings.cannot_tell(f"{node} was not read to the end of {queue}")
             continue
-        ends[queue][node] = found.end
-        if found.read_to is not None and found.read_to > found.end:
-            findings.add("gap", f"{queue} of {node} ends at {found.read_to}, and the last messages were not served")
-        missing = sorted(set(range(found.first, found.end)) - found.values.keys())
+        ends[queue][node] = queue_read.end
+        if queue_read.read_to is not None and queue_read.read_to > queue_read.end:
+            findings.add(
+                "gap", f"{queue} of {node} ends at {queue_read.read_to}, and the last messages were not served"
+            )
+        missing = sorted(set(range(queue_read.first, queue_read.end)) - queue_read.values.keys())
         if missing:
-            findings.add("gap", f"{queue} of {node} has {len(found.values)} messages and none at {_listed(missing)}")
+            findings.add(
+                "gap", f"{queue} of {node} has {len(queue_read.values)} messages and none at {_listed(missing)}"
+            )
     if not log.final:
         findings.cannot_tell("no replica was read in the end")
     for queue, by_node in ends.items():
@@ -251,8 +257,8 @@ def _replicas_are_whole(log: _Log, findings: Findings) -> None:
             longest = max(by_node, key=by_node.__getitem__)
             shortest = min(by_node.values())
             beyond = [log.final[longest, queue].values.get(each) for each in range(shortest, by_node[longest])][:3]
-            sent = "; ".join(_how_sent(log, value) for value in beyond if value is not None)
-            findings.add("replicas-differ", f"{queue} ends at different offsets: {by_node}: {sent}")
+            texts = "; ".join(_how_sent(log, value) for value in beyond if value is not None)
+            findings.add("replicas-differ", f"{queue} ends at different offsets: {by_node}: {texts}")
 
 
 def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings) -> None:
@@ -260,28 +266,28 @@ def _everything_stays(log: _Log, places: Mapping[Place, str], findings: Findings
 
     Unless retention removed it: then the log of the replica begins after it.
     """
-    promised = {_place(send): send for send in log.acknowledged}
+    sends = {_place(send): send for send in log.acknowledged}
     for place, value in places.items():
         queue, offset = place
         for node in log.nodes:
-            found = log.final.get((node, queue))
-            if found is None:
+            queue_read = log.final.get((node, queue))
+            if queue_read is None:
                 findings.cannot_tell(f"{node} was not read to the end of {queue}")
                 continue
-            if not found.complete or found.values.get(offset) == value:
+            if not queue_read.complete or queue_read.values.get(offset) == value:
                 continue
-            send = promised.get(place)
-            if offset < found.first and send is not None and send.position is not None and node not in log.bases:
+            send = sends.get(place)
+            if offset < queue_read.first and send is not None and send.position is not None and node not in log.bases:
                 findings.cannot_tell(f"{node} did not say where its log begins")
                 continue
-            if offset < found.first and (send is None or _is_below(send, log.bases.get(node, 0))):
+            if offset < queue_read.first and (send is None or _is_below(send, log.bases.get(node, 0))):
                 if log.keeps_all:
-                    kept = f"{node} begins {queue} at {found.first}, and no file was due for removal"
-                    findings.add("removed-too-early", f"{value} at {queue}@{offset}: {kept}")
+                    text = f"{node} begins {queue} at {queue_read.first}, and no file was due for removal"
+                    findings.add("removed-too-early", f"{value} at {queue}@{offset}: {text}")
                 else:
                     findings.counts["removed in their time"] += 1
                 continue
-            has = found.values.get(offset, "nothing")
+            has = queue_read.values.get(offset, "nothing")
             anomaly = "flicker" if send is None else "lost-write"
             why = "read" if send is None else f"acknowledged to process {send.process}"
             how = "" if send is not None else f" ({_how_sent(log, value)})"
@@ -328,5 +334,5 @@ def _ended(operation: Operation) -> int:
 
 
 def _listed(things: Sequence[object], count_max: int = 5) -> str:
-    shown = ", ".join(map(str, things[:count_max]))
-    return shown + (f" and {len(things) - count_max} more" if len(things) > count_max else "")
+    text = ", ".join(map(str, things[:count_max]))
+    return text + (f" and {len(things) - count_max} more" if len(things) > count_max else "")

@@ -17,12 +17,12 @@ def check_archive(history: History) -> Result:
     Whether these are the right messages, and all of them in the end, `check_log` checks.
     """
     findings = Findings("archive", PROMISE)
-    acknowledged = [send.ended for send in history.named("send") if send.outcome == "ok" and send.ended is not None]
+    ack_times = [send.ended for send in history.named("send") if send.outcome == "ok" and send.ended is not None]
     for fault in history.faults:
         if fault.kind not in KINDS or fault.ended is None or fault.ended - fault.began < STALL_NS:
             continue
         findings.counts["faults of the store"] += 1
-        meanwhile = sum(fault.began < ended < fault.ended for ended in acknowledged)
+        meanwhile = sum(fault.began < ended < fault.ended for ended in ack_times)
         findings.counts["acknowledged meanwhile"] += meanwhile
         if not meanwhile:
             seconds = (fault.ended - fault.began) / 1e9

@@ -16,7 +16,7 @@ def check_assigned(history: History) -> Result:
     """
     findings = Findings("assigned", PROMISE)
     due: dict[tuple[int, str], int] = {}
-    polled: set[tuple[str, int]] = set()
+    places: set[tuple[str, int]] = set()
     for operation in sorted(history.named("seek", "poll"), key=lambda op: op.ended or 0):
         if operation.outcome != "ok" or operation.queue is None:
             continue
@@ -34,11 +34,11 @@ def check_assigned(history: History) -> Result:
             elif offset < due[key]:
                 findings.add("nonmonotonic-poll", f"consumer {key[0]} got {key[1]}@{offset}, {due[key]} was due")
             due[key] = offset + 1
-            polled.add((operation.queue, offset))
+            places.add((operation.queue, offset))
             findings.counts["messages polled"] += 1
     base = min(bases(history).values(), default=0)
     for send in history.named("send"):
-        if send.outcome == "ok" and (send.queue, send.offset) not in polled:
+        if send.outcome == "ok" and (send.queue, send.offset) not in places:
             if send.position is not None and send.position < base:
                 findings.counts["removed in their time, never polled"] += 1
                 continue

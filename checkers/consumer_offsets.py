@@ -28,12 +28,12 @@ def check_offsets(history: History) -> Result:
     for operation in history.named("commit"):
         commits[_key(operation)].append(operation)
         findings.counts["commits answered"] += operation.outcome == "ok"
-    for key, asked in _answers(history, findings).items():
-        answered = [commit for commit in commits[key] if commit.outcome == "ok"]
+    for key, questions in _answers(history, findings).items():
+        acked_commits = [commit for commit in commits[key] if commit.outcome == "ok"]
         still_open = {commit.offset for commit in commits[key] if commit.outcome == "info"}
-        for what in _went_back(asked, answered, still_open, findings):
+        for what in _went_back(questions, acked_commits, still_open, findings):
             findings.add("offset-went-back", what)
-        _nothing_out_of_nowhere(asked, commits[key], findings)
+        _nothing_out_of_nowhere(questions, commits[key], findings)
     if not findings.counts["offsets asked"] or not findings.counts["commits answered"]:
         findings.cannot_tell("no offset was both committed and asked for")
     return findings.result()
@@ -48,13 +48,13 @@ def check_told_offsets(history: History) -> Result:
     stock = "java" in history.plan.get("programs", ())
     findings = Findings("told offsets", PROMISE_TOLD)
     ends = {queue: found.end for (_, queue), found in final_reads(history).items() if found.complete}
-    for asked in _answers(history, findings).values():
-        for question in asked:
+    for questions in _answers(history, findings).values():
+        for question in questions:
             end = ends.get(str(question.queue))
             if end is not None and (question.offset or 0) > end:
                 what = f"{question.node}: {question.value} is at {question.place}, the queue ends at {end}"
                 findings.add("phantom-offset", what)
-        for what in _went_back(asked, [], set(), findings):
+        for what in _went_back(questions, [], set(), findings):
             if stock:
                 findings.counts["went back, with a stock client in the group"] += 1
             else:
@@ -69,28 +69,28 @@ def _key(operation: Operation) -> Key:
 
 
 def _answers(history: History, findings: Findings) -> dict[Key, list[Operation]]:
-    found: defaultdict[Key, list[Operation]] = defaultdict(list)
+    questions: defaultdict[Key, list[Operation]] = defaultdict(list)
     for question in history.named("stored"):
         if question.outcome == "ok":
-            found[_key(question)].append(question)
+            questions[_key(question)].append(question)
             findings.counts["offsets asked"] += 1
-    return found
+    return questions
 
 
 def _went_back(
-    asked: Sequence[Operation], commits: Sequence[Operation], still_open: Collection[int | None], findings: Findings
+    questions: Sequence[Operation], commits: Sequence[Operation], still_open: Collection[int | None], findings: Findings
 ) -> Iterator[str]:
     """Yield the answers below an offset committed or reported before the query."""
-    known = [(op.ended or 0, op.offset or 0, f"process {op.process} committed it") for op in commits]
-    known += [(op.ended or 0, op.offset or 0, f"{op.node} said so") for op in asked]
-    known.sort()
-    times = [at for at, _, _ in known]
+    offsets = [(op.ended or 0, op.offset or 0, f"process {op.process} committed it") for op in commits]
+    offsets += [(op.ended or 0, op.offset or 0, f"{op.node} said so") for op in questions]
+    offsets.sort()
+    times = [at for at, _, _ in offsets]
     highest: list[tuple[int, str]] = []
     best = (-1, "")
-    for _, offset, why in known:
+    for _, offset, why in offsets:
         best = max(best, (offset, why))
         highest.append(best)
-    for question in asked:
+    for question in questions:
         offset = question.offset or 0
         before = bisect_left(times, question.began) - 1
         if before < 0 or offset >= highest[before][0]:
@@ -102,11 +102,11 @@ def _went_back(
         yield f"{question.node}: {question.value} is at {question.place}, was at {least}: {why}"
 
 
-def _nothing_out_of_nowhere(asked: Sequence[Operation], commits: Sequence[Operation], findings: Findings) -> None:
+def _nothing_out_of_nowhere(questions: Sequence[Operation], commits: Sequence[Operation], findings: Findings) -> None:
     """Check that every reported offset was committed before."""
     attempts = {commit.offset: commit.began for commit in reversed(commits) if commit.outcome != "fail"}
-    for question in asked:
-        answered = question.ended or 0
-        if (question.offset or 0) > 0 and not attempts.get(question.offset, answered) < answered:
+    for question in questions:
+        end = question.ended or 0
+        if (question.offset or 0) > 0 and not attempts.get(question.offset, end) < end:
             what = f"{question.node}: {question.value} is at {question.place}, nobody committed that"
             findings.add("phantom-offset", what)

@@ -25,11 +25,11 @@ FAILOVER_NS = 5 * 10**9
 def check_coverage(history: History) -> Result:
     """Check the coverage of the run."""
     findings = Findings("coverage", PROMISE)
-    acknowledged = sorted(send.ended or 0 for send in history.named(*ACKNOWLEDGED) if send.outcome == "ok")
-    findings.counts["acknowledged"] = len(acknowledged)
+    ack_times = sorted(send.ended or 0 for send in history.named(*ACKNOWLEDGED) if send.outcome == "ok")
+    findings.counts["acknowledged"] = len(ack_times)
     findings.counts["operations"] = len(history.operations)
-    if len(acknowledged) < ACKNOWLEDGED_MIN:
-        findings.cannot_tell(f"nothing was tested: {len(acknowledged)} messages acknowledged")
+    if len(ack_times) < ACKNOWLEDGED_MIN:
+        findings.cannot_tell(f"nothing was tested: {len(ack_times)} messages acknowledged")
     if not history.is_complete:
         findings.cannot_tell("the run did not reach its end")
     by_kind: defaultdict[str, list[Fault]] = defaultdict(list)
@@ -43,26 +43,25 @@ def check_coverage(history: History) -> Result:
         findings.cannot_tell("nothing was tested: the run had no replica")
     for kind in dict.fromkeys((*history.plan.get("nemeses", ()), *by_kind)):
         if kind != CALM:
-            _check_kind(kind, by_kind.get(kind, []), acknowledged, findings)
+            _check_kind(kind, by_kind.get(kind, []), ack_times, findings)
     return findings.result()
 
 
-def _check_kind(kind: str, faults: list[Fault], acknowledged: list[int], findings: Findings) -> None:
+def _check_kind(kind: str, faults: list[Fault], ack_times: list[int], findings: Findings) -> None:
     if not faults:
         findings.cannot_tell(f"nothing was tested: no fault of kind {kind}")
         return
     for fault in faults:
         if fault.seen is None:
             findings.cannot_tell(f"{fault.what} ({kind}, fault {fault.number}) was not seen to take effect")
-    last = acknowledged[-1] if acknowledged else 0
+    last = ack_times[-1] if ack_times else 0
     if not any(fault.ended is not None and fault.ended < last for fault in faults):
         findings.cannot_tell(f"nothing was tested: no message was acknowledged after a fault of kind {kind}")
     survivable = [fault for fault in faults if fault.majority]
     under = sum(
-        bisect_right(acknowledged, fault.ended or last) - bisect_right(acknowledged, fault.began)
-        for fault in survivable
+        bisect_right(ack_times, fault.ended or last) - bisect_right(ack_times, fault.began) for fault in survivable
     )
     findings.counts[f"acknowledged under {kind}"] = under
-    lasted = sum((fault.ended or last) - fault.began for fault in survivable)
-    if survivable and not under and lasted >= FAILOVER_NS:
+    duration = sum((fault.ended or last) - fault.began for fault in survivable)
+    if survivable and not under and duration >= FAILOVER_NS:
         findings.cannot_tell(f"nothing was tested: no message was acknowledged under a fault of kind {kind}")

@@ -21,14 +21,14 @@ def check_delays(history: History) -> Result:
     `check_log` finds second copies.
     """
     findings = Findings("delays", PROMISE)
-    scheduled = {operation.value: operation for operation in history.named("schedule")}
+    schedules = {operation.value: operation for operation in history.named("schedule")}
     recalls = {operation.value: operation for operation in history.named("recall")}
     clocks_agree = not any(fault.kind == CLOCK for fault in history.faults)
     latest_ms = 0
     seen: set[str] = set()
     for batch in batches(history):
         for offset, value, *_ in batch.messages:
-            schedule = scheduled.get(value)
+            schedule = schedules.get(value)
             if schedule is None or value in seen:
                 continue  # the log's checker reports values that were never sent
             seen.add(value)
@@ -41,15 +41,15 @@ def check_delays(history: History) -> Result:
             recall = recalls.get(value)
             if recall is not None and recall.outcome == "ok" and not schedule.again:
                 findings.add("recalled-and-seen", f"its recall was answered: {what}")
-    served = served_in_the_end(history, findings)
-    for value, schedule in scheduled.items():
+    queues_served = served_in_the_end(history, findings)
+    for value, schedule in schedules.items():
         recall = recalls.get(value)
         findings.counts[f"schedule: {schedule.outcome}"] += 1
         if recall is not None:
             findings.counts[f"recall: {recall.outcome}"] += 1
         if schedule.outcome != "ok" or (recall is not None and recall.outcome != "fail"):
             continue
-        if missing := [node for node, values in served.items() if value not in values]:
+        if missing := [node for node, values in queues_served.items() if value not in values]:
             findings.add("never-seen", f"{value} was acknowledged, and in the end it is not at {', '.join(missing)}")
     findings.counts["seen"] = len(seen)
     findings.counts["latest, ms after its time"] = latest_ms

@@ -227,23 +227,23 @@ def _missing(event: Event, names: tuple[str, ...]) -> str | None:
     return None
 
 
-def _mistyped(event: Event, wanted: Any) -> str | None:
-    if wanted is None or (wanted is str and type(event.v) is str):
+def _mistyped(event: Event, kind: Any) -> str | None:
+    if kind is None or (kind is str and type(event.v) is str):
         return None
     try:
-        msgspec.convert(event.v, wanted)
+        msgspec.convert(event.v, kind)
     except msgspec.ValidationError as error:
         return f"the value of {event.f} is not as it must be: {error}"
     return None
 
 
-def why_no_end(begun: Event, ended: Event) -> str | None:
+def why_no_end(start: Event, end: Event) -> str | None:
     """The reason that the second event cannot end the operation that the first one began; None if it can."""
-    operation = OPERATIONS[begun.f]
-    if operation.asked is operation.answered and operation.asked is not None and ended.v not in (None, begun.v):
-        return f"process {ended.p} began {begun.f} of {begun.v} and ended that of {ended.v}"
+    operation = OPERATIONS[start.f]
+    if operation.asked is operation.answered and operation.asked is not None and end.v not in (None, start.v):
+        return f"process {end.p} began {start.f} of {start.v} and ended that of {end.v}"
     for name in ("k", "n"):
-        asked, told = getattr(begun, name), getattr(ended, name)
-        if asked is not None and told is not None and asked != told and begun.f != "send":
-            return f"process {ended.p} began {begun.f} with {name} {asked} and ended it with {told}"
+        start_value, end_value = getattr(start, name), getattr(end, name)
+        if start_value is not None and end_value is not None and start_value != end_value and start.f != "send":
+            return f"process {end.p} began {start.f} with {name} {start_value} and ended it with {end_value}"
     return None

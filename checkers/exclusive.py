@@ -21,20 +21,20 @@ def check_exclusive(history: History) -> Result:
     for operation in history.named("handle"):
         assert operation.queue is not None, f"{operation} is of no queue"
         queues[operation.queue].append(operation)
-    for queue, handled in queues.items():
-        _no_overlap(queue, handled, findings)
-        _nothing_too_early(queue, handled, findings)
-        findings.counts["messages handled"] += sum(operation.ended is not None for operation in handled)
-        findings.counts["changes of owner"] += len({operation.process for operation in handled}) - 1
+    for queue, operations in queues.items():
+        _no_overlap(queue, operations, findings)
+        _nothing_too_early(queue, operations, findings)
+        findings.counts["messages handled"] += sum(operation.ended is not None for operation in operations)
+        findings.counts["changes of owner"] += len({operation.process for operation in operations}) - 1
     if not findings.counts["messages handled"]:
         findings.cannot_tell("no message was handled")
     return findings.result()
 
 
-def _no_overlap(queue: str, handled: list[Operation], findings: Findings) -> None:
+def _no_overlap(queue: str, operations: list[Operation], findings: Findings) -> None:
     """Check that no handling begins before another one has ended, as far as ends are known."""
     latest: Operation | None = None
-    for operation in handled:
+    for operation in operations:
         if latest is not None and latest.process != operation.process and operation.began < (latest.ended or 0):
             seconds = ((latest.ended or 0) - operation.began) / 1e9
             findings.add(
@@ -46,21 +46,21 @@ def _no_overlap(queue: str, handled: list[Operation], findings: Findings) -> Non
             latest = operation
 
 
-def _nothing_too_early(queue: str, handled: list[Operation], findings: Findings) -> None:
+def _nothing_too_early(queue: str, operations: list[Operation], findings: Findings) -> None:
     """Check that all earlier messages are done when a message is delivered; a group begins at offset 0."""
-    ends = sorted((operation.ended, operation.offset or 0) for operation in handled if operation.ended is not None)
-    done: set[int] = set()
-    passed, at = 0, 0
-    for operation in handled:
+    ends = sorted((operation.ended, operation.offset or 0) for operation in operations if operation.ended is not None)
+    offsets: set[int] = set()
+    next_offset, at = 0, 0
+    for operation in operations:
         while at < len(ends) and ends[at][0] <= operation.began:
-            done.add(ends[at][1])
+            offsets.add(ends[at][1])
             at += 1
-        while passed in done:
-            done.remove(passed)
-            passed += 1
-        if (operation.offset or 0) > passed:
+        while next_offset in offsets:
+            offsets.remove(next_offset)
+            next_offset += 1
+        if (operation.offset or 0) > next_offset:
             findings.add(
                 "handled-too-early",
-                f"process {operation.process} was handed {queue}@{operation.offset} although {queue}@{passed} was not "
-                "done",
+                f"process {operation.process} was handed {queue}@{operation.offset} although "
+                f"{queue}@{next_offset} was not done",
             )

@@ -25,27 +25,27 @@ def check_filtered(history: History) -> Result:
 def check_filtered_offsets(history: History) -> Result:
     """Check each `stored` (a query of the group's offset): passing messages before it were received by then."""
     findings = Findings("filtered offsets", PROMISE)
-    got: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    times: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
     for batch in batches(history):
         if batch.by_consumer:
             for offset, _ in batch.messages:
-                got[batch.queue, offset].append(batch.at)
-    wanted: defaultdict[str, list[tuple[int, str, int]]] = defaultdict(list)
+                times[batch.queue, offset].append(batch.at)
+    sends_of: defaultdict[str, list[tuple[int, str, int]]] = defaultdict(list)
     for send in history.named("send"):
         if send.outcome == "ok" and send.queue is not None and send.offset is not None and passes_filter(send.value):
-            wanted[send.queue].append((send.offset, send.value, min(got[send.queue, send.offset], default=-1)))
-    for each in wanted.values():
+            sends_of[send.queue].append((send.offset, send.value, min(times[send.queue, send.offset], default=-1)))
+    for each in sends_of.values():
         each.sort()
-    told: set[str] = set()
-    for asked in history.named("stored"):
-        if asked.outcome != "ok" or not asked.offset or asked.ended is None:
+    reported: set[str] = set()
+    for question in history.named("stored"):
+        if question.outcome != "ok" or not question.offset or question.ended is None:
             continue
         findings.counts["offsets asked"] += 1
-        of_queue = wanted[str(asked.queue)]
-        for offset, value, at in of_queue[: bisect_left(of_queue, (asked.offset, "", 0))]:
-            if not 0 <= at <= asked.ended and value not in told:
-                told.add(value)
-                findings.add("passed-over", f"{value} at {asked.queue}@{offset}; the group was at {asked.offset}")
+        of_queue = sends_of[str(question.queue)]
+        for offset, value, at in of_queue[: bisect_left(of_queue, (question.offset, "", 0))]:
+            if not 0 <= at <= question.ended and value not in reported:
+                reported.add(value)
+                findings.add("passed-over", f"{value} at {question.queue}@{offset}; the group was at {question.offset}")
     if not findings.counts["offsets asked"]:
         findings.cannot_tell("nobody knew the group's offsets")
     return findings.result()

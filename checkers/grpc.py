@@ -18,14 +18,14 @@ def check_grpc(history: History) -> Result:
     findings = Findings("grpc", PROMISE)
     sends = list(history.named("proxied-send"))
     reads = final_reads(history)
-    stored = {
+    values_of = {
         node: Counter(value for (at, _), queue in reads.items() if at == node for value in queue.values.values())
         for node in history.nodes
     }
     whole = {node for node in history.nodes if all(queue.complete for (at, _), queue in reads.items() if at == node)}
     for send in sends:
         findings.counts[f"proxied-send: {send.outcome}"] += 1
-        for node, values in stored.items():
+        for node, values in values_of.items():
             copies = values[send.value]
             if send.outcome == "ok" and not copies and node in whole:
                 findings.add("lost", f"{send.value} was acknowledged by a proxy, and {node} does not have it")

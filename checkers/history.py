@@ -130,8 +130,8 @@ class History(msgspec.Struct, frozen=True):
     @property
     def nodes(self) -> list[str]:
         """All replicas in the group at the end."""
-        changed = [event.v for event in self.of_run("members")]
-        return list(changed[-1] if changed else self.plan.get("nodes", ()))
+        members = [event.v for event in self.of_run("members")]
+        return list(members[-1] if members else self.plan.get("nodes", ()))
 
     @property
     def queues(self) -> list[str]:
@@ -179,35 +179,35 @@ def gather(events: Iterable[Event]) -> History:
     others: list[Event] = []
     open_invocations: dict[int, Event] = {}
     operations: list[Operation] = []
-    retired: set[int] = set()
+    retired_processes: set[int] = set()
     texts = _Texts()
     first, last = None, 0
     for event in events:
         first, last = event.t if first is None else first, event.t
         if not isinstance(event.p, int):
             others.append(event)
-            if event.f == "begin" and (written := event.v.get("format", FORMAT)) != FORMAT:
-                raise HistoryDamaged(event.i + 1, f"the history has format {written}, this version reads {FORMAT}")
+            if event.f == "begin" and (version := event.v.get("format", FORMAT)) != FORMAT:
+                raise HistoryDamaged(event.i + 1, f"the history has format {version}, this version reads {FORMAT}")
             continue
-        if event.p in retired:
+        if event.p in retired_processes:
             raise HistoryDamaged(event.i + 1, f"process {event.p} continued although its last operation is open")
         if event.type == "ok" and OPERATIONS[event.f].is_handed:
             # A delivery may arrive while the process waits for something else.
             operations.append(_operation(event, event, texts))
             continue
-        begun = open_invocations.pop(event.p, None)
+        start = open_invocations.pop(event.p, None)
         if event.type == "invoke":
-            if begun is not None:
+            if start is not None:
                 raise HistoryDamaged(event.i + 1, f"process {event.p} began although its last operation is open")
             open_invocations[event.p] = event
             continue
         if event.type == "info":
-            retired.add(event.p)
-        if begun is None or begun.f != event.f:
+            retired_processes.add(event.p)
+        if start is None or start.f != event.f:
             raise HistoryDamaged(event.i + 1, f"process {event.p} ended {event.f}, which it never began")
-        if (reason := why_no_end(begun, event)) is not None:
+        if (reason := why_no_end(start, event)) is not None:
             raise HistoryDamaged(event.i + 1, reason)
-        operations.append(_operation(begun, event, texts))
+        operations.append(_operation(start, event, texts))
     operations += [_operation(event, None, texts) for event in open_invocations.values()]
     operations.sort(key=lambda operation: operation.index)
     plan: dict[str, Any] = next((event.v for event in others if event.p == RUN and event.f == "begin"), {})
@@ -231,14 +231,14 @@ class _Texts(dict[str, str]):
         return values
 
 
-def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
-    assert isinstance(begun.p, int), f"event {begun.i} is no client's"
-    end = ended if ended is not None else begun
+def _operation(start: Event, ended: Event | None, texts: _Texts) -> Operation:
+    assert isinstance(start.p, int), f"event {start.i} is no client's"
+    end = ended if ended is not None else start
     assert ended is None or ended.type != "invoke", f"event {end.i} ends nothing"
     outcome: Outcome = "info" if ended is None or ended.type == "invoke" else ended.type
-    queue = end.k if end.k is not None else begun.k
-    node = end.n if end.n is not None else begun.n
-    value, result = begun.v, None if ended is None else ended.v
+    queue = end.k if end.k is not None else start.k
+    node = end.n if end.n is not None else start.n
+    value, result = start.v, None if ended is None else ended.v
     # Runs for each operation of a history of a million: no call for a plain text.
     if type(value) is str:
         value = texts[value]
@@ -249,21 +249,21 @@ def _operation(begun: Event, ended: Event | None, texts: _Texts) -> Operation:
     elif type(result) is list:
         texts.share_in(result)
     return Operation(
-        index=begun.i,
-        process=begun.p,
-        name=texts[begun.f],
+        index=start.i,
+        process=start.p,
+        name=texts[start.f],
         outcome=outcome,
-        began=begun.t,
+        began=start.t,
         ended=None if ended is None else ended.t,
         queue=None if queue is None else texts[queue],
         value=value,
         result=result,
-        offset=end.o if end.o is not None else begun.o,
+        offset=end.o if end.o is not None else start.o,
         node=None if node is None else texts[node],
         error=end.err,
-        again=end.again or begun.again,
+        again=end.again or start.again,
         position=end.pos,
-        asked_queue=begun.k if begun.k is not None and begun.k != queue else None,
+        asked_queue=start.k if start.k is not None and start.k != queue else None,
     )
 
 
@@ -295,13 +295,13 @@ def _faults(events: list[Event]) -> list[Fault]:
 
 def batches(history: History) -> list[Batch]:
     """List everything that was received, in order."""
-    found = [
+    rows = [
         Batch(operation.ended, operation.queue, operation)
         for operation in history.named("receive", "read", "bulk-read", "poll", "final-read")
         if operation.outcome == "ok" and operation.queue is not None and operation.ended is not None
     ]
-    found.sort(key=lambda batch: batch.at)
-    return found
+    rows.sort(key=lambda batch: batch.at)
+    return rows
 
 
 class FinalQueue(msgspec.Struct, frozen=True):

@@ -28,12 +28,12 @@ class Access(NamedTuple):
 def is_linearizable(accesses: Sequence[Access], initial: Any, *, steps_max: int = STEPS_MAX) -> bool | None:
     """Whether the accesses have such an order; None if unknown after ``steps_max`` steps."""
     chain = _Chain(accesses)
-    value, taken, left = initial, 0, sum(access.ended is not None for access in accesses)
-    met = {(taken, value)}
+    value, chosen_bits, open_count = initial, 0, sum(access.ended is not None for access in accesses)
+    states = {(chosen_bits, value)}
     path: list[tuple[int, Any]] = []
     at = chain.first
     for _ in range(steps_max):
-        if not left:
+        if not open_count:
             return True
         number = chain.number(at)
         access = accesses[number]
@@ -43,18 +43,18 @@ def is_linearizable(accesses: Sequence[Access], initial: Any, *, steps_max: int 
                 return False
             at, value = path.pop()
             number = chain.number(at)
-            taken ^= 1 << number
-            left += accesses[number].ended is not None
+            chosen_bits ^= 1 << number
+            open_count += accesses[number].ended is not None
             chain.put_back(at)
             at = chain.following(at)
             continue
         after = access.value if access.is_write else value
         is_right = access.is_write or access.value == value
-        if is_right and (now := (taken | 1 << number, after)) not in met:
-            met.add(now)
+        if is_right and (now := (chosen_bits | 1 << number, after)) not in states:
+            states.add(now)
             path.append((at, value))
-            taken, value = now
-            left -= access.ended is not None
+            chosen_bits, value = now
+            open_count -= access.ended is not None
             chain.take_out(at)
             at = chain.first
         else:

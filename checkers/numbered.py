@@ -24,10 +24,10 @@ def _same_answers(history: History, findings: Findings) -> None:
         findings.counts[f"attempts: {attempt.outcome}"] += 1
         if attempt.outcome == "ok":
             places[attempt.value].add((attempt.queue, attempt.offset))
-    for value, told in places.items():
-        if len(told) > 1:
-            listed = " and ".join(f"{queue}@{offset}" for queue, offset in sorted(told, key=str))
-            findings.add("other-answer", f"{value} is said to be at {listed}")
+    for value, answers in places.items():
+        if len(answers) > 1:
+            text = " and ".join(f"{queue}@{offset}" for queue, offset in sorted(answers, key=str))
+            findings.add("other-answer", f"{value} is said to be at {text}")
 
 
 def check_numbered(history: History) -> Result:
@@ -39,10 +39,10 @@ def check_numbered(history: History) -> Result:
         if attempt.outcome == "fail" and "SEQUENCE_FORGOTTEN" in (attempt.error or ""):
             findings.add("forgotten", f"{attempt.value} is one of the latest of its producer: {attempt.error}")
     findings.counts["numbers sent more than once"] = sum(count > 1 for count in attempts.values())
-    stored: Counter[tuple[str, str]] = Counter()
-    for (node, _), found in final_reads(history).items():
-        stored.update((node, value) for value in found.values.values())
-    served = served_in_the_end(history, findings)
+    copy_counts: Counter[tuple[str, str]] = Counter()
+    for (node, _), queue_read in final_reads(history).items():
+        copy_counts.update((node, value) for value in queue_read.values.values())
+    nodes = served_in_the_end(history, findings)
     for send in history.named("send"):
         if send.node is not None and send.value not in attempts:
             continue  # without a number: numbered sends may be sent to any replica
@@ -50,12 +50,12 @@ def check_numbered(history: History) -> Result:
         if send.outcome != "ok":
             findings.cannot_tell("the outcome of some number was never known")
         for node in history.nodes:
-            copies = stored[node, send.value]
+            copies = copy_counts[node, send.value]
             if copies > 1:
                 findings.add(
                     "stored-twice", f"{node} has {copies} copies of {send.value}, sent {attempts[send.value]} times"
                 )
-            elif send.outcome == "ok" and node in served and not copies:
+            elif send.outcome == "ok" and node in nodes and not copies:
                 findings.add("not-stored", f"{node} has no copy of {send.value}, acknowledged at {send.place}")
     if not findings.counts["numbers sent more than once"]:
         findings.cannot_tell("no number was sent more than once")

@@ -66,26 +66,28 @@ def _stored_again(history: History) -> set[str]:
     again cannot be told.
     """
     may_be = {send.value for send in history.named("proxied-send")}
-    found = {send.value for send in history.named("send") if send.again}
+    values = {send.value for send in history.named("send") if send.again}
     for node in history.nodes:
         queues = [queue for (at, _), queue in final_reads(history).items() if at == node]
         counts = Counter(value for queue in queues for value in queue.values.values())
-        found |= {value for value, count in counts.items() if count > 1 and value in may_be}
-    return found
+        values |= {value for value, count in counts.items() if count > 1 and value in may_be}
+    return values
 
 
 def _as_stored(history: History, findings: Findings) -> None:
     """Check that a popped message is at its offset on every replica; a retry topic has its own offsets."""
-    served = final_reads(history)
+    reads = final_reads(history)
     for pop in history.named("pop"):
         if pop.outcome != "ok":
             continue
         for queue, offset, value in pop.result:
             for node in history.nodes:
-                found = served.get((node, queue))
-                if found is not None and found.complete and found.values.get(offset, value) != value:
-                    stored = found.values[offset]
-                    what = f"process {pop.process} popped {value} of {queue}@{offset}, and {node} has {stored} there"
+                queue_read = reads.get((node, queue))
+                if queue_read is not None and queue_read.complete and queue_read.values.get(offset, value) != value:
+                    stored_value = queue_read.values[offset]
+                    what = (
+                        f"process {pop.process} popped {value} of {queue}@{offset}, and {node} has {stored_value} there"
+                    )
                     findings.add("inconsistent-offsets", what)
 
 
@@ -113,10 +115,10 @@ def _is_too_soon(first: Operation, second: Operation) -> bool:
 
 
 def _gone_when_acknowledged(value: str, pops: list[Operation], acks: list[Operation], findings: Findings) -> None:
-    done = min((_ended(ack) for ack in acks if ack.outcome == "ok"), default=None)
+    ack_time = min((_ended(ack) for ack in acks if ack.outcome == "ok"), default=None)
     for pop in pops:
-        if done is not None and pop.began > done:
-            seconds = (pop.began - done) / 1e9
+        if ack_time is not None and pop.began > ack_time:
+            seconds = (pop.began - ack_time) / 1e9
             findings.add("acknowledged-again", f"{value} was popped {seconds:.3f} s after it was acknowledged")
 
 
@@ -128,7 +130,7 @@ def check_ordered_pops(history: History) -> Result:
     for ack in history.named("ack"):
         if ack.outcome != "fail" and ack.queue is not None and ack.offset is not None:
             acks[ack.queue].setdefault(ack.offset, ack.began)
-    passed: defaultdict[str, int] = defaultdict(int)
+    next_offsets: defaultdict[str, int] = defaultdict(int)
     """The offset of each queue before which everything was acknowledged before the current pop."""
     for pop in sorted(history.named("pop"), key=lambda each: each.ended or 0):
         if pop.outcome != "ok":
@@ -138,12 +140,12 @@ def check_ordered_pops(history: History) -> Result:
             by_queue[queue].append(offset)
         for queue, offsets in by_queue.items():
             findings.counts["messages popped in order"] += len(offsets)
-            done = acks[queue]
-            while done.get(passed[queue], _ended(pop)) < _ended(pop):
-                passed[queue] += 1
-            due = passed[queue]
+            ack_times = acks[queue]
+            while ack_times.get(next_offsets[queue], _ended(pop)) < _ended(pop):
+                next_offsets[queue] += 1
+            due = next_offsets[queue]
             for offset in offsets:
-                while due < offset and done.get(due, _ended(pop)) < _ended(pop):
+                while due < offset and ack_times.get(due, _ended(pop)) < _ended(pop):
                     due += 1
                 if offset > due:
                     what = f"process {pop.process} was handed {queue}@{offset}, and {due} was not acknowledged"

@@ -30,8 +30,8 @@ def check_queries(history: History) -> Result:
 
 def _check_key(query: Operation, sends: dict[str, Operation], findings: Findings) -> None:
     key = query.value
-    found = {(str(queue), int(offset)): str(value) for queue, offset, value in query.result}
-    for (queue, offset), value in found.items():
+    messages = {(str(queue), int(offset)): str(value) for queue, offset, value in query.result}
+    for (queue, offset), value in messages.items():
         send = sends.get(value)
         if value != key or send is None:
             findings.add("other-message", f"{query.node} found {value} at {queue}@{offset} by the key {key}")
@@ -40,7 +40,7 @@ def _check_key(query: Operation, sends: dict[str, Operation], findings: Findings
     send = sends.get(key)
     if send is None or send.outcome != "ok" or (send.ended or 0) >= query.began:
         return
-    if (send.queue, send.offset) not in found:
+    if (send.queue, send.offset) not in messages:
         findings.add("not-found", f"{query.node} did not find {key}, which was acknowledged at {send.place} before")
 
 
@@ -56,13 +56,13 @@ def _check_times(history: History, sends: dict[str, Operation], findings: Findin
     for send in sends.values():
         if send.outcome == "ok" and send.queue is not None:
             by_queue[send.queue].append(send)
-    told = {queue: _Told(each) for queue, each in by_queue.items()}
+    answers = {queue: _Told(each) for queue, each in by_queue.items()}
     for query in history.named("find-time"):
-        if query.outcome != "ok" or str(query.queue) not in told:
+        if query.outcome != "ok" or str(query.queue) not in answers:
             continue
         findings.counts["queries by time"] += 1
         at = history.began + int(query.value) * 10**6 - wall_ns
-        queue, offset = told[str(query.queue)], query.offset or 0
+        queue, offset = answers[str(query.queue)], query.offset or 0
         # The query need not know messages acknowledged after it began.
         before = queue.highest_acknowledged(min(at, query.began) - SLACK_NS)
         if before is not None and offset <= (before.offset or 0):

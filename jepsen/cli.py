@@ -96,11 +96,11 @@ def run(
 ) -> None:
     """Start brokers, let clients work, break things, mend them, read every replica, and judge."""
     nemeses = tuple(_known("nemesis", name.strip(), (*KINDS, CALM)) for name in nemesis.split(","))
-    named = tuple(_known("fault of OpenChaos", name.strip(), OPENCHAOS) for name in openchaos.split(",") if openchaos)
-    if named:
-        nemeses = tuple(kinds_of(named))
+    faults = tuple(_known("fault of OpenChaos", name.strip(), OPENCHAOS) for name in openchaos.split(",") if openchaos)
+    if faults:
+        nemeses = tuple(kinds_of(faults))
     plan = _plan(workload, nemeses, seconds, seed, _backend(backend), planted, quick=quick, security=security)
-    _print_verdict(*_run(replace(plan, openchaos=named), store))
+    _print_verdict(*_run(replace(plan, openchaos=faults), store))
 
 
 @app.command("scenario")
@@ -120,10 +120,10 @@ def scenario(
             missing = [reason for kind in each.kinds if (reason := why_no_fault(kind, backend)) is not None]
             typer.echo(f"{each.name:<21} {each.summary}" + (f" (not available here: {missing[0]})" if missing else ""))
         return
-    chosen = SCENARIOS[_known("scenario", name, SCENARIOS)]
-    workload = workload or chosen.workload
+    scenario_ = SCENARIOS[_known("scenario", name, SCENARIOS)]
+    workload = workload or scenario_.workload
     _print_verdict(
-        *_run(_plan(workload, chosen.kinds, seconds, seed, _backend(backend), planted, scenario=name), store)
+        *_run(_plan(workload, scenario_.kinds, seconds, seed, _backend(backend), planted, scenario=name), store)
     )
 
 
@@ -234,7 +234,7 @@ def matrix(
     ] = False,
 ) -> None:
     """Carry out all runs of a profile, one after the other, and judge; ends with the exit code of the worst."""
-    chosen = _backend(backend)
+    backend_name = _backend(backend)
     every = cells(
         _known("profile", profile, PROFILES),
         list(WORKLOADS),
@@ -242,26 +242,26 @@ def matrix(
     )
     number, parts = _part(part)
     goes_to = report or (
-        report_of(profile, chosen, REPORTS if publish else store) if publish or profile != SMOKE else None
+        report_of(profile, backend_name, REPORTS if publish else store) if publish or profile != SMOKE else None
     )
     rows = read_rows(goes_to, profile) if goes_to is not None and (parts > 1 or resume) else []
     count = len(every)
     if resume:
         every, rows = still_to_run(every, rows)
     done: list[Row] = []
-    missing = dict.fromkeys(_left_out(every, chosen))
+    missing = dict.fromkeys(_left_out(every, backend_name))
     for reason in missing:
         typer.echo(f"left out of these runs: {reason}")
     for at, cell in enumerate(part_of(every, number, parts)):
         typer.echo(f"\n{cell.workload} under {cell.faults}")
-        cell = _with_what_there_is(cell, chosen)
+        cell = _with_what_there_is(cell, backend_name)
         try:
             plan = _plan(
                 cell.workload,
                 cell.nemeses,
                 cell.seconds,
                 seed + at,
-                chosen,
+                backend_name,
                 "",
                 scenario=cell.scenario,
                 quick=cell.quick,
@@ -280,10 +280,10 @@ def matrix(
         if interrupted:
             break
         if goes_to is not None:
-            write_report(goes_to, profile, rows, list(missing), planned=count)
+            write_report(goes_to, profile, rows, list(missing), run_count=count)
     typer.echo("\n" + table(done))
     if goes_to is not None:
-        write_report(goes_to, profile, rows, list(missing), planned=count)
+        write_report(goes_to, profile, rows, list(missing), run_count=count)
         typer.echo(f"the report is {goes_to}")
     code = worst(done)
     if code in (EXIT_VALID, EXIT_CANNOT_RUN) and missing:
@@ -291,11 +291,11 @@ def matrix(
     raise typer.Exit(EXIT_CANNOT_RUN if code == EXIT_VALID and missing else code)
 
 
-def _left_out(planned: Sequence[Cell], backend: str) -> list[str]:
+def _left_out(all_cells: Sequence[Cell], backend: str) -> list[str]:
     """The faults of the planned runs that are not available here, with the reasons."""
     if (reason := why_not(backend)) is not None:
         return [f"everything: the back end {backend} cannot be used: {reason}"]
-    kinds = dict.fromkeys(kind for cell in planned for kind in cell.nemeses)
+    kinds = dict.fromkeys(kind for cell in all_cells for kind in cell.nemeses)
     return [f"{kind}: {reason}" for kind in kinds if (reason := why_no_fault(kind, backend)) is not None]
 
 
@@ -367,8 +367,8 @@ def _known(what: str, name: str, names: Collection[str]) -> str:
 def _print_verdict(verdict: Verdict, directory: Path, _interrupted: bool = False) -> None:
     """Print the verdict by promise and end with its exit code."""
     for result in verdict.results:
-        told = f" ({result.counts[BY_COMPILED]:,} {BY_COMPILED})" if BY_COMPILED in result.counts else ""
-        typer.echo(f"{in_words(result.valid):<8} {result.name}: {result.promise}{told}")
+        note = f" ({result.counts[BY_COMPILED]:,} {BY_COMPILED})" if BY_COMPILED in result.counts else ""
+        typer.echo(f"{in_words(result.valid):<8} {result.name}: {result.promise}{note}")
         for anomaly, count in result.anomalies.items():
             typer.echo(f"           {anomaly}, {count} times: {result.examples[anomaly][0]}")
         for reason in result.unknown:

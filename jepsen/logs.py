@@ -22,30 +22,30 @@ def differences(logs: Mapping[str, tuple[Path, Verified]]) -> list[str]:
 
     Logs may begin and end at different places. Logs with unknown bounds are left out. Raises OSError.
     """
-    known = {
+    ranges = {
         node: (path, begin, end, size) for node, (path, report) in logs.items() for begin, end, size in _reach(report)
     }
-    if len(known) < 2:
+    if len(ranges) < 2:
         return []
-    begin = max(begin for _, begin, _, _ in known.values())
-    end = min(end for _, _, end, _ in known.values())
+    begin = max(begin for _, begin, _, _ in ranges.values())
+    end = min(end for _, _, end, _ in ranges.values())
     if begin >= end:
-        return [f"the logs have nothing in common: {', '.join(f'{n} {b}-{e}' for n, (_, b, e, _) in known.items())}"]
-    sizes = {size for _, _, _, size in known.values()}
+        return [f"the logs have nothing in common: {', '.join(f'{n} {b}-{e}' for n, (_, b, e, _) in ranges.items())}"]
+    sizes = {size for _, _, _, size in ranges.values()}
     if len(sizes) > 1:
         return [f"the logs have files of different sizes: {sorted(sizes)}"]
     segment_bytes = sizes.pop()
-    first, *others = known
-    found = []
+    first, *others = ranges
+    differences_found = []
     for start in range(begin, end, segment_bytes):
         name, size = f"{start:020d}", min(segment_bytes, end - start)
-        content = _beginning(known[first][0] / name, size)
-        found += [
+        content = _beginning(ranges[first][0] / name, size)
+        differences_found += [
             f"the logs of {first} and {other} differ in the file {name}"
             for other in others
-            if _beginning(known[other][0] / name, size) != content
+            if _beginning(ranges[other][0] / name, size) != content
         ]
-    return found
+    return differences_found
 
 
 def _reach(report: Verified) -> list[tuple[int, int, int]]:

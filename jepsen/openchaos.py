@@ -32,8 +32,8 @@ OPENCHAOS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def kinds_of(names: Iterable[str]) -> dict[str, tuple[Variant, ...]]:
     """The kinds of faults with these names, with the matching variants."""
-    wanted: dict[str, dict[str, None]] = {}
+    variants_of: dict[str, dict[str, None]] = {}
     for name in names:
         kind, variants = OPENCHAOS[name]
-        wanted.setdefault(kind, {}).update(dict.fromkeys(variants))
-    return {kind: tuple(each for each in KINDS[kind] if each.what in whats) for kind, whats in wanted.items()}
+        variants_of.setdefault(kind, {}).update(dict.fromkeys(variants))
+    return {kind: tuple(each for each in KINDS[kind] if each.what in whats) for kind, whats in variants_of.items()}

@@ -107,44 +107,44 @@ def try_row(row: Row, *, backend: str, seed: int, tries: int, store: Path) -> st
 
     Its last cell is the duration of the last run in seconds, from the first client to the final reads.
     """
-    noticed, took = "", "-"
+    anomalies, took = "", "-"
     for attempt in range(1, tries + 1):
-        noticed, took = _run(row, backend=backend, seed=seed + attempt - 1, store=store)
-        if noticed:
+        anomalies, took = _run(row, backend=backend, seed=seed + attempt - 1, store=store)
+        if anomalies:
             break
     run = f"*{row.workload}*, {row.nemesis}, {row.seconds} s"
     if row.scenario:
         bug, run = f"`{row.mistake}`", f"*{row.workload}*, {row.seconds} s"
-        return f"| `{row.scenario}` | {bug} | {run} | {attempt} | {noticed or 'no'} | {took} |"
-    return f"| `{row.mistake}` | {what(row.mistake)} | {run} | {attempt} | {noticed or 'no'} | {took} |"
+        return f"| `{row.scenario}` | {bug} | {run} | {attempt} | {anomalies or 'no'} | {took} |"
+    return f"| `{row.mistake}` | {what(row.mistake)} | {run} | {attempt} | {anomalies or 'no'} | {took} |"
 
 
 def _run(row: Row, *, backend: str, seed: int, store: Path) -> tuple[str, str]:
     """Run one row; returns the anomalies that it found ("" if none), and its duration."""
     command = [*row.options, "--seed", str(seed), "--backend", backend]
     before = set(store.glob("*"))
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "jepsen", *command, "--planted", row.mistake, "--store", str(store)],
         capture_output=True,
         text=True,
         check=False,
     )
-    made = set(store.glob("*")) - before
+    directories = set(store.glob("*")) - before
     # Several runs may share a store; the newest of this workload is ours.
     directory = max(
-        (path for path in made if f"-{row.workload}-{row.scenario or row.nemesis}" in path.name), default=None
+        (path for path in directories if f"-{row.workload}-{row.scenario or row.nemesis}" in path.name), default=None
     )
-    if done.returncode == EXIT_CANNOT_RUN or directory is None:
-        lines = (done.stdout + done.stderr).strip().splitlines()
-        raise SystemExit(f"{row.mistake}: the run ended with {done.returncode}: {lines[-1] if lines else ''}")
+    if process.returncode == EXIT_CANNOT_RUN or directory is None:
+        lines = (process.stdout + process.stderr).strip().splitlines()
+        raise SystemExit(f"{row.mistake}: the run ended with {process.returncode}: {lines[-1] if lines else ''}")
     with (directory / HISTORY).open("rb") as history:
         events = [event.t for event in decode_events(history)]
     took = f"{(events[-1] - events[0]) / 1e9:.0f} s"
-    if done.returncode != EXIT_BROKEN:
+    if process.returncode != EXIT_BROKEN:
         return "", took
     verdict = json.loads((directory / VERDICT).read_text())
-    found = [f"`{anomaly}`" for result in verdict["results"] for anomaly in result["anomalies"]]
-    return ", ".join(dict.fromkeys(found)), took
+    anomalies = [f"`{anomaly}`" for result in verdict["results"] for anomaly in result["anomalies"]]
+    return ", ".join(dict.fromkeys(anomalies)), took
 
 
 def put_lines(page: str, lines: Sequence[str], *, begin: str = BEGIN, head: str = HEAD) -> str:
@@ -169,19 +169,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, default=Path("store"), help="where directories of runs are made")
     parser.add_argument("--write", action="store_true", help=f"put the lines into {PAGE.name}")
     options = parser.parse_args(arguments)
-    known = {row.name: row for row in (*ROWS, *SCENARIO_ROWS)}
-    if unknown := sorted(set(options.names) - known.keys()):
-        parser.error(f"no row for {', '.join(unknown)}; there are {', '.join(known)}")
-    assert {row.mistake for row in known.values()} <= set(names()), "a row is about no patch"
+    rows = {row.name: row for row in (*ROWS, *SCENARIO_ROWS)}
+    if unknown := sorted(set(options.names) - rows.keys()):
+        parser.error(f"no row for {', '.join(unknown)}; there are {', '.join(rows)}")
+    assert {row.mistake for row in rows.values()} <= set(names()), "a row is about no patch"
     lines = []
-    for name in options.names or known:
+    for name in options.names or rows:
         tries = max(1, options.tries)
-        line = try_row(known[name], backend=options.backend, seed=options.seed, tries=tries, store=options.store)
+        line = try_row(rows[name], backend=options.backend, seed=options.seed, tries=tries, store=options.store)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
         lines.append(line)
         if options.write:
-            table = {"begin": SCENARIOS_BEGIN, "head": SCENARIOS_HEAD} if known[name].scenario else {}
+            table = {"begin": SCENARIOS_BEGIN, "head": SCENARIOS_HEAD} if rows[name].scenario else {}
             PAGE.write_text(put_lines(PAGE.read_text(), [line], **table))
     return int(any("| no |" in line for line in lines))
 

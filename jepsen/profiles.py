@@ -125,8 +125,8 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -
             short = [each for each in scenarios if each[0] not in LONG_SCENARIOS]
             at_length = LONG_SECONDS[profile]
             longest = [(each, max(at_length, LONGER_SECONDS.get(each[0], 0.0))) for each in long]
-            spent = sum(each + OVERHEAD_SECONDS for each in (at_length, *(seconds for _, seconds in longest)))
-            seconds = _seconds_each(profile, len(pairs) + len(short) + len(SECURED), spent=spent)
+            seconds_spent = sum(each + OVERHEAD_SECONDS for each in (at_length, *(seconds for _, seconds in longest)))
+            seconds = _seconds_each(profile, len(pairs) + len(short) + len(SECURED), spent=seconds_spent)
             return [
                 *(Cell(*pair, seconds, quick=profile == NIGHTLY) for pair in pairs),
                 *_scenarios(short, seconds),
@@ -138,10 +138,10 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -
             raise ValueError(f"there is no profile {profile!r}")
 
 
-def part_of(planned: Sequence[Cell], part: int, parts: int) -> list[Cell]:
+def part_of(all_cells: Sequence[Cell], part: int, parts: int) -> list[Cell]:
     """The ``part``-th of ``parts`` pieces, from 1; all pieces together are the profile."""
     assert 1 <= part <= parts, f"there is no part {part} of {parts}"
-    return list(planned[part - 1 :: parts])
+    return list(all_cells[part - 1 :: parts])
 
 
 def _seconds_each(profile: str, count: int, *, spent: float = 0.0) -> float:
@@ -151,15 +151,15 @@ def _seconds_each(profile: str, count: int, *, spent: float = 0.0) -> float:
 
 def _in_turns(workloads: Sequence[str], groups: Sequence[tuple[str, ...]], count: int, seconds: float) -> list[Cell]:
     """Quick runs; groups take turns, each with the longest waiting workload that it supports."""
-    found = []
+    cells_in_turns = []
     waiting = list(workloads)
     for number in range(count):
         group = groups[number % len(groups)]
         workload = next(each for each in waiting if _together(each, group))
         waiting.remove(workload)
         waiting.append(workload)
-        found.append(Cell(workload, group, seconds, quick=True))
-    return found
+        cells_in_turns.append(Cell(workload, group, seconds, quick=True))
+    return cells_in_turns
 
 
 def _together(workload: str, group: tuple[str, ...]) -> bool:

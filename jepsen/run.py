@@ -123,7 +123,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
         source = directory / "planted"
         await trio.to_thread.run_sync(plant, plan.planted, source)
     scenario = SCENARIOS[plan.scenario] if plan.scenario else None
-    deployed = needs(plan.nemeses, brokers=scenario.brokers if scenario is not None else 3)
+    deployment = needs(plan.nemeses, brokers=scenario.brokers if scenario is not None else 3)
     earlier = None
     if scenario is not None and scenario.from_earlier:
         earlier = directory / "earlier"
@@ -133,11 +133,11 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
     async with lone_errors(), AsyncExitStack() as stack:
         stack.enter_context(held(directory))
         recorder = stack.enter_context(Recorder(directory / HISTORY, time.monotonic_ns))
-        names = node_names(deployed.count + deployed.spares)
-        nodes, spares = names[: deployed.count], names[deployed.count :]
-        network = await stack.enter_async_context(open_network(plan.backend, len(names), switched=deployed.switch))
-        disks = await stack.enter_async_context(open_disks(directory, names)) if deployed.disks else {}
-        shims = await stack.enter_async_context(open_shims(directory, names)) if deployed.shims else {}
+        names = node_names(deployment.count + deployment.spares)
+        nodes, spares = names[: deployment.count], names[deployment.count :]
+        network = await stack.enter_async_context(open_network(plan.backend, len(names), switched=deployment.switch))
+        disks = await stack.enter_async_context(open_disks(directory, names)) if deployment.disks else {}
+        shims = await stack.enter_async_context(open_shims(directory, names)) if deployment.shims else {}
         storage = None
         if workload_class.has_store:
             os.environ.update(ENVIRONMENT)  # brokers are started from here
@@ -155,7 +155,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
             settings={
                 **(OWN_DISK if disks else ANY_DISK),
                 **workload_class.settings,
-                **deployed.settings,
+                **deployment.settings,
                 **(scenario.settings if scenario is not None else {}),
                 **security,
                 **({} if storage is None else archive_settings(storage.url)),
@@ -222,8 +222,8 @@ async def _run_with(
     if cluster.nodes != cluster.founders:
         recorder.note("members", v=cluster.nodes)
     say("waiting until all replicas are level, then reading them")
-    if left := await end_closed_senders(cluster):
-        recorder.note("still-sending", v=left)
+    if count := await end_closed_senders(cluster):
+        recorder.note("still-sending", v=count)
     await cluster.wait_level()
     await read_replicas(cluster, recorder, workload.topic)
     if cluster.storage is not None:
@@ -301,7 +301,7 @@ async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str], pat
     """Record leaders with their terms, wrong clocks, unexpected exits, the peak memory of each server, in bytes, and
     the numbers of messages by send path, until cancelled.
     """
-    known: dict[str, tuple[str, str]] = {}
+    roles: dict[str, tuple[str, str]] = {}
     skews = ClockSkews()
     while True:
         for node, code in cluster.ended_by_themselves().items():
@@ -313,8 +313,8 @@ async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str], pat
             if (skew := skews.news(node, table, time.time_ns() / 1e9)) is not None:
                 recorder.note("skew", n=node, v=skew)
             role = (table["raftmq.role"], table["raftmq.term"])
-            if known.get(node) != role:
-                known[node] = role
+            if roles.get(node) != role:
+                roles[node] = role
                 recorder.note("role", n=node, v=role)
         await trio.sleep(0.5)
 

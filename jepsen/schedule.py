@@ -261,8 +261,10 @@ def ring(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
     """Map each node to the nodes it hears nothing from: each hears a majority with itself, and no two the same."""
     count = len(nodes)
     beside = count // 2 // 2
-    heard = {node: {nodes[(at + by) % count] for by in range(-beside, beside + 1)} for at, node in enumerate(nodes)}
-    return {node: frozenset(set(nodes) - heard[node]) for node in nodes}
+    neighbours = {
+        node: {nodes[(at + by) % count] for by in range(-beside, beside + 1)} for at, node in enumerate(nodes)
+    }
+    return {node: frozenset(set(nodes) - neighbours[node]) for node in nodes}
 
 
 def grudges(

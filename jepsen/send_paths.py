@@ -29,7 +29,7 @@ class SendPathCounts:
 
     def totals(self) -> dict[str, int]:
         """Messages of the compiled send path, and all others with the commands."""
-        compiled, every = (
+        compiled_count, every = (
             self._of_lives_before[name] + sum(latest[name] for latest in self._latest.values()) for name in _FIGURES
         )
-        return {COMPILED: compiled, OTHERS: every - compiled}
+        return {COMPILED: compiled_count, OTHERS: every - compiled_count}

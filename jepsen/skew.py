@@ -16,11 +16,11 @@ def broker_time(table: Mapping[str, str]) -> float | None:
     Only for a clock that is not behind the time at which the broker started: the runtime is never negative.
     """
     runtime = _RUNTIME.fullmatch(table.get("runtime", ""))
-    booted = table.get("bootTimestamp", "")
-    if runtime is None or not booted.isdigit():
+    boot_ms = table.get("bootTimestamp", "")
+    if runtime is None or not boot_ms.isdigit():
         return None
     days, hours, minutes, seconds = map(int, runtime.groups())
-    return int(booted) / 1000 + ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return int(boot_ms) / 1000 + ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class ClockSkews:
@@ -31,10 +31,10 @@ class ClockSkews:
 
     def news(self, node: str, table: Mapping[str, str], now: float) -> float | None:
         """Seconds by which a broker's clock is ahead, if that has changed; None if it has not, or is not known."""
-        told = broker_time(table)
-        if told is None:
+        clock = broker_time(table)
+        if clock is None:
             return None
-        skew = told - now
+        skew = clock - now
         skew = 0.0 if abs(skew) < TOLD_FROM_SECONDS else skew
         if abs(skew - self._told.get(node, 0.0)) < TOLD_FROM_SECONDS:
             return None

@@ -80,13 +80,13 @@ def write_registers(path: Path, operations: int, rng: random.Random) -> None:
     with Recorder(path, Clock().tick) as recorder:
         recorder.note("begin", v=_plan("register", ()))
         for number in range(operations // REGISTER_OPERATIONS_EACH):
-            key, written = f"topic-{number}", 0
+            key, value_written = f"topic-{number}", 0
             state: int | None = None
             for _ in range(REGISTER_OPERATIONS_EACH // 5):
                 doing = []
                 for process in range(5):
-                    written += 1
-                    name, value = ("write", written) if rng.random() < 0.5 else ("get", None)
+                    value_written += 1
+                    name, value = ("write", value_written) if rng.random() < 0.5 else ("get", None)
                     recorder.add(process, "invoke", name, k=key, v=value)
                     doing.append((process, name, value))
                 rng.shuffle(doing)  # they take effect in this order, and are answered in another

@@ -67,25 +67,25 @@ class Wire:
 
     async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> tuple[Response, bytes]:
         """Send a request and wait for its response. Raises trio.BrokenResourceError."""
-        done = trio.Event()
+        event = trio.Event()
         answers: list[tuple[Response, bytes]] = []
 
         def on_response(response: Response, body: bytes) -> None:
             answers.append((response, body))
-            done.set()
+            event.set()
 
         await self.post(code, ext, on_response, body)
-        await done.wait()
+        await event.wait()
         return answers[0]
 
     async def read(self) -> None:
         """Dispatch responses until the connection ends."""
-        received = bytearray()
+        data = bytearray()
         try:
             while chunk := await self._stream.receive_some():
-                received += chunk
-                frames, consumed = split_frames(memoryview(bytes(received)))
-                del received[:consumed]
+                data += chunk
+                frames, consumed = split_frames(memoryview(bytes(data)))
+                del data[:consumed]
                 for serialization, header, body in frames:
                     answer = decode_header(serialization, header)
                     if isinstance(answer, Response):
@@ -139,14 +139,14 @@ def send_fields(topic: str, queue_id: int, properties: str, group: str = "jepsen
     """The fields of SEND_MESSAGE_V2 for a plain message; ``properties`` are encoded, ``other`` fields of `SendExt`
     differ.
     """
-    given: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "default_topic": AUTO_CREATE_TEMPLATE,
         "default_topic_queue_nums": 4,
         "sys_flag": 0,
         "flag": 0,
     }
-    given |= {"topic": topic, "queue_id": queue_id, "born_timestamp_ms": 1_700_000_000_000, "properties": properties}
-    return SendExt(producer_group=group, **(given | other)).fields()
+    fields |= {"topic": topic, "queue_id": queue_id, "born_timestamp_ms": 1_700_000_000_000, "properties": properties}
+    return SendExt(producer_group=group, **(fields | other)).fields()
 
 
 def pull_fields(topic: str, queue_id: int, offset: int, count_max: int = 32) -> dict[str, Any]:

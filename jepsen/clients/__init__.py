@@ -78,8 +78,8 @@ def java_program(namesrv: str, topic: str, group: str, home: Path) -> Mapping[st
     libraries = _libraries()
     assert libraries is not None, java_missing(())
     classes = libraries.parent / "jepsen"
-    compiled = classes / _JAVA.with_suffix(".class").name
-    if not compiled.exists() or compiled.stat().st_mtime < _JAVA.stat().st_mtime:
+    class_file = classes / _JAVA.with_suffix(".class").name
+    if not class_file.exists() or class_file.stat().st_mtime < _JAVA.stat().st_mtime:
         compiler = ["javac", "-nowarn", "-cp", f"{libraries}/*", "-d", str(classes), str(_JAVA)]
         subprocess.run(compiler, check=True, capture_output=True)
     options = [f"-Duser.home={home}", f"-Drocketmq.client.logRoot={home}", "-Xmx128m", "-XX:+UseSerialGC"]

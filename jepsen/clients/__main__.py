@@ -17,9 +17,9 @@ from mq.client import ClientError, Message, Producer, PushConsumer
 PIECE_BYTES = 65536
 
 
-def write_report(told: Report) -> None:
+def write_report(report: Report) -> None:
     """Write one line, unbuffered."""
-    sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+    sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
 
 
@@ -33,10 +33,10 @@ async def take_part(namesrv: str, topic: str, group: str) -> None:
         consumer.subscribe(topic)
         nursery.start_soon(_receive, consumer)
         write_report(Report("ready"))
-        received = b""
+        data = b""
         async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as orders:
             while piece := await orders.receive_some(PIECE_BYTES):
-                *lines, received = (received + piece).split(b"\n")
+                *lines, data = (data + piece).split(b"\n")
                 for line in lines:
                     await _send(producer, topic, msgspec.json.decode(line, type=Order))
         nursery.cancel_scope.cancel()

@@ -131,9 +131,9 @@ async def open_grpc(port: int, client_id: str) -> AsyncIterator[GrpcConnection]:
 
 
 def _messages(body: bytes) -> list[bytes]:
-    found, at = [], 0
+    messages, at = [], 0
     while at < len(body):
         end = at + _HEAD_BYTES + int.from_bytes(body[at + 1 : at + _HEAD_BYTES], "big")
-        found.append(body[at + _HEAD_BYTES : end])
+        messages.append(body[at + _HEAD_BYTES : end])
         at = end
-    return found
+    return messages

@@ -59,8 +59,8 @@ def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> Damaged:
     before = path.read_bytes()
     match manner:
         case "a bit flips":
-            written = len(before.rstrip(b"\0")) or len(before)
-            flip(path, rng.randrange(written), rng.randrange(8))
+            nbytes = len(before.rstrip(b"\0")) or len(before)
+            flip(path, rng.randrange(nbytes), rng.randrange(8))
         case "the end is missing":
             with path.open("r+b") as file:
                 file.truncate(rng.randrange(int(len(before) * KEPT) + 1))
@@ -71,7 +71,7 @@ def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> Damaged:
     return Damaged(path, before, returns=returns)
 
 
-def describe_damage(damaged: list[Damaged]) -> str:
+def describe_damage(files: list[Damaged]) -> str:
     """List the changed files with their numbers of changed bytes; empty if one has not changed."""
-    changed = [f"{each.changed_bytes} of {len(each.before)} bytes of {each.path.name}" for each in damaged]
-    return ", ".join(changed) if damaged and all(each.changed_bytes for each in damaged) else ""
+    texts = [f"{each.changed_bytes} of {len(each.before)} bytes of {each.path.name}" for each in files]
+    return ", ".join(texts) if files and all(each.changed_bytes for each in files) else ""

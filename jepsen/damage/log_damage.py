@@ -91,22 +91,22 @@ def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[Dama
 
     Not after its last entry: the unused rest of a closed file is never read, and so never repaired.
     """
-    damaged = []
+    files = []
     for path in paths:
         before = path.read_bytes()
-        damaged.append(Damaged(path, before, returns=True))
+        files.append(Damaged(path, before, returns=True))
         for at in {rng.randrange(len(before.rstrip(b"\0"))) for _ in range(rng.randrange(1, bits_max + 1))}:
             flip(path, at, rng.randrange(8))
-    return damaged
+    return files
 
 
 def flip_property(rng: Random, paths: Sequence[Path]) -> tuple[Damaged, StoredMessage] | None:
     """Flip a bit in a property of a client's message, which is also returned; None if no file has one."""
     for path in rng.sample(list(paths), len(paths)):
         before = path.read_bytes()
-        found = [match.end() for match in _PROPERTY.finditer(before)]
-        rng.shuffle(found)
-        for at in found:
+        ends = [match.end() for match in _PROPERTY.finditer(before)]
+        rng.shuffle(ends)
+        for at in ends:
             begin = before.rfind(_MAGIC, 0, at) - SIZE_BYTES
             message = decode_record(memoryview(before), offset=begin) if begin >= 0 else None
             if message is not None and message.topic.isalnum():  # no internal topic
@@ -136,7 +136,7 @@ def damage_all_copies(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[D
     gets a flipped bit in each block; the gap between stretches is longer than any entry.
     """
     common = set.intersection(*({path.name for path in closed_files(log)} for log in logs.values()))
-    damaged: dict[str, list[Damaged]] = {node: [] for node in logs}
+    files: dict[str, list[Damaged]] = {node: [] for node in logs}
     nodes = sorted(logs)
     turn = rng.randrange(len(nodes))
     for name in sorted(common):
@@ -150,9 +150,9 @@ def damage_all_copies(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[D
             turn += 1
             for block in range(begin, min(begin + STRETCH_BYTES, used), BLOCK_BYTES):
                 flip(logs[node] / name, rng.randrange(block, min(block + BLOCK_BYTES, used)), rng.randrange(8))
-            if not any(each.path.name == name for each in damaged[node]):
-                damaged[node].append(Damaged(logs[node] / name, whole, returns=True))
-    return damaged
+            if not any(each.path.name == name for each in files[node]):
+                files[node].append(Damaged(logs[node] / name, whole, returns=True))
+    return files
 
 
 def break_end(rng: Random, commitlog: Path) -> list[Damaged]:
@@ -161,8 +161,8 @@ def break_end(rng: Random, commitlog: Path) -> list[Damaged]:
     The newest file may be prepared and empty; then the end is in the previous one. An empty log is left unchanged.
     """
     newest_first = sorted((path for path in commitlog.iterdir() if path.name.isdigit()), reverse=True)
-    written = ((path, path.read_bytes()) for path in newest_first)
-    path, before = next(((path, data) for path, data in written if any(data)), (commitlog, b""))
+    paths_and_data = ((path, path.read_bytes()) for path in newest_first)
+    path, before = next(((path, data) for path, data in paths_and_data if any(data)), (commitlog, b""))
     if not before:
         return []
     used = len(before.rstrip(b"\0"))

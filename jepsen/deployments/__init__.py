@@ -36,12 +36,12 @@ def open_network(backend: str, count: int, *, switched: bool = False) -> Abstrac
     Args:
         switched: links of "netns" and "docker" can be made slow, or lose packets.
     """
-    opened: dict[str, Callable[[int], AbstractAsyncContextManager[Network]]] = {
+    openers: dict[str, Callable[[int], AbstractAsyncContextManager[Network]]] = {
         "netns": partial(_namespaces, switched=switched),
         "local": open_loopback,
         "docker": partial(_containers, switched=switched),
     }
-    return opened[backend](count)
+    return openers[backend](count)
 
 
 @asynccontextmanager

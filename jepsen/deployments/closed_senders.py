@@ -26,10 +26,10 @@ def still_sending(table: str, ports: Iterable[int]) -> Iterator[tuple[str, int]]
 
     ``table`` is the content of /proc/net/tcp, which has addresses as hexadecimal numbers, in the machine's byte order.
     """
-    wanted = frozenset(ports)
+    numbers = frozenset(ports)
     for line in table.splitlines()[1:]:
         _, local, remote, state, queues, *_ = line.split()
-        if state in _STATES and int(queues.partition(":")[0], 16) and int(remote.rpartition(":")[2], 16) in wanted:
+        if state in _STATES and int(queues.partition(":")[0], 16) and int(remote.rpartition(":")[2], 16) in numbers:
             address, _, port = local.partition(":")
             yield ".".join(str(byte) for byte in reversed(bytes.fromhex(address))), int(port, 16)
 
@@ -44,18 +44,18 @@ async def end_closed_senders(cluster: Cluster) -> int:
     ports |= {address[1] for node in cluster.nodes for address in (network.listens(node), network.replicates(node))}
     # A broker's own network, if it has one: it forwards requests to the leader.
     places = ["self", *(str(cluster.pid(name)) for name in (*cluster.nodes, *NAME_SERVERS) if cluster.is_running(name))]
-    left = 0
+    count = 0
     with trio.move_on_after(WAIT_SECONDS_MAX):
         while True:
-            left = 0
+            count = 0
             for place in places:
-                found = sorted(still_sending(_table(place), ports))
-                left += len(found)
-                await _end(place, found)
-            if not left:
+                senders = sorted(still_sending(_table(place), ports))
+                count += len(senders)
+                await _end(place, senders)
+            if not count:
                 break
             await trio.sleep(POLL_SECONDS)
-    return left
+    return count
 
 
 def _table(place: str) -> str:

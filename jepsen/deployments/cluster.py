@@ -118,7 +118,7 @@ class Cluster:
         """
         command = [*self.network.program(node, self._launch(node)), *self._arguments(node), *options]
         with trio.move_on_after(seconds):
-            done = await trio.run_process(
+            process = await trio.run_process(
                 command,
                 check=False,
                 capture_stdout=True,
@@ -126,7 +126,7 @@ class Cluster:
                 start_new_session=True,
                 cwd=self.source,
             )
-            return done.returncode, done.stdout.decode(errors="replace").strip()[-SAID_CHARS_MAX:]
+            return process.returncode, process.stdout.decode(errors="replace").strip()[-SAID_CHARS_MAX:]
         return None
 
     def _arguments(self, node: str) -> list[str]:
@@ -239,10 +239,10 @@ class Cluster:
 
     def ended_by_themselves(self) -> dict[str, int]:
         """Exit codes of servers that ended unexpectedly; each is returned once."""
-        ended = self._processes.ended()
-        for name in ended:
+        exit_codes = self._processes.ended()
+        for name in exit_codes:
             self._processes.may_end(name)
-        return ended
+        return exit_codes
 
     def _launch(self, name: str, descriptors_max: int | None = None) -> Launch:
         shim = self.shims.get(name)
@@ -268,16 +268,16 @@ class Cluster:
 
     async def all_figures(self, seconds: float = 1.0) -> dict[str, dict[str, str]]:
         """The figures of all brokers that answer, requested concurrently."""
-        found: dict[str, dict[str, str]] = {}
+        tables: dict[str, dict[str, str]] = {}
 
         async def ask(node: str) -> None:
             if (table := await self.figures(node, seconds)) is not None:
-                found[node] = table
+                tables[node] = table
 
         async with trio.open_nursery() as nursery:
             for node in self.nodes:
                 nursery.start_soon(ask, node)
-        return found
+        return tables
 
     async def leader(self) -> str:
         """The leader with the highest term; waits until there is one. Raises NotRecovered after a minute."""
@@ -292,18 +292,18 @@ class Cluster:
 
     async def wait_caught_up(self, node: str, seconds: float) -> None:
         """Wait until a broker has applied all that its leader has committed now. Raises NotRecovered."""
-        goal = applied = -1
+        goal = index = -1
         with trio.move_on_after(seconds):
             while goal < 0:
                 table = await self.figures(await self.leader())
                 goal = int(table["raftmq.commitIndex"]) if table is not None else -1
             while True:
                 table = await self.figures(node)
-                applied = int(table["raftmq.appliedIndex"]) if table is not None else applied
-                if applied >= goal:
+                index = int(table["raftmq.appliedIndex"]) if table is not None else index
+                if index >= goal:
                     return
                 await trio.sleep(POLL_SECONDS)
-        raise NotRecovered(f"{node}: expected applied index {goal} within {seconds:g} s of its start, got {applied}")
+        raise NotRecovered(f"{node}: expected applied index {goal} within {seconds:g} s of its start, got {index}")
 
     async def wait_level(self) -> None:
         """Wait until all brokers answer and have applied the same log to its end. Raises NotRecovered.
@@ -318,8 +318,8 @@ class Cluster:
                 if len(tables) == len(self.nodes) and len(ends) == 1 and len(set(*ends)) == 1:
                     return
                 await trio.sleep(POLL_SECONDS)
-        applied = {node: table["raftmq.appliedIndex"] for node, table in tables.items()}
-        raise NotRecovered(f"replicas are not level within {READY_SECONDS_MAX:g} s after healing: {applied}")
+        indexes = {node: table["raftmq.appliedIndex"] for node, table in tables.items()}
+        raise NotRecovered(f"replicas are not level within {READY_SECONDS_MAX:g} s after healing: {indexes}")
 
     async def command(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Run `raftmq` as an operator would."""
@@ -361,9 +361,9 @@ class Cluster:
         small = self.directory / f"{PREFIX}small-{node}"
         small.mkdir(exist_ok=True)
         mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(small)]
-        done = await trio.run_process(mount, check=False, capture_stderr=True)
-        if done.returncode:
-            raise PermissionError(f"mount: {done.stderr.decode(errors='replace').strip()}")
+        process = await trio.run_process(mount, check=False, capture_stderr=True)
+        if process.returncode:
+            raise PermissionError(f"mount: {process.stderr.decode(errors='replace').strip()}")
         home = self.data_dir(node)
         await trio.to_thread.run_sync(shutil.copytree, home, small / "data")
         await trio.to_thread.run_sync(shutil.rmtree, home)

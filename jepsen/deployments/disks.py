@@ -92,10 +92,12 @@ class Disk:
 
     def _compare(self, before: dict[Path, bytes]) -> Lost:
         after = _contents(self.point)
-        synced, unsynced = self.point / _SYNCED, self.point / _UNSYNCED
-        others = (before.keys() | after.keys()) - {synced, unsynced}
+        synced_path, unsynced_path = self.point / _SYNCED, self.point / _UNSYNCED
+        others = (before.keys() | after.keys()) - {synced_path, unsynced_path}
         nbytes = sum(_difference(before.get(path, b""), after.get(path, b"")) for path in others)
-        return Lost(after.get(unsynced) != before[unsynced], after.get(synced) == before[synced], nbytes)
+        return Lost(
+            after.get(unsynced_path) != before[unsynced_path], after.get(synced_path) == before[synced_path], nbytes
+        )
 
 
 def _write(path: Path, *, sync: bool) -> None:
@@ -128,7 +130,7 @@ async def open_disks(directory: Path, nodes: tuple[str, ...]) -> AsyncIterator[d
     Raises OSError, subprocess.CalledProcessError.
     """
     disks: dict[str, Disk] = {}
-    mounted: list[str] = []
+    mounts: list[str] = []
     try:
         for node in nodes:
             disks[node] = disk = Disk(directory / f"{node}.img", directory / f"{PREFIX}{node}")
@@ -137,11 +139,11 @@ async def open_disks(directory: Path, nodes: tuple[str, ...]) -> AsyncIterator[d
             disk.point.mkdir()
             await _run("mkfs.ext4", "-q", "-F", str(disk.image))
             await disk.mount()
-            mounted.append(node)
+            mounts.append(node)
         yield disks
     finally:
         with trio.CancelScope(shield=True):  # copies of the files of this run
-            for node in mounted:
+            for node in mounts:
                 disk = disks[node]
                 if (data := disk.point / "data").is_dir():
                     await trio.to_thread.run_sync(shutil.copytree, data, directory / node)

@@ -43,10 +43,10 @@ def unavailable() -> str | None:
         return f"not installed: {', '.join(missing)}"
     if os.geteuid() != 0:
         return "only root may cut the networks of containers"
-    done = subprocess.run(["docker", "image", "inspect", IMAGE], check=False, capture_output=True, text=True)
-    if done.returncode == 0:
+    process = subprocess.run(["docker", "image", "inspect", IMAGE], check=False, capture_output=True, text=True)
+    if process.returncode == 0:
         return None
-    if "No such image" in done.stderr:
+    if "No such image" in process.stderr:
         return f"there is no image {IMAGE}: make docker-image"
     return "no Docker Engine answers; deploy/start-docker.sh starts one of its own"
 
@@ -90,8 +90,8 @@ class Containers(Networks):
 async def _pid(container: str) -> int:
     """The process id of a container's first process on this machine; 0 if it does not run."""
     inspect = ["docker", "inspect", "--format", "{{.State.Pid}}", container]
-    done = await trio.run_process(inspect, check=False, capture_stdout=True, capture_stderr=True)
-    return int(told) if (told := done.stdout.strip()).isdigit() else 0
+    process = await trio.run_process(inspect, check=False, capture_stdout=True, capture_stderr=True)
+    return int(text) if (text := process.stdout.strip()).isdigit() else 0
 
 
 def _sandbox(name: str) -> str:
@@ -122,7 +122,7 @@ async def open_containers(count: int, *, switched: bool = False) -> AsyncIterato
 async def _remove() -> None:
     """Remove the containers of this run or of an interrupted one."""
     listing = ["docker", "ps", "--all", "--quiet", "--filter", f"label={_LABEL}"]
-    done = await trio.run_process(listing, check=False, capture_stdout=True, capture_stderr=True)
-    ids: Sequence[str] = done.stdout.decode().split()
+    process = await trio.run_process(listing, check=False, capture_stdout=True, capture_stderr=True)
+    ids: Sequence[str] = process.stdout.decode().split()
     if ids:
         await trio.run_process(["docker", "rm", "--force", *ids], check=False, capture_stdout=True, capture_stderr=True)

@@ -15,8 +15,8 @@ EARLIER = "61662b18"
 
 def earlier_release() -> str:
     """The newest tag before this tree, or `EARLIER`."""
-    done = _git("describe", "--tags", "--abbrev=0", "HEAD~1")
-    return done.stdout.decode().strip() if done.returncode == 0 else EARLIER
+    process = _git("describe", "--tags", "--abbrev=0", "HEAD~1")
+    return process.stdout.decode().strip() if process.returncode == 0 else EARLIER
 
 
 def unavailable() -> str | None:

@@ -45,8 +45,8 @@ def is_held(directory: Path) -> bool:
 def mount_points(mounts: Iterable[str]) -> list[Path]:
     """The mount points of runs in the lines of /proc/self/mounts, newest first."""
     points = (line.split()[1].encode().decode("unicode_escape") for line in mounts if line.count(" ") >= 2)
-    found = [Path(point) for point in points if point.rpartition("/")[2].startswith(PREFIX)]
-    return [point for point in reversed(found) if point.parent != NAMESPACES]
+    paths = [Path(point) for point in points if point.rpartition("/")[2].startswith(PREFIX)]
+    return [point for point in reversed(paths) if point.parent != NAMESPACES]
 
 
 def run_of(environ: bytes) -> Path | None:
@@ -60,7 +60,7 @@ def run_of(environ: bytes) -> Path | None:
 
 def remove_leftovers() -> list[str]:
     """Remove leftovers of dead runs; returns a description."""
-    removed = []
+    names = []
     for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
         run = run_of(_content(pid))
         if run is not None and pid != os.getpid() and not is_held(run):
@@ -68,13 +68,13 @@ def remove_leftovers() -> list[str]:
                 os.kill(pid, signal.SIGKILL)  # a stopped one does not notice that its run has ended
             except OSError:
                 continue
-            removed.append(f"process {pid} of {run}")
+            names.append(f"process {pid} of {run}")
     with open("/proc/self/mounts", encoding="ascii") as mounts:
         points = mount_points(mounts)
     for point in points:
         if not is_held(point.parent):
-            done = subprocess.run(["umount", "--lazy", str(point)], check=False, capture_output=True)
-            removed += [] if done.returncode else [f"mount {point}"]
+            process = subprocess.run(["umount", "--lazy", str(point)], check=False, capture_output=True)
+            names += [] if process.returncode else [f"mount {point}"]
     for group in (path for root in CGROUPS if root.is_dir() for path in root.glob(f"{PREFIX}*")):
         _, _, pid_text = group.name.rpartition("-")
         if pid_text.isdigit() and not Path(f"/proc/{pid_text}").exists():
@@ -82,8 +82,8 @@ def remove_leftovers() -> list[str]:
                 group.rmdir()
             except OSError:
                 continue
-            removed.append(f"control group {group}")
-    return removed
+            names.append(f"control group {group}")
+    return names
 
 
 def _content(pid: int) -> bytes:

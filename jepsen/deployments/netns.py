@@ -147,10 +147,10 @@ class Networks:
         """The number of packets dropped in all namespaces."""
         total = 0
         for name in _servers(self.count):
-            done = await trio.run_process(
+            process = await trio.run_process(
                 [*self.command(name), "nft", "-j", "list", "ruleset"], capture_stdout=True, capture_stderr=True
             )
-            total += packets_counted(done.stdout)
+            total += packets_counted(process.stdout)
         return total
 
     def command(self, name: str) -> list[str]:
@@ -337,8 +337,8 @@ def left_in(directory: Path) -> list[str]:
 
 def _is_filtered() -> bool:
     """Whether bridged packets pass the firewall rules of this machine, which may drop them, as Docker's rules do."""
-    called = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
-    return called.exists() and called.read_text().strip() == "1" and shutil.which("iptables") is not None
+    setting = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+    return setting.exists() and setting.read_text().strip() == "1" and shutil.which("iptables") is not None
 
 
 async def _run(*command: str, stdin: str = "") -> None:

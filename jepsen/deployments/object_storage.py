@@ -107,29 +107,29 @@ class _Handler(BaseHTTPRequestHandler):
     def _put(self) -> None:
         query, path = self._begin()
         if "partNumber" in query:
-            taken = self._store_body(self.server.uploads / query["uploadId"][0] / query["partNumber"][0])
-            if taken is not None:
-                self._answer(HTTPStatus.OK, headers={"ETag": '"part"', **taken})
+            checksum = self._store_body(self.server.uploads / query["uploadId"][0] / query["partNumber"][0])
+            if checksum is not None:
+                self._answer(HTTPStatus.OK, headers={"ETag": '"part"', **checksum})
             return
         new = self.server.uploads / f"new-{uuid.uuid4().hex}"
-        if (taken := self._store_body(new)) is None:
+        if (checksum := self._store_body(new)) is None:
             return
         with self.server.replacing:
             tag = _tag(path)
             forbids = self.headers.get("If-None-Match") == "*" and tag is not None
-            if forbids or (wanted := self.headers.get("If-Match")) not in (None, tag):
+            if forbids or (condition := self.headers.get("If-Match")) not in (None, tag):
                 new.unlink()
                 is_missing = not forbids and tag is None
                 self._refuse(HTTPStatus.NOT_FOUND if is_missing else HTTPStatus.PRECONDITION_FAILED)
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
             new.rename(path)
-            assert wanted is None or wanted == tag, f"{path} was replaced, although it is {tag}, not {wanted}"
-            self._answer(HTTPStatus.OK, headers={"ETag": _tag(path) or "", **taken})
+            assert condition is None or condition == tag, f"{path} was replaced, although it is {tag}, not {condition}"
+            self._answer(HTTPStatus.OK, headers={"ETag": _tag(path) or "", **checksum})
 
     def _post(self) -> None:
         query, path = self._begin()
-        said = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if "uploads" in query:
             upload = uuid.uuid4().hex
             (self.server.uploads / upload).mkdir()
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = self.server.uploads / query["uploadId"][0]
         new = parts / "whole"
         with new.open("wb") as whole:
-            for number in map(int, _PART.findall(said)):
+            for number in map(int, _PART.findall(body)):
                 with (parts / str(number)).open("rb") as part:
                     shutil.copyfileobj(part, whole, PIECE_BYTES)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,8 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
             size = os.fstat(file.fileno()).st_size
             begin, end, status = 0, size, HTTPStatus.OK
             headers = {"ETag": _tag(path) or ""}
-            if (found := _RANGE.fullmatch(self.headers.get("Range", ""))) is not None:
-                begin, end = int(found[1]), min(int(found[2] or size), size - 1) + 1
+            if (match := _RANGE.fullmatch(self.headers.get("Range", ""))) is not None:
+                begin, end = int(match[1]), min(int(match[2] or size), size - 1) + 1
                 if begin >= size:
                     self._refuse(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
                     return
@@ -187,11 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(status, headers=headers | {"Content-Length": str(end - begin)})
             self.wfile.flush()
             while begin < end:
-                sent = os.sendfile(self.connection.fileno(), file.fileno(), begin, end - begin)
-                if not sent:  # it was cut short meanwhile: the client notices that bytes are missing
+                nbytes = os.sendfile(self.connection.fileno(), file.fileno(), begin, end - begin)
+                if not nbytes:  # it was cut short meanwhile: the client notices that bytes are missing
                     self.close_connection = True
                     return
-                begin += sent
+                begin += nbytes
 
     def _list(self, query: dict[str, list[str]], bucket: Path) -> None:
         prefix, delimiter = (query.get(name, [""])[0] for name in ("prefix", "delimiter"))
@@ -201,17 +201,17 @@ class _Handler(BaseHTTPRequestHandler):
             for key in sorted(_keys(bucket))
             if key.startswith(prefix)
         )
-        left = [name for name in names if name > after]
-        found = [
+        remaining = [name for name in names if name > after]
+        rows = [
             f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
             if name.endswith("/")
             else f"<Contents><Key>{escape(name)}</Key></Contents>"
-            for name in left[:NAMES_MAX]
+            for name in remaining[:NAMES_MAX]
         ]
-        is_cut = len(left) > NAMES_MAX
-        more = f"<NextContinuationToken>{escape(left[NAMES_MAX - 1])}</NextContinuationToken>" if is_cut else ""
-        truncated = f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>"
-        self._answer(HTTPStatus.OK, _xml("ListBucketResult", truncated + more + "".join(found)))
+        is_cut = len(remaining) > NAMES_MAX
+        more = f"<NextContinuationToken>{escape(remaining[NAMES_MAX - 1])}</NextContinuationToken>" if is_cut else ""
+        cut_flag = f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>"
+        self._answer(HTTPStatus.OK, _xml("ListBucketResult", cut_flag + more + "".join(rows)))
 
     def _begin(self) -> tuple[dict[str, list[str]], Path]:
         self.server.wait()
@@ -224,21 +224,21 @@ class _Handler(BaseHTTPRequestHandler):
         """Store the content of the request; returns its checksum as a header. None if the client has named another
         checksum: then the request was refused.
         """
-        left, checksum = int(self.headers["Content-Length"]), 0
+        remaining, checksum = int(self.headers["Content-Length"]), 0
         with path.open("wb") as file:
-            while left:
-                data = self.rfile.read(min(left, PIECE_BYTES))
+            while remaining:
+                data = self.rfile.read(min(remaining, PIECE_BYTES))
                 if not data:
                     raise ConnectionResetError("the client has gone away")
                 checksum = crc32(data, checksum)
                 file.write(data)
-                left -= len(data)
-        found = base64.b64encode(checksum.to_bytes(4, "big")).decode()
-        if self.headers.get(_CHECKSUM, found) != found:
+                remaining -= len(data)
+        text = base64.b64encode(checksum.to_bytes(4, "big")).decode()
+        if self.headers.get(_CHECKSUM, text) != text:
             path.unlink()
             self._refuse(HTTPStatus.BAD_REQUEST)
             return None
-        return {_CHECKSUM: found}
+        return {_CHECKSUM: text}
 
     def _refuse(self, status: HTTPStatus) -> None:
         codes = {
@@ -270,10 +270,10 @@ for _method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
 def _tag(path: Path) -> str | None:
     """The tag of an object, which each replacement changes; None if the object does not exist."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return f'"{found.st_ino:x}-{found.st_mtime_ns:x}"'
+    return f'"{status.st_ino:x}-{status.st_mtime_ns:x}"'
 
 
 def _keys(bucket: Path) -> Iterator[str]:

@@ -36,11 +36,11 @@ async def members(cluster: Cluster) -> dict[str, str]:
 
 async def verify_log(cluster: Cluster, node: str) -> Verified:
     """The result of `raftmq log verify` for a stopped broker."""
-    done = await cluster.command("log", "verify", str(cluster.data_dir(node)), "--json")
+    process = await cluster.command("log", "verify", str(cluster.data_dir(node)), "--json")
     try:
-        return msgspec.json.decode(done.stdout, type=Verified)
+        return msgspec.json.decode(process.stdout, type=Verified)
     except msgspec.MsgspecError:
-        return Verified(done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}")
+        return Verified(process.stderr.decode(errors="replace").strip() or f"exit code {process.returncode}")
 
 
 async def vote(cluster: Cluster, node: str) -> str | None:
@@ -48,10 +48,10 @@ async def vote(cluster: Cluster, node: str) -> str | None:
 
     Raises ClusterFailed.
     """
-    done = await cluster.command("log", "fix-term", str(cluster.data_dir(node)), "--json")
+    process = await cluster.command("log", "fix-term", str(cluster.data_dir(node)), "--json")
     try:
-        voted_for = json.loads(done.stdout)["voted_for_before"]
+        voted_for = json.loads(process.stdout)["voted_for_before"]
     except (ValueError, KeyError):
-        told = done.stderr.decode(errors="replace").strip()
-        raise ClusterFailed(f"the vote of {node} is not known: {told}") from None
+        reason = process.stderr.decode(errors="replace").strip()
+        raise ClusterFailed(f"the vote of {node} is not known: {reason}") from None
     return None if voted_for is None else str(voted_for)

@@ -28,10 +28,10 @@ class Link:
 
     def hold(self, *, forth: bool, back: bool) -> None:
         """Block data from the caller to the target (``forth``), and back (``back``); let the rest pass."""
-        for way, held in ((True, forth), (False, back)):
-            if held and self._open[way].is_set():
+        for way, is_held in ((True, forth), (False, back)):
+            if is_held and self._open[way].is_set():
                 self._open[way] = trio.Event()
-            elif not held:
+            elif not is_held:
                 self._open[way].set()
 
     async def pass_gate(self, *, forth: bool) -> None:

@@ -74,9 +74,9 @@ def _tls(directory: Path, hosts: Sequence[str]) -> Security:
     authority = trustme.CA()
     ca, certificate, key = (directory / name for name in ("ca.pem", "server.pem", "server.key"))
     authority.cert_pem.write_to_path(str(ca))
-    issued = authority.issue_cert(*hosts)
-    certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
-    issued.private_key_pem.write_to_path(str(key))
+    key_pair = authority.issue_cert(*hosts)
+    certificate.write_bytes(b"".join(each.bytes() for each in key_pair.cert_chain_pems))
+    key_pair.private_key_pem.write_to_path(str(key))
     settings = {"tls_mode": "enforcing", "tls_certificate": str(certificate), "tls_key": str(key)}
     return Security(
         {**settings, "tls_replication": "enforcing", "tls_namesrv": "true", "tls_namesrv_ca": str(ca)},

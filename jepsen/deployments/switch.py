@@ -51,8 +51,8 @@ class _Switch:
 
     def forward(self, source: int, frame: bytes, now: float) -> None:
         self._port_of[frame[6:12]] = source
-        known = self._port_of.get(frame[:6])
-        for target in self._ports if known is None else (known,):
+        port = self._port_of.get(frame[:6])
+        for target in self._ports if port is None else (port,):
             if target == source:
                 continue
             link = self._links.get((source, target))
@@ -118,17 +118,17 @@ def main(seed: str, namespaces: Sequence[str]) -> None:
             selector.register(card, selectors.EVENT_READ, number)
         selector.register(0, selectors.EVENT_READ, None)
         _write_line("ready")
-        said = b""
+        rest = b""
         while True:
             wait = switch.deliver_due(_now())
             for key, _ in selector.select(wait):
                 if key.data is not None:
                     _read_card(switch, key.data, key.fd)
                     continue
-                received = os.read(0, 65_536)
-                if not received:
+                data = os.read(0, 65_536)
+                if not data:
                     return
-                *lines, said = (said + received).split(b"\n")
+                *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     _write_line(msgspec.json.encode(switch.shape(_ORDERS.decode(line))).decode())
 

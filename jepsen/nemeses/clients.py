@@ -21,8 +21,8 @@ async def clients(injection: Injection, step: Step, leader: str) -> None:
     cluster = injection.cluster
     if step.variant.what == "all cut off":
         number = injection.begin(step, (CLIENTS,))
-        planned = {name: frozenset({CLIENTS}) for name in (*cluster.nodes, *NAME_SERVERS)}
-        async with cut(injection, number, planned):
+        grudges = {name: frozenset({CLIENTS}) for name in (*cluster.nodes, *NAME_SERVERS)}
+        async with cut(injection, number, grudges):
             await trio.sleep(step.seconds)
         injection.end(number)
         return

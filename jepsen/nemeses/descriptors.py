@@ -36,8 +36,8 @@ async def descriptors(injection: Injection, step: Step, leader: str) -> None:
                 await calls.enter_async_context(await trio.open_tcp_stream(*address))
             while not await _hangs_up(address):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
-            held = open_files(cluster.pid(node))
-            injection.confirm(number, f"{node} has {held} of {DESCRIPTORS} files open and hangs up on new callers")
+            count = open_files(cluster.pid(node))
+            injection.confirm(number, f"{node} has {count} of {DESCRIPTORS} files open and hangs up on new callers")
         await trio.sleep(step.seconds)
     with trio.move_on_after(SERVES_SECONDS_MAX) as waiting:
         while await cluster.figures(node) is None:  # noqa: ASYNC110 (no event to wait for)

@@ -51,14 +51,14 @@ async def damage(injection: Injection, step: Step, leader: str) -> None:
         return
     number = injection.begin(step, (node,))
     await cluster.kill(node)
-    damaged = _damage(injection, step.variant.what, commitlog)
-    if damaged and all(each.is_changed for each in damaged):
-        files = ", ".join(each.path.name for each in damaged)
-        injection.confirm(number, f"{sum(each.changed_bytes for each in damaged)} bytes differ in {files}")
+    files_hit = _damage(injection, step.variant.what, commitlog)
+    if files_hit and all(each.is_changed for each in files_hit):
+        files = ", ".join(each.path.name for each in files_hit)
+        injection.confirm(number, f"{sum(each.changed_bytes for each in files_hit)} bytes differ in {files}")
     forget_sidecars(commitlog)
     await trio.sleep(step.seconds)
     await cluster.start(node)
-    await repaired(injection, node, damaged)
+    await repaired(injection, node, files_hit)
     injection.end(number)
 
 
@@ -72,15 +72,15 @@ async def _damage_running(injection: Injection, step: Step, node: str, commitlog
     number = injection.begin(step, (node, other))
     await cluster.kill(other)
     await trio.sleep(step.seconds)
-    damaged = flip_bits(injection.rng, closed_files(commitlog)[-1:], bits_max=1)
-    if all(each.is_changed for each in damaged):
-        injection.confirm(number, f"a byte differs in {', '.join(each.path.name for each in damaged)}")
+    files_hit = flip_bits(injection.rng, closed_files(commitlog)[-1:], bits_max=1)
+    if all(each.is_changed for each in files_hit):
+        injection.confirm(number, f"a byte differs in {', '.join(each.path.name for each in files_hit)}")
     await cluster.start(other)
     await cluster.wait_caught_up(other, REPAIR_SECONDS_MAX)
     await cluster.stop(node)
     forget_sidecars(commitlog)
     await cluster.start(node)
-    await repaired(injection, node, damaged)
+    await repaired(injection, node, files_hit)
     injection.end(number)
 
 
@@ -103,13 +103,13 @@ def _damage(injection: Injection, what: str, commitlog: Path) -> list[Damaged]:
             raise ValueError(f"there is no fault of disks called {what!r}")
 
 
-async def repaired(injection: Injection, node: str, damaged: list[Damaged]) -> None:
+async def repaired(injection: Injection, node: str, files: list[Damaged]) -> None:
     """Wait until a broker has caught up and restored its damaged files; records the files that it has not restored.
 
     Raises ClusterFailed if it does not catch up.
     """
     await injection.cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
-    due = [each for each in damaged if each.returns]
+    due = [each for each in files if each.returns]
     with trio.move_on_after(REPAIR_SECONDS_MAX):
         while any(each.is_changed for each in due):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)

@@ -27,11 +27,11 @@ class Injection:
 
     def draw(self, name: str, cards: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Draw a card at random; each comes before one comes again."""
-        left = self.decks.get(name, [])
-        card = self.rng.choice([each for each in left if each in cards] or list(cards))
-        if card not in left:
-            left = [*left, *(each for each in cards if each not in left)]
-        self.decks[name] = [each for each in left if each != card]
+        deck = self.decks.get(name, [])
+        card = self.rng.choice([each for each in deck if each in cards] or list(cards))
+        if card not in deck:
+            deck = [*deck, *(each for each in cards if each not in deck)]
+        self.decks[name] = [each for each in deck if each != card]
         return card
 
     def begin(self, step: Step, nodes: tuple[str, ...]) -> int:
@@ -46,14 +46,14 @@ class Injection:
         self.end(number)
 
     def _begin(self, kind: str, what: str, nodes: tuple[str, ...], lasts: str, majority: bool) -> int:
-        described = f"{kind} {what} ({', '.join(nodes)})"
-        self.say(described + lasts)
-        return self.recorder.fault_begins(kind, described, nodes, majority=majority)
+        description = f"{kind} {what} ({', '.join(nodes)})"
+        self.say(description + lasts)
+        return self.recorder.fault_begins(kind, description, nodes, majority=majority)
 
-    def confirm(self, number: int, seen: str) -> None:
+    def confirm(self, number: int, effect: str) -> None:
         """Record that the effect of a fault was observed."""
-        self.say(f"  seen: {seen}")
-        self.recorder.fault_confirmed(number, seen)
+        self.say(f"  seen: {effect}")
+        self.recorder.fault_confirmed(number, effect)
 
     def misbehaved(self, node: str, did: str) -> None:
         """Record an action of a broker that no fault excuses; the verdict is broken."""

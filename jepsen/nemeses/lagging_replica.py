@@ -54,15 +54,15 @@ async def _removed(cluster: Cluster, position: int) -> None:
             await trio.sleep(0.1)
 
 
-async def _kill_again_and_again(injection: Injection, node: str, staged: Path) -> None:
+async def _kill_again_and_again(injection: Injection, node: str, directory: Path) -> None:
     """Kill a broker while it fetches, and while it installs the fetched log; once its source, too."""
     cluster, rng = injection.cluster, injection.rng
     for attempt in range(KILLS):
         moment = rng.choice(MOMENTS)
-        logged = cluster.log_file(node).stat().st_size
+        log_size = cluster.log_file(node).stat().st_size
         await cluster.start(node)
         with trio.move_on_after(MOMENT_SECONDS_MAX):
-            while not ((staged / moment).exists() or has_logged(cluster.log_file(node), moment, logged)):  # noqa: ASYNC110
+            while not ((directory / moment).exists() or has_logged(cluster.log_file(node), moment, log_size)):  # noqa: ASYNC110
                 await trio.sleep(0.002)
             injection.say(f"  {node} is killed at {moment}")
         await trio.sleep(rng.choice(REST_SECONDS))

@@ -146,45 +146,45 @@ async def _wiped(injection: Injection, step: Step, leader: str) -> None:
     the wiped one acknowledged would be lost.
     """
     cluster = injection.cluster
-    wiped, other = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
-    number = injection.begin(step, (wiped, leader))
-    await cluster.kill(wiped)
+    empty_node, other = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
+    number = injection.begin(step, (empty_node, leader))
+    await cluster.kill(empty_node)
     # It may start as a node that waits to be added, or as the member that it was.
-    await (cluster.forget if injection.rng.random() < 0.5 else cluster.wipe)(wiped)
-    logged = cluster.log_file(wiped).stat().st_size
-    await cluster.start(wiped)
+    await (cluster.forget if injection.rng.random() < 0.5 else cluster.wipe)(empty_node)
+    log_size = cluster.log_file(empty_node).stat().st_size
+    await cluster.start(empty_node)
     await trio.sleep(step.seconds)
     await cluster.kill(leader)
     await trio.sleep(ELECTION_SECONDS)
-    await look_at_wiped(injection, number, wiped, other)
+    await look_at_wiped(injection, number, empty_node, other)
     await cluster.start(leader)
     await cluster.leader()
-    await cluster.stop(wiped)
-    if not has_logged(cluster.log_file(wiped), TOLD, logged):
-        injection.misbehaved(wiped, "was not told that its directory is another one")
-    if (vote := await operators.vote(cluster, wiped)) is not None:
-        injection.misbehaved(wiped, f"voted for {vote} with an empty directory")
-    await change_members(cluster, {wiped: None}, remove(wiped))
-    await cluster.forget(wiped)
-    await readd(cluster, wiped)
+    await cluster.stop(empty_node)
+    if not has_logged(cluster.log_file(empty_node), TOLD, log_size):
+        injection.misbehaved(empty_node, "was not told that its directory is another one")
+    if (vote := await operators.vote(cluster, empty_node)) is not None:
+        injection.misbehaved(empty_node, f"voted for {vote} with an empty directory")
+    await change_members(cluster, {empty_node: None}, remove(empty_node))
+    await cluster.forget(empty_node)
+    await readd(cluster, empty_node)
     injection.end(number)
 
 
-async def look_at_wiped(injection: Injection, number: int, wiped: str, other: str) -> None:
+async def look_at_wiped(injection: Injection, number: int, empty_node: str, other: str) -> None:
     """Check the two replicas left, one without data: neither may lead, and the empty one must have received nothing.
 
     Confirmed by its last entry.
     """
-    for node in (wiped, other):
+    for node in (empty_node, other):
         table = await injection.cluster.figures(node, 3.0)
         if table is None:
             continue
         if table["raftmq.role"] == "leader":
-            injection.misbehaved(node, f"leads in term {table['raftmq.term']} while {wiped} has nothing")
-        if node == wiped:
-            injection.confirm(number, f"the last entry of {wiped} is {table['raftmq.lastIndex']}")
+            injection.misbehaved(node, f"leads in term {table['raftmq.term']} while {empty_node} has nothing")
+        if node == empty_node:
+            injection.confirm(number, f"the last entry of {empty_node} is {table['raftmq.lastIndex']}")
             if table["raftmq.lastIndex"] != "0":
-                injection.misbehaved(wiped, f"got {table['raftmq.lastIndex']} entries before it was added anew")
+                injection.misbehaved(empty_node, f"got {table['raftmq.lastIndex']} entries before it was added anew")
 
 
 async def prepare_spare(cluster: Cluster) -> str:
@@ -219,21 +219,21 @@ async def change_members(
 
     If the leader dies the outcome is unknown, so the command is repeated.
     """
-    told = ""
+    reason = ""
     with trio.move_on_after(CHANGE_SECONDS_MAX):
         while True:
             try:
                 async with operators.open_session(cluster) as session:
-                    told = (await operation(session)).text
+                    reason = (await operation(session)).text
                     members = (await session.status()).view.members
             except ClientError as error:
-                told = str(error)
+                reason = str(error)
             else:
                 now = {member.node_id: member.role for member in members}
                 if all(now.get(node) == role for node, role in roles.items()):
                     return
             await trio.sleep(RETRY_SECONDS)
-    raise ClusterFailed(f"the members {roles} did not come about within {CHANGE_SECONDS_MAX:g} s: {told}")
+    raise ClusterFailed(f"the members {roles} did not come about within {CHANGE_SECONDS_MAX:g} s: {reason}")
 
 
 def add(cluster: Cluster, node: str, *, voter: bool) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:

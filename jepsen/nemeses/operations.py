@@ -48,16 +48,16 @@ async def transfer(injection: Injection, step: Step, leader: str) -> None:
 async def _transfer(injection: Injection, step: Step, leader: str, *, rounds: int) -> None:
     cluster = injection.cluster
     number = injection.begin(step, (leader,))
-    led = [leader]
+    leaders = [leader]
     for _ in range(rounds):
         await _ask_for_transfer(injection)
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while (now := await cluster.leader()) == led[-1]:  # noqa: ASYNC110 (no event to wait for)
+            while (now := await cluster.leader()) == leaders[-1]:  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.05)
-            led.append(now)
+            leaders.append(now)
         await trio.sleep(step.seconds)
-    if len(led) > 1:
-        injection.confirm(number, f"{', then '.join(led)} led")
+    if len(leaders) > 1:
+        injection.confirm(number, f"{', then '.join(leaders)} led")
     injection.end(number)
 
 

@@ -31,14 +31,14 @@ async def packets(injection: Injection, step: Step, leader: str) -> None:
     everybody = (*cluster.nodes, CLIENTS)
     links = [(one, other) for one in everybody for other in everybody if one != other and {one, other} & {*nodes}]
     number = injection.begin(step, nodes)
-    shaped = dict.fromkeys(links, SHAPES[what])
+    shapes = dict.fromkeys(links, SHAPES[what])
     try:
-        await network.shape(shaped)
+        await network.shape(shapes)
         await trio.sleep(LOOK_SECONDS)
-        counts = await network.shape(shaped)
+        counts = await network.shape(shapes)
         if counts:
-            told = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
-            injection.confirm(number, f"packets within {LOOK_SECONDS:g} s: {told}")
+            text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+            injection.confirm(number, f"packets within {LOOK_SECONDS:g} s: {text}")
         await trio.sleep(step.seconds)
     finally:
         with trio.CancelScope(shield=True):  # one line to a process of ours

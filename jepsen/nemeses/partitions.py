@@ -14,23 +14,23 @@ from jepsen.schedule import Step, grudges
 
 async def partition(injection: Injection, step: Step, leader: str) -> None:
     """Let some servers receive nothing from others for a while."""
-    planned = grudges(step.variant.what, leader, injection.cluster.nodes, injection.rng)
-    number = injection.begin(step, tuple(sorted(planned)))
-    async with cut(injection, number, planned):
+    node_grudges = grudges(step.variant.what, leader, injection.cluster.nodes, injection.rng)
+    number = injection.begin(step, tuple(sorted(node_grudges)))
+    async with cut(injection, number, node_grudges):
         await trio.sleep(step.seconds)
     injection.end(number)
 
 
 @asynccontextmanager
-async def cut(injection: Injection, number: int, planned: Grudges) -> AsyncIterator[None]:
+async def cut(injection: Injection, number: int, node_grudges: Grudges) -> AsyncIterator[None]:
     """Cut links until the block ends; confirmed by dropped packets."""
     network = injection.cluster.network
     try:
-        await network.drop(planned)
+        await network.drop(node_grudges)
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while not (dropped := await network.dropped()):  # noqa: ASYNC110 (no event to wait for)
+            while not (count := await network.dropped()):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
-            injection.confirm(number, f"{dropped} packets were dropped or held back at once")
+            injection.confirm(number, f"{count} packets were dropped or held back at once")
         yield
     finally:
         with trio.CancelScope(shield=True):  # a few short commands

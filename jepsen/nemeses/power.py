@@ -26,10 +26,10 @@ async def power_loss(injection: Injection, step: Step, leader: str) -> None:
 async def lose_power(injection: Injection, number: int, nodes: Sequence[str]) -> None:
     """Kill brokers and drop unsynced data from their disks. Confirmed by two test files."""
     cluster = injection.cluster
-    lost: dict[str, Lost] = {}
+    losses: dict[str, Lost] = {}
 
     async def lose(node: str) -> None:
-        lost[node] = await cluster.disks[node].lose_power()
+        losses[node] = await cluster.disks[node].lose_power()
 
     async with trio.open_nursery() as nursery:
         for node in nodes:
@@ -37,6 +37,6 @@ async def lose_power(injection: Injection, number: int, nodes: Sequence[str]) ->
     async with trio.open_nursery() as nursery:
         for node in nodes:
             nursery.start_soon(lose, node)
-    if all(each.unsynced_gone and each.synced_kept for each in lost.values()):
-        told = ", ".join(f"{each.nbytes} bytes of {node}" for node, each in sorted(lost.items()))
-        injection.confirm(number, f"a file that was not synced is gone, a synced one is not; changed: {told}")
+    if all(each.unsynced_gone and each.synced_kept for each in losses.values()):
+        text = ", ".join(f"{each.nbytes} bytes of {node}" for node, each in sorted(losses.items()))
+        injection.confirm(number, f"a file that was not synced is gone, a synced one is not; changed: {text}")

@@ -25,16 +25,16 @@ async def kill(injection: Injection, step: Step, leader: str) -> None:
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
     pids = {node: cluster.pid(node) for node in nodes}
-    told = ""
+    addition = ""
     if step.variant.what.endswith(CHECKPOINT):
         await _checkpoint_begun(cluster.data_dir(nodes[0]))
     async with trio.open_nursery() as nursery:
         for node in nodes:
             nursery.start_soon(cluster.kill, node)
     if step.variant.what.endswith(CHECKPOINT):
-        told = f", its checkpoint is {'half' if _unfinished(cluster.data_dir(nodes[0])) else 'just'} written"
+        addition = f", its checkpoint is {'half' if _unfinished(cluster.data_dir(nodes[0])) else 'just'} written"
     if not any(state_of_process(pid) for pid in pids.values()):
-        injection.confirm(number, f"no process has the ids {', '.join(map(str, pids.values()))} any more{told}")
+        injection.confirm(number, f"no process has the ids {', '.join(map(str, pids.values()))} any more{addition}")
     await trio.sleep(step.seconds)
     for node in nodes:
         await cluster.start(node)

@@ -54,9 +54,9 @@ async def starve(injection: Injection, step: Step, leader: str) -> None:
     number = injection.begin(step, nodes)
     with _limited("cpu", [cluster.pid(node) for node in nodes]) as group:
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while not (waited := throttled((group / "cpu.stat").read_text())):  # noqa: ASYNC110 (no event to wait for)
+            while not (wait_count := throttled((group / "cpu.stat").read_text())):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
-            injection.confirm(number, f"{', '.join(nodes)} waited for a processor {waited} times at once")
+            injection.confirm(number, f"{', '.join(nodes)} waited for a processor {wait_count} times at once")
         await trio.sleep(step.seconds)
     injection.end(number)
 
@@ -76,11 +76,11 @@ async def memory(injection: Injection, step: Step, leader: str) -> None:
     number = injection.begin(step, (node,))
     cluster.may_end(node)
     with _limited("memory", [cluster.pid(node)]) as group:
-        seen = ""
+        effect = ""
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while not (seen := _pressed(cluster, node, group)):  # noqa: ASYNC110 (no event to wait for)
+            while not (effect := _pressed(cluster, node, group)):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
-            injection.confirm(number, seen)
+            injection.confirm(number, effect)
         await trio.sleep(step.seconds)
     if cluster.is_running(node):
         cluster.must_not_end(node)
@@ -111,9 +111,9 @@ def _figure(text: str, name: str) -> int:
 @contextmanager
 def _limited(controller: str, pids: list[int]) -> Iterator[Path]:
     """Put processes into a control group, in which they share the limit, until the block ends."""
-    found = _root(controller)
-    assert found is not None, "asked for although it is not available"
-    root, version = found
+    hierarchy = _root(controller)
+    assert hierarchy is not None, "asked for although it is not available"
+    root, version = hierarchy
     group = root / f"{PREFIX}{os.getpid()}"
     group.mkdir(exist_ok=True)
     limits: Mapping[str, str] = _FILES[controller, version]

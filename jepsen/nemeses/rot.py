@@ -16,10 +16,10 @@ from mq.protocol.messages.records import RecordError, StoredMessage, decode_reco
 def serves(message: StoredMessage, body: bytes) -> bool:
     """Whether the body of a pull's answer contains this message, with its own body and properties, and nothing else."""
     try:
-        served = decode_records(body)
+        records = decode_records(body)
     except RecordError:
         return False
-    return [(each.body, each.properties) for each in served] == [(message.body, message.properties)]
+    return [(each.body, each.properties) for each in records] == [(message.body, message.properties)]
 
 
 async def rot(injection: Injection, step: Step, leader: str) -> None:
@@ -37,15 +37,15 @@ async def rot(injection: Injection, step: Step, leader: str) -> None:
     await cluster.stop(node)
     await cluster.start(node)
     await cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
-    if (found := flip_property(injection.rng, old)) is not None:
-        damaged, message = found
-        if damaged.is_changed:
+    if (file_and_message := flip_property(injection.rng, old)) is not None:
+        file, message = file_and_message
+        if file.is_changed:
             where = f"{message.topic}/{message.queue_id}@{message.queue_offset}"
-            injection.confirm(number, f"a bit of a property of {where} differs in {damaged.path.name}")
+            injection.confirm(number, f"a bit of a property of {where} differs in {file.path.name}")
         fields = pull_fields(message.topic, message.queue_id, message.queue_offset, count_max=1)
         answer = await ask_once(cluster.network.clients_reach(node), RequestCode.PULL_MESSAGE, fields)
         if answer is not None and answer[0].code == ResponseCode.SUCCESS and not serves(message, answer[1]):
             injection.misbehaved(node, f"handed out {message.topic}/{message.queue_id}@{message.queue_offset} damaged")
-        await repaired(injection, node, [damaged])
+        await repaired(injection, node, [file])
     await trio.sleep(step.seconds)
     injection.end(number)

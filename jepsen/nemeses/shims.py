@@ -83,12 +83,12 @@ def _release(injection: Injection, nodes: tuple[str, ...]) -> None:
 
 
 async def confirm_hits(
-    injection: Injection, number: int, nodes: tuple[str, ...], count: Callable[[Shim], int], told: str
+    injection: Injection, number: int, nodes: tuple[str, ...], count: Callable[[Shim], int], what: str
 ) -> None:
     """Wait until each of ``nodes`` has met its faked clock or disk."""
     shims = injection.cluster.shims
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
         while not all(count(shims[node]) for node in nodes):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)
-        seen = ", ".join(f"{count(shims[node])} {told} {node}" for node in nodes)
-        injection.confirm(number, f"{seen} within the first moments")
+        effect = ", ".join(f"{count(shims[node])} {what} {node}" for node in nodes)
+        injection.confirm(number, f"{effect} within the first moments")

@@ -79,8 +79,8 @@ async def store_slow(injection: Injection, step: Step, leader: str) -> None:
     before = len(storage.answered())
     node = await _restart(injection)
     await trio.sleep(step.seconds)
-    if (slowed := len(storage.answered()) - before) > 0:
-        injection.confirm(number, f"{slowed} requests were answered late, and {node} was restarted")
+    if (count := len(storage.answered()) - before) > 0:
+        injection.confirm(number, f"{count} requests were answered late, and {node} was restarted")
     storage.delay(0.0)
     injection.end(number)
 
@@ -93,10 +93,10 @@ async def store_rot(injection: Injection, step: Step, leader: str) -> None:
     whole = {path: path.read_bytes() for path in _log_files(storage)}
     for path, content in whole.items():
         path.write_bytes(rotten(injection.rng, content))
-    changed = sum(path.read_bytes() != content for path, content in whole.items())
+    count = sum(path.read_bytes() != content for path, content in whole.items())
     node = await _restart(injection)
-    if changed:
-        injection.confirm(number, f"{changed} objects differ, and {node} was restarted")
+    if count:
+        injection.confirm(number, f"{count} objects differ, and {node} was restarted")
     await trio.sleep(step.seconds)
     for path, content in whole.items():
         path.write_bytes(content)
@@ -105,11 +105,11 @@ async def store_rot(injection: Injection, step: Step, leader: str) -> None:
 
 def rotten(rng: Random, content: bytes) -> bytes:
     """The content with a flipped bit in each `FLIP_EVERY_BYTES`."""
-    damaged = bytearray(content)
-    for begin in range(0, len(damaged), FLIP_EVERY_BYTES):
-        at = rng.randrange(begin, min(begin + FLIP_EVERY_BYTES, len(damaged)))
-        damaged[at] ^= 1 << rng.randrange(8)
-    return bytes(damaged)
+    data = bytearray(content)
+    for begin in range(0, len(data), FLIP_EVERY_BYTES):
+        at = rng.randrange(begin, min(begin + FLIP_EVERY_BYTES, len(data)))
+        data[at] ^= 1 << rng.randrange(8)
+    return bytes(data)
 
 
 async def store_rollback(injection: Injection, step: Step, leader: str) -> None:

@@ -177,17 +177,17 @@ def _lanes(history: History) -> str:
     """Draw a lane for each of the busiest processes; operations within a few pixels are drawn once."""
     axis = _Axis(history)
     counts = Counter(operation.process for operation in history.operations)
-    shown = sorted(process for process, _ in counts.most_common(LANES_MAX))
-    row = {process: number for number, process in enumerate(shown)}
+    lanes = sorted(process for process, _ in counts.most_common(LANES_MAX))
+    row = {process: number for number, process in enumerate(lanes)}
     names: defaultdict[int, Counter[str]] = defaultdict(Counter)
     marks: dict[tuple[int, int, str], float] = {}
     for operation in history.operations:
         if operation.process in row:
             names[operation.process][operation.name] += 1
             _mark(marks, operation, row, axis, history.ended)
-    height = TITLE + len(shown) * LANE + 4
+    height = TITLE + len(lanes) * LANE + 4
     parts = [_open(height), *_bands(history, axis, height)]
-    for process in shown:
+    for process in lanes:
         y = TITLE + row[process] * LANE
         what = ", ".join(f"{count:,} {name}" for name, count in names[process].most_common())
         parts.append(

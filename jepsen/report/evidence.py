@@ -33,27 +33,27 @@ def values_in_examples(examples: Iterable[str]) -> list[str]:
 
 def lines_of(history: History, values: Iterable[str]) -> Mapping[str, list[Line]]:
     """Map each value to the first operations that sent, read or ended it, at most `LINES_MAX`."""
-    found: dict[str, list[Line]] = {value: [] for value in values}
-    if not found:
-        return found
+    lines: dict[str, list[Line]] = {value: [] for value in values}
+    if not lines:
+        return lines
     for operation in history.operations:
-        for value in _named(operation, found):
-            if len(found[value]) < LINES_MAX:
-                found[value].append(
+        for value in _named(operation, lines):
+            if len(lines[value]) < LINES_MAX:
+                lines[value].append(
                     Line(operation.index + 1, _says(operation, history.began), operation.began, operation.node)
                 )
-    return found
+    return lines
 
 
-def _named(operation: Operation, wanted: Mapping[str, Any]) -> set[str]:
-    named = set()
+def _named(operation: Operation, values: Mapping[str, Any]) -> set[str]:
+    names = set()
     for part in (operation.value, operation.result):
         if isinstance(part, str):
-            named.add(part)
+            names.add(part)
         elif isinstance(part, list):
             for each in part:
-                named.update(text for text in ([each] if isinstance(each, str) else each) if isinstance(text, str))
-    return named & wanted.keys()
+                names.update(text for text in ([each] if isinstance(each, str) else each) if isinstance(text, str))
+    return names & values.keys()
 
 
 def _says(operation: Operation, began: int) -> str:

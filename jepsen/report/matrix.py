@@ -55,17 +55,17 @@ def report_of(profile: str, backend: str, directory: Path) -> Path:
     return directory / f"{stem}.md"
 
 
-def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
+def row_of(cell: Cell, verdict: Verdict, state_counts: Mapping[str, int]) -> Row:
     """Describe a judged run, with the number of times that it reached each rare state."""
     counts = {
         name: count for result in verdict.results for name, count in result.counts.items() if result.name in _OF_ROW
     }
-    told = [
+    reasons = [
         f"{result.name}: {anomaly}, {count:,} times: {result.examples[anomaly][0]}"
         for result in verdict.results
         for anomaly, count in result.anomalies.items()
     ]
-    told += [f"{result.name}: {reason}" for result in verdict.results for reason in result.unknown]
+    reasons += [f"{result.name}: {reason}" for result in verdict.results for reason in result.unknown]
     plan = verdict.plan
     return Row(
         cell.workload,
@@ -82,8 +82,8 @@ def row_of(cell: Cell, verdict: Verdict, met: Mapping[str, int]) -> Row:
         compiled=counts.get(BY_COMPILED, 0),
         injected=counts.get("faults", 0),
         confirmed=counts.get("faults confirmed", 0),
-        told=told,
-        met=dict(met),
+        told=reasons,
+        met=dict(state_counts),
     )
 
 
@@ -112,8 +112,8 @@ def table(rows: Sequence[Row]) -> str:
     """Format rows for a terminal."""
     lines = [("workload", "faults", "verdict", "operations", "faults seen")]
     for row in rows:
-        seen = f"{row.confirmed} of {row.injected}" if row.verdict != NOT_RUN else row.told[0]
-        lines.append((row.workload, row.faults, row.verdict, f"{row.operations:,}", seen))
+        effects = f"{row.confirmed} of {row.injected}" if row.verdict != NOT_RUN else row.told[0]
+        lines.append((row.workload, row.faults, row.verdict, f"{row.operations:,}", effects))
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     texts = [
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=False)) + f"  {line[4]}"
@@ -125,18 +125,18 @@ def table(rows: Sequence[Row]) -> str:
 def read_rows(report: Path, profile: str) -> list[Row]:
     """Read the rows of a report on the same profile; none if it does not exist. Raises OSError."""
     try:
-        stored = msgspec.json.decode(report.with_suffix(".json").read_bytes(), type=StoredVerdict)
+        report_file = msgspec.json.decode(report.with_suffix(".json").read_bytes(), type=StoredVerdict)
     except (FileNotFoundError, msgspec.MsgspecError):
         return []
-    return stored.rows if stored.profile == profile else []
+    return report_file.rows if report_file.profile == profile else []
 
 
-def still_to_run(planned: Sequence[Cell], rows: Sequence[Row]) -> tuple[list[Cell], list[Row]]:
+def still_to_run(all_cells: Sequence[Cell], rows: Sequence[Row]) -> tuple[list[Cell], list[Row]]:
     """The runs of a profile without a valid row, and its valid rows."""
     valid = {(row.workload, row.faults, row.seconds): row for row in rows if row.verdict == _VALID}
-    wanted = {(cell.workload, cell.faults, cell.seconds): cell for cell in planned}
-    kept = [row for key, row in valid.items() if key in wanted]
-    return [cell for key, cell in wanted.items() if key not in valid], kept
+    cells_by_key = {(cell.workload, cell.faults, cell.seconds): cell for cell in all_cells}
+    valid_rows = [row for key, row in valid.items() if key in cells_by_key]
+    return [cell for key, cell in cells_by_key.items() if key not in valid], valid_rows
 
 
 def without(rows: Sequence[Row], cell: Cell) -> list[Row]:
@@ -153,10 +153,10 @@ def _by_day(rows: Sequence[Row]) -> list[str]:
     return ["Runs by day: " + ", ".join(f"{count} on {day}" for day, count in sorted(days.items())) + "."]
 
 
-def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str], *, planned: int) -> None:
+def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str], *, run_count: int) -> None:
     """Write the page, and its data next to it as JSON.
 
-    ``missing``: faults that are not available on this machine; ``planned``: the number of runs in the profile.
+    ``missing``: faults that are not available on this machine; ``run_count``: the number of runs in the profile.
 
     Raises OSError.
     """
@@ -169,7 +169,7 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
         "[checking the promises](../jepsen.md).",
         f"The profile {profile}: {PROFILES[profile]}.",
         "",
-        f"{len(rows)} of {planned} runs, {total:,} operations checked, "
+        f"{len(rows)} of {run_count} runs, {total:,} operations checked, "
         f"{sum(row.acknowledged for row in rows):,} messages acknowledged, "
         f"{sum(row.compiled for row in rows):,} received by the compiled send path, "
         f"{faults} of {sum(row.injected for row in rows)} faults observed to take effect. "
@@ -205,5 +205,5 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
     lines += [f"- {row.began}, raftmq {row.version}, load {row.load}: `{row.command}`" for row in rows if row.command]
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text("\n".join(lines) + "\n")
-    stored = msgspec.json.format(msgspec.json.encode(StoredVerdict(profile, list(rows))), indent=1)
-    report.with_suffix(".json").write_bytes(stored + b"\n")
+    content = msgspec.json.format(msgspec.json.encode(StoredVerdict(profile, list(rows))), indent=1)
+    report.with_suffix(".json").write_bytes(content + b"\n")

@@ -61,19 +61,19 @@ def _outside(history: History) -> str:
         for event in history.of_run("took-part")
     ]
     java = history.plan.get("java", "not asked")
-    told = [] if "java" in history.plan.get("programs", ()) else [f"RocketMQ's Java client did not run: {java}"]
-    return f"<p>Clients in processes of their own: {escape('; '.join([*parts, *told]))}.</p>"
+    notes = [] if "java" in history.plan.get("programs", ()) else [f"RocketMQ's Java client did not run: {java}"]
+    return f"<p>Clients in processes of their own: {escape('; '.join([*parts, *notes]))}.</p>"
 
 
 def _promises(results: Iterable[Result]) -> str:
     rows = []
     for result in results:
         word = in_words(result.valid)
-        looked = ", ".join(f"{count:,} {name}" for name, count in result.counts.items())
+        counts = ", ".join(f"{count:,} {name}" for name, count in result.counts.items())
         why = "".join(f"<br>{escape(reason)}" for reason in result.unknown)
         rows.append(
             f"<tr><td>{escape(result.name)}</td><td>{escape(result.promise)}</td>"
-            f"<td class='{word}'>{word}</td><td>{escape(looked)}{why}</td></tr>"
+            f"<td class='{word}'>{word}</td><td>{escape(counts)}{why}</td></tr>"
         )
     head = "<tr><th>checker</th><th>promise</th><th>verdict</th><th>checked</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"
@@ -83,21 +83,21 @@ def _anomalies(history: History, result: Result) -> str:
     """Describe each anomaly with its examples, and their lines in the history and the servers' logs."""
     parts = [f"<h2>Broken: {escape(result.promise)}</h2>"]
     values = values_in_examples(example for each in result.examples.values() for example in each)
-    found = lines_of(history, values)
+    lines = lines_of(history, values)
     for anomaly, count in result.anomalies.items():
         examples = "".join(
-            f"<li>{escape(example)}{_evidence(history, example, found)}</li>" for example in result.examples[anomaly]
+            f"<li>{escape(example)}{_evidence(history, example, lines)}</li>" for example in result.examples[anomaly]
         )
         parts.append(f"<h3>{escape(anomaly)}, {count:,} times</h3><ul>{examples}</ul>")
     return "".join(parts)
 
 
-def _evidence(history: History, example: str, found: Mapping[str, Sequence[Line]]) -> str:
+def _evidence(history: History, example: str, lines_by_value: Mapping[str, Sequence[Line]]) -> str:
     """The lines of the history that name the values of an example, and the logs of its replicas at that time."""
-    lines = [line for value in values_in_examples([example]) for line in found.get(value, ())]
+    lines = [line for value in values_in_examples([example]) for line in lines_by_value.get(value, ())]
     if not lines:
         return ""
-    listed = "".join(
+    items = "".join(
         f"<li><a href='history.jsonl'>history.jsonl</a> line {line.number}: {escape(line.says)}</li>" for line in lines
     )
     nodes = {node for node in history.nodes if re.search(rf"\b{re.escape(node)}\b", example)}
@@ -105,8 +105,8 @@ def _evidence(history: History, example: str, found: Mapping[str, Sequence[Line]
     first, last = (time_of_day(history, choose(line.at for line in lines)) for choose in (min, max))
     when = f" from {first} to {last}" if first else ""
     logs = ", ".join(f"<a href='logs/{escape(node)}.log'>{escape(node)}</a>" for node in sorted(nodes))
-    told = f"<li>the logs of {logs}{when}</li>" if nodes else ""
-    return f"<details><summary>{len(lines)} lines of the history</summary><ul>{listed}{told}</ul></details>"
+    logs_item = f"<li>the logs of {logs}{when}</li>" if nodes else ""
+    return f"<details><summary>{len(lines)} lines of the history</summary><ul>{items}{logs_item}</ul></details>"
 
 
 def _faults(faults: list[Fault], start: int) -> str:
@@ -115,10 +115,10 @@ def _faults(faults: list[Fault], start: int) -> str:
     rows = []
     for fault in faults:
         ends = "the end" if fault.ended is None else f"{(fault.ended - start) / 1e9:.1f} s"
-        seen = fault.seen or "not observed to take effect"
+        effect = fault.seen or "not observed to take effect"
         rows.append(
             f"<tr><td>{escape(fault.what)}</td><td>{(fault.began - start) / 1e9:.1f} s</td><td>{ends}</td>"
-            f"<td>{escape(seen)}</td></tr>"
+            f"<td>{escape(effect)}</td></tr>"
         )
     head = "<tr><th>fault</th><th>from</th><th>to</th><th>observed</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"

@@ -86,16 +86,16 @@ def promise_lines(rows: Sequence[Checked], valid: str) -> Iterable[str]:
     yield "|---|---|---:|---:|---:|"
     for promise in PROMISES:
         due = FAULTS.get(promise.what)
-        counted = [
+        valid_rows = [
             row
             for row in rows
             if row.verdict == valid
             and (not promise.workloads or row.workload in promise.workloads)
             and (due is None or any(fault in due for fault in row.faults.split(", ")))
         ]
-        named = ", ".join(f"*{each}*" for each in promise.workloads) or "all"
+        workloads = ", ".join(f"*{each}*" for each in promise.workloads) or "all"
         if due is not None:
-            named += f" under {', '.join(due)}"
-        operations = sum(row.operations for row in counted)
-        compiled = sum(row.compiled for row in counted)
-        yield f"| {promise.what} | {named} | {len(counted) or 'none'} | {operations:,} | {compiled:,} |"
+            workloads += f" under {', '.join(due)}"
+        operations = sum(row.operations for row in valid_rows)
+        compiled_count = sum(row.compiled for row in valid_rows)
+        yield f"| {promise.what} | {workloads} | {len(valid_rows) or 'none'} | {operations:,} | {compiled_count:,} |"

@@ -70,32 +70,32 @@ class _Leaders:
         """The leader at this time, None before there was one."""
         return self._nodes[bisect_right(self._times, time)]
 
-    def changed(self, began: int, ended: int) -> bool:
+    def changed(self, began: int, end: int) -> bool:
         """Whether different replicas led at the two times; the first election is not a change."""
-        return self.at(began) not in (None, self.at(ended))
+        return self.at(began) not in (None, self.at(end))
 
 
 def met_in_history(history: History) -> Counter[str]:
     """The number of times that clients reached each state of `IN_HISTORIES`, including 0."""
     leaders = _Leaders(history)
     counts = Counter(dict.fromkeys(IN_HISTORIES, 0))
-    stored: dict[tuple[str, str], int] = {}
+    end_times: dict[tuple[str, str], int] = {}
     # Skip operations without an end: they would span every later change of leader.
     by_end = sorted((each.ended, each.index, each) for each in history.operations if each.ended is not None)
-    for ended, _, operation in by_end:
+    for end, _, operation in by_end:
         for state, key in _begun_before(operation):
-            counts[state] += key in stored and leaders.changed(stored[key], ended)
+            counts[state] += key in end_times and leaders.changed(end_times[key], end)
         match operation.name, operation.outcome:
             case (("half" | "schedule"), "ok"):
-                stored[operation.name, operation.value] = ended
+                end_times[operation.name, operation.value] = end
             case "pop", "ok":
-                stored |= {("pop", value): ended for _, _, value in operation.result or ()}
+                end_times |= {("pop", value): end for _, _, value in operation.result or ()}
             case "handle", _:
-                counts[HANDLED] += leaders.changed(operation.began, ended)
+                counts[HANDLED] += leaders.changed(operation.began, end)
             case "send", "info":
-                counts[IN_DOUBT] += leaders.changed(operation.began, ended)
+                counts[IN_DOUBT] += leaders.changed(operation.began, end)
             case "removed", _:
-                counts[REMOVED] += operation.node is not None and operation.node != leaders.at(ended)
+                counts[REMOVED] += operation.node is not None and operation.node != leaders.at(end)
             case _:
                 pass
     return counts

@@ -35,13 +35,13 @@ class Stored(msgspec.Struct, frozen=True):
 
 def runs_in(store: Path) -> dict[str, Stored]:
     """Judged runs by directory name, newest first. Raises OSError."""
-    found = {}
+    runs = {}
     for path in sorted(store.glob(f"*/{VERDICT}"), reverse=True):
         try:
-            found[path.parent.name] = msgspec.json.decode(path.read_bytes(), type=Stored)
+            runs[path.parent.name] = msgspec.json.decode(path.read_bytes(), type=Stored)
         except msgspec.MsgspecError:
             continue  # its run is still writing it
-    return found
+    return runs
 
 
 def index_page(runs: dict[str, Stored]) -> str:

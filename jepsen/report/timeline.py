@@ -84,9 +84,9 @@ def _dots(sends: list[Operation], x: X, last: int) -> Iterator[str]:
     step = CELL if len(sends) > DOTS_MAX else 1
     cells: Counter[tuple[str, int, int]] = Counter()
     for send in sends:
-        ended = last if send.ended is None else send.ended
+        end = last if send.ended is None else send.ended
         at = round(x(send.began) / step) * step
-        cells[send.outcome, at, round(_SCALE.y((ended - send.began) / 1e9) / step) * step] += 1
+        cells[send.outcome, at, round(_SCALE.y((end - send.began) / 1e9) / step) * step] += 1
     for (outcome, at, y), count in sorted(cells.items(), key=lambda cell: cell[0][0] != "ok"):
         opacity = min(1.0, 0.35 + 0.15 * math.log2(count + 1))
         radius = 1.4 if outcome == "ok" else 2.2
@@ -111,12 +111,12 @@ def _leaders(history: History, x: X, last: int) -> Iterator[str]:
 
 def _rate(sends: list[Operation], x: X, first: int, last: int, height: int) -> Iterator[str]:
     second = 10**9
-    acknowledged = Counter((send.ended - first) // second for send in sends if send.outcome == "ok" and send.ended)
-    highest = max(acknowledged.values(), default=1)
+    ack_counts = Counter((send.ended - first) // second for send in sends if send.outcome == "ok" and send.ended)
+    highest = max(ack_counts.values(), default=1)
     bottom = height - 20
     points = []
     for number in range((last - first) // second + 1):
-        y = bottom - (RATE - 20) * acknowledged[number] / highest
+        y = bottom - (RATE - 20) * ack_counts[number] / highest
         points.append(f"{x(first + number * second):.1f},{y:.1f}")
         if number % max(1, (last - first) // second // 12) == 0:
             at = x(first + number * second)

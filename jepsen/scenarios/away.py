@@ -33,14 +33,14 @@ async def away_then_power_loss(kind: str, away: Away, injection: Injection) -> N
     """
     cluster = injection.cluster
     leader = await cluster.leader()
-    missing, kept = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
+    missing, follower = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
     async with injection.fault(kind, "one follower", (missing,)) as first, away(injection, first, missing):
         await trio.sleep(AWAY_SECONDS)
     async with (
         injection.fault(kind, "the leader", (leader,)) as second,
         away(injection, second, leader),
-        injection.fault("power-loss", "the other follower", (kept,)) as third,
+        injection.fault("power-loss", "the other follower", (follower,)) as third,
     ):
-        await lose_power(injection, third, (kept,))
-        await cluster.start(kept)
+        await lose_power(injection, third, (follower,))
+        await cluster.start(follower)
         await trio.sleep(AWAY_SECONDS)

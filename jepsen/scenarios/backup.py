@@ -29,20 +29,22 @@ async def backup_and_restore(injection: Injection) -> None:
     node, other = rng.sample([each for each in cluster.nodes if each != leader], 2)
     target = cluster.directory / "backup"
     async with injection.fault("backup", "of a follower", (node,)) as number:
-        taken: dict[str, Any] | None = None
+        backup: dict[str, Any] | None = None
         for _ in range(RUNS):
             table = await cluster.figures(node)
             due = 0 if table is None else int(table["raftmq.commitIndex"])
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_kill, injection, other)
-                taken = await _run_backup(injection, node, target)
-            if taken is not None and taken["last_index"] < due:
-                injection.misbehaved(node, f"was backed up to entry {taken['last_index']}, {due} were committed before")
-        if taken is not None:
-            restored = cluster.directory / "restored"
-            if await _restore(injection, node, target, restored):
-                injection.confirm(number, f"entry {taken['last_index']} is the last one of the backup of {node}")
-                for what in await trio.to_thread.run_sync(differing, restored, cluster.data_dir(node)):
+                backup = await _run_backup(injection, node, target)
+            if backup is not None and backup["last_index"] < due:
+                injection.misbehaved(
+                    node, f"was backed up to entry {backup['last_index']}, {due} were committed before"
+                )
+        if backup is not None:
+            copy = cluster.directory / "restored"
+            if await _restore(injection, node, target, copy):
+                injection.confirm(number, f"entry {backup['last_index']} is the last one of the backup of {node}")
+                for what in await trio.to_thread.run_sync(differing, copy, cluster.data_dir(node)):
                     injection.misbehaved(node, f"was backed up, and the restored {what}")
         for path in (target, cluster.directory / "restored"):
             await trio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
@@ -68,34 +70,34 @@ async def _run_backup(injection: Injection, node: str, target: Path) -> dict[str
 
 async def _restore(injection: Injection, node: str, target: Path, directory: Path) -> bool:
     command = ("restore", str(target), f"{NEW_NODE}={directory}", "--peers", NEW_PEERS, "--json")
-    done = await _printed(injection, injection.cluster, *command)
-    if done is None:
+    output = await _printed(injection, injection.cluster, *command)
+    if output is None:
         injection.misbehaved(node, "was backed up, and the backup cannot be restored")
-    return done is not None
+    return output is not None
 
 
 async def _printed(injection: Injection, cluster: Cluster, *command: str) -> dict[str, Any] | None:
-    done = await cluster.command(*command)
-    if done.returncode == 0:
-        printed: dict[str, Any] = json.loads(done.stdout)
-        return printed
+    process = await cluster.command(*command)
+    if process.returncode == 0:
+        document: dict[str, Any] = json.loads(process.stdout)
+        return document
     injection.say(
-        f"  {' '.join(command[:2])}: exit code {done.returncode}: {done.stderr.decode(errors='replace')[-200:]}"
+        f"  {' '.join(command[:2])}: exit code {process.returncode}: {process.stderr.decode(errors='replace')[-200:]}"
     )
     return None
 
 
-def differing(restored: Path, original: Path) -> list[str]:
+def differing(copy: Path, original: Path) -> list[str]:
     """The restored closed log files that the original does not have byte by byte. The last file is not compared: behind
     the copied entries, it has the entries that name the new group. Raises OSError.
     """
-    paths = sorted(path for path in (restored / "commitlog").iterdir() if path.name.isdigit())
-    written = [path for path in paths if any(path.read_bytes())]
-    if not written:
+    paths = sorted(path for path in (copy / "commitlog").iterdir() if path.name.isdigit())
+    full_files = [path for path in paths if any(path.read_bytes())]
+    if not full_files:
         return ["log is empty"]
-    found = []
-    for path in written[:-1]:
+    problems = []
+    for path in full_files[:-1]:
         other = original / "commitlog" / path.name
         if not other.exists() or other.read_bytes() != path.read_bytes():
-            found.append(f"file {path.name} differs")
-    return found
+            problems.append(f"file {path.name} differs")
+    return problems

@@ -27,12 +27,12 @@ async def bit_errors(injection: Injection) -> None:
     await wait_for_closed_files(cluster, (node,))
     async with injection.fault("damage", "bits of every closed file", (node,)) as number:
         await cluster.kill(node)
-        damaged = flip_bits(injection.rng, closed_files(commitlog), bits_max=BITS_MAX)
+        files = flip_bits(injection.rng, closed_files(commitlog), bits_max=BITS_MAX)
         forget_sidecars(commitlog)
-        injection.confirm(number, f"{sum(each.changed_bytes for each in damaged)} bytes of {len(damaged)} files differ")
+        injection.confirm(number, f"{sum(each.changed_bytes for each in files)} bytes of {len(files)} files differ")
         await trio.sleep(1.0)
         await cluster.start(node)
-        await repaired(injection, node, damaged)
+        await repaired(injection, node, files)
 
 
 async def on_every_replica(injection: Injection) -> None:
@@ -43,16 +43,16 @@ async def on_every_replica(injection: Injection) -> None:
         for node in cluster.nodes:
             await cluster.kill(node)
         logs = {node: cluster.data_dir(node) / "commitlog" for node in cluster.nodes}
-        damaged = damage_all_copies(injection.rng, logs)
-        if all(each and all(one.is_changed for one in each) for each in damaged.values()):
-            counts = ", ".join(f"{sum(one.changed_bytes for one in each)} of {node}" for node, each in damaged.items())
+        files_of = damage_all_copies(injection.rng, logs)
+        if all(each and all(one.is_changed for one in each) for each in files_of.values()):
+            counts = ", ".join(f"{sum(one.changed_bytes for one in each)} of {node}" for node, each in files_of.items())
             injection.confirm(number, f"bytes that differ: {counts}; none on two of them")
         for node in cluster.nodes:
             forget_sidecars(logs[node])
             await cluster.start(node)
         async with trio.open_nursery() as nursery:
             for node in cluster.nodes:
-                nursery.start_soon(repaired, injection, node, damaged[node])
+                nursery.start_soon(repaired, injection, node, files_of[node])
 
 
 async def files_of_every_kind(injection: Injection) -> None:
@@ -66,19 +66,19 @@ async def files_of_every_kind(injection: Injection) -> None:
     await trio.sleep(CHECKPOINT_SECONDS)
     await cluster.kill(node)
     directory = cluster.data_dir(node)
-    chosen: dict[str, str] = {}
-    while len(chosen) < KINDS_AT_ONCE:
-        left = [kind for kind in FILES if FILES[kind](directory) and kind not in chosen]
-        kind, manner = injection.draw("files", [(kind, manner) for kind in left for manner in MANNERS])
-        chosen[kind] = manner
-    what = "; ".join(f"{kind}: {manner}" for kind, manner in chosen.items())
+    manner_of: dict[str, str] = {}
+    while len(manner_of) < KINDS_AT_ONCE:
+        other_kinds = [kind for kind in FILES if FILES[kind](directory) and kind not in manner_of]
+        kind, manner = injection.draw("files", [(kind, manner) for kind in other_kinds for manner in MANNERS])
+        manner_of[kind] = manner
+    what = "; ".join(f"{kind}: {manner}" for kind, manner in manner_of.items())
     async with injection.fault("damage", what, (node,)) as number:
-        damaged = [
+        files = [
             each
-            for kind, manner in chosen.items()
+            for kind, manner in manner_of.items()
             for each in break_files(injection.rng, directory, kind, manner, files_max=FILES_MAX)
         ]
-        if differs := describe_damage(damaged):
+        if differs := describe_damage(files):
             injection.confirm(number, f"missing or different: {differs}")
         await cluster.start(node)
-        await repaired(injection, node, damaged)
+        await repaired(injection, node, files)

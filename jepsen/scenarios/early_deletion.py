@@ -34,9 +34,9 @@ async def full_disk_then_lead(injection: Injection) -> None:
             await cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
             await _ask_to_lead(cluster, node, REPAIR_SECONDS_MAX)
             fill(small, FILLED)
-            deleted = await _begins_later(cluster, node)
-            if deleted:
-                injection.confirm(number, f"the log of {node} begins at {deleted}, those of others earlier")
+            first = await _begins_later(cluster, node)
+            if first:
+                injection.confirm(number, f"the log of {node} begins at {first}, those of others earlier")
             (small / BALLAST).unlink()
             await _ask_to_lead(cluster, node, LEADS_SECONDS)
             await _refilled(injection, node)
@@ -82,8 +82,8 @@ async def _refilled(injection: Injection, node: str) -> None:
         while True:
             own = await _begins(cluster, node)
             others = [await _begins(cluster, other) for other in cluster.nodes if other != node]
-            known = [other for other in others if other is not None]
-            if own is not None and known and own <= min(known):
+            positions = [other for other in others if other is not None]
+            if own is not None and positions and own <= min(positions):
                 return
             await trio.sleep(0.2)
     injection.misbehaved(node, f"has not fetched what it deleted within {REFILL_SECONDS_MAX:g} s with room on its disk")

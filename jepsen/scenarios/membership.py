@@ -98,19 +98,19 @@ async def change_under_faults(injection: Injection) -> None:
     async with injection.fault("members", "a fourth joins, one leaves", (node,)) as number:
         voters = cluster.nodes
         cluster.joined(node)  # it may lead as soon as it is a voter
-        changed = trio.Event()
+        change_done = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_disturb, injection, voters, changed)
+            nursery.start_soon(_disturb, injection, voters, change_done)
             await change_members(cluster, {node: "voter"}, add(cluster, node, voter=True))
-            changed.set()
+            change_done.set()
         await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
         await confirm_members(injection, number)
         leaves = injection.rng.choice(cluster.nodes)
-        changed = trio.Event()
+        change_done = trio.Event()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_disturb, injection, [each for each in cluster.nodes if each != leaves], changed)
+            nursery.start_soon(_disturb, injection, [each for each in cluster.nodes if each != leaves], change_done)
             await change_members(cluster, {leaves: None}, remove(leaves))
-            changed.set()
+            change_done.set()
         await gone(cluster, leaves)
 
 

@@ -47,9 +47,9 @@ async def _slow_link(injection: Injection, number: int, node: str) -> None:
     network = injection.cluster.network
     assert isinstance(network, Networks), f"{network.backend} has no switch"
     others = [each for each in (*injection.cluster.nodes, CLIENTS) if each != node]
-    shaped = {link: LINK for other in others for link in ((node, other), (other, node))}
+    shapes = {link: LINK for other in others for link in ((node, other), (other, node))}
     try:
-        await network.shape(shaped)
+        await network.shape(shapes)
         await trio.sleep(SLOW_SECONDS)
         counts = await network.shape({})
         if counts:

@@ -41,8 +41,8 @@ async def _replace(injection: Injection, node: str, *, earlier: bool) -> None:
         cluster.use_earlier(node, earlier)
         await cluster.start(node)
         await cluster.wait_caught_up(node, LEVEL_SECONDS_MAX)
-        if (told := await _reported(cluster, node)) is not None:
-            injection.confirm(number, told)
+        if (version := await _reported(cluster, node)) is not None:
+            injection.confirm(number, version)
         await trio.sleep(MIXED_SECONDS)
 
 

@@ -76,28 +76,28 @@ class BulkWorkload(LogWorkload):
             "waitMs": wait_ms,
         }
         with ExitStack() as unknown:
-            for wanted, worker in zip(ranges, workers, strict=True):
+            for range_, worker in zip(ranges, workers, strict=True):
                 unknown.enter_context(
-                    unknown_unless_answered(worker, "bulk-read", k=self._name(wanted.queue_id), n=node, v=wanted.start)
+                    unknown_unless_answered(worker, "bulk-read", k=self._name(range_.queue_id), n=node, v=range_.start)
                 )
             answer, body = await wire.ask(RequestCode.BULK_READ, fields, encode_ranges(ranges))
         bulk = decode_answer(body) if answer.code == ResponseCode.SUCCESS else None
         if bulk is None or bulk.status is not BulkStatus.RECORDS:
-            told = f"code {answer.code}: {answer.remark}" if bulk is None else f"{bulk.status.name} {bulk.text}"
-            for wanted, worker in zip(ranges, workers, strict=True):
-                worker.fail("bulk-read", told, k=self._name(wanted.queue_id), n=node)
+            reason = f"code {answer.code}: {answer.remark}" if bulk is None else f"{bulk.status.name} {bulk.text}"
+            for range_, worker in zip(ranges, workers, strict=True):
+                worker.fail("bulk-read", reason, k=self._name(range_.queue_id), n=node)
             return
         by_queue: dict[int, list[tuple[int, str, int]]] = {queue_id: [] for queue_id in range(QUEUES)}
-        for queue_id, found in zip(bulk.queue_ids, values_in(bytes(bulk.data)), strict=True):
-            by_queue[queue_id].append(found)
-        for wanted, worker in zip(ranges, workers, strict=True):
-            queue_id = wanted.queue_id
+        for queue_id, value in zip(bulk.queue_ids, values_in(bytes(bulk.data)), strict=True):
+            by_queue[queue_id].append(value)
+        for range_, worker in zip(ranges, workers, strict=True):
+            queue_id = range_.queue_id
             worker.ok(
                 "bulk-read",
                 k=self._name(queue_id),
                 n=node,
                 v=by_queue[queue_id],
-                o=bulk.offsets.get(queue_id, wanted.start),
+                o=bulk.offsets.get(queue_id, range_.start),
             )
 
     def _name(self, queue_id: int) -> str:

@@ -24,7 +24,7 @@ _REPORTS = msgspec.json.Decoder(Report)
 async def serve_client_process(workload: Workload, name: str, command: Sequence[str]) -> None:
     """Run one client, restarted whenever it ends, until cancelled; then it is stopped."""
     rng = random.Random(workload.rng.random())
-    sent = received = 0
+    send_count = receive_count = 0
     try:
         while True:
             process = await workload.cluster.start_client(name, command)
@@ -32,12 +32,12 @@ async def serve_client_process(workload: Workload, name: str, command: Sequence[
             try:
                 await life.live()
             finally:
-                sent, received = sent + life.sent, received + life.received
+                send_count, receive_count = send_count + life.sent, receive_count + life.received
                 with trio.CancelScope(shield=True):  # a process that is killed ends
                     await workload.cluster.kill(name)
             await trio.sleep(rng.uniform(*AWAY_SECONDS))
     finally:
-        workload.recorder.note("took-part", n=name, v={"sent": sent, "received": received})
+        workload.recorder.note("took-part", n=name, v={"sent": send_count, "received": receive_count})
 
 
 class _Life:
@@ -64,18 +64,18 @@ class _Life:
         member.invoke("join")
         ready = False
         async with trio.open_nursery() as nursery:
-            received = b""
+            data = b""
             assert self._process.stdout is not None, "clients tell by their output"
             while piece := await self._process.stdout.receive_some(PIECE_BYTES):
-                *lines, received = (received + piece).split(b"\n")
-                for told in map(_REPORTS.decode, lines):
-                    if told.event == "ready":
+                *lines, data = (data + piece).split(b"\n")
+                for report in map(_REPORTS.decode, lines):
+                    if report.event == "ready":
                         member.ok("join")
                         ready = True
                         self._workload.cluster.client_joined(self._name)
                         nursery.start_soon(self._send_one_by_one)
                     else:
-                        self._record_report(told)
+                        self._record_report(report)
             nursery.cancel_scope.cancel()
         if ready:
             member.invoke("leave")
@@ -100,24 +100,24 @@ class _Life:
             await self._answered.wait()
             await trio.sleep(REST_SECONDS * self._rng.random())
 
-    def _record_report(self, told: Report) -> None:
+    def _record_report(self, report: Report) -> None:
         """Record a report of the client."""
         workload, worker = self._workload, self._producer
-        queue = f"{workload.topic}/{told.queue}"
-        if told.event == "received":
-            value = value_of(told.body, properties_of(told.property or ""), told.tag)
-            self._member.ok("receive", k=queue, o=told.offset, v=value)
-            workload.consumed.add((queue, told.offset))
+        queue = f"{workload.topic}/{report.queue}"
+        if report.event == "received":
+            value = value_of(report.body, properties_of(report.property or ""), report.tag)
+            self._member.ok("receive", k=queue, o=report.offset, v=value)
+            workload.consumed.add((queue, report.offset))
             self.received += 1
             return
-        assert told.value == self._under_way, f"a client tells of {told.value} and has {self._under_way} under way"
-        if told.event == "sent":
-            worker.ok("send", k=queue, v=told.value, o=told.offset)
-            workload.acknowledge(queue, told.offset, told.value)
+        assert report.value == self._under_way, f"a client tells of {report.value} and has {self._under_way} under way"
+        if report.event == "sent":
+            worker.ok("send", k=queue, v=report.value, o=report.offset)
+            workload.acknowledge(queue, report.offset, report.value)
             self.sent += 1
-        elif told.stored == "no":
-            worker.fail("send", told.error, v=told.value)
+        elif report.stored == "no":
+            worker.fail("send", report.error, v=report.value)
         else:
-            worker.info("send", told.error, v=told.value)
+            worker.info("send", report.error, v=report.value)
         self._under_way = None
         self._answered.set()

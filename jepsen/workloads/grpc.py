@@ -110,13 +110,13 @@ class GrpcWorkload(Workload):
 
     async def _send(self, worker: Worker, proxy: GrpcConnection, rng: random.Random) -> None:
         value = new_value(worker.process, worker.next_number(), rng.choice(SIZES))
-        told = pb.SystemProperties(
+        system_properties = pb.SystemProperties(
             message_id=unique_key_of(value), message_type=pb.NORMAL, tag=tag_of(value), keys=[value]
         )
         message = pb.Message(
             topic=pb.Resource(name=self.topic),
             body=body_of(value),
-            system_properties=told,
+            system_properties=system_properties,
             user_properties=properties_of(value),
         )
         request = pb.SendMessageRequest(messages=[message])
@@ -183,20 +183,20 @@ class GrpcWorkload(Workload):
             worker.info("pop", f"{status.code}: {status.message}")
             await trio.sleep(0.1)
             return
-        found = [(message, *self._place(message)) for message in messages]
-        worker.ok("pop", v=[(queue, offset, value) for _, queue, offset, value in found])
+        rows = [(message, *self._place(message)) for message in messages]
+        worker.ok("pop", v=[(queue, offset, value) for _, queue, offset, value in rows])
         async with trio.open_nursery() as nursery:
-            for message, queue, offset, value in found:
+            for message, queue, offset, value in rows:
                 # One that is kept hidden must not be forgotten by a client that stays: it would be hidden for hours.
                 chance = 1.0 if renewed or self.stopping.is_set() else rng.random()
                 nursery.start_soon(self._settle, proxy, message, queue, offset, value, chance)
 
     def _place(self, message: pb.Message) -> tuple[str, int, str]:
         """Queue, offset and value of a message. A redelivered one is in a retry topic, which only its handle names."""
-        told = message.system_properties
-        handle = Handle.decode(told.receipt_handle)
+        system_properties = message.system_properties
+        handle = Handle.decode(system_properties.receipt_handle)
         topic = self.topic if handle.receipt.mark == NORMAL else pop_retry_topic(CONSUMER_GROUP, self.topic)
-        value = value_of(message.body, message.user_properties, told.tag)
+        value = value_of(message.body, message.user_properties, system_properties.tag)
         return f"{topic}/{handle.receipt.queue_id}", handle.receipt.offset, value
 
     async def _settle(

@@ -80,12 +80,12 @@ class LateEndsWorkload(LogWorkload):
             "transactionId": value,
             "topic": self.topic,
         }
-        wanted = COMMIT if rng.random() < 0.6 else ROLLBACK
-        other = ROLLBACK if wanted == COMMIT else COMMIT
-        resent = other if rng.random() < OTHER_OUTCOME_CHANCE else wanted
+        outcome = COMMIT if rng.random() < 0.6 else ROLLBACK
+        other = ROLLBACK if outcome == COMMIT else COMMIT
+        resent = other if rng.random() < OTHER_OUTCOME_CHANCE else outcome
         assert self._network is not None, "ends are late only while the workload produces"
         self._network.start_soon(
-            self._end, half, value, wanted, rng.choice(LATE_SECONDS), rng.choice(self.cluster.nodes)
+            self._end, half, value, outcome, rng.choice(LATE_SECONDS), rng.choice(self.cluster.nodes)
         )
         await self._end(half, value, resent, 0.0, rng.choice(self.cluster.nodes))
 
@@ -95,11 +95,11 @@ class LateEndsWorkload(LogWorkload):
         worker = Worker(self.recorder)
         worker.invoke("end-transaction", v=[value, outcome])
         fields = half | {"commitOrRollback": _OUTCOMES[outcome]}
-        answered = await ask_once(self.cluster.network.clients_reach(node), RequestCode.END_TRANSACTION, fields)
-        if answered is None:
+        header_and_body = await ask_once(self.cluster.network.clients_reach(node), RequestCode.END_TRANSACTION, fields)
+        if header_and_body is None:
             worker.info("end-transaction", "no answer", v=[value, outcome])
             return
-        answer, _ = answered
+        answer, _ = header_and_body
         if answer.code == ResponseCode.SUCCESS:
             worker.ok("end-transaction", v=[value, outcome])
         else:

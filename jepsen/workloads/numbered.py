@@ -65,8 +65,8 @@ class NumberedWorkload(Workload):
         """Run one producer whose numbers are in pipelines; the last one is sent alone until its outcome is known."""
         producer = _PipelinedProducer(self, "jepsen-pipelines")
         await send_pipelines(self, producer.add)
-        if (left := producer.under_way) is not None:
-            await self._attempt_until_known(producer.worker, producer.name, *left, random.Random(self.rng.random()))
+        if (attempt := producer.under_way) is not None:
+            await self._attempt_until_known(producer.worker, producer.name, *attempt, random.Random(self.rng.random()))
 
     async def _send_until_known(
         self, worker: Worker, producer: str, number: int, value: str, queue_id: int, rng: random.Random
@@ -101,17 +101,17 @@ class NumberedWorkload(Workload):
         node = rng.choice(self.cluster.nodes)
         attempt = Worker(self.recorder)
         attempt.invoke("attempt", k=f"{self.topic}/{queue_id}", v=value, n=node)
-        told = await ask_once(
+        header_and_body = await ask_once(
             self.cluster.network.clients_reach(node),
             RequestCode.SEND_MESSAGE_V2,
             numbered_fields(self.topic, queue_id, producer, number, value),
             body_of(value),
             rng.choice(self.patiences),
         )
-        if told is None:
+        if header_and_body is None:
             attempt.info("attempt", "no answer", v=value, n=node)
             return None
-        return record_attempt(self, attempt, told[0], value, node)
+        return record_attempt(self, attempt, header_and_body[0], value, node)
 
 
 class _PipelinedProducer:

@@ -81,9 +81,9 @@ class Pipeline:
             if not self.waiting:
                 self._all_received.set()
 
-        taken: OnAnswer | None = None if on_response is None else receive
+        callback: OnAnswer | None = None if on_response is None else receive
         fields = None if ext is None else dict(ext)
-        self.frames.append(self._wire.frame(code, fields, taken, body, serialization=serialization))
+        self.frames.append(self._wire.frame(code, fields, callback, body, serialization=serialization))
 
     def add_send(
         self, rng: random.Random, *, keyed: bool = True, oneway: bool = False, serialization: int = JSON
@@ -202,8 +202,8 @@ async def send_pipelines(workload: Workload, add_more: AddMore | None = None) ->
 async def _write_all(workload: Workload, rng: random.Random, add_more: AddMore | None) -> None:
     while not workload.stopping.is_set():
         # A leader receives with the compiled form; followers forward the requests that they get.
-        known = workload.leading if workload.leading in workload.cluster.nodes else None
-        node = known if known and rng.random() < LEADER_CHANCE else rng.choice(workload.cluster.nodes)
+        leader = workload.leading if workload.leading in workload.cluster.nodes else None
+        node = leader if leader and rng.random() < LEADER_CHANCE else rng.choice(workload.cluster.nodes)
         try:
             with trio.move_on_after(CONNECT_SECONDS) as connecting:
                 async with open_wire(*workload.cluster.network.clients_reach(node)) as wire:

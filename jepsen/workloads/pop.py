@@ -106,10 +106,10 @@ class PopWorkload(Workload):
         except ClientError as error:
             worker.info("pop", str(error))
             return
-        named = [(self._queue(m), m.queue_offset, value_of(m.body, m.properties, m.tags)) for m in messages]
-        worker.ok("pop", v=named)
+        rows = [(self._queue(m), m.queue_offset, value_of(m.body, m.properties, m.tags)) for m in messages]
+        worker.ok("pop", v=rows)
         lines: defaultdict[str | int, list[tuple[PoppedMessage, str]]] = defaultdict(list)
-        for number, (message, (queue, _, value)) in enumerate(zip(messages, named, strict=True)):
+        for number, (message, (queue, _, value)) in enumerate(zip(messages, rows, strict=True)):
             lines[queue if self.ordered else number].append((message, value))
         async with trio.open_nursery() as nursery:
             for line in lines.values():

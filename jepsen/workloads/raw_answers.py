@@ -40,11 +40,11 @@ def record_batch_sent(
 
 def record_refused(worker: Worker, name: str, response: Response, value: str, **fields: str) -> None:
     """Record the end of an operation that stores ``value`` and was not answered with success."""
-    told = f"code {response.code}: {response.remark}"
+    reason = f"code {response.code}: {response.remark}"
     if judge_answer(response.code, response.remark).stored == "no":
-        worker.fail(name, told, v=value, **fields)
+        worker.fail(name, reason, v=value, **fields)
     else:
-        worker.info(name, told, v=value, **fields)
+        worker.info(name, reason, v=value, **fields)
 
 
 def record_pulled(worker: Worker, response: Response, body: bytes, queue: str, node: str, offset: int) -> None:

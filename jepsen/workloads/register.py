@@ -60,8 +60,8 @@ class RegisterWorkload(LogWorkload):
                 try:
                     if not end:
                         await admin.create_topic(OFFSETS_TOPIC, read_queues=1, write_queues=1)
-                    stored = await producer.send_batch([Message(OFFSETS_TOPIC, b"") for _ in range(FILLED_AT_ONCE)])
-                    end = stored[-1].queue_offset + 1
+                    receipts = await producer.send_batch([Message(OFFSETS_TOPIC, b"") for _ in range(FILLED_AT_ONCE)])
+                    end = receipts[-1].queue_offset + 1
                 except ClientError:
                     await trio.sleep(REST_SECONDS)
 
@@ -85,14 +85,14 @@ class RegisterWorkload(LogWorkload):
             code, fields = RequestCode.UPDATE_CONSUMER_OFFSET, self._offset_fields(key, commitOffset=value)
         with unknown_unless_answered(worker, "write", k=key.name, v=value, n=node):
             answer, _ = await wire.ask(code, fields)
-        told = f"code {answer.code}: {answer.remark}"
+        reason = f"code {answer.code}: {answer.remark}"
         if answer.code == ResponseCode.SUCCESS:
             worker.ok("write", k=key.name, v=value, n=node)
             self.acknowledge(key.name, value, f"{key.name}={value}")
         elif judge_answer(answer.code, answer.remark).stored == "no":
-            worker.fail("write", told, k=key.name, n=node)
+            worker.fail("write", reason, k=key.name, n=node)
         else:
-            worker.info("write", told, k=key.name, n=node)
+            worker.info("write", reason, k=key.name, n=node)
 
     async def _get(self, worker: Worker, wire: Wire, node: str, key: _Key) -> None:
         if key.kind == "topic":

@@ -105,12 +105,12 @@ class RetriesWorkload(Workload):
         topic, offset, worker = dead_letter_topic(GROUP), 0, Worker(self.recorder)
         while True:
             worker.invoke("dead-read", n=node, o=offset)
-            told = await ask_once(
+            header_and_body = await ask_once(
                 self.cluster.network.clients_reach(node), RequestCode.PULL_MESSAGE, pull_fields(topic, 0, offset)
             )
-            if told is None:
+            if header_and_body is None:
                 raise ClusterFailed(f"{node} did not answer when its dead letters were read")
-            answer, body = told
+            answer, body = header_and_body
             if answer.code == ResponseCode.SUCCESS:
                 worker.ok("dead-read", n=node, v=values_in(body))
                 offset = int(answer.ext["nextBeginOffset"])

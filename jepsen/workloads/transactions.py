@@ -99,8 +99,8 @@ class TransactionsWorkload(LaterWorkload):
     def _check(self, message: ReceivedMessage) -> bool | None:
         """Answer a check of a transaction."""
         value = value_of(message.body, message.properties, message.tags)
-        wanted = self._wanted.get(value)
-        answer = None if self._check_rng.random() < NOT_YET_CHANCE else wanted
+        outcome = self._wanted.get(value)
+        answer = None if self._check_rng.random() < NOT_YET_CHANCE else outcome
         self._checks.ok("check", v=[value, answer or "unknown"])
         return None if answer is None else answer == COMMIT
 
@@ -113,27 +113,27 @@ class TransactionsWorkload(LaterWorkload):
             await trio.sleep(REST_SECONDS * rng.random())
 
     async def _transact(self, worker: Worker, producer: TransactionProducer, value: str, rng: random.Random) -> None:
-        wanted = self._wanted[value]
+        outcome = self._wanted[value]
         message = Message(self.topic, body_of(value), tags=tag_of(value), properties=properties_of(value))
         doing = "half"
         worker.invoke("half", v=value)
         try:
             async with producer.transaction(message, timeout=rng.choice(TIMEOUTS)) as transaction:
                 worker.ok("half", v=value)
-                if wanted == COMMIT:
+                if outcome == COMMIT:
                     self.expected.add(value)
                 if rng.random() < OPEN_CHANCE:
                     transaction.leave_open()
                     return
-                if wanted == ROLLBACK:
+                if outcome == ROLLBACK:
                     transaction.rollback()
                 await trio.sleep(HOLD_SECONDS_MAX * rng.random())
                 doing = "end"
-                worker.invoke("end-transaction", v=[value, wanted])
+                worker.invoke("end-transaction", v=[value, outcome])
             if transaction.confirmed:
-                worker.ok("end-transaction", v=[value, wanted])
+                worker.ok("end-transaction", v=[value, outcome])
             else:
-                worker.info("end-transaction", "no broker confirmed it", v=[value, wanted])
+                worker.info("end-transaction", "no broker confirmed it", v=[value, outcome])
         except ClientError as error:
             if doing == "half" and error.stored == "no":
                 worker.fail("half", str(error), v=value)

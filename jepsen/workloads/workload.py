@@ -101,9 +101,9 @@ class Workload(abc.ABC):
 
     async def _wait_none_left(self, count: Callable[[], int], seconds_max: float | None = None) -> None:
         """Wait until nothing is left, or nothing changes for ``seconds_max``, by default `drain_seconds_max`."""
-        while left := count():
+        while remaining := count():
             with trio.move_on_after(seconds_max or self.drain_seconds_max) as waiting:
-                while count() == left:  # noqa: ASYNC110 (consumers are many)
+                while count() == remaining:  # noqa: ASYNC110 (consumers are many)
                     await trio.sleep(0.2)
             if waiting.cancelled_caught:
                 return

@@ -96,10 +96,10 @@ def test_exit_code_reports_the_worst_result(verdicts: list[str], code: int) -> N
 
 def test_report_is_made_of_all_pieces(tmp_path: Path) -> None:
     report = tmp_path / "jepsen.md"
-    write_report(report, NIGHTLY, [row("valid", acknowledged=1000)], [], planned=9)
+    write_report(report, NIGHTLY, [row("valid", acknowledged=1000)], [], run_count=9)
     known = read_rows(report, NIGHTLY)
     write_report(
-        report, NIGHTLY, [*known, row("BROKEN", faults="clock", told=["log: lost-write, 3 times"])], [], planned=9
+        report, NIGHTLY, [*known, row("BROKEN", faults="clock", told=["log: lost-write, 3 times"])], [], run_count=9
     )
     text = report.read_text()
     assert "| log | kill |" in text
@@ -112,19 +112,19 @@ def test_report_is_made_of_all_pieces(tmp_path: Path) -> None:
 def test_report_of_several_days_counts_runs_by_day(tmp_path: Path) -> None:
     report = tmp_path / "jepsen.md"
     one = row("valid", began="2026-11-24 13:51:32 UTC")
-    write_report(report, NIGHTLY, [one], [], planned=9)
+    write_report(report, NIGHTLY, [one], [], run_count=9)
     assert "Runs by day" not in report.read_text()
-    write_report(report, NIGHTLY, [one, row("valid", faults="clock", began="2026-11-26 02:00:00 UTC")], [], planned=9)
+    write_report(report, NIGHTLY, [one, row("valid", faults="clock", began="2026-11-26 02:00:00 UTC")], [], run_count=9)
     assert "Runs by day: 1 on 2026-11-24, 1 on 2026-11-26." in report.read_text()
 
 
 def test_report_separates_unmet_rare_states_from_unsought_ones(tmp_path: Path) -> None:
     report = tmp_path / "jepsen.md"
     older = row("valid", met={HANDED_OVER: 2})
-    write_report(report, NIGHTLY, [older], [], planned=9)
+    write_report(report, NIGHTLY, [older], [], run_count=9)
     assert f"| {HANDED_OVER} | 2 |" in report.read_text()
     assert f"| {HANDLED} | not looked for |" in report.read_text()
-    write_report(report, NIGHTLY, [older, row("valid", met={HANDED_OVER: 1, HANDLED: 0})], [], planned=9)
+    write_report(report, NIGHTLY, [older, row("valid", met={HANDED_OVER: 1, HANDLED: 0})], [], run_count=9)
     assert f"| {HANDED_OVER} | 3 |" in report.read_text()
     assert f"| {HANDLED} | never |" in report.read_text()
 
