@@ -56,7 +56,7 @@ def doctor(
         cluster = run_trio(partial(survey, namesrv, watch_seconds=watch))
     findings = findings_of(cluster)
     if as_json:
-        print_json({"findings": [finding.as_json() for finding in findings], "survey_counts": survey_counts(cluster)})
+        print_json({"findings": [finding.as_json() for finding in findings], "checked": survey_counts(cluster)})
     else:
         print_findings(findings, cluster)
     if any(finding.severity >= (fail_on or Severity.WARNING) for finding in findings):
