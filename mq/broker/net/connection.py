@@ -54,7 +54,7 @@ _TLS_HANDSHAKE = b"\x16\x03"
 _NO_TLS = "the client speaks TLS, and this broker does not: see tls_mode"
 Log = structlog.stdlib.BoundLogger
 SendKeys = Callable[[bytes, bytes], bytes | None]
-"""The key that sends must be signed with, by access key and topic; None leaves them to `AccessControl.checked`."""
+"""The key that sends must be signed with, by access key and topic; None leaves them to `AccessControl.authorize`."""
 
 
 class PlainSends(Protocol):

@@ -121,7 +121,7 @@ class ReceiverSettings:
 
 
 class PythonReceiver:
-    """The `SendReceiver` in Python, the reference. Leaves sends that must be signed to `AccessControl.checked`."""
+    """The `SendReceiver` in Python, the reference. Leaves sends that must be signed to `AccessControl.authorize`."""
 
     compiled_messages = 0
 
