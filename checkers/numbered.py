@@ -12,7 +12,7 @@ PROMISE = "a message with a sequence number is stored once, however often it is 
 
 
 def check_answers(history: History) -> Result:
-    """Check only that each `attempt` gets the same place as the answer."""
+    """Check only that all answered attempts to send a message report the same place."""
     findings = Findings("numbered", PROMISE)
     _same_answers(history, findings)
     return findings.result()

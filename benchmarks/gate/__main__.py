@@ -79,7 +79,7 @@ def count(form: str, seconds_max: float = SECONDS_MAX) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None, path: Path = BASELINE) -> int:
-    """Count and judge against the baseline in this file; returns the exit code."""
+    """Count instructions and judge them by the baseline at ``path``; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="make bench-gate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -42,7 +42,7 @@ def _chunk() -> bytes:
 
 
 def count_decode(counting: Counting) -> None:
-    """Count the decoding of a received chunk into requests."""
+    """Count the instructions of decoding a received chunk into requests."""
     chunk = _chunk()
 
     def decode(rounds: int) -> None:
@@ -83,7 +83,7 @@ class _Client:
 
 
 def count_append(counting: Counting) -> None:
-    """Count from validated requests to an entry of the log, whose responses are sent when it is committed."""
+    """Count the instructions from validated requests to an entry of the log and, once committed, its responses."""
     log, client = _Log(), _Client()
     appender = Appender(
         log=log,
@@ -122,7 +122,7 @@ def count_append(counting: Counting) -> None:
 
 
 def count_reply(counting: Counting) -> None:
-    """Count the response to a stored message."""
+    """Count the instructions of a response to a stored message."""
     template = SendReplyTemplate(HOST)
     offset, position = QueueOffset(1_000_000), PhysicalOffset(5_000_000_000)
 

@@ -31,7 +31,7 @@ class Counting:
 
     @contextmanager
     def of(self, name: str, messages: int) -> Iterator[None]:
-        """Count the code of the block, after collecting garbage. Raises OSError if callgrind cannot be told."""
+        """Count the instructions of the block, after collecting garbage. Raises OSError if callgrind cannot be told."""
         gc.collect()
         self.counted.append((name, messages))
         if self._by_callgrind:

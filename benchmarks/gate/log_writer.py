@@ -25,7 +25,7 @@ _NEVER = 3600.0
 
 
 def count_log_writer(counting: Counting, directory: Path) -> None:
-    """Count appending, writing, syncing and reporting entries of 32 messages; the writer is compiled if the form is."""
+    """Count the instructions of appending, writing, syncing and reporting entries of 32 messages."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_NEVER)
     done_fd = os.eventfd(0, os.EFD_NONBLOCK)

@@ -115,7 +115,7 @@ def _exchange(leader: _Member, follower: _Member, taken: list[bytes]) -> None:
 
 
 def count_replication(counting: Counting, directory: Path) -> None:
-    """Count entries of 32 messages, from the leader's append to its commit; and the follower's part."""
+    """Count the instructions of entries of 32 messages, from the leader's append to its commit; and the follower's."""
     clock = _Clock()
     leader, follower = _Member(LEADER, directory / "n0", clock), _Member(FOLLOWER, directory / "n1", clock)
     taken: list[bytes] = []

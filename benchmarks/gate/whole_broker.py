@@ -79,7 +79,7 @@ def _writer(
 
 
 def count_whole_broker(counting: Counting, directory: Path) -> None:
-    """Count single sends, 32 in flight; batches, 8 in flight; then pulls of 32 messages of one queue, one at a time."""
+    """Count the instructions of sends, 32 in flight; batches, 8 in flight; then pulls of 32 messages, one at a time."""
     clock = MockClock(rate=1.0)
     # Trio lets chance decide which of its tasks comes first.
     trio._core._run._r.seed(1)

@@ -39,7 +39,7 @@ TOPIC = "Out"
 
 
 class Plan(NamedTuple):
-    """The rows of each task."""
+    """The plan of a run: the rows of each task, the number of tasks, and the bodies."""
 
     rows: int
     tasks: int
