@@ -1,4 +1,4 @@
-"""The cases, and a measurement as a value."""
+"""The cases of `make bench`, and a measurement as a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The goals for delays, timers, transactions and POP.
+"""Measures delays, timers, transactions and POP against their goals.
 
 ``python -m benchmarks.delays_transactions_pop`` (``make bench-delays-transactions-pop``).
 

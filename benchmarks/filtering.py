@@ -1,4 +1,4 @@
-"""The cost of filtering beside the broker. ``python -m benchmarks.filtering`` (``make bench-filter``).
+"""Measures the cost of filtering beside the broker. ``python -m benchmarks.filtering`` (``make bench-filter``).
 
 One broker has 160,000 messages of 1 KiB in 8 queues; one in ten has the property ``region=eu``. Consumers read all of
 them, one connection for each queue, each with one pull in flight for 32 messages:

@@ -1,4 +1,4 @@
-"""The time from a send to the callback of a push consumer: one message at a time, three replicas, all synced.
+"""Measures the time from a send to a push consumer's callback: one message at a time, three replicas, all synced.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.latency`` reads one JSON
 object from standard input (`LatencyJob`) and writes one to standard output (`Report`). The next message is sent when

@@ -1,4 +1,4 @@
-"""The latency at half of the maximum rate: an open loop, three replicas, messages of 1 KiB.
+"""Measures the latency at half of the maximum rate: an open loop, three replicas, messages of 1 KiB.
 
 First the maximum: 4 connections with 256 single sends in flight each. Then half of its median rate at fixed times,
 whether earlier messages were acknowledged or not. A latency begins when a message was due, so that a pause of the

@@ -1,4 +1,4 @@
-"""Messages per second, latency and CPU time of produce, with one replica and with three.
+"""Measures messages per second, latency and CPU time of produce, with one replica and with three.
 
 Workload: SEND_MESSAGE_V2 requests as stock clients send them, bodies of 128 B and 1 KiB, one topic of 8 queues; 1 and
 64 connections with one message in flight each, and 4 connections with 256 each. Real processes, real files, the

@@ -1,4 +1,4 @@
-"""The cost of metrics. ``python -m benchmarks.scraping`` (``make bench-metrics``).
+"""Measures the cost of metrics. ``python -m benchmarks.scraping`` (``make bench-metrics``).
 
 - ``cost``: one broker receives messages of 128 B, 4x256, as fast as it can; in every other window its ``/metrics`` is
   scraped once a second, fifteen times as often as `deploy/prometheus/prometheus.yml` does. CPU time of the broker per

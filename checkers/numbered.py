@@ -1,4 +1,4 @@
-"""Sends with sequence numbers: each number is stored once, and every attempt gets the same place as the answer."""
+"""Checks sends with sequence numbers: each number is stored once, and all answers to its attempts report that place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether messages took the compiled send path, which carries nearly every message of real clients."""
+"""Checks that messages took the compiled send path, which carries nearly every message of real clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether Celery's tasks survive while workers, leaders and connections are broken.
+"""Tests whether Celery's tasks survive while workers, leaders and connections are broken.
 
 Three brokers, three workers with two processes each, and two producers; all clients reach the brokers through relays.
 Every few seconds something breaks, in turn: a worker with its pool is killed (SIGKILL), the leader is killed, the

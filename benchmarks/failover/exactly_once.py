@@ -1,4 +1,4 @@
-"""Whether delayed and transactional messages become visible exactly once while leaders are killed.
+"""Tests whether delayed and transactional messages become visible exactly once while leaders are killed.
 
 Three brokers; every 10 s the leader is killed (SIGKILL) and restarted 3 s later. Meanwhile our producers send 200,000
 delayed messages (half of them with a delay level, half with a delivery time) and 20,000 transactions, each message with

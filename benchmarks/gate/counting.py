@@ -1,4 +1,4 @@
-"""The counted code begins and ends with a call that nothing else makes; callgrind writes a dump at each.
+"""Marks the counted code by calls that no other code makes, at its begin and end; callgrind writes a dump at each.
 
 Only that code is instrumented: callgrind is told through its own control program when it begins and ends, since to
 import everything under instrumentation takes six times as long.

@@ -1,1 +1,1 @@
-"""Resident memory over a long run: whether it grows."""
+"""Measures whether resident memory grows over a long run."""

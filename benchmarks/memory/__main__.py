@@ -1,4 +1,4 @@
-"""Whether memory stays the same under a load that lasts: half an hour, three replicas.
+"""Measures whether memory stays the same under a load that lasts: half an hour, three replicas.
 
 A producer sends at a fixed rate; push and pop consumers read (`benchmarks.memory.clients`). The log is kept small, so
 that retention deletes files all the time, beside checkpoints and the key index. Every half minute the resident memory

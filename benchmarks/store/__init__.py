@@ -1,1 +1,1 @@
-"""Many queues, restarts, followers: goals of the message store."""
+"""Measures the message store against its goals: many queues, restarts, followers."""

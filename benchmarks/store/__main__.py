@@ -1,4 +1,4 @@
-"""The goals for the message store: many queues, restarts, and the other cases in `CASES`.
+"""Measures the message store against its goals: many queues, restarts, and the other cases in `CASES`.
 
 - ``queues``: one broker with 8 queues, and one with 10,000 (1,250 topics), under the same load: 128 B messages, 4
   connections with 2,500 in flight each, so that each slot of the latter has its own queue.

@@ -1,4 +1,4 @@
-"""The throughput of one consumer, from the page cache.
+"""Measures the throughput of one consumer, from the page cache.
 
 - ``backlog``: messages of 1 KiB, 32 to a pull, 16 pulls in flight on one connection. Once from a single queue, whose
   messages are consecutive in the log, and once from 8 queues in turn, which were filled in turn: then no two messages

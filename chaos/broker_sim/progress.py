@@ -1,4 +1,4 @@
-"""Whether a run whose faults are over still gets on, or stands still, which is a violation."""
+"""Decides whether a run whose faults are over still progresses, or stands still, which is a violation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a table: which there must be for a pipeline and the columns of its messages. Pure."""
+"""The columns that a table must have for a pipeline and for the columns of its messages. Pure."""
 
 from __future__ import annotations
 

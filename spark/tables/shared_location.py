@@ -1,4 +1,4 @@
-"""Whether the executors of a cluster see the driver's directory: a table format does not notice that they do not.
+"""Checks that the executors of a cluster see the driver's directory: a table format does not notice if they do not.
 
 Then each machine has some of the files, and the commit names all of them. Executors import this module.
 """
