@@ -90,9 +90,9 @@ async def measure_backup(args: Arguments, directory: Path, note: Note) -> None:
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
-        filled, seconds = await _fill(cluster, leader, data)
-        note(Figure("fill", "bodies of 256 KiB, each on three replicas", filled / 1e9, "GB"))
-        note(Figure("fill", "bodies a second", filled / 1e6 / seconds, "MB/s"))
+        nbytes, seconds = await _fill(cluster, leader, data)
+        note(Figure("fill", "bodies of 256 KiB, each on three replicas", nbytes / 1e9, "GB"))
+        note(Figure("fill", "bodies a second", nbytes / 1e6 / seconds, "MB/s"))
         load = LoadWithBackup(cluster, directory / "backup", 1.0 if args.quick else WINDOW_SECONDS)
         try:
             await load.run(until)
@@ -127,15 +127,15 @@ def _free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
-async def _fill(cluster: DevCluster, leader: str, wanted: int) -> tuple[int, float]:
-    """Store at least ``wanted`` bytes of bodies, unless that takes too long; returns stored bytes and seconds."""
-    stored, seconds = 0, 0.0
-    while stored < wanted and seconds < FILL_SECONDS_MAX:
-        job = _job(cluster, leader, FILL_BODY_BYTES, 8, FILL_SECONDS if wanted > 1e9 else 1.0, 1)
+async def _fill(cluster: DevCluster, leader: str, nbytes: int) -> tuple[int, float]:
+    """Store at least ``nbytes`` bytes of bodies, unless that takes too long; returns stored bytes and seconds."""
+    stored_bytes, seconds = 0, 0.0
+    while stored_bytes < nbytes and seconds < FILL_SECONDS_MAX:
+        job = _job(cluster, leader, FILL_BODY_BYTES, 8, FILL_SECONDS if nbytes > 1e9 else 1.0, 1)
         reports, _ = await drive(share_out(job), [])
-        stored += FILL_BODY_BYTES * sum(sum(report.messages) for report in reports)
+        stored_bytes += FILL_BODY_BYTES * sum(sum(report.messages) for report in reports)
         seconds += job.window_seconds
-    return stored, seconds
+    return stored_bytes, seconds
 
 
 def _job(
@@ -286,17 +286,17 @@ class LoadWithBackup:
         assert backup is not None, "a round before the backup"
         meters = cpu_meters([cluster.pid(node) for node in sorted(cluster.node_ids, key=lambda node: node != leader)])
         job = _job(cluster, leader, BODY_BYTES, IN_FLIGHT, self._window_seconds, WINDOWS, self._connect_seconds)
-        reports, used, worked = list[Report](), list[list[float]](), list[bool | None]()
+        reports, used, work_flags = list[Report](), list[list[float]](), list[bool | None]()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_follow, job, backup, without, worked)
+            nursery.start_soon(_follow, job, backup, without, work_flags)
             reports, used = await drive([PacedJob(job, self._rate, survives=True)], meters, "benchmarks.load.open_loop")
         cluster.check()
         for report in reports:
             self.failed += report.failed
             self.refusals.update(report.refusals)
         windows = windows_of(reports, used, job.window_seconds)
-        self.off += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked is None]
-        self.on += [window for window, has_worked in zip(windows, worked, strict=True) if has_worked]
+        self.off += [window for window, has_worked in zip(windows, work_flags, strict=True) if has_worked is None]
+        self.on += [window for window, has_worked in zip(windows, work_flags, strict=True) if has_worked]
 
     def figures(self) -> list[Figure]:
         """Return the figures of the windows so far."""
@@ -331,15 +331,15 @@ def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-async def _follow(job: Job, backup: Copying, without: int, worked: list[bool | None]) -> None:
+async def _follow(job: Job, backup: Copying, without: int, work_flags: list[bool | None]) -> None:
     """Let the backup work in all windows but one; notes for each whether it did, None for that one."""
     for window in range(job.windows):
         end = job.begin + (window + 1) * job.window_seconds
         await trio.sleep(max(0.0, end - job.window_seconds - time.clock_gettime(time.CLOCK_MONOTONIC)))
         if window == without:
-            worked.append(None)
+            work_flags.append(None)
         else:
-            worked.append(await backup.work(max(0.0, end - time.clock_gettime(time.CLOCK_MONOTONIC))))
+            work_flags.append(await backup.work(max(0.0, end - time.clock_gettime(time.CLOCK_MONOTONIC))))
 
 
 def figures_of(off: Sequence[Window], on: Sequence[Window], what: str = "a backup") -> list[Figure]:
@@ -383,14 +383,14 @@ def _restore(backup: Path, directory: Path, probe: int) -> list[Figure]:
     subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     seconds = time.monotonic() - begin
     after = disk_rates(directory / "probe", probe)
-    written, read = (max(rates) for rates in zip(before, after, strict=True))
+    write_rate, read = (max(rates) for rates in zip(before, after, strict=True))
     rate = nbytes / 1e6 / seconds
     return [
         Figure("restore", "the backup", nbytes / 1e9, "GB"),
-        Figure("restore", "the disk writes a plain file", written, "MB/s"),
+        Figure("restore", "the disk writes a plain file", write_rate, "MB/s"),
         Figure("restore", "the disk reads it", read, "MB/s"),
         Figure("restore", "one replica", rate, "MB/s"),
-        Figure("restore", "share of what the disk writes", 100 * rate / written, "%", DISK_PERCENT, is_limit=False),
+        Figure("restore", "share of what the disk writes", 100 * rate / write_rate, "%", DISK_PERCENT, is_limit=False),
     ]
 
 
@@ -402,7 +402,7 @@ def disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
         for _ in range(nbytes // PIECE_BYTES):
             file.write(piece)
         os.fsync(file.fileno())
-        written = time.monotonic() - begin
+        write_seconds = time.monotonic() - begin
     _forget(path.parent)
     begin = time.monotonic()
     with path.open("rb", buffering=0) as file:
@@ -410,7 +410,7 @@ def disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
             pass
     read = time.monotonic() - begin
     path.unlink()
-    return nbytes / 1e6 / written, nbytes / 1e6 / read
+    return nbytes / 1e6 / write_seconds, nbytes / 1e6 / read
 
 
 def _forget(directory: Path) -> None:

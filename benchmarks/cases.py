@@ -55,8 +55,8 @@ class Measurement:
     @property
     def median(self) -> Window:
         """The window with the median rate: consistent figures, not medians from different windows."""
-        ordered = sorted(self.windows, key=lambda window: window.messages_per_second)
-        return ordered[len(ordered) // 2]
+        windows = sorted(self.windows, key=lambda window: window.messages_per_second)
+        return windows[len(windows) // 2]
 
 
 def all_cases(nodes: tuple[int, ...] = (1, 3)) -> list[Case]:

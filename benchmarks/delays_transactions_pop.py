@@ -58,9 +58,9 @@ async def run_flows(cluster: DevCluster, node_id: str, job: DialogueJob) -> tupl
 def job_of(cluster: DevCluster, node_id: str, args: Arguments, kind: str, **more: Any) -> DialogueJob:
     """A job whose windows begin after the warm-up."""
     begin = time.clock_gettime(time.CLOCK_MONOTONIC) + args.sizes.connect_seconds + args.warmup
-    given: dict[str, Any] = {"connections": 4, "flows": IN_FLIGHT} | more
+    fields: dict[str, Any] = {"connections": 4, "flows": IN_FLIGHT} | more
     address = ("127.0.0.1", cluster.port(node_id))
-    return DialogueJob(address, kind, begin=begin, window_seconds=args.seconds, windows=args.windows, **given)
+    return DialogueJob(address, kind, begin=begin, window_seconds=args.seconds, windows=args.windows, **fields)
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]
 
 async def measure_timers(args: Arguments, directory: Path, note: Note) -> None:
     """Measure memory and recovery with many pending messages."""
-    wanted = args.sizes.timers // (100 if args.quick else 1)
+    timer_count = args.sizes.timers // (100 if args.quick else 1)
     async with one_broker(directory / "timers") as cluster:
         await create_topics(cluster, 1)
 
@@ -85,13 +85,13 @@ async def measure_timers(args: Arguments, directory: Path, note: Note) -> None:
             async with Admin(cluster.namesrv) as admin:
                 return int((await admin.broker_runtime(cluster.address("n0")))["raftmq.timersPending"])
 
-        await store("sends", wanted)  # so that the cost of any messages is in the baseline
+        await store("sends", timer_count)  # so that the cost of any messages is in the baseline
         before = rss_bytes(cluster.pid("n0"))
         now = time.time_ns() // 1_000_000
-        await store("timed", wanted, from_ms=now + 20 * _MINUTE_MS, to_ms=now + 80 * _MINUTE_MS)
+        await store("timed", timer_count, from_ms=now + 20 * _MINUTE_MS, to_ms=now + 80 * _MINUTE_MS)
         await trio.sleep(1)  # until requests in flight are answered, too
         count = await pending()
-        note(Figure("timers", "pending timers", count, "", wanted, is_limit=False))
+        note(Figure("timers", "pending timers", count, "", timer_count, is_limit=False))
         growth = (rss_bytes(cluster.pid("n0")) - before) / 1e6
         note(Figure("timers", "growth of resident memory", growth, "MB", 100))
         cluster.kill("n0")
@@ -120,9 +120,9 @@ async def measure_transactions(args: Arguments, directory: Path, note: Note) -> 
 
 async def measure_pop(args: Arguments, directory: Path, note: Note) -> None:
     """Measure one consumer that pops and acknowledges."""
-    wanted = POP_MESSAGES // 10 if args.quick else POP_MESSAGES
+    message_count = POP_MESSAGES // 10 if args.quick else POP_MESSAGES
     async with three_brokers(directory / "pop") as (cluster, leader):
-        await send_messages(cluster, args, wanted, leader)
+        await send_messages(cluster, args, message_count, leader)
         report, cpu = await run_flows(cluster, leader, job_of(cluster, leader, args, "pops", connections=1, flows=8))
         rate = statistics.median(report.done) / args.seconds
         note(Figure("pop", "messages/s popped and acknowledged", rate, "/s", 20_000, is_limit=False))

@@ -59,9 +59,9 @@ class _Writer(threading.Thread):
             for number in range(int(job.seconds * job.rate)):
                 if (wait := begin + number / job.rate - time.perf_counter()) > 0:
                     time.sleep(wait)
-                started = time.perf_counter()
+                start = time.perf_counter()
                 os.pwritev(fd, [data], number * job.nbytes % (job.file_bytes - job.nbytes), os.RWF_DSYNC)
-                self.latencies.append(time.perf_counter() - started)
+                self.latencies.append(time.perf_counter() - start)
         finally:
             os.close(fd)
             self._path.unlink()

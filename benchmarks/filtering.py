@@ -87,8 +87,10 @@ def read_all(address: tuple[str, int], end: int, program: str | None) -> ReadOut
     """Read all queues at the same time, each up to the offset ``end``. Blocks."""
     begin = time.perf_counter()
     with ThreadPoolExecutor(QUEUES) as threads:
-        done = list(threads.map(lambda queue_id: read_queue(address, queue_id, end, program), range(QUEUES)))
-    return ReadOutcome(sum(each for each, _ in done), sum(each for _, each in done), time.perf_counter() - begin)
+        outcomes = list(threads.map(lambda queue_id: read_queue(address, queue_id, end, program), range(QUEUES)))
+    return ReadOutcome(
+        sum(each for each, _ in outcomes), sum(each for _, each in outcomes), time.perf_counter() - begin
+    )
 
 
 def upload(address: tuple[str, int], name: ProgramName, content: bytes) -> None:
@@ -108,8 +110,8 @@ async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, i
     """Run a filter server beside the broker; yields its address and its process id."""
     port = OWN_PORTS.reserve(1)
     settings = ["metrics_listen=off", f"group_share={os.cpu_count()}"]
-    given = ["--broker", cluster.address("n0"), "--namesrv", cluster.namesrv, "--listen", f"{HOST}:{port}"]
-    command = [sys.executable, "-m", "mq.cli", "filter-server", *given, "--log-level", "warning"]
+    options = ["--broker", cluster.address("n0"), "--namesrv", cluster.namesrv, "--listen", f"{HOST}:{port}"]
+    command = [sys.executable, "-m", "mq.cli", "filter-server", *options, "--log-level", "warning"]
     command += ["--until-stdin-closes", *itertools.chain.from_iterable(("--set", each) for each in settings)]
     process = await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, cwd=ROOT)
     try:
@@ -154,9 +156,13 @@ async def measure_filters(args: Arguments, directory: Path, note: Note) -> None:
                         await trio.to_thread.run_sync(partial(upload, address, *program))
                     where, name = (broker, None) if program is None else (address, program[0].text)
                     before = cpu_seconds(cluster.pid("n0")), cpu_seconds(pid)
-                    done = await trio.to_thread.run_sync(partial(read_all, where, end, name))
+                    outcome = await trio.to_thread.run_sync(partial(read_all, where, end, name))
                     leader = cpu_seconds(cluster.pid("n0")) - before[0]
-                    row = Row(done, 1e6 * leader / done.messages, 1e6 * (cpu_seconds(pid) - before[1]) / done.messages)
+                    row = Row(
+                        outcome,
+                        1e6 * leader / outcome.messages,
+                        1e6 * (cpu_seconds(pid) - before[1]) / outcome.messages,
+                    )
                     if window:  # the first one is the warm-up
                         rows[case].append(row)
             cluster.check()
@@ -168,10 +174,10 @@ async def measure_filters(args: Arguments, directory: Path, note: Note) -> None:
         leader_us = statistics.median(row.leader_us for row in rows[case])
         us = statistics.median(row.server_us for row in rows[case])
         share = statistics.median(row.done.nbytes for row in rows[case]) / broker_bytes
-        wanted = PER_CORE if case == "property" else None
+        goal = PER_CORE if case == "property" else None
         note(Figure(case, "messages/s", _rate(rows[case]), "/s"))
         note(Figure(case, "CPU of the filter server", us, "us/message"))
-        note(Figure(case, "messages/s for each core of it", 1e6 / us, "/s", wanted, is_limit=False))
+        note(Figure(case, "messages/s for each core of it", 1e6 / us, "/s", goal, is_limit=False))
         note(Figure(case, "CPU of the leader", leader_us, "us/message", broker_us))
         note(Figure(case, "bytes to the consumer", 100 * share, "% of all", 100 / PASSED * 1.05))
     note(Figure("broker", "load average at the end", load_average(), ""))

@@ -127,11 +127,11 @@ def main() -> None:
     options = parser.parse_args()
     clock = MockClock(rate=1.0)
     with tempfile.TemporaryDirectory(prefix="raftmq-hops-") as name:
-        found = trio.run(walks, Path(name) / "broker", clock, clock=clock)
-    few = len(found[FEW].hops)
-    each = per_message(few, len(found[MANY].hops))
+        walks_by_count = trio.run(walks, Path(name) / "broker", clock, clock=clock)
+    few = len(walks_by_count[FEW].hops)
+    each = per_message(few, len(walks_by_count[MANY].hops))
     if options.walk:
-        print(found[FEW])
+        print(walks_by_count[FEW])
     form = "compiled" if IS_COMPILED else "python"
     print(json.dumps({"form": form, "per_round": few - each, "per_message": each}))
 

@@ -59,13 +59,13 @@ class MessageLost(Exception):
 async def ping(job: LatencyJob) -> Report:
     """Send and receive. Raises ClientError, MessageLost."""
     report = Report([], [])
-    arrived: dict[str, float] = {}
+    arrivals: dict[str, float] = {}
     news = trio.Event()
     consumer = PushConsumer(job.namesrv, "bench_consumers", consume_from="first")
 
     @consumer.on(job.topic)
     async def note(message: ReceivedMessage) -> None:
-        arrived[message.keys[0]] = time.monotonic()
+        arrivals[message.keys[0]] = time.monotonic()
         news.set()
 
     async with consumer, Producer(job.namesrv, group="bench_producers") as producer, trio.open_nursery() as nursery:
@@ -76,16 +76,16 @@ async def ping(job: LatencyJob) -> Report:
             key = f"k{number}"
             begin = time.monotonic()
             await producer.send(Message(job.topic, bytes(job.body_bytes), keys=[key]))
-            acknowledged = time.monotonic()
+            ack_time = time.monotonic()
             with trio.move_on_after(_SILENCE_SECONDS_MAX):
-                while key not in arrived:
+                while key not in arrivals:
                     await news.wait()
                     news = trio.Event()
-            if key not in arrived:
+            if key not in arrivals:
                 raise MessageLost(f"message {number} did not come within {_SILENCE_SECONDS_MAX:g} s")
             if number >= job.warmup:
-                report.delivered.append(arrived[key] - begin)
-                report.acknowledged.append(acknowledged - begin)
+                report.delivered.append(arrivals[key] - begin)
+                report.acknowledged.append(ack_time - begin)
         consumer.stop()
     return report
 

@@ -38,11 +38,11 @@ def core_meters(pids: Sequence[int]) -> list[Meter]:
 
 def core_figures(used: Sequence[Sequence[float]], seconds: float) -> list[Figure]:
     """The figures from the counts of `core_meters` in windows of ``seconds``: pure."""
-    cores, index, waited = (max(0.0, statistics.mean(column) / seconds) for column in zip(*used, strict=True))
+    cores, index, waits = (max(0.0, statistics.mean(column) / seconds) for column in zip(*used, strict=True))
     return [
         Figure(CASE, f"cores in use, of {os.cpu_count()}", cores, ""),
         Figure(CASE, "cores that the processes used that index keys", index, ""),
-        Figure(CASE, "the leader's event loop waited for a core", 100 * waited, "% of the time"),
+        Figure(CASE, "the leader's event loop waited for a core", 100 * waits, "% of the time"),
     ]
 
 
@@ -78,8 +78,8 @@ async def writes_of(cluster: DevCluster, node_id: str) -> Writes:
 
 def bound_of(below: Sequence[float], share: float) -> float:
     """The smallest of `BOUNDS` that ``share`` of the writes do not exceed, in seconds; infinity above all of them."""
-    wanted = share * below[-1]
-    return next((bound for bound, count in zip(BOUNDS, below, strict=False) if count >= wanted), math.inf)
+    target = share * below[-1]
+    return next((bound for bound, count in zip(BOUNDS, below, strict=False) if count >= target), math.inf)
 
 
 async def measure_writes(writes: Sequence[Writes], directory: Path, note: Note) -> None:

@@ -59,16 +59,16 @@ async def watch(job: LatenessJob) -> Report:
     """Send and receive. Raises ClientError."""
     report = Report()
     sent_at: dict[bytes, float] = {}
-    arrived: set[bytes] = set()
+    bodies: set[bytes] = set()
     consumer = PushConsumer(job.namesrv, "bench_consumers", consume_from="first", ordered=False)
 
     @consumer.on(job.topic)
     async def note(message: ReceivedMessage) -> None:
         now = time.monotonic()
-        if message.body in arrived:
+        if message.body in bodies:
             report.repeated += 1
         else:
-            arrived.add(message.body)
+            bodies.add(message.body)
             report.late.append(now - sent_at[message.body] - DELAY_SECONDS)
 
     def on_outcome(outcome: SendResult | ClientError) -> None:
@@ -86,9 +86,9 @@ async def watch(job: LatenessJob) -> Report:
             sent_at[body] = time.monotonic()
             producer.send_nowait(Message(job.topic, body, delay_level=1), on_outcome)
         with trio.move_on_after(_SILENCE_SECONDS_MAX):
-            while len(arrived) + report.unsent < len(sent_at):  # noqa: ASYNC110 - the end of all of them
+            while len(bodies) + report.unsent < len(sent_at):  # noqa: ASYNC110 - the end of all of them
                 await trio.sleep(0.05)
-        report.missing = len(sent_at) - len(arrived) - report.unsent
+        report.missing = len(sent_at) - len(bodies) - report.unsent
         consumer.stop()
     return report
 

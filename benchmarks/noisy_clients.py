@@ -103,11 +103,11 @@ class _Client:
         """Send requests and wait until all are answered. Raises NeighbourFailed."""
         waiting = list(frames)
         while waiting:
-            asked, waiting = waiting[:_ASKED_AT_ONCE], waiting[_ASKED_AT_ONCE:]
-            await self.stream.send_all(b"".join(asked))
-            left = len(asked)
-            while left:
-                left -= await self._answers()
+            batch, waiting = waiting[:_ASKED_AT_ONCE], waiting[_ASKED_AT_ONCE:]
+            await self.stream.send_all(b"".join(batch))
+            remaining = len(batch)
+            while remaining:
+                remaining -= await self._answers()
 
     async def _answers(self) -> int:
         chunk = await self.stream.receive_some(65536)
@@ -186,16 +186,16 @@ async def _keep_alive(client: _Client, heartbeat: bytes, delay: float) -> None:
 async def _spread(job: NeighbourJob, stream: trio.SocketStream) -> None:
     """Send messages to the queues of all topics in turn; a second later commit the offsets behind them."""
     begin = trio.current_time()
-    sent = 0
+    count = 0
     while True:
         due = int((trio.current_time() - begin) * job.rate)
         frames: list[bytes] = []
-        for number in range(sent, due):
+        for number in range(count, due):
             frames.append(send_frame(number + 1, BODY_BYTES, _place(job, number)[1], topic=_topic_of(job, number)))
             if (read := number - job.rate) >= 0:
                 topic, queue, offset = _place(job, read)
                 frames.append(_offset_request(job, topic, queue, offset + 1, oneway=True))
-        sent = due
+        count = due
         await stream.send_all(b"".join(frames))
         await trio.sleep(_BURST_SECONDS)
 

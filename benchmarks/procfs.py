@@ -61,14 +61,14 @@ def wake_ups(pid: int) -> float:
 
 
 def _thread_numbers(pid: int, name: str, number: Callable[[str], int]) -> list[int]:
-    found = []
+    numbers = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):
-                found.append(number((task / name).read_text()))
+                numbers.append(number((task / name).read_text()))
     except (FileNotFoundError, ProcessLookupError):
         pass  # it has ended meanwhile
-    return found
+    return numbers
 
 
 def machine_cpu_seconds() -> float:

@@ -80,9 +80,9 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
         args.windows, args.seconds, args.warmup, args.no_write = 3, 0.5, 0.5, True
     args.no_write |= args.signed or args.tls
     args.tls_ca = None
-    known = {case.name for case in all_cases()}
-    if unknown := set(args.case) - known:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(known))}")
+    names = {case.name for case in all_cases()}
+    if unknown := set(args.case) - names:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}; allowed: {', '.join(sorted(names))}")
     if unknown_nodes := set(args.nodes) - {1, 3}:
         parser.error(f"cases are for 1 and 3 nodes, not {', '.join(map(str, sorted(unknown_nodes)))}")
     return args
@@ -224,10 +224,10 @@ def _certificate(directory: Path) -> dict[str, str]:
     """Make a certificate; returns the brokers' settings. Its authority is in ``ca.pem``."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(directory / "ca.pem"))
-    issued = authority.issue_cert("127.0.0.1")
+    key_pair = authority.issue_cert("127.0.0.1")
     certificate, key = directory / "server.pem", directory / "server.key"
-    certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
-    issued.private_key_pem.write_to_path(str(key))
+    certificate.write_bytes(b"".join(each.bytes() for each in key_pair.cert_chain_pems))
+    key_pair.private_key_pem.write_to_path(str(key))
     return {"tls_mode": "permissive", "tls_certificate": str(certificate), "tls_key": str(key)}
 
 

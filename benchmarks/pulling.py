@@ -62,29 +62,29 @@ def pull(
         following = iter(frames)
         sock.sendall(b"".join(itertools.islice(following, in_flight)))
         buffer = memoryview(bytearray(_RECEIVE_BYTES))
-        filled = answers = nbytes = 0
+        length = answers = nbytes = 0
         cpu, begin = cpu_seconds(pid), time.monotonic()
         # A window without any response has no rate: it continues until there is one.
         while (now := time.monotonic()) < begin + seconds or not answers:
-            received = sock.recv_into(buffer[filled:])
+            received = sock.recv_into(buffer[length:])
             if not received:
                 raise ConnectionError(f"{address} closed the connection")
-            filled += received
+            length += received
             nbytes += received
-            complete, consumed = complete_bytes(buffer[:filled])
+            complete, consumed = complete_bytes(buffer[:length])
             if complete:
                 if answers == 0:
                     _check(bytes(buffer[:512]))
                 sock.sendall(b"".join(itertools.islice(following, complete)))
                 answers += complete
-                buffer[: filled - consumed] = bytes(buffer[consumed:filled])
-                filled -= consumed
+                buffer[: length - consumed] = bytes(buffer[consumed:length])
+                length -= consumed
         return Pulled(answers, answers * count, nbytes, now - begin, cpu_seconds(pid) - cpu)
 
 
 def _check(answer: bytes) -> None:
-    found = _CODES.search(answer)
-    if found is None or found[1] != b"0":
+    match = _CODES.search(answer)
+    if match is None or match[1] != b"0":
         raise ConnectionError(f"the broker answers {answer[8:400]!r}")
 
 
@@ -96,16 +96,16 @@ def fill(address: tuple[str, int], messages: int, body_bytes: int, queues: int =
 def fill_with(address: tuple[str, int], messages: int, frames: Sequence[bytes]) -> None:
     """Send these frames in turn until ``messages`` were acknowledged. Blocks."""
     with socket.create_connection(address) as sock:
-        buffer, sent, acknowledged = b"", 0, 0
-        while acknowledged < messages:
-            more = min(_SENDS_IN_FLIGHT - (sent - acknowledged), messages - sent)
+        buffer, send_count, ack_count = b"", 0, 0
+        while ack_count < messages:
+            more = min(_SENDS_IN_FLIGHT - (send_count - ack_count), messages - send_count)
             if more:
-                sock.sendall(b"".join(frames[(sent + number) % len(frames)] for number in range(more)))
-                sent += more
+                sock.sendall(b"".join(frames[(send_count + number) % len(frames)] for number in range(more)))
+                send_count += more
             buffer += sock.recv(256 * 1024)
             complete, consumed = complete_bytes(buffer)
             buffer = buffer[consumed:]
-            acknowledged += complete
+            ack_count += complete
 
 
 def receive_frame(sock: socket.socket) -> bytes:
@@ -125,15 +125,15 @@ def sequential(messages: int, count: int, expression: str = "*", kind: str = "TA
     return [pull_frame(opaque, 0, offset, count, expression, kind) for opaque, offset in enumerate(offsets, 1)]
 
 
-def walk(messages: int, step: int, queues: Sequence[int], *, asked: int = 32) -> Iterator[bytes]:
+def walk(messages: int, step: int, queues: Sequence[int], *, count: int = 32) -> Iterator[bytes]:
     """Yield pulls over queues of ``messages`` messages each, from one queue after the other in turn; does not end.
 
-    Each requests ``asked`` messages, and should get ``step`` of them.
+    Each requests ``count`` messages, and should get ``step`` of them.
     """
     opaque, offset = 987654321, 123456789
     templates: list[bytes] = []
     for queue_id in queues:
-        frame = pull_frame(opaque, queue_id, offset, asked).replace(b"%", b"%%")
+        frame = pull_frame(opaque, queue_id, offset, count).replace(b"%", b"%%")
         templates.append(frame[8:].replace(b"%d" % offset, b"%d").replace(b"%d" % opaque, b"%d"))
     number = 0
     while True:
@@ -174,7 +174,7 @@ async def run(messages: int, seconds: float) -> None:
                     await admin.create_topic(TOPIC, queues=QUEUES)
                 await trio.to_thread.run_sync(fill, address, messages, body_bytes, queues)
                 for in_flight in (1, 16):
-                    asked = partial(
+                    pull_once = partial(
                         pull,
                         address,
                         itertools.cycle(frames),
@@ -183,10 +183,10 @@ async def run(messages: int, seconds: float) -> None:
                         seconds=seconds,
                         pid=pid,
                     )
-                    done = await trio.to_thread.run_sync(asked)
+                    result = await trio.to_thread.run_sync(pull_once)
                     print(
-                        f"{name:28} {in_flight:2} in flight: {done.messages / done.seconds:9,.0f} msgs/s, "
-                        f"{done.nbytes / done.seconds / 2**20:7,.0f} MiB/s, {done.cpu_us:6.1f} us CPU an answer"
+                        f"{name:28} {in_flight:2} in flight: {result.messages / result.seconds:9,.0f} msgs/s, "
+                        f"{result.nbytes / result.seconds / 2**20:7,.0f} MiB/s, {result.cpu_us:6.1f} us CPU an answer"
                     )
 
 

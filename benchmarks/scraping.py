@@ -84,11 +84,11 @@ async def measure_cost(args: Arguments, directory: Path, note: Note) -> None:
             report, cpu = await run_load(cluster, job)
             nursery.cancel_scope.cancel()
     us = [1e6 * seconds / messages for seconds, messages in zip(cpu, report.messages, strict=True)]
-    without, scraped = us[0::2], us[1::2]
-    growth = [100 * (on / off - 1) for off, on in zip(without, scraped, strict=True)]
+    without, with_scrapes = us[0::2], us[1::2]
+    growth = [100 * (on / off - 1) for off, on in zip(without, with_scrapes, strict=True)]
     share = CONFIGURED_SECONDS / SCRAPE_SECONDS
     note(Figure("cost", "CPU of the broker, not scraped", statistics.median(without), "us/message"))
-    note(Figure("cost", "CPU of the broker, scraped once a second", statistics.median(scraped), "us/message"))
+    note(Figure("cost", "CPU of the broker, scraped once a second", statistics.median(with_scrapes), "us/message"))
     note(Figure("cost", "median growth between adjacent windows", statistics.median(growth), "%"))
     note(Figure("cost", f"of that, scraped every {share:g} s", statistics.median(growth) / share, "%", 1))
 
@@ -144,8 +144,8 @@ async def measure_large(args: Arguments, directory: Path, note: Note) -> None:
                 await trio.sleep(KEPT_SECONDS / 2)  # until nothing is cached
                 before = cpu_seconds(pid)
                 with probe.window(probe.scraped):
-                    taken, _ = await scrape(cluster)
-                seconds.append(taken)
+                    duration, _ = await scrape(cluster)
+                seconds.append(duration)
                 cpu.append(cpu_seconds(pid) - before)
             nursery.cancel_scope.cancel()
         await trio.sleep(KEPT_SECONDS)

@@ -57,8 +57,8 @@ async def _measure(case: str, in_flight: int, batch: int, args: Arguments, direc
         await create_topics(cluster, 1, leader)
         pids = [cluster.pid(node) for node in (leader, *(each for each in cluster.node_ids if each != leader))]
         windows, memory = list[Window](), list[float]()
-        stored = 0.0
-        while len(windows) * seconds < seconds_min or stored < bytes_min:
+        stored_bytes = 0.0
+        while len(windows) * seconds < seconds_min or stored_bytes < bytes_min:
             job = Job(
                 address=(HOST, cluster.port(leader)),
                 connections=4,
@@ -73,7 +73,7 @@ async def _measure(case: str, in_flight: int, batch: int, args: Arguments, direc
             reports, used = await drive(share_out(job), _meters(pids))
             cluster.check()
             windows += windows_of(reports, used, seconds)
-            stored += BODY_BYTES * sum(sum(report.messages) for report in reports)
+            stored_bytes += BODY_BYTES * sum(sum(report.messages) for report in reports)
             memory.append(rss_bytes(pids[0]) / 2**20)
         if await cluster.leader() != leader:
             raise ServersFailed(f"{case}: the leader changed meanwhile; is this machine too busy?")
@@ -81,8 +81,8 @@ async def _measure(case: str, in_flight: int, batch: int, args: Arguments, direc
         idle_after, used_after = await _wait_idle(pids, args.sizes.idle_core)
     for figure in figures_of(case, windows, seconds):
         note(figure)
-    note(Figure(case, "stored by each replica", stored / 1e6, "MB"))
-    note(Figure(case, "CPU of all replicas after the load", 1e6 * used_after * BODY_BYTES / stored, "us/message"))
+    note(Figure(case, "stored by each replica", stored_bytes / 1e6, "MB"))
+    note(Figure(case, "CPU of all replicas after the load", 1e6 * used_after * BODY_BYTES / stored_bytes, "us/message"))
     note(Figure(case, "time until all replicas were idle", idle_after, "s"))
     note(Figure(case, "resident memory of the leader, at the end", memory[-1], "MiB"))
     note(Figure(case, "resident memory of all child processes, at the end", children, "MiB"))

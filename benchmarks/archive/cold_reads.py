@@ -65,12 +65,12 @@ def read_queue(address: tuple[str, int], queue: Queue, over: threading.Event | N
 
     Raises ConnectionError on an answer that is neither messages nor to be repeated.
     """
-    offset, received = queue.begin, 0
+    offset, nbytes = queue.begin, 0
     with socket.create_connection(address) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for opaque in itertools.count(1):
             if offset >= queue.end or (over is not None and over.is_set()):
-                return received
+                return nbytes
             sock.sendall(pull_frame(opaque, queue.number, offset, ASKED, waits=True))
             answer = receive_frame(sock)
             head = answer[4 : 4 + int.from_bytes(answer[1:4], "big")]
@@ -78,7 +78,7 @@ def read_queue(address: tuple[str, int], queue: Queue, over: threading.Event | N
             if code is None or (over is None and int(code[1]) not in (_FOUND, _RETRY)):
                 raise ConnectionError(f"{address} answers {head[:400]!r} at offset {offset} of {queue}")
             if int(code[1]) == _FOUND and (following := _NEXT.search(head)) is not None:
-                received += len(answer)
+                nbytes += len(answer)
                 offset = int(following[1])
     raise AssertionError("unreachable")
 
@@ -197,9 +197,9 @@ async def measure_hot(args: Arguments, directory: Path, note: Note) -> None:
                     p99[name][is_beside].append(1e3 * share_of(values or [float("inf")], 0.99))
         requests = len(storage.answered()) - before
         cluster.check()
-    for name, found in p99.items():
-        alone, beside = (statistics.median(found[is_beside]) for is_beside in (False, True))
-        noise = max(NOISE_PERCENT_MIN, 100 * (max(found[False]) / alone - 1))
+    for name, latencies in p99.items():
+        alone, beside = (statistics.median(latencies[is_beside]) for is_beside in (False, True))
+        noise = max(NOISE_PERCENT_MIN, 100 * (max(latencies[False]) / alone - 1))
         note(Figure("hot", f"{name}, p99, without readers", alone, "ms"))
         note(Figure("hot", f"{name}, p99, with ten readers of old messages", beside, "ms"))
         note(Figure("hot", f"{name}, p99, differs between windows without readers by up to", noise, "%"))

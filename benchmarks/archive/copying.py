@@ -83,14 +83,14 @@ class ArchiverProcess:
 
     async def work(self, seconds: float) -> bool:
         self._signal(signal.SIGCONT)
-        begin, used, stored = trio.current_time(), cpu_seconds(self._pid), size_of(self._objects)
+        begin, used, size_before = trio.current_time(), cpu_seconds(self._pid), size_of(self._objects)
         with trio.move_on_after(seconds):
             while self._is_running:
                 await trio.sleep(POLL_SECONDS)
                 self.cpu += max(0.0, -used + (used := cpu_seconds(self._pid)))
         self._signal(signal.SIGSTOP)
         self.seconds += trio.current_time() - begin
-        self.nbytes += size_of(self._objects) - stored
+        self.nbytes += size_of(self._objects) - size_before
         return self._is_running
 
     def kill(self) -> None:

@@ -75,9 +75,9 @@ async def wait_archived(cluster: DevCluster, *, base_moves: bool) -> None:
     async with Admin(cluster.namesrv) as admin:
 
         async def is_archived(node: str) -> bool:
-            found = await runtime(admin, cluster.address(node))
-            has_moved = not base_moves or found["raftmq.basePosition"] > 0
-            return found["raftmq.archiveIndex"] > 0 and not found["raftmq.archiveLagBytes"] and has_moved
+            figures = await runtime(admin, cluster.address(node))
+            has_moved = not base_moves or figures["raftmq.basePosition"] > 0
+            return figures["raftmq.archiveIndex"] > 0 and not figures["raftmq.archiveLagBytes"] and has_moved
 
         for node in cluster.node_ids:
             await wait_until(f"{node} knows that its log is archived", partial(is_archived, node))

@@ -35,8 +35,10 @@ WITHOUT_ARCHIVE = ("archive_", "local_retention_")
 
 async def measure_join(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the case ``join`` of the package."""
-    data, kept, probe = (each // (100 if args.quick else 1) for each in (DATA_BYTES, KEPT_BYTES, PROBE_BYTES))
-    settings = {"local_retention_bytes": str(kept)}
+    data, retention_bytes, probe = (
+        each // (100 if args.quick else 1) for each in (DATA_BYTES, KEPT_BYTES, PROBE_BYTES)
+    )
+    settings = {"local_retention_bytes": str(retention_bytes)}
     async with archiving_group(directory, 3, quick=args.quick, settings=settings) as (cluster, storage):
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
@@ -45,17 +47,17 @@ async def measure_join(args: Arguments, directory: Path, note: Note) -> None:
         took: dict[str, tuple[float, int, int]] = {}
         leader = await cluster.leader()
         dead = next(each for each in cluster.node_ids if each != leader)
-        with open_processes(directory / "joined") as joined:
+        with open_processes(directory / "joined") as processes:
             for source in ("archive", "leader"):
-                took[source] = await _joined(cluster, joined, dead, source)
+                took[source] = await _joined(cluster, processes, dead, source)
                 dead = NODE_IDS[source]
-        nbytes, archived = took["archive"][1], took["archive"][2]
+        nbytes, archived_bytes = took["archive"][1], took["archive"][2]
         note(Figure("join", "bytes of the log", nbytes / 1e9, "GB"))
-        note(Figure("join", "of them from the archive", 100 * archived / nbytes, "%"))
+        note(Figure("join", "of them from the archive", 100 * archived_bytes / nbytes, "%"))
         note(Figure("join", "from the leader alone", took["leader"][0], "s"))
         note(Figure("join", "with the archive", took["archive"][0], "s", took["leader"][0]))
         note(Figure("join", "with the archive, a second", nbytes / 1e6 / took["archive"][0], "MB/s"))
-        stored = size_of(storage.files("broker-a/log"))
+        stored_bytes = size_of(storage.files("broker-a/log"))
         before = await trio.to_thread.run_sync(disk_rates, directory / "probe-before", probe)
         command = [sys.executable, "-m", "mq.cli", "restore", URL, f"r0={directory / 'restored'}"]
         command += ["--peers", "r0@127.0.0.1:10931", "--endpoint-url", storage.url]
@@ -63,16 +65,20 @@ async def measure_join(args: Arguments, directory: Path, note: Note) -> None:
         await trio.run_process(command, cwd=ROOT, capture_stdout=True)
         seconds, cpu = time.monotonic() - begin, _cpu_of_children() - used
         ranges = partial(range_rate, storage.url, storage.files("broker-a/log"), RANGES_AT_ONCE)
-        sent = await trio.to_thread.run_sync(ranges)
+        read_rate = await trio.to_thread.run_sync(ranges)
         after = await trio.to_thread.run_sync(disk_rates, directory / "probe-after", probe)
-    rate, written = stored / 1e6 / seconds, max(before[0], after[0])
-    note(Figure("restore", "the archive", stored / 1e9, "GB"))
-    note(Figure("restore", "the disk writes a plain file", written, "MB/s"))
+    rate, write_rate = stored_bytes / 1e6 / seconds, max(before[0], after[0])
+    note(Figure("restore", "the archive", stored_bytes / 1e9, "GB"))
+    note(Figure("restore", "the disk writes a plain file", write_rate, "MB/s"))
     note(Figure("restore", "one replica", rate, "MB/s"))
-    note(Figure("restore", "share of what the disk writes", 100 * rate / written, "%", RESTORE_PERCENT, is_limit=False))
-    note(Figure("restore", f"ranges of 4 MiB, {RANGES_AT_ONCE} at a time, as it reads", sent, "MB/s"))
-    note(Figure("restore", "share of these ranges", 100 * rate / sent, "%"))
-    note(Figure("restore", "CPU of raftmq restore for each GB", 1e9 * cpu / stored, "s/GB"))
+    note(
+        Figure(
+            "restore", "share of what the disk writes", 100 * rate / write_rate, "%", RESTORE_PERCENT, is_limit=False
+        )
+    )
+    note(Figure("restore", f"ranges of 4 MiB, {RANGES_AT_ONCE} at a time, as it reads", read_rate, "MB/s"))
+    note(Figure("restore", "share of these ranges", 100 * rate / read_rate, "%"))
+    note(Figure("restore", "CPU of raftmq restore for each GB", 1e9 * cpu / stored_bytes, "s/GB"))
 
 
 def _cpu_of_children() -> float:
@@ -81,7 +87,7 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str) -> tuple[float, int, int]:
+async def _joined(cluster: DevCluster, processes: Processes, dead: str, source: str) -> tuple[float, int, int]:
     """Kill ``dead``, and let a new replica take its place, which gets the log from ``source``.
 
     Returns the seconds from then until it has the leader's log, the bytes of its log, and the number of them that came
@@ -97,15 +103,15 @@ async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str
     replication = clients + 1
     command = [sys.executable, "-m", "mq.cli", "broker", "--join", "--node-id", node, "--namesrv", cluster.namesrv]
     command += ["--listen", f"{HOST}:{clients}", "--replication-listen", f"{HOST}:{replication}"]
-    command += ["--data-dir", str(joined.logs / node), "--set", f"secret_file={cluster.secret_file}"]
+    command += ["--data-dir", str(processes.logs / node), "--set", f"secret_file={cluster.secret_file}"]
     for name, value in settings.items():
         command += ["--set", f"{name}={value}"]
-    joined.start(node, command, directory=ROOT)
-    await joined.wait_listening(node, replication)
+    processes.start(node, command, directory=ROOT)
+    await processes.wait_listening(node, replication)
     if dead in cluster.node_ids:
         cluster.kill(dead)
     else:
-        joined.kill(dead)
+        processes.kill(dead)
     async with Admin(cluster.namesrv) as admin:
         leader = await cluster.leader()
         due = (await runtime(admin, cluster.address(leader)))["raftmq.commitIndex"]
@@ -121,7 +127,7 @@ async def _joined(cluster: DevCluster, joined: Processes, dead: str, source: str
 
         await wait_until(f"{node} has caught up", has_all, 300)
         seconds = time.monotonic() - begin
-    lines = joined.log_path(node).read_text(errors="replace").splitlines()
-    fetched = [json.loads(line) for line in lines if '"install_fetched"' in line]
-    nbytes = size_of(joined.logs / node / "commitlog")
-    return seconds, nbytes, sum(each["archived_bytes"] for each in fetched)
+    lines = processes.log_path(node).read_text(errors="replace").splitlines()
+    installs = [json.loads(line) for line in lines if '"install_fetched"' in line]
+    nbytes = size_of(processes.logs / node / "commitlog")
+    return seconds, nbytes, sum(each["archived_bytes"] for each in installs)

@@ -158,7 +158,7 @@ class Chaos:
 
         Things are broken until the former. Returns also if nothing more happens: the account says what is lost.
         """
-        sent: dict[str, str | None] = {}
+        tasks: dict[str, str | None] = {}
         progress, read = Progress(), 0
         last = trio.current_time()
         while True:
@@ -171,8 +171,8 @@ class Chaos:
             if progress.feed(chunk):
                 last = trio.current_time()
             if self.producers_ended:
-                sent = sent or self.sent()[0]
-                is_done = progress.ended >= sent.keys()
+                tasks = tasks or self.sent()[0]
+                is_done = progress.ended >= tasks.keys()
                 if is_done or trio.current_time() > last + STUCK_SECONDS:
                     breaking.cancel()
                 quiet = VISIBILITY_SECONDS + 5 if is_done else DRAIN_SECONDS_MAX
@@ -214,40 +214,42 @@ async def play(args: Arguments, directory: Path) -> Result:
                 nursery.start_soon(chaos.break_things, breaking)
                 nursery.start_soon(chaos.produce)
                 await chaos.wait_for_tasks(breaking)
-            sent, chords, errors = chaos.sent()
+            tasks, chords, errors = chaos.sent()
             runs = runs_of(chaos.notes.read_text().splitlines())
-            counted = account(sent, chords, runs, dict(workers.kills), may_be_sent=bool(errors))
-    return Result(counted, errors, dict(chaos.broken), trio.current_time() - begin, load)
+            total = account(tasks, chords, runs, dict(workers.kills), may_be_sent=bool(errors))
+    return Result(total, errors, dict(chaos.broken), trio.current_time() - begin, load)
 
 
 def markdown(results: list[Result], *, command: str) -> str:
     """The page on one run, or on several that were run one after the other."""
-    counted = in_all(results)
-    broken: Counter[str] = Counter()
+    total = in_all(results)
+    faults: Counter[str] = Counter()
     for each in results:
-        broken.update(each.broken)
+        faults.update(each.broken)
     loads = sorted(each.load_average for each in results)
     load = f"{loads[0]:.1f}" if len(loads) == 1 else f"{loads[0]:.1f} to {loads[-1]:.1f}"
     seconds = sum(each.seconds for each in results)
     runs = "" if len(results) == 1 else f" in {len(results)} runs, each with new brokers"
-    cut_short = [each for each in counted.again if each.is_traced and each.before.ended is None]
-    ended = [each for each in counted.again if each.is_traced and each.before.ended is not None]
-    latest = max((each.killed - each.before.ended for each in ended if each.killed and each.before.ended), default=0.0)
-    late = sorted(counted.late_seconds) or [0.0]
+    cut_short = [each for each in total.again if each.is_traced and each.before.ended is None]
+    traced_ends = [each for each in total.again if each.is_traced and each.before.ended is not None]
+    latest = max(
+        (each.killed - each.before.ended for each in traced_ends if each.killed and each.before.ended), default=0.0
+    )
+    late = sorted(total.late_seconds) or [0.0]
     rows = [
-        ("tasks that were sent", counted.sent),
-        ("of these with a countdown", counted.delayed),
-        ("of these parts and bodies of chords", f"{counted.chords * 10:,}, of {counted.chords:,} chords"),
+        ("tasks that were sent", total.sent),
+        ("of these with a countdown", total.delayed),
+        ("of these parts and bodies of chords", f"{total.chords * 10:,}, of {total.chords:,} chords"),
         ("sends that raised an error", sum(len(each.errors) for each in results)),
-        ("**lost**", len(counted.lost)),
-        ("ran before they were due", len(counted.early)),
-        ("ran again", len(counted.again)),
+        ("**lost**", len(total.lost)),
+        ("ran before they were due", len(total.early)),
+        ("ran again", len(total.again)),
         ("- their process was killed while they ran", len(cut_short)),
         (
             "- their process was killed when they had ended, before that was acknowledged",
-            f"{len(ended)}, at most {latest:.2f} s before",
+            f"{len(traced_ends)}, at most {latest:.2f} s before",
         ),
-        ("- **for no such reason**", len(counted.untraced)),
+        ("- **for no such reason**", len(total.untraced)),
     ]
     lines = [
         "# Celery while everything breaks",
@@ -261,7 +263,7 @@ def markdown(results: list[Result], *, command: str) -> str:
         f"results are in Redis. One thing was broken after the other, {FAULT_EVERY_SECONDS:g} s",
         f"after the last one was mended, for {seconds:,.0f} s{runs}:",
         "",
-        *(f"- {fault}: {broken[fault]} times" for fault in FAULTS),
+        *(f"- {fault}: {faults[fault]} times" for fault in FAULTS),
         "",
         f"Killed is SIGKILL, of a worker with its pool; connections stood still or were refused for {CUT_SECONDS:g} s.",
         f"Tasks take up to a second; one of 5,000 takes {1.3 * VISIBILITY_SECONDS:g} s.",
@@ -305,18 +307,20 @@ def main() -> None:
     ) as error:
         print(f"bench: {error}", file=sys.stderr)
         sys.exit(1)
-    given = " ".join(sys.argv[1:])
-    page = markdown(results, command="make bench-celery-chaos" + (f' ARGS="{given}"' if given else ""))
+    arguments_text = " ".join(sys.argv[1:])
+    page = markdown(
+        results, command="make bench-celery-chaos" + (f' ARGS="{arguments_text}"' if arguments_text else "")
+    )
     print(page)
-    counted = in_all(results)
+    total = in_all(results)
     for what in ("lost", "untraced", "early", "unknown"):
-        if wrong := getattr(counted, what):
+        if wrong := getattr(total, what):
             print(f"{what}: {wrong[:8]}", file=sys.stderr)
     for text in [text for each in results for text in each.errors][:8]:
         print(f"error of a send: {text}", file=sys.stderr)
     if not args.no_write:
         REPORT.write_text(page)
-    sys.exit(0 if counted.is_good else 1)
+    sys.exit(0 if total.is_good else 1)
 
 
 def _play(args: Arguments) -> Result:

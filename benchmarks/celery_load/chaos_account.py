@@ -140,7 +140,7 @@ def sent_of(lines: Iterable[str]) -> tuple[dict[str, str | None], int, list[str]
 
 
 def account(
-    sent: Mapping[str, str | None],
+    tasks: Mapping[str, str | None],
     chords: int,
     runs: Iterable[TaskRun],
     kills: Mapping[int, float],
@@ -153,16 +153,16 @@ def account(
     by_task: dict[str, list[TaskRun]] = defaultdict(list)
     for run in runs:
         by_task[run.task].append(run)
-    result = Account(len(sent), chords)
+    result = Account(len(tasks), chords)
     rerun_chords: dict[str, Again] = {}
     repeats: list[Again] = []
     for task, its_runs in by_task.items():
         for before, later in pairwise(its_runs):
-            killed = kills.get(before.pid)
-            if killed is not None and not before.began <= killed <= later.began:
-                killed = None
-            repeats.append(again := Again(task, before, killed))
-            chord = sent.get(task)
+            kill_time = kills.get(before.pid)
+            if kill_time is not None and not before.began <= kill_time <= later.began:
+                kill_time = None
+            repeats.append(again := Again(task, before, kill_time))
+            chord = tasks.get(task)
             if chord is not None and chord != task and again.is_traced:
                 rerun_chords[chord] = again
     # A part that runs again may send the body of its chord again.
@@ -172,9 +172,9 @@ def account(
         else each
         for each in repeats
     ]
-    result.lost = [task for task in sent if all(run.ended is None for run in by_task.get(task, ()))]
+    result.lost = [task for task in tasks if all(run.ended is None for run in by_task.get(task, ()))]
     if not may_be_sent:
-        result.unknown = [task for task in by_task if task not in sent]
+        result.unknown = [task for task in by_task if task not in tasks]
     for its_runs in by_task.values():
         if (due := its_runs[0].due) is not None:
             result.delayed += 1

@@ -27,8 +27,8 @@ DELAY_SECONDS_MAX: Final = 60.0
 def send(number: int, rng: random.Random) -> str:
     """Send one task, or one chord. Returns the line to print."""
     if number % CHORD_EVERY == CHORD_EVERY - 1 - PARTS:
-        sent = chord((part.s(each) for each in range(PARTS)), body.s(expected=sum(range(PARTS))))()
-        return " ".join(["chord", sent.id, *(each.id for each in sent.parent.results)])
+        chord_result = chord((part.s(each) for each in range(PARTS)), body.s(expected=sum(range(PARTS))))()
+        return " ".join(["chord", chord_result.id, *(each.id for each in chord_result.parent.results)])
     if number % LONG_EACH == LONG_EACH // 2:
         seconds = 1.3 * VISIBILITY_SECONDS
     else:

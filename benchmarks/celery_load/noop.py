@@ -77,11 +77,11 @@ class Measured:
         for _ in range(count):
             began = time.time()  # the clock of the worker's processes, too
             result = noop.delay()
-            sent = time.time()
+            sent_at = time.time()
             running = result.get(timeout=GET_SECONDS_MAX, interval=0.001)
-            done = time.time()
-            self.seconds.append(done - began)
-            self.stages.append((sent - began, running - sent, done - running))
+            done_at = time.time()
+            self.seconds.append(done_at - began)
+            self.stages.append((sent_at - began, running - sent_at, done_at - running))
 
     def run(self, count: int) -> None:
         """Run ``count`` tasks at once."""
@@ -107,9 +107,9 @@ async def play(args: Arguments, directory: Path) -> list[Measured]:
     with ExitStack() as stack:
         port, _ = stack.enter_context(open_redis(directory / "results"))
         backend = f"redis://127.0.0.1:{port}/0"
-        async with all_open(directory) as opened:
-            measured = []
-            for number, (system, broker) in enumerate(opened):
+        async with all_open(directory) as systems:
+            measurements = []
+            for number, (system, broker) in enumerate(systems):
                 environment = {
                     "NOOP_BROKER": broker.url,
                     "NOOP_BACKEND": backend,
@@ -120,27 +120,27 @@ async def play(args: Arguments, directory: Path) -> list[Measured]:
                 stack.callback(workers.close)
                 await workers.start(f"worker-{number}")
                 app = application(broker.url, backend, system.settings)
-                measured.append(Measured(system, broker, app, workers.pids(f"worker-{number}")))
-            await trio.to_thread.run_sync(_measure, args, measured)
-    return measured
+                measurements.append(Measured(system, broker, app, workers.pids(f"worker-{number}")))
+            await trio.to_thread.run_sync(_measure, args, measurements)
+    return measurements
 
 
-def _measure(args: Arguments, measured: list[Measured]) -> None:
-    for each in measured:
+def _measure(args: Arguments, measurements: list[Measured]) -> None:
+    for each in measurements:
         each.call(WARM_UP)
         each.seconds.clear()
         each.stages.clear()
     for _ in range(args.rounds):
-        for each in measured:
+        for each in measurements:
             each.call(args.calls)
             each.run(args.tasks)
-    for each in measured:
+    for each in measurements:
         each.app.close()
 
 
-def markdown(measured: list[Measured], *, command: str, load: float) -> str:
+def markdown(measurements: list[Measured], *, command: str, load: float) -> str:
     """Write the section of docs/celery.md."""
-    count, calls = len(measured[0].rates), len(measured[0].seconds)
+    count, calls = len(measurements[0].rates), len(measurements[0].seconds)
     lines = [
         f"Command: `{command}`. Date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Load average before: {load:.1f}.",
         f"Machine: {machine()}; servers, workers and the client share it.",
@@ -153,7 +153,7 @@ def markdown(measured: list[Measured], *, command: str, load: float) -> str:
         "| CPU us/task: client + worker + broker |",
         "|---|---|---:|---:|---:|---:|",
     ]
-    for each in measured:
+    for each in measurements:
         quantiles = statistics.quantiles(each.seconds, n=100)
         cpu = " + ".join(f"{statistics.median(us):,.0f}" for us in each.cpu_us.values())
         stages = " + ".join(f"{1e3 * statistics.median(of):.1f}" for of in zip(*each.stages, strict=True))
@@ -180,12 +180,12 @@ def main() -> None:
     load = load_average()
     with tempfile.TemporaryDirectory(prefix="raftmq-celery-") as directory:
         try:
-            measured = run_trio(partial(play, args, Path(directory)))
+            measurements = run_trio(partial(play, args, Path(directory)))
         except (ServersFailed, OSError, subprocess.CalledProcessError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
-    given = " ".join(sys.argv[1:])
-    section = markdown(measured, command="make bench-celery" + (f' ARGS="{given}"' if given else ""), load=load)
+    words = " ".join(sys.argv[1:])
+    section = markdown(measurements, command="make bench-celery" + (f' ARGS="{words}"' if words else ""), load=load)
     print(section)
     if not args.no_write:
         PAGE.write_text(replace_section(PAGE.read_text(), section, BEGIN, END))

@@ -18,15 +18,15 @@ import raftmq.celery  # noqa: F401 - makes the URLs known
 
 def application(broker: str, backend: str, settings: Mapping[str, Any]) -> Celery:
     """An application with the task `noop`."""
-    made = Celery("noop", broker=broker, backend=backend, set_as_current=False)
-    made.conf.update(broker_connection_retry_on_startup=True, result_expires=600, **settings)
+    app = Celery("noop", broker=broker, backend=backend, set_as_current=False)
+    app.conf.update(broker_connection_retry_on_startup=True, result_expires=600, **settings)
 
-    @made.task(name="noop", shared=False)  # type: ignore[untyped-decorator]
+    @app.task(name="noop", shared=False)  # type: ignore[untyped-decorator]
     def noop() -> float:
         """Return the time at which the task began, in seconds since the epoch."""
         return time.time()
 
-    return made
+    return app
 
 
 if "NOOP_BROKER" in os.environ:

@@ -105,8 +105,8 @@ SYSTEMS = (
 async def all_open(directory: Path) -> AsyncIterator[list[tuple[System, Broker]]]:
     """Run all systems side by side, each in a directory of its own."""
     async with AsyncExitStack() as stack:
-        opened = []
+        systems = []
         for number, system in enumerate(SYSTEMS):
             (own := directory / f"broker-{number}").mkdir()
-            opened.append((system, await stack.enter_async_context(system.open(own))))
-        yield opened
+            systems.append((system, await stack.enter_async_context(system.open(own))))
+        yield systems

@@ -97,17 +97,17 @@ async def measure(case: Case, args: Arguments, directory: Path) -> Traced:
     messages = sum(report.messages[0] for report in reports)
     begin = end - args.seconds
     of = {node: _read(traces / node, begin, end) for node in order}
-    found = paths(of[leader], {node: of[node] for node in order[1:]})
+    entry_paths = paths(of[leader], {node: of[node] for node in order[1:]})
     return Traced(
         load=case.load,
-        entries=len(found),
-        path_us=1e6 * sorted(path.seconds for path in found)[len(found) // 2],
+        entries=len(entry_paths),
+        path_us=1e6 * sorted(path.seconds for path in entry_paths)[len(entry_paths) // 2],
         p50_ms=1e3 * quantile(added(report.latencies[0] for report in reports), 0.5),
         messages_per_second=messages / args.seconds,
         cpu_us=tuple(1e6 * seconds / messages for seconds in cpu),
-        turns=tuple(turns_per_entry(of[node], len(found)) for node in order),
+        turns=tuple(turns_per_entry(of[node], len(entry_paths)) for node in order),
         load_average=before,
-        rows=rows(found),
+        rows=rows(entry_paths),
     )
 
 
@@ -120,43 +120,43 @@ def main() -> None:
     args = parse_arguments(sys.argv[1:])
     if args.real_time:
         run_before_others()
-    found = list[Traced]()
+    traces = list[Traced]()
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
         try:
             for case in CASES:
-                found.append(run_trio(partial(measure, case, args, Path(directory) / case.name)))
-                _print(found[-1])
+                traces.append(run_trio(partial(measure, case, args, Path(directory) / case.name)))
+                _print(traces[-1])
         except FAILURES as error:
             print(f"bench-critical-path: {error}", file=sys.stderr)
             sys.exit(1)
     if not args.no_write:
-        _write(found)
+        _write(traces)
 
 
-def _print(traced: Traced) -> None:
-    cpu = " / ".join(f"{us:.0f}" for us in traced.cpu_us)
-    turns = " / ".join(f"{each:.1f}" for each in traced.turns)
+def _print(trace: Traced) -> None:
+    cpu = " / ".join(f"{us:.0f}" for us in trace.cpu_us)
+    turns = " / ".join(f"{each:.1f}" for each in trace.turns)
     print(
-        f"{traced.load}: {traced.messages_per_second:,.0f} msgs/s, p50 {traced.p50_ms:.2f} ms, in the leader until the "
-        f"reply {traced.path_us:.0f} us; CPU us/msg {cpu}; turns per entry {turns}; load average "
-        f"{traced.load_average:.1f}"
+        f"{trace.load}: {trace.messages_per_second:,.0f} msgs/s, p50 {trace.p50_ms:.2f} ms, in the leader until the "
+        f"reply {trace.path_us:.0f} us; CPU us/msg {cpu}; turns per entry {turns}; load average "
+        f"{trace.load_average:.1f}"
     )
-    for row in traced.rows:
+    for row in trace.rows:
         mark = "*" if row.is_critical else " "
         print(
             f"  {mark} {row.begin_us:7.0f} to {row.end_us:7.0f}: {row.median_us:6.0f} us (p90 {row.p90_us:6.0f}) "
             f"{row.lane}: {row.name}"
         )
-    print("  the reply waits for: " + ", ".join(f"{name} {us:.0f} us" for name, us in shares(traced.rows).items()))
+    print("  the reply waits for: " + ", ".join(f"{name} {us:.0f} us" for name, us in shares(trace.rows).items()))
     sys.stdout.flush()
 
 
-def _write(found: Sequence[Traced]) -> None:
+def _write(traces: Sequence[Traced]) -> None:
     record = RunRecord("critical-path")
-    record.keep(traced=[asdict(each) for each in found])
-    for each in found:
+    record.keep(traced=[asdict(each) for each in traces])
+    for each in traces:
         (ROOT / "docs" / "images" / f"critical-path-{each.name}.svg").write_text(picture(each))
-    record.publish(section(found, **record.about), (BEGIN, END))
+    record.publish(section(traces, **record.about), (BEGIN, END))
 
 
 if __name__ == "__main__":

@@ -57,13 +57,13 @@ def is_wait(row: Row) -> bool:
     return row.name.startswith(_WAITS)
 
 
-def section(traced: Sequence[Traced], *, command: str, machine: str, date: str) -> str:
+def section(traces: Sequence[Traced], *, command: str, machine: str, date: str) -> str:
     """The section of the page: how the loads were measured, and a picture and a table for each load."""
     lines = [
         f"Command: `{command}`. Date: {date}.",
         f"Machine: {machine}; servers and load generator share it.",
     ]
-    for each in traced:
+    for each in traces:
         cpu, turns = (" / ".join(f"{value:.{digits}f}" for value in values) for values, digits in _figures(each))
         lines += [
             "",
@@ -95,7 +95,7 @@ def _figures(each: Traced) -> tuple[tuple[tuple[float, ...], int], tuple[tuple[f
 
 def shares(rows: Sequence[Row]) -> Mapping[str, float]:
     """Microseconds of the critical steps by kind: medians added up, which are not exactly the median of the sum."""
-    found = {"waking up": 0.0, "writing with a sync": 0.0, "the leader's event loop": 0.0, "the follower's": 0.0}
+    shares_of = {"waking up": 0.0, "writing with a sync": 0.0, "the leader's event loop": 0.0, "the follower's": 0.0}
     for row in rows:
         if not row.is_critical:
             continue
@@ -105,17 +105,17 @@ def shares(rows: Sequence[Row]) -> Mapping[str, float]:
             kind = "writing with a sync"
         else:
             kind = "the leader's event loop" if row.lane is Lane.LEADER else "the follower's"
-        found[kind] += row.median_us
-    return found
+        shares_of[kind] += row.median_us
+    return shares_of
 
 
 def _shares(each: Traced) -> str:
     return ", ".join(f"{name} {value:,.0f} us" for name, value in shares(each.rows).items())
 
 
-def picture(traced: Traced) -> str:
+def picture(trace: Traced) -> str:
     """Draw as SVG a bar for each step at the medians of its begin and end, and a row for each thread."""
-    span = max(row.end_us for row in traced.rows)
+    span = max(row.end_us for row in trace.rows)
     height = _TOP + _LANE_HEIGHT * len(_LANES) + 40
     right = WIDTH - _RIGHT
 
@@ -124,7 +124,7 @@ def picture(traced: Traced) -> str:
 
     floor = height - 34
     lines = [
-        f'<text x="20" y="22" font-size="14" font-weight="600">{escape(traced.load)}: medians of {traced.entries:,} '
+        f'<text x="20" y="22" font-size="14" font-weight="600">{escape(trace.load)}: medians of {trace.entries:,} '
         "entries, microseconds since the leader woke up with the request</text>"
     ]
     step = _nice(span / 8)
@@ -136,7 +136,7 @@ def picture(traced: Traced) -> str:
     for number, lane in enumerate(_LANES):
         y = _TOP + _LANE_HEIGHT * number
         lines.append(f'<text x="20" y="{y + 15}">{escape(lane)}</text>')
-        for row in traced.rows:
+        for row in trace.rows:
             # Waits of the leader for the network are drawn where it waits.
             of = Lane.LEADER if row.lane is Lane.WIRE else row.lane
             if of is not lane:
@@ -162,7 +162,7 @@ def picture(traced: Traced) -> str:
         lines.append(f'<rect x="{x}" y="{height - 14}" width="12" height="10" fill="{colour}"/>')
         lines.append(f'<text x="{x + 18}" y="{height - 5}">{name}</text>')
         x += 260
-    return svg(f"Who waits for whom while a message is stored: {traced.load}", lines, WIDTH, height)
+    return svg(f"Who waits for whom while a message is stored: {trace.load}", lines, WIDTH, height)
 
 
 def _nice(value: float) -> float:

@@ -136,13 +136,13 @@ def paths(leader: Trace, followers: Mapping[str, Trace]) -> list[Path]:
     """Yield the path of each entry that all replicas have seen completely, without those at the edges of traces."""
     of_leader = _Turns(leader)
     of_followers = {name: _Turns(trace) for name, trace in followers.items()}
-    found = list[Path]()
+    all_paths = list[Path]()
     for index in of_leader.entries():
         try:
-            found.append(_path(index, of_leader, of_followers))
+            all_paths.append(_path(index, of_leader, of_followers))
         except KeyError:
             continue
-    return found
+    return all_paths
 
 
 def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
@@ -188,7 +188,9 @@ def _write(replica: _Turns, index: int, lane: Lane, queued: float, *, is_critica
     ]
 
 
-def _of_follower(index: int, replica: _Turns, lane: Lane, writer: Lane, sent: float, taken: float) -> list[Step]:
+def _of_follower(
+    index: int, replica: _Turns, lane: Lane, writer: Lane, send_time: float, take_time: float
+) -> list[Step]:
     """The steps from the leader's sending to its turn with the acknowledgement."""
     is_critical = lane is Lane.FOLLOWER
     received = replica.passed(Point.ENTRIES_RECEIVED, index)
@@ -198,13 +200,13 @@ def _of_follower(index: int, replica: _Turns, lane: Lane, writer: Lane, sent: fl
     durable = replica.passed(Point.DURABLE, index)
     woke = replica.turn_of(durable)
     steps = [
-        Step(lane, "wake up with the entries", sent, turn, is_critical),
+        Step(lane, "wake up with the entries", send_time, turn, is_critical),
         Step(lane, "receive and check the entries", turn, received, is_critical),
         Step(lane, "queue the write", received, queued, is_critical),
         *_write(replica, index, writer, queued, is_critical=is_critical),
     ]
     name, answered = "the leader wakes up", ended
-    if woke < taken:
+    if woke < take_time:
         answered = replica.sending_after(durable)[1]
         steps += [
             Step(lane, "wake up after the write", ended, woke, is_critical),
@@ -213,7 +215,7 @@ def _of_follower(index: int, replica: _Turns, lane: Lane, writer: Lane, sent: fl
     else:
         name = "the writer sends the acknowledgement, the leader wakes up"  # the event loop noted the write later
     if is_critical:
-        steps.append(Step(Lane.WIRE, name, answered, max(taken, answered), True))
+        steps.append(Step(Lane.WIRE, name, answered, max(take_time, answered), True))
     return steps
 
 
@@ -234,13 +236,13 @@ COMMON_SHARE: Final = 0.5
 """A step that fewer paths have is left out."""
 
 
-def rows(found: Sequence[Path]) -> list[Row]:
+def rows(entry_paths: Sequence[Path]) -> list[Row]:
     """Each step over all paths, in the order of the median of its begin."""
     of: dict[tuple[Lane, str], list[Step]] = {}
-    for path in found:
+    for path in entry_paths:
         for step in path.steps:
             of.setdefault((step.lane, step.name), []).append(step)
-    made = [
+    table_rows = [
         Row(
             lane,
             name,
@@ -251,9 +253,9 @@ def rows(found: Sequence[Path]) -> list[Row]:
             steps[0].is_critical,
         )
         for (lane, name), steps in of.items()
-        if len(steps) >= COMMON_SHARE * len(found)
+        if len(steps) >= COMMON_SHARE * len(entry_paths)
     ]
-    return sorted(made, key=lambda row: row.begin_us)
+    return sorted(table_rows, key=lambda row: row.begin_us)
 
 
 def _median(seconds: Iterable[float]) -> float:

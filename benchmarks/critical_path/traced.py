@@ -73,8 +73,8 @@ def _append(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _submit(inner: Callable[..., Any]) -> Callable[..., Any]:
-    def submit(self: SegmentLog, *arguments: Any, **named: Any) -> None:
-        inner(self, *arguments, **named)
+    def submit(self: SegmentLog, *arguments: Any, **options: Any) -> None:
+        inner(self, *arguments, **options)
         _note(Point.WRITE_QUEUED, self.last_index)
 
     return submit

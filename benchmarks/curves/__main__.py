@@ -88,36 +88,36 @@ def write(curve: Curve, samples: Sequence[Sample]) -> None:
 
 def main() -> None:
     """Measure, print and write one curve after the other. Exit code 1 if one failed or was not done in time."""
-    args, failed = parse_arguments(sys.argv[1:]), False
+    args, has_failed = parse_arguments(sys.argv[1:]), False
     for name, (curve, _) in CURVES.items():
         if args.curve and name not in args.curve:
             continue
-        measured = list[Measured]()
+        points = list[Measured]()
 
-        def note(each: Measured, name: str = name, measured: list[Measured] = measured) -> None:
+        def note(each: Measured, name: str = name, measured: list[Measured] = points) -> None:
             measured.append(each)
-            [found] = samples_of([each])
-            follower = "" if found.follower_us is None else f", follower {found.follower_us.median:.1f}"
+            [sample] = samples_of([each])
+            follower = "" if sample.follower_us is None else f", follower {sample.follower_us.median:.1f}"
             print(
-                f"{name} {found.at}: {found.messages_per_second.median:,.0f} msgs/s, p50 {found.p50_ms:.1f}, "
-                f"p99 {found.p99_ms:.1f} ms, leader {found.leader_us.median:.1f}{follower}, children "
-                f"{found.children_us:.1f} us/message, {found.rss_mib:.0f} MiB, load {found.load_average:.1f}",
+                f"{name} {sample.at}: {sample.messages_per_second.median:,.0f} msgs/s, p50 {sample.p50_ms:.1f}, "
+                f"p99 {sample.p99_ms:.1f} ms, leader {sample.leader_us.median:.1f}{follower}, children "
+                f"{sample.children_us:.1f} us/message, {sample.rss_mib:.0f} MiB, load {sample.load_average:.1f}",
                 flush=True,
             )
 
         with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
             try:
-                done = run_trio(partial(run_curve, name, args, Path(directory), note))
+                is_complete = run_trio(partial(run_curve, name, args, Path(directory), note))
             except (ServersFailed, GeneratorFailed, ClientError, subprocess.CalledProcessError, OSError) as error:
                 print(f"bench-curves: {name}: {error}", file=sys.stderr)
-                failed = True
+                has_failed = True
                 continue
-        if not done:
+        if not is_complete:
             print(f"bench-curves: {name} was not done after {args.limit:g} s", file=sys.stderr)
-            failed = True
+            has_failed = True
         elif not args.no_write:
-            write(curve, samples_of(measured))
-    sys.exit(failed)
+            write(curve, samples_of(points))
+    sys.exit(has_failed)
 
 
 if __name__ == "__main__":

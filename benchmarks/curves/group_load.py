@@ -67,13 +67,13 @@ class Replicas:
     @classmethod
     async def find(cls, clusters: Sequence[DevCluster]) -> Replicas:
         """Find the replicas' roles. Raises ServersFailed if a group has no leader."""
-        found = cls([], [], [])
+        replicas = cls([], [], [])
         for cluster in clusters:
             leader = await cluster.leader()
-            found.leaders.append(cluster.pid(leader))
-            found.followers += [cluster.pid(node) for node in cluster.node_ids if node != leader]
-            found.addresses.append((HOST, cluster.port(leader)))
-        return found
+            replicas.leaders.append(cluster.pid(leader))
+            replicas.followers += [cluster.pid(node) for node in cluster.node_ids if node != leader]
+            replicas.addresses.append((HOST, cluster.port(leader)))
+        return replicas
 
     def meters(self) -> list[Meter]:
         """CPU seconds of the leaders, of one follower of each group, and of the children of one replica of each."""

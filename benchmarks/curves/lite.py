@@ -53,10 +53,10 @@ async def lite_topics(args: Arguments, directory: Path, note: Note) -> None:
             there = count
             await trio.sleep(1.0 if args.quick else _REST_SECONDS)
             shape = Shape(in_flight=250, body_bytes=BODY_BYTES, lite_topics=count)
-            measured = await measure([cluster], shape, args, f"{count:,}")
+            point = await measure([cluster], shape, args, f"{count:,}")
             pairs = PAIRS if count == counts[-1] else 0
             times = [await _times(cluster, shape, counts[0], args) for _ in range(pairs)]
-            note(replace(measured, state_mib=_state_bytes(directory / "n0") / 2**20, times_first=times))
+            note(replace(point, state_mib=_state_bytes(directory / "n0") / 2**20, times_first=times))
 
 
 async def _times(cluster: DevCluster, shape: Shape, few: int, args: Arguments) -> float:
@@ -87,7 +87,7 @@ async def _create_topic(cluster: DevCluster) -> None:
 def _fill(address: tuple[str, int], numbers: range) -> None:
     """Send a message to each lite topic in ``numbers``. Blocks. Raises GeneratorFailed, OSError."""
     with socket.create_connection(address) as sock:
-        received, waiting = b"", 0
+        data, waiting = b"", 0
         for frames in filling(numbers):
             sock.sendall(b"".join(frames))
             waiting += len(frames)
@@ -95,11 +95,11 @@ def _fill(address: tuple[str, int], numbers: range) -> None:
                 chunk = sock.recv(1 << 20)
                 if not chunk:
                     raise GeneratorFailed("the broker closed the connection while lite topics were made")
-                received += chunk
-                answered, end = complete_bytes(received)
-                if CODE.findall(received[:end]).count(b"0") != answered:
-                    raise GeneratorFailed(f"a message was refused: {received[:500]!r}")
-                received, waiting = received[end:], waiting - answered
+                data += chunk
+                answer_count, end = complete_bytes(data)
+                if CODE.findall(data[:end]).count(b"0") != answer_count:
+                    raise GeneratorFailed(f"a message was refused: {data[:500]!r}")
+                data, waiting = data[end:], waiting - answer_count
 
 
 def filling(numbers: range) -> Iterator[list[bytes]]:

@@ -126,9 +126,9 @@ def generate(job: PollingJob) -> Report:
     sender = _Sender(job)
     epoll.register(sender.sock.fileno(), select.EPOLLIN)
     windows = [array("d") for _ in range(job.windows)]
-    ignored = array("d")
+    unused_samples = array("d")
     marks, window, boundary = list[float](), -1, job.begin
-    samples = ignored
+    samples = unused_samples
     while True:
         for fd, _ in epoll.poll(TICK_SECONDS):
             if fd in consumers:

@@ -178,7 +178,7 @@ async def groups(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def _measure_groups(clusters: Sequence[DevCluster], args: Arguments) -> Measured:
-    found = await Replicas.find(clusters)
+    replicas = await Replicas.find(clusters)
     begin = begin_after(4 * len(clusters), args)
     jobs = [
         PacedJob(
@@ -194,6 +194,6 @@ async def _measure_groups(clusters: Sequence[DevCluster], args: Arguments) -> Me
             ),
             GROUP_RATE,
         )
-        for address in found.addresses
+        for address in replicas.addresses
     ]
-    return await measure_jobs(clusters, found, jobs, f"{len(clusters)}", generator="benchmarks.load.open_loop")
+    return await measure_jobs(clusters, replicas, jobs, f"{len(clusters)}", generator="benchmarks.load.open_loop")

@@ -82,10 +82,10 @@ class Curve:
     each: str = ""
 
 
-def samples_of(measured: Sequence[Measured]) -> list[Sample]:
+def samples_of(measurements: Sequence[Measured]) -> list[Sample]:
     """The points in the order in which they were measured first."""
     points: dict[str, list[Measured]] = {}
-    for each in measured:
+    for each in measurements:
         points.setdefault(each.at, []).append(each)
     return [_sample_of(at, passes) for at, passes in points.items()]
 

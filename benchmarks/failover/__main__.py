@@ -149,9 +149,9 @@ class Bench:
         return gap
 
     async def _recover(self) -> None:
-        healed = trio.current_time()
+        start = trio.current_time()
         await wait_in_step(self.cluster)
-        self.recoveries.append(trio.current_time() - healed)
+        self.recoveries.append(trio.current_time() - start)
 
     async def cut_off(self) -> float:
         """Cut the leader's network and restore it."""
@@ -165,9 +165,9 @@ class Bench:
         """Transfer leadership as an operator does. Raises ClusterFailed if the command fails."""
 
         async def transfer() -> None:
-            done = await self.cluster.command("group", "transfer", "--namesrv", self.cluster.namesrv)
-            if done.returncode:
-                raise ClusterFailed(f"raftmq group transfer: {done.stderr.decode(errors='replace').strip()}")
+            process = await self.cluster.command("group", "transfer", "--namesrv", self.cluster.namesrv)
+            if process.returncode:
+                raise ClusterFailed(f"raftmq group transfer: {process.stderr.decode(errors='replace').strip()}")
 
         return await self.around(transfer, moves=True)
 
@@ -213,7 +213,7 @@ async def _send(producer: Producer, sends: Sends) -> None:
 
 async def run(args: Arguments, directory: Path) -> list[Events]:
     """Measure all events of the plan. Raises ClusterFailed, ClientError, OSError."""
-    measured = []
+    all_events = []
     async with open_bench(directory) as bench:
         restarts: list[Try] = [partial(bench.restarted, node) for node in bench.cluster.nodes]
         events: list[tuple[str, float | None, float, list[Try]]] = [
@@ -235,9 +235,9 @@ async def run(args: Arguments, directory: Path) -> list[Events]:
             found.failed_sends = sum(bench.sends.failures.values()) - failed_before
             found.sends = bench.sends.sent - sent_before
             found.recoveries = list(bench.recoveries)
-            measured.append(found)
+            all_events.append(found)
         await wait_in_step(bench.cluster)
-    return measured
+    return all_events
 
 
 def parse_arguments(arguments: Sequence[str]) -> Arguments:
@@ -261,20 +261,20 @@ def main() -> None:
         sys.exit(1)
     with tempfile.TemporaryDirectory(prefix="raftmq-failover-", dir=args.dir) as directory:
         try:
-            measured = run_trio(partial(run, args, Path(directory)))
+            all_events = run_trio(partial(run, args, Path(directory)))
         except (ClusterFailed, ClientError, OSError) as error:
             print(f"bench-failover: {error}", file=sys.stderr)
             sys.exit(1)
     record = RunRecord("failover")
     versions = ", ".join(f"{name} {version(name)}" for name in ("raftmq", "trio", "anyio"))
     machine = f"{record.machine}; {versions}"
-    text = markdown(measured, command=record.command, machine=machine, date=record.date)
+    text = markdown(all_events, command=record.command, machine=machine, date=record.date)
     print(text)
     if args.no_write:
         return
     (ROOT / "docs" / "reports").mkdir(exist_ok=True)
     (ROOT / "docs" / "reports" / "failover.md").write_text(text)
-    record.keep(versions=versions, events=[asdict(each) for each in measured])
+    record.keep(versions=versions, events=[asdict(each) for each in all_events])
     print("wrote docs/reports/failover.md")
 
 

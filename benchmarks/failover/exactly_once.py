@@ -177,21 +177,21 @@ async def send_transactions(producer: TransactionProducer, run: ExactlyOnceRun) 
 
     async def send(number: int) -> None:
         body = b"%d" % number
-        committed = wanted(body)
-        ledger.fates[body] = Fate.MAYBE if committed else Fate.NEVER
+        commits = wanted(body)
+        ledger.fates[body] = Fate.MAYBE if commits else Fate.NEVER
         try:
             async with producer.transaction(Message(TRANSACTIONS, body)) as transaction:
-                ledger.fates[body] = Fate.ONCE if committed else Fate.NEVER
+                ledger.fates[body] = Fate.ONCE if commits else Fate.NEVER
                 if number % 10 in (3, 8):
                     run.left_open += 1
                     transaction.leave_open()
-                elif committed:
+                elif commits:
                     run.committed += 1
                 else:
                     run.rolled_back += 1
                     transaction.rollback()
         except ClientError as error:
-            if ledger.fates[body] is not Fate.ONCE and committed and not isinstance(error, SendOutcomeUnknown):
+            if ledger.fates[body] is not Fate.ONCE and commits and not isinstance(error, SendOutcomeUnknown):
                 ledger.fates[body] = Fate.NEVER
 
     async with trio.open_nursery() as nursery:
@@ -213,14 +213,14 @@ async def read_all(namesrv: str, ledger: Ledger) -> None:
         quiet_since = trio.current_time()
         with trio.move_on_after(DRAIN_SECONDS_MAX):
             while trio.current_time() < quiet_since + QUIET_SECONDS or ledger.missing:
-                found = await consumer.poll(1024, timeout=0.5)
-                for message in found:
+                messages = await consumer.poll(1024, timeout=0.5)
+                for message in messages:
                     # A place that is read again is not a second copy.
                     if places.setdefault((message.queue.queue_id, message.queue_offset), message.body) == message.body:
                         continue
                     raise AssertionError(f"two messages at one place: {message!r}")
                 ledger.seen = Counter(places.values())
-                if found:
+                if messages:
                     quiet_since = trio.current_time()
 
 
@@ -303,8 +303,8 @@ def main() -> None:
         except (ServersFailed, ClientError, OSError) as error:
             print(f"bench: {error}", file=sys.stderr)
             sys.exit(1)
-    given = " ".join(sys.argv[1:])
-    page = markdown(run, command="make bench-exactly-once" + (f' ARGS="{given}"' if given else ""))
+    words = " ".join(sys.argv[1:])
+    page = markdown(run, command="make bench-exactly-once" + (f' ARGS="{words}"' if words else ""))
     print(page)
     for ledger in run.ledgers.values():
         for what in ("missing", "repeated", "phantoms"):

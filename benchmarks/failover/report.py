@@ -39,7 +39,7 @@ class Events:
         return p50_met and (self.max_goal is None or self.maximum < self.max_goal)
 
 
-def markdown(measured: Sequence[Events], *, command: str, machine: str, date: str) -> str:
+def markdown(all_events: Sequence[Events], *, command: str, machine: str, date: str) -> str:
     """Write the page."""
     lines = [
         "# Failover, measured",
@@ -58,11 +58,11 @@ def markdown(measured: Sequence[Events], *, command: str, machine: str, date: st
         "",
         "| event | tries | p50 | max | goal p50 / max | met | sends | failed | caught up, max | load |",
         "|---|---:|---:|---:|---:|---|---:|---:|---:|---:|",
-        *(_row(each) for each in measured),
+        *(_row(each) for each in all_events),
         "",
         "All tries in order, in seconds:",
         "",
-        *(f"- {each.name}: {', '.join(f'{gap:.2f}' for gap in each.gaps)}" for each in measured),
+        *(f"- {each.name}: {', '.join(f'{gap:.2f}' for gap in each.gaps)}" for each in all_events),
         "",
     ]
     return "\n".join(lines)

@@ -74,23 +74,23 @@ class Load:
         async with trio.open_nursery() as sends:
             with trio.CancelScope() as scope:
                 task_status.started(scope)
-                begun, count = trio.current_time(), 0
+                start, count = trio.current_time(), 0
                 while True:
-                    wanted = int((trio.current_time() - begun) * self._rate)
-                    for _ in range(min(wanted - count, self._rate - self._under_way)):
+                    due = int((trio.current_time() - start) * self._rate)
+                    for _ in range(min(due - count, self._rate - self._under_way)):
                         self._under_way += 1
                         sends.start_soon(self._send, b"%d" % next(self._numbers))
-                    count = wanted
+                    count = due
                     await trio.sleep(TICK_SECONDS)
 
     async def _send(self, body: bytes) -> None:
-        begun = trio.current_time()
+        start = trio.current_time()
         try:
             await self._producer.send(Message(TOPIC, body), timeout=30)
         except ClientError as error:
             self.failed.append(str(error))
         else:
-            self.stored.append((body, begun, trio.current_time()))
+            self.stored.append((body, start, trio.current_time()))
         finally:
             self._under_way -= 1
 
@@ -169,10 +169,10 @@ def build(reference: str, directory: Path) -> Path:
 
 def last_tag() -> str:
     """The last tag of this repository. Raises UpgradeFailed without one."""
-    found = subprocess.run(["git", "describe", "--tags", "--abbrev=0"], check=False, capture_output=True, text=True)
-    if found.returncode:
+    process = subprocess.run(["git", "describe", "--tags", "--abbrev=0"], check=False, capture_output=True, text=True)
+    if process.returncode:
         raise UpgradeFailed("this repository has no tag: say which version to begin with, --from REF")
-    return found.stdout.strip()
+    return process.stdout.strip()
 
 
 async def report_of(cluster: DevCluster) -> UpgradeReport | None:
@@ -213,14 +213,14 @@ class Upgrade:
         await trio.sleep(HALF_WAY_SECONDS)
         await self._check_level(1, "half way")
         await self._step(f"{first} back to the earlier version", first, self._earlier)
-        done: set[str] = set()
-        while len(done) < len(self._cluster.node_ids):
+        node_ids: set[str] = set()
+        while len(node_ids) < len(self._cluster.node_ids):
             report = await safe_report(self._cluster)
-            left = [member for member in report.members if member.node_id not in done]
-            chosen = min(left, key=lambda member: (member.role == "leader", member.node_id)).node_id
-            await self._check_level(1, f"before {chosen}")
-            await self._step(f"{chosen} ({'leader' if chosen == report.leader else 'follower'})", chosen, None)
-            done.add(chosen)
+            remaining = [member for member in report.members if member.node_id not in node_ids]
+            next_node = min(remaining, key=lambda member: (member.role == "leader", member.node_id)).node_id
+            await self._check_level(1, f"before {next_node}")
+            await self._step(f"{next_node} ({'leader' if next_node == report.leader else 'follower'})", next_node, None)
+            node_ids.add(next_node)
         with trio.move_on_after(PATIENCE_SECONDS):
             while (await safe_report(self._cluster)).format_level == 1:  # noqa: ASYNC110 - other processes
                 await trio.sleep(0.1)
@@ -233,24 +233,24 @@ class Upgrade:
     async def _step(self, what: str, node_id: str, checkout: Path | None) -> None:
         cluster, load = self._cluster, self._load
         await safe_report(cluster)
-        begin, failed = trio.current_time(), len(load.failed)
+        begin, failures_before = trio.current_time(), len(load.failed)
         await cluster.stop(node_id)
         cluster.checkout = checkout
         await cluster.start(node_id)
         await cluster.wait_ready()
         await safe_report(cluster)
         end = trio.current_time()
-        step = Step(what, end - begin, 1000 * load.longest_pause(begin, end), len(load.failed) - failed)
+        step = Step(what, end - begin, 1000 * load.longest_pause(begin, end), len(load.failed) - failures_before)
         self.steps.append(step)
         print(
             f"{what}: {step.seconds:.1f} s, longest pause {step.pause_ms:.0f} ms, {step.failed} failed sends",
             flush=True,
         )
 
-    async def _check_level(self, wanted: int, when: str) -> None:
+    async def _check_level(self, level: int, when: str) -> None:
         report = await safe_report(self._cluster)
-        if report.format_level != wanted:
-            raise UpgradeFailed(f"format level {report.format_level} {when}, {wanted} was expected")
+        if report.format_level != level:
+            raise UpgradeFailed(f"format level {report.format_level} {when}, {level} was expected")
 
     async def _too_late(self, node_id: str) -> None:
         """Check that a downgrade is now refused, and that upgrading again works."""
@@ -260,9 +260,9 @@ class Upgrade:
         cluster.checkout = self._earlier
         await cluster.start(node_id)
         log = cluster.log_path(node_id)
-        refused = ("format level", "unknown parts")
+        texts = ("format level", "unknown parts")
         with trio.move_on_after(PATIENCE_SECONDS):
-            while not (lines := _lines_with(refused, log)):  # noqa: ASYNC110 - another process
+            while not (lines := _lines_with(texts, log)):  # noqa: ASYNC110 - another process
                 await trio.sleep(0.1)
         if not lines:
             raise UpgradeFailed(f"{node_id} went back to the earlier version after the level had risen")
@@ -278,19 +278,19 @@ def _lines_with(words: tuple[str, ...], log: Path) -> list[str]:
     return [line for line in log.read_text(errors="replace").splitlines() if any(word in line for word in words)]
 
 
-async def read_all(namesrv: str, wanted: int) -> Counter[bytes]:
+async def read_all(namesrv: str, count: int) -> Counter[bytes]:
     """Read every body in the topic, with its number of copies; waits until nothing more arrives."""
-    found: Counter[bytes] = Counter()
+    counts: Counter[bytes] = Counter()
     consumer = PushConsumer(namesrv, "check", consume_from="first")
     consumer.subscribe(TOPIC)
     async with consumer:
         messages = aiter(consumer)
         while True:
-            with trio.move_on_after(QUIET_SECONDS if len(found) >= wanted else 10 * QUIET_SECONDS) as quiet:
+            with trio.move_on_after(QUIET_SECONDS if len(counts) >= count else 10 * QUIET_SECONDS) as quiet:
                 message = await anext(messages)
-                found[message.body] += 1
+                counts[message.body] += 1
             if quiet.cancelled_caught:
-                return found
+                return counts
 
 
 async def measure(directory: Path, earlier: Path, rate: int) -> Outcome:
@@ -302,17 +302,17 @@ async def measure(directory: Path, earlier: Path, rate: int) -> Outcome:
         async with Producer(cluster.namesrv) as producer, trio.open_nursery() as nursery:
             load = Load(producer, rate)
             scope = await nursery.start(load.run)
-            begun = trio.current_time()
+            start = trio.current_time()
             upgrade = Upgrade(cluster, load, earlier)
             await upgrade.run()
-            outcome.seconds = trio.current_time() - begun
+            outcome.seconds = trio.current_time() - start
             scope.cancel()
-        found = await read_all(cluster.namesrv, len(load.stored))
+        counts = await read_all(cluster.namesrv, len(load.stored))
     outcome.steps = upgrade.steps
     outcome.sent = len(load.stored) + len(load.failed)
     outcome.failed = Counter(load.failed)
-    outcome.lost = sum(body not in found for body, _, _ in load.stored)
-    outcome.twice = sum(count - 1 for count in found.values())
+    outcome.lost = sum(body not in counts for body, _, _ in load.stored)
+    outcome.twice = sum(count - 1 for count in counts.values())
     outcome.waits_ms = sorted(1000 * (end - begin) for _, begin, end in load.stored)
     print("\n".join(outcome.lines()))
     for text, count in outcome.failed.most_common(5):

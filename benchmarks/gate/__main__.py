@@ -41,8 +41,8 @@ class CannotTell(Exception):
 
 def interpreter() -> str:
     """The build of Python, on which the figures depend, too: another build has other instructions."""
-    compiled = f"{platform.python_compiler()}, {platform.machine()}"
-    return f"{platform.python_implementation()} {platform.python_version()}, {compiled}"
+    compiler = f"{platform.python_compiler()}, {platform.machine()}"
+    return f"{platform.python_implementation()} {platform.python_version()}, {compiler}"
 
 
 def count(form: str, seconds_max: float = SECONDS_MAX) -> dict[str, float]:
@@ -53,12 +53,12 @@ def count(form: str, seconds_max: float = SECONDS_MAX) -> dict[str, float]:
         raise CannotTell("nothing is compiled: python -m mq.compiled")
     with tempfile.TemporaryDirectory(prefix="raftmq-gate-") as name:
         directory = Path(name)
-        counted, dumps = directory / "counted.json", directory / "dump"
+        counts_file, dumps = directory / "counted.json", directory / "dump"
         tool = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", f"--dump-before={MARK}"]
         tool.append(f"--callgrind-out-file={dumps}")
         try:
-            done = subprocess.run(
-                [*tool, sys.executable, "-m", "benchmarks.gate.cases", str(counted), BY_CALLGRIND],
+            process = subprocess.run(
+                [*tool, sys.executable, "-m", "benchmarks.gate.cases", str(counts_file), BY_CALLGRIND],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONHASHSEED": "0", PURE_PYTHON: "" if form == COMPILED else "1"},
                 capture_output=True,
@@ -68,9 +68,9 @@ def count(form: str, seconds_max: float = SECONDS_MAX) -> dict[str, float]:
             )
         except subprocess.TimeoutExpired as error:
             raise CannotTell(f"not done within {seconds_max:g} s") from error
-        if done.returncode:
-            raise CannotTell(f"the cases ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")
-        names = [(str(name), int(messages)) for name, messages in json.loads(counted.read_text())]
+        if process.returncode:
+            raise CannotTell(f"the cases ended with exit code {process.returncode}:\n{process.stderr[-2000:]}")
+        names = [(str(name), int(messages)) for name, messages in json.loads(counts_file.read_text())]
         parts = [directory / f"dump.{number}" for number in range(1, 2 * len(names) + 1)]
         try:
             return per_message(names, [instructions_in(part.read_text()) for part in parts if part.exists()])
@@ -97,15 +97,15 @@ def main(arguments: Sequence[str] | None = None, path: Path = BASELINE) -> int:
     is_good = True
     for form in forms:
         try:
-            counted = count(form)
+            counts = count(form)
         except CannotTell as error:
             print(f"bench-gate: {error}", file=sys.stderr)
             return EXIT_CANNOT_TELL
         print(f"{f'instructions per message, {form}':<38} {'now':>10}   {'baseline':>10}   change")
-        for verdict in judge(counted, figures.get(form, {})):
+        for verdict in judge(counts, figures.get(form, {})):
             print(verdict)
             is_good = is_good and verdict.is_good
-        figures[form] = {name: round(value) for name, value in counted.items()}
+        figures[form] = {name: round(value) for name, value in counts.items()}
     if options.update:
         path.write_text(json.dumps({"interpreter": interpreter(), "figures": figures}, indent=1) + "\n")
         print(f"wrote {path}")

@@ -118,13 +118,13 @@ def count_replication(counting: Counting, directory: Path) -> None:
     """Count the instructions of entries of 32 messages, from the leader's append to its commit; and the follower's."""
     clock = _Clock()
     leader, follower = _Member(LEADER, directory / "n0", clock), _Member(FOLLOWER, directory / "n1", clock)
-    taken: list[bytes] = []
+    frames: list[bytes] = []
     while not leader.replica.core.ready:
         clock.now += _STEP_SECONDS
         leader.replica.begin_turn()
         leader.replica.tick()
         leader.pump()
-        _exchange(leader, follower, taken)
+        _exchange(leader, follower, frames)
     body = random.Random(1).randbytes(MESSAGES_PER_ENTRY * MESSAGE_BYTES)
     annotation = bytes(MESSAGES_PER_ENTRY * 20)
 
@@ -132,19 +132,19 @@ def count_replication(counting: Counting, directory: Path) -> None:
         for _ in range(rounds):
             index = leader.replica.append(len(body), lambda pos: (body, annotation))
             leader.pump()
-            _exchange(leader, follower, taken)
+            _exchange(leader, follower, frames)
             assert not isinstance(index, Refusal), index
             assert leader.replica.commit_index >= index, f"{index} is not committed"
 
     replicate(WARM_UP)
-    warm = len(taken)
+    warm = len(frames)
     with counting.of("replicate, leader and follower", ROUNDS * MESSAGES_PER_ENTRY):
         replicate(ROUNDS)
     again = _Member(FOLLOWER, directory / "n1-again", clock)
-    for frame in taken[:warm]:
+    for frame in frames[:warm]:
         again.take(LEADER, frame)
     with counting.of("append as a follower", ROUNDS * MESSAGES_PER_ENTRY):
-        for frame in taken[warm:]:
+        for frame in frames[warm:]:
             again.take(LEADER, frame)
     assert again.replica.log.last_index == leader.replica.log.last_index, "the follower lacks entries"
     for member in (leader, follower, again):

@@ -16,22 +16,22 @@ class DumpUnreadable(Exception):
 
 def instructions_in(dump: str) -> int:
     """The number of instructions in a callgrind dump. Raises DumpUnreadable."""
-    found = _SUMMARY.search(dump)
-    if found is None:
+    match = _SUMMARY.search(dump)
+    if match is None:
         raise DumpUnreadable("a dump of callgrind has no summary")
-    return int(found[1])
+    return int(match[1])
 
 
-def per_message(counted: Sequence[tuple[str, int]], instructions: Sequence[int]) -> dict[str, float]:
+def per_message(cases: Sequence[tuple[str, int]], instructions: Sequence[int]) -> dict[str, float]:
     """Instructions per message, by name; the least where a name was counted several times.
 
     ``instructions`` are those between one mark and the next, from the start on: before the first counted block, in it,
     between it and the next, and so on. Raises DumpUnreadable.
     """
-    if len(instructions) < 2 * len(counted):
-        raise DumpUnreadable(f"callgrind wrote {len(instructions)} dumps, {2 * len(counted)} were asked for")
+    if len(instructions) < 2 * len(cases):
+        raise DumpUnreadable(f"callgrind wrote {len(instructions)} dumps, {2 * len(cases)} were asked for")
     least: dict[str, float] = {}
-    for number, (name, messages) in enumerate(counted):
+    for number, (name, messages) in enumerate(cases):
         figure = instructions[2 * number + 1] / messages
         least[name] = min(figure, least.get(name, figure))
     return least

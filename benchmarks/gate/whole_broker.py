@@ -38,13 +38,13 @@ _READY_SECONDS_MAX = 120.0
 async def ask(stream: trio.SocketStream, frames: Sequence[bytes]) -> list[bytes]:
     """Send all frames at once; returns the codes of the responses when all have arrived."""
     await stream.send_all(b"".join(frames))
-    received, codes = b"", list[bytes]()
+    data, codes = b"", list[bytes]()
     while len(codes) < len(frames):
-        received += await stream.receive_some(1 << 20)
-        count, end = complete_bytes(received)
+        data += await stream.receive_some(1 << 20)
+        count, end = complete_bytes(data)
         if count:
-            codes += _codes(received[:end])
-            received = received[end:]
+            codes += _codes(data[:end])
+            data = data[end:]
     return codes
 
 
@@ -52,9 +52,9 @@ def _codes(frames: bytes) -> list[bytes]:
     """The codes of replies, from the headers only: bodies may hold anything."""
     codes, at = list[bytes](), 0
     while at < len(frames):
-        found = CODE.search(frames, at + 8)
-        assert found is not None, f"a reply without a code: {frames[at : at + 100]!r}"
-        codes.append(found[1])
+        match = CODE.search(frames, at + 8)
+        assert match is not None, f"a reply without a code: {frames[at : at + 100]!r}"
+        codes.append(match[1])
         at += 4 + int.from_bytes(frames[at : at + 4], "big")
     return codes
 

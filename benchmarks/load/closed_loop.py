@@ -62,13 +62,13 @@ class Connection:
     def send(self, data: bytes | memoryview) -> bool:
         """Send bytes; returns False if the kernel did not take all: the rest is in ``unsent``."""
         try:
-            taken = self.sock.send(data)
+            count = self.sock.send(data)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            taken = 0
-        if taken == len(data):
+            count = 0
+        if count == len(data):
             self.unsent = None
             return True
-        self.unsent = memoryview(data)[taken:]
+        self.unsent = memoryview(data)[count:]
         return False
 
     def send_later(self, data: bytes) -> None:
@@ -122,8 +122,8 @@ def generate(job: Job) -> Report:
                 _send_again(connection, connection.receive(recorder.samples), epoll)
 
 
-def _send_again(connection: Connection, answered: Sequence[Hashable], epoll: select.epoll) -> None:
-    following, data = connection.wire.again(answered)
+def _send_again(connection: Connection, keys: Sequence[Hashable], epoll: select.epoll) -> None:
+    following, data = connection.wire.again(keys)
     # The latency of a request that must wait for room in the socket also begins here.
     connection.started.update(dict.fromkeys(following, monotonic_seconds()))
     if not data:

@@ -172,9 +172,9 @@ class _Connection:
         if not chunk:
             raise LoadFailed(f"{self.sock.getpeername()} closed the connection")
         data = self.received + chunk
-        found, end = responses(data)
+        pairs, end = responses(data)
         self.received = data[end:]
-        return [header for header, _ in found]
+        return [header for header, _ in pairs]
 
 
 def run(job: DialogueJob) -> Report:
@@ -191,7 +191,7 @@ def run(job: DialogueJob) -> Report:
     for fd in by_fd:
         poll.register(fd, select.EPOLLIN)
     flows = {slot: FLOWS[job.kind](job, slot, done) for slot in range(1, job.flows + 1)}
-    started = time.monotonic()
+    start = time.monotonic()
     for slot, flow in flows.items():
         connections[slot % job.connections].sock.sendall(_encode(slot, next(flow)))
     boundary, marks = job.begin, list[int]()
@@ -210,7 +210,7 @@ def run(job: DialogueJob) -> Report:
         done=[after - before for before, after in itertools.pairwise(marks)],
         total=count,
         cpu_seconds=process_cpu_seconds(),
-        seconds=time.monotonic() - started,
+        seconds=time.monotonic() - start,
     )
 
 

@@ -206,8 +206,8 @@ def heartbeat_frame(opaque: int, client_id: str, *, consumes: str | None = None)
 def responses(data: bytes) -> tuple[Sequence[tuple[Response, memoryview]], int]:
     """Decode header and body of each whole response in JSON; returns also their end. Skips a broker's requests."""
     frames, end = split_frames(memoryview(data))
-    answered = ((_decode(header), body) for _, header, body in frames)
-    return [(header, body) for header, body in answered if header.flag & RESPONSE_FLAG], end
+    pairs = ((_decode(header), body) for _, header, body in frames)
+    return [(header, body) for header, body in pairs if header.flag & RESPONSE_FLAG], end
 
 
 def popped_rows(reply: PopReply) -> Iterator[tuple[str, int, int, list[int]]]:

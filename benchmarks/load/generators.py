@@ -43,7 +43,7 @@ class GeneratorFailed(Exception):
 
 async def run_generator(module: str, job: object, report: type[R], environment: Mapping[str, str] | None = None) -> R:
     """Let a process of its own do a job. ``environment`` extends ours. Raises GeneratorFailed, StartedLate."""
-    done = await trio.run_process(
+    process = await trio.run_process(
         [sys.executable, "-m", module],
         stdin=msgspec.json.encode(job),
         capture_stdout=True,
@@ -52,11 +52,11 @@ async def run_generator(module: str, job: object, report: type[R], environment: 
         cwd=ROOT,
         env={**os.environ, **(environment or {})},
     )
-    if done.returncode == STARTED_LATE:
+    if process.returncode == STARTED_LATE:
         raise StartedLate
-    if done.returncode:
-        raise GeneratorFailed(done.stderr.decode(errors="replace").strip().rpartition("\n")[2])
-    return msgspec.json.decode(done.stdout, type=report)
+    if process.returncode:
+        raise GeneratorFailed(process.stderr.decode(errors="replace").strip().rpartition("\n")[2])
+    return msgspec.json.decode(process.stdout, type=report)
 
 
 def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:

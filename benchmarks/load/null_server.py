@@ -43,7 +43,7 @@ def serve(port: int) -> None:
                 connections[sock.fileno()] = sock, bytearray()
                 epoll.register(sock.fileno(), select.EPOLLIN)
                 continue
-            sock, received = connections[fd]
+            sock, data = connections[fd]
             try:
                 size = sock.recv_into(buffer)
             except ConnectionResetError:
@@ -53,14 +53,14 @@ def serve(port: int) -> None:
                 del connections[fd]
                 sock.close()
                 continue
-            received += buffer[:size]
-            _, end = complete_bytes(received)
-            found = OPAQUE.findall(received[:end])
-            del received[:end]
-            for opaque in found:
+            data += buffer[:size]
+            _, end = complete_bytes(data)
+            opaques = OPAQUE.findall(data[:end])
+            del data[:end]
+            for opaque in opaques:
                 if opaque not in replies:
                     replies[opaque] = reply(opaque)
-            sock.sendall(b"".join([replies[opaque] for opaque in found]))
+            sock.sendall(b"".join([replies[opaque] for opaque in opaques]))
 
 
 if __name__ == "__main__":

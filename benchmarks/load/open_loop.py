@@ -81,7 +81,7 @@ class Sender:
 
     def send_due(self, now: float) -> tuple[list[Connection], list[tuple[Connection, OSError]]]:
         """Send due requests. Returns the connections whose sockets are full, and the failed ones."""
-        blocked, broken = list[Connection](), list[tuple[Connection, OSError]]()
+        waiting, failures = list[Connection](), list[tuple[Connection, OSError]]()
         for _ in self.free:
             due = int((now - self._begin) * self._rate) - self._sent
             if due <= 0:
@@ -99,10 +99,10 @@ class Sender:
                 if connection.unsent is not None:
                     connection.send_later(data)
                 elif data and not connection.send(data):
-                    blocked.append(connection)
+                    waiting.append(connection)
             except OSError as error:
-                broken.append((connection, error))
-        return blocked, broken
+                failures.append((connection, error))
+        return waiting, failures
 
 
 class Connections:
@@ -151,10 +151,10 @@ class Connections:
             return
         self._retry_at = now + RETRY_SECONDS
         try:
-            opened = self._open(self._lost[0][1])
+            connection = self._open(self._lost[0][1])
         except (LoadFailed, OSError):
             return
-        sender.replace(self._lost.popleft()[0], opened)
+        sender.replace(self._lost.popleft()[0], connection)
 
 
 def generate(paced: PacedJob) -> Report:
@@ -183,10 +183,10 @@ def _generate(paced: PacedJob, epoll: select.epoll, connections: Connections) ->
             except (LoadFailed, OSError) as error:
                 connections.lose(connection, sender, error)
         connections.reopen(sender, monotonic_seconds())
-        blocked, broken = sender.send_due(monotonic_seconds())
-        for connection in blocked:
+        waiting, failures = sender.send_due(monotonic_seconds())
+        for connection in waiting:
             epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
-        for connection, failure in broken:
+        for connection, failure in failures:
             connections.lose(connection, sender, failure)
 
 

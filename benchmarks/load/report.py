@@ -109,9 +109,9 @@ def bucket_seconds(bucket: int) -> float:
 def quantile(counts: dict[int, int], share: float) -> float:
     """The latency in seconds that ``share`` of the samples do not exceed; 0 if there are none."""
     total = sum(counts.values())
-    seen = 0
+    total_so_far = 0
     for bucket in sorted(counts):
-        seen += counts[bucket]
-        if seen >= share * total:
+        total_so_far += counts[bucket]
+        if total_so_far >= share * total:
             return bucket_seconds(bucket)
     return 0.0

@@ -159,10 +159,10 @@ def main() -> None:
             try:
                 if (reason := system.missing()) is None:
                     system.prepare()
-                    kept = samples.setdefault(system.name, [])
+                    samples_of_system = samples.setdefault(system.name, [])
                     place = Path(directory) / system.name
                     place.mkdir()
-                    run_trio(partial(measure, system, args, place, kept))
+                    run_trio(partial(measure, system, args, place, samples_of_system))
                     continue
             except FAILURES as error:
                 reason = str(error)
@@ -176,12 +176,12 @@ def main() -> None:
 
 def _write(samples: dict[str, list[LowRateSample]], left_out: dict[str, str], warm_up: float) -> None:
     record = RunRecord("low-rate")
-    measured = {name: [asdict(each) for each in of_system] for name, of_system in samples.items() if of_system}
-    record.keep(measured=measured, leftOut=left_out)
-    warmed = f", after {warm_up:g} s of {WARM_UP_RATE} messages/s"
-    about = {system.name: system.about + warmed * system.is_jvm for system in SYSTEMS}
-    shown = {name: of_system for name, of_system in samples.items() if of_system}
-    text = section(about, shown, left_out, **record.about)
+    samples_by_system = {name: [asdict(each) for each in of_system] for name, of_system in samples.items() if of_system}
+    record.keep(measured=samples_by_system, leftOut=left_out)
+    warm_up_text = f", after {warm_up:g} s of {WARM_UP_RATE} messages/s"
+    about = {system.name: system.about + warm_up_text * system.is_jvm for system in SYSTEMS}
+    shown_samples = {name: of_system for name, of_system in samples.items() if of_system}
+    text = section(about, shown_samples, left_out, **record.about)
     record.publish(text, (BEGIN, END))
 
 

@@ -28,7 +28,7 @@ def serve(port: int, path: str) -> None:
     epoll = select.epoll()
     epoll.register(listener.fileno(), select.EPOLLIN)
     sockets: dict[int, socket.socket] = {}
-    received = b""
+    data = b""
     while True:
         for ready, _ in epoll.poll():
             if ready == listener.fileno():
@@ -45,11 +45,11 @@ def serve(port: int, path: str) -> None:
             if not chunk:
                 epoll.unregister(ready)
                 sockets.pop(ready).close()
-                received = b""
+                data = b""
                 continue
-            received += chunk
-            _, end = complete_bytes(received)
-            requests, received = received[:end], received[end:]
+            data += chunk
+            _, end = complete_bytes(data)
+            requests, data = data[:end], data[end:]
             if requests:
                 if position + len(requests) > _FILE_BYTES:
                     position = 0

@@ -106,27 +106,27 @@ def _idle_row(name: str, sample: LowRateSample) -> str:
 
 def goals(samples: Samples, floor: str = "floor", own: str = "raftmq") -> list[Figure]:
     """Each figure that has a goal and was measured."""
-    found = list[Figure]()
+    figures = list[Figure]()
     ours = {sample.rate: sample for sample in samples.get(own, ())}
     floors = {sample.rate: sample for sample in samples.get(floor, ())}
     for rate in sorted(ours.keys() & floors.keys()):
         limit = 2 * floors[rate].p50_ms + LOOPBACK_MS
         goal = f"p50 at {rate:,.0f} msgs/s: at most twice the floor and a loopback hop"
-        found.append(Figure(own, goal, ours[rate].p50_ms, "ms", limit))
+        figures.append(Figure(own, goal, ours[rate].p50_ms, "ms", limit))
     if 500 in ours and 2000 in ours:
         goal = "p50 at 500 msgs/s: not above that at 2,000"
-        found.append(Figure(own, goal, ours[500].p50_ms, "ms", ours[2000].p50_ms))
+        figures.append(Figure(own, goal, ours[500].p50_ms, "ms", ours[2000].p50_ms))
     if CPU_RATE in ours:
         sample = ours[CPU_RATE]
         goal = f"CPU at {CPU_RATE} msgs/s per message, most of a replica or of the client"
         most = sample.ms_per_message(max(*sample.server_cores, sample.client_cores))
-        found.append(Figure(own, goal, most, "ms", CPU_MS_MAX))
+        figures.append(Figure(own, goal, most, "ms", CPU_MS_MAX))
     if 0 in ours:
         idle = ours[0]
         for name, cores, wake_ups in (
             ("an idle broker", max(idle.server_cores), max(idle.server_wake_ups)),
             ("an idle producer and consumer of our library", idle.client_cores, idle.client_wake_ups),
         ):
-            found.append(Figure(own, f"{name}: CPU", 100 * cores, "% of a core", IDLE_PERCENT_MAX))
-            found.append(Figure(own, f"{name}: wake-ups", wake_ups, "/s", IDLE_WAKE_UPS_MAX))
-    return found
+            figures.append(Figure(own, f"{name}: CPU", 100 * cores, "% of a core", IDLE_PERCENT_MAX))
+            figures.append(Figure(own, f"{name}: wake-ups", wake_ups, "/s", IDLE_WAKE_UPS_MAX))
+    return figures

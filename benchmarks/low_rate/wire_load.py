@@ -48,8 +48,8 @@ def generate(job: LowRateJob) -> Report:
         if now < due or not free:
             wait = recorder.boundary - now if not free else min(due, recorder.boundary) - now
             if select.select([connection.fd], (), (), max(0.0, wait))[0]:
-                answered = connection.receive(recorder.samples)
-                free += answered
+                count = connection.receive(recorder.samples)
+                free += count
                 connection.sock.sendall(connection.wire.again(())[1])
             continue
         following, data = connection.wire.again((free.popleft(),))

@@ -89,8 +89,8 @@ async def measure(args: Arguments, directory: Path, samples: list[Sample]) -> Re
                 await trio.sleep_until(began + number * step)
                 cluster.check()
                 samples.append(_sample(number * step, pids, clients.pid))
-                shown = ", ".join(f"{name} {mib:.1f}" for name, mib in samples[-1].rss_mib.items())
-                print(f"{number * step / 60:.1f} min: {shown} MiB, load {load_average():.1f}", flush=True)
+                text = ", ".join(f"{name} {mib:.1f}" for name, mib in samples[-1].rss_mib.items())
+                print(f"{number * step / 60:.1f} min: {text} MiB, load {load_average():.1f}", flush=True)
     return reports[0]
 
 
@@ -130,8 +130,8 @@ async def _run_clients(
 def write(args: Arguments, samples: Sequence[Sample], report: Report) -> None:
     """Write the section, the picture, and the raw figures."""
     record = RunRecord("memory")
-    kept = [{"seconds": sample.seconds, "rssMib": dict(sample.rss_mib)} for sample in samples]
-    record.keep(rate=args.rate, report=asdict(report), samples=kept)
+    rows = [{"seconds": sample.seconds, "rssMib": dict(sample.rss_mib)} for sample in samples]
+    record.keep(rate=args.rate, report=asdict(report), samples=rows)
     (ROOT / "docs" / "images" / "memory.svg").write_text(picture(samples))
     load = (
         f"{args.rate:,} messages/s of 1 KiB for {args.minutes:g} minutes; a log of {RETENTION_MIB} MiB. "

@@ -77,34 +77,34 @@ class _Clients:
         everything = PushConsumer(job.namesrv, "memory_all", consume_from="first", ordered=False)
         for topic in job.topics:
             everything.on(topic)(self._handle)
-        filtered = PushConsumer(job.namesrv, "memory_filtered", consume_from="first")
-        filtered.on(job.topics[0], tags="new")(self._count)
+        consumer = PushConsumer(job.namesrv, "memory_filtered", consume_from="first")
+        consumer.on(job.topics[0], tags="new")(self._count)
         popping = PopConsumer(job.namesrv, "memory_popping", job.topics[-1], consume_from="first", ahead=POPPED_AHEAD)
         async with (
             everything,
-            filtered,
+            consumer,
             popping,
             Producer(job.namesrv, group="memory_producers", in_flight_max=IN_FLIGHT_MAX) as producer,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(everything.run)
-            nursery.start_soon(filtered.run)
+            nursery.start_soon(consumer.run)
             nursery.start_soon(self._pop, popping)
             await everything.wait_assigned()
             await self._produce(producer)
             with trio.move_on_after(_LEAVE_SECONDS_MAX):
                 await producer.flush()
             everything.stop()
-            filtered.stop()
+            consumer.stop()
             nursery.cancel_scope.deadline = trio.current_time() + 1.0
         return self.report
 
     async def _produce(self, producer: Producer) -> None:
-        job, body, sent = self._job, bytes(self._job.body_bytes), 0
+        job, body, count = self._job, bytes(self._job.body_bytes), 0
         begin = trio.current_time()
-        while (elapsed := trio.current_time() - begin) < job.seconds:
-            due = int(elapsed * job.rate)
-            for number in range(sent, due):
+        while (seconds := trio.current_time() - begin) < job.seconds:
+            due = int(seconds * job.rate)
+            for number in range(count, due):
                 message = Message(
                     job.topics[number % len(job.topics[:-1]) if number % POPPED_EVERY else -1],
                     body,
@@ -116,7 +116,7 @@ class _Clients:
                     producer.send_nowait(message, self._on_outcome)
                 except ClientError as error:
                     self._on_outcome(error)
-            sent = due
+            count = due
             await trio.sleep(TICK_SECONDS)
 
     def _on_outcome(self, outcome: SendResult | ClientError) -> None:

@@ -32,15 +32,15 @@ class Growth(NamedTuple):
 
 def growths(samples: Sequence[Sample], warm_up_seconds: float = WARM_UP_SECONDS) -> dict[str, Growth]:
     """The growth of each process over the samples after ``warm_up_seconds``, two or more."""
-    counted = [sample for sample in samples if sample.seconds >= warm_up_seconds]
-    assert len(counted) >= 2, f"{len(counted)} samples after {warm_up_seconds:g} s"
-    hours = [sample.seconds / 3600 for sample in counted]
-    found = dict[str, Growth]()
-    for name in counted[0].rss_mib:
-        values = [sample.rss_mib[name] for sample in counted]
+    late_samples = [sample for sample in samples if sample.seconds >= warm_up_seconds]
+    assert len(late_samples) >= 2, f"{len(late_samples)} samples after {warm_up_seconds:g} s"
+    hours = [sample.seconds / 3600 for sample in late_samples]
+    growth_of = dict[str, Growth]()
+    for name in late_samples[0].rss_mib:
+        values = [sample.rss_mib[name] for sample in late_samples]
         slope = statistics.linear_regression(hours, values).slope
-        found[name] = Growth(values[0], values[-1], max(values), slope)
-    return found
+        growth_of[name] = Growth(values[0], values[-1], max(values), slope)
+    return growth_of
 
 
 def section(
@@ -53,7 +53,7 @@ def section(
     warm_up_seconds: float = WARM_UP_SECONDS,
 ) -> str:
     """The section of the page: how memory was measured, the picture, and a row for each process."""
-    counted = growths(samples, warm_up_seconds)
+    growth_of = growths(samples, warm_up_seconds)
     first = next(sample.seconds for sample in samples if sample.seconds >= warm_up_seconds)
     return "\n".join(
         [
@@ -67,7 +67,7 @@ def section(
             "|---|---:|---:|---:|---:|",
             *(
                 f"| {name} | {growth.first:,.1f} | {growth.last:,.1f} | {growth.most:,.1f} | {growth.per_hour:+,.1f} |"
-                for name, growth in counted.items()
+                for name, growth in growth_of.items()
             ),
         ]
     )

@@ -34,17 +34,17 @@ def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command
             f"The time limit of {args.limit:g} s ended the run before {args.rounds} rounds were complete.",
             "",
         ]
-    measured = [peer for peer in peers if peer.name in outcome.measured]
+    peers_measured = [peer for peer in peers if peer.name in outcome.measured]
     lines += [
         f"![Rate and latency of each system](../{PICTURE})",
         "",
         "| name | system | version | replicas | acknowledged when it is | settings | memory of all servers, MiB |",
         "|---|---|---|---:|---|---|---:|",
-        *(_row_of_system(peer, outcome.measured[peer.name]) for peer in measured),
+        *(_row_of_system(peer, outcome.measured[peer.name]) for peer in peers_measured),
         "",
     ]
     for load in LOADS:
-        rows = [_row(peer, load, outcome.measured[peer.name]) for peer in measured]
+        rows = [_row(peer, load, outcome.measured[peer.name]) for peer in peers_measured]
         lines += [
             f"## {load.about[0].upper()}{load.about[1:]}",
             "",
@@ -54,7 +54,7 @@ def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command
             *(row for row in rows if row is not None),
             "",
         ]
-    failures = [f"- {peer.name}: {what}" for peer in measured for what in outcome.measured[peer.name].failures]
+    failures = [f"- {peer.name}: {what}" for peer in peers_measured for what in outcome.measured[peer.name].failures]
     if failures:
         lines += ["Failures in this run; a refused load was retried once:", "", *failures, ""]
     if outcome.left_out:
@@ -83,24 +83,27 @@ def _others(outcome: Outcome) -> str:
     )
 
 
-def _row_of_system(peer: Peer, measured: Measured) -> str:
+def _row_of_system(peer: Peer, measurements: Measured) -> str:
     memory = "-"
-    if measured.resident_mib:
-        resident, anonymous = statistics.median(measured.resident_mib), statistics.median(measured.anonymous_mib)
+    if measurements.resident_mib:
+        resident, anonymous = (
+            statistics.median(measurements.resident_mib),
+            statistics.median(measurements.anonymous_mib),
+        )
         memory = f"{resident:,.0f}; {anonymous:,.0f} without files"
     return (
-        f"| {peer.name} | {peer.system} | {measured.version} | {peer.replicas} | {peer.durability} | {peer.settings} "
-        f"| {memory} |"
+        f"| {peer.name} | {peer.system} | {measurements.version} | {peer.replicas} | {peer.durability} "
+        f"| {peer.settings} | {memory} |"
     )
 
 
-def _row(peer: Peer, load: Load, measured: Measured) -> str | None:
-    rate = measured.spread(load, lambda sample: sample.messages_per_second)
-    p50 = measured.spread(load, lambda sample: sample.p50_ms)
-    p99 = measured.spread(load, lambda sample: sample.p99_ms)
-    servers = measured.spread(load, lambda sample: sample.servers_us)
-    generator = measured.spread(load, lambda sample: sample.generator_us)
-    core = measured.spread(load, lambda sample: sample.generator_core)
+def _row(peer: Peer, load: Load, measurements: Measured) -> str | None:
+    rate = measurements.spread(load, lambda sample: sample.messages_per_second)
+    p50 = measurements.spread(load, lambda sample: sample.p50_ms)
+    p99 = measurements.spread(load, lambda sample: sample.p99_ms)
+    servers = measurements.spread(load, lambda sample: sample.servers_us)
+    generator = measurements.spread(load, lambda sample: sample.generator_us)
+    core = measurements.spread(load, lambda sample: sample.generator_core)
     if rate is None or p50 is None or p99 is None or servers is None or generator is None or core is None:
         return None
     return (

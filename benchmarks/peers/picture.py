@@ -19,12 +19,12 @@ COLOURS = {"majority, on disk": "#1d4ed8", "one server, on disk": "#0f766e", "ma
 Figure = Callable[[Sample], float]
 
 
-def draw(peers: Sequence[Peer], measured: dict[str, Measured]) -> str:
+def draw(peers: Sequence[Peer], measurements: dict[str, Measured]) -> str:
     """Draw the picture as an SVG file."""
     single, *others = LOADS
-    panels = [_panel(single, "p50 in ms, less is better", peers, measured, lambda sample: sample.p50_ms, "{:.2f}")]
+    panels = [_panel(single, "p50 in ms, less is better", peers, measurements, lambda sample: sample.p50_ms, "{:.2f}")]
     panels += [
-        _panel(load, "messages/s", peers, measured, lambda sample: sample.messages_per_second, "{:,.0f}")
+        _panel(load, "messages/s", peers, measurements, lambda sample: sample.messages_per_second, "{:,.0f}")
         for load in others
     ]
     rows = max(count for count, _ in panels)
@@ -42,13 +42,13 @@ def draw(peers: Sequence[Peer], measured: dict[str, Measured]) -> str:
 
 
 def _panel(
-    load: Load, unit: str, peers: Sequence[Peer], measured: dict[str, Measured], figure: Figure, form: str
+    load: Load, unit: str, peers: Sequence[Peer], measurements: dict[str, Measured], figure: Figure, form: str
 ) -> tuple[int, list[str]]:
     """Draw the panel of one load; returns also the number of its bars."""
     bars = [
         (peer, spread)
         for peer in peers
-        if peer.name in measured and (spread := measured[peer.name].spread(load, figure)) is not None
+        if peer.name in measurements and (spread := measurements[peer.name].spread(load, figure)) is not None
     ]
     room = WIDTH // 2 - GAP - LABEL - VALUE
     # One window that was much slower than all others must not shrink every bar.

@@ -28,7 +28,7 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
     cookie.write_text("bench")
     cookie.chmod(0o400)
     (directory / "enabled_plugins").write_text("[].\n")
-    shared = {
+    variables = {
         "HOME": str(directory),
         "ERL_EPMD_PORT": str(ports.namesrv),
         "ERL_EPMD_ADDRESS": HOST,
@@ -36,7 +36,7 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
     }
     with open_processes(directory) as servers:
-        servers.start("epmd", ["epmd"], shared)  # otherwise the first node leaves one running
+        servers.start("epmd", ["epmd"], variables)  # otherwise the first node leaves one running
         await servers.wait_listening("epmd", ports.namesrv)
         pids = []
         for node, port, dist_port in zip(NODES, ports.clients, ports.replication, strict=True):
@@ -49,7 +49,7 @@ async def _open(directory: Path) -> AsyncIterator[Target]:
                 "RABBITMQ_MNESIA_BASE": str(directory / node),
                 "RABBITMQ_LOG_BASE": str(directory / node),
             }
-            pids.append(servers.start(node, [str(PROGRAM)], shared | environment))
+            pids.append(servers.start(node, [str(PROGRAM)], variables | environment))
             if node == NODES[0]:
                 await servers.wait_listening(node, port)  # the others join it
         for node, port in zip(NODES, ports.clients, strict=True):
@@ -91,8 +91,8 @@ def _declare(ports: tuple[int, ...]) -> None:
 
 
 def _version() -> str:
-    found = [re.search(r"rabbitmq_server-([\d.]+)$", path.name) for path in (LIBRARY / "lib").iterdir()]
-    return next((each[1] for each in found if each is not None), "unknown")
+    matches = [re.search(r"rabbitmq_server-([\d.]+)$", path.name) for path in (LIBRARY / "lib").iterdir()]
+    return next((each[1] for each in matches if each is not None), "unknown")
 
 
 RABBITMQ = (

@@ -70,29 +70,29 @@ async def measure(
     ``keep`` gets the outcome after each round: three take most of an hour, and an interrupted run can be continued.
     """
     began = trio.current_time()
-    for done in range(args.rounds):
-        spent = trio.current_time() - began
-        if done and spent + spent / done > args.limit:
+    for round_count in range(args.rounds):
+        seconds = trio.current_time() - began
+        if round_count and seconds + seconds / round_count > args.limit:
             return
         for peer in peers:
             outcome.load_averages.append(load_average())
             place = directory / f"{peer.name}-{outcome.rounds}"
             place.mkdir()
-            measured = outcome.measured[peer.name]
+            measurements = outcome.measured[peer.name]
             try:
                 with trio.fail_after(TURN_SECONDS_MAX):
-                    await _take_turn(peer, args, place, measured, say)
+                    await _take_turn(peer, args, place, measurements, say)
             except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
-                _note(measured, peer, str(error), say)
+                _note(measurements, peer, str(error), say)
             except trio.TooSlowError:
-                _note(measured, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
+                _note(measurements, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
             finally:
                 shutil.rmtree(place)
         outcome.rounds += 1
         keep(outcome)
 
 
-async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Measured, say: Say) -> None:
+async def _take_turn(peer: Peer, args: Arguments, directory: Path, measurements: Measured, say: Say) -> None:
     began = trio.current_time()
     async with peer.open(directory) as target:
         ready = trio.current_time()
@@ -104,15 +104,15 @@ async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Mea
                 try:
                     samples = await _apply(peer, target, load, args)
                 except GeneratorFailed as error:
-                    _note(measured, peer, f"{load.name}: {error}", say)
+                    _note(measurements, peer, f"{load.name}: {error}", say)
                     continue
                 if load is not WARM_UP:
-                    measured.samples.setdefault(load.name, []).extend(samples)
+                    measurements.samples.setdefault(load.name, []).extend(samples)
                     say(line_of(peer, load, samples))
                 break
         servers = [pid for server in target.pids for pid in process_tree(server)]
-        measured.resident_mib.append(sum(map(rss_bytes, servers)) / 2**20)
-        measured.anonymous_mib.append(sum(map(anonymous_bytes, servers)) / 2**20)
+        measurements.resident_mib.append(sum(map(rss_bytes, servers)) / 2**20)
+        measurements.anonymous_mib.append(sum(map(anonymous_bytes, servers)) / 2**20)
     say(f"({peer.name}: up in {ready - began:.0f} s, its turn took {trio.current_time() - began:.0f} s)")
 
 
@@ -137,8 +137,8 @@ async def _apply(peer: Peer, target: Target, load: Load, args: Arguments) -> lis
     return samples_of(reports, cpu, args.seconds)
 
 
-def _note(measured: Measured, peer: Peer, what: str, say: Say) -> None:
-    measured.failures.append(what)
+def _note(measurements: Measured, peer: Peer, what: str, say: Say) -> None:
+    measurements.failures.append(what)
     say(f"{peer.name}: {what}")
 
 

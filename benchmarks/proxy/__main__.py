@@ -152,8 +152,8 @@ async def _create(admin: Admin) -> None:
     """Create the topics. Raises ClientError, as while a group of brokers is being formed."""
     await admin.create_topic(TOPIC, QUEUES)
     await admin.create_topic(LITE_PARENT, QUEUES, attributes={MESSAGE_TYPE_ATTRIBUTE: LITE})
-    bound = SubscriptionGroupConfig(group_name=LITE_GROUP, attributes={f"+{BIND_TOPIC}": LITE_PARENT})
-    await admin.put_consumer_group(bound)
+    group = SubscriptionGroupConfig(group_name=LITE_GROUP, attributes={f"+{BIND_TOPIC}": LITE_PARENT})
+    await admin.put_consumer_group(group)
 
 
 async def _start_proxy(servers: Processes, home: Path, namesrv: str, ports: Ports) -> tuple[str, int]:
@@ -183,12 +183,16 @@ async def turn(system: System, work: str, in_flight: int, count: int) -> Figures
     before = own_cpu_seconds(system.proxy), own_cpu_seconds(system.broker)
     topic = LITE_PARENT if work.endswith("lite") else TOPIC
     command = [sys.executable, "-m", "benchmarks.proxy.load", system.address, topic, work, str(in_flight), str(count)]
-    done = await trio.run_process(command, capture_stdout=True)
-    told = json.loads(done.stdout)
+    process = await trio.run_process(command, capture_stdout=True)
+    report = json.loads(process.stdout)
     proxy, broker = own_cpu_seconds(system.proxy) - before[0], own_cpu_seconds(system.broker) - before[1]
     per_message = 1e6 / count
     return Figures(
-        proxy * per_message, broker * per_message, told["p50_ms"], told["p99_ms"], count / max(told["seconds"], 1e-9)
+        proxy * per_message,
+        broker * per_message,
+        report["p50_ms"],
+        report["p99_ms"],
+        count / max(report["seconds"], 1e-9),
     )
 
 
@@ -258,9 +262,9 @@ def main() -> None:
         build_servers(VERSION)
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-") as directory:
         plan = options.messages, options.rounds, options.warm_up
-        told = run_trio(partial(measure, Path(directory), *plan, real_time=options.real_time))
-    print(told)
-    PAGE.write_text(replace_section(PAGE.read_text(), told, BEGIN, END))
+        table = run_trio(partial(measure, Path(directory), *plan, real_time=options.real_time))
+    print(table)
+    PAGE.write_text(replace_section(PAGE.read_text(), table, BEGIN, END))
 
 
 if __name__ == "__main__":

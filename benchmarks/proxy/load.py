@@ -82,11 +82,11 @@ class Client:
             request_serializer=lambda each: each.SerializeToString(),
             response_deserializer=pb.TelemetryCommand.FromString,
         )
-        told = telemetry(iter(self._commands.get, None), metadata=self._stamped())
-        for command in told:
+        commands = telemetry(iter(self._commands.get, None), metadata=self._stamped())
+        for command in commands:
             if command.HasField("settings"):
                 break
-        threading.Thread(target=lambda: list(told), daemon=True).start()
+        threading.Thread(target=lambda: list(commands), daemon=True).start()
         if self._lite and consumer:
             self._subscribe(kind)
 
@@ -107,17 +107,17 @@ class Client:
         """Send ``count`` messages."""
         begin = self.unary("SendMessage", pb.SendMessageResponse)
         room = threading.Semaphore(in_flight)
-        refused: list[str] = []
+        refusals: list[str] = []
         for number in range(count):
             room.acquire()
             kind = pb.LITE if self._lite else pb.NORMAL
-            told = pb.SystemProperties(message_id=f"01{uuid.uuid4().hex[:30].upper()}", message_type=kind)
+            system_properties = pb.SystemProperties(message_id=f"01{uuid.uuid4().hex[:30].upper()}", message_type=kind)
             if self._lite:
-                told.lite_topic = LITES[number % len(LITES)]
-            told.born_timestamp.GetCurrentTime()
-            told.born_host = "localhost"
-            told.body_encoding = pb.IDENTITY
-            message = pb.Message(topic=self._topic, body=BODY, system_properties=told)
+                system_properties.lite_topic = LITES[number % len(LITES)]
+            system_properties.born_timestamp.GetCurrentTime()
+            system_properties.born_host = "localhost"
+            system_properties.body_encoding = pb.IDENTITY
+            message = pb.Message(topic=self._topic, body=BODY, system_properties=system_properties)
             message.user_properties["number"] = str(number)
             began = time.perf_counter()
             future = begin(pb.SendMessageRequest(messages=[message]))
@@ -127,49 +127,49 @@ class Client:
                 answer = future.result()
                 assert isinstance(answer, pb.SendMessageResponse)
                 if answer.status.code != pb.OK:
-                    refused.append(f"{answer.status.code}: {answer.status.message}")
+                    refusals.append(f"{answer.status.code}: {answer.status.message}")
                 room.release()
 
             future.add_done_callback(done)
         for _ in range(in_flight):
             room.acquire()
-        if refused:
-            raise RuntimeError(f"{len(refused)} sends were refused: {refused[0]}")
+        if refusals:
+            raise RuntimeError(f"{len(refusals)} sends were refused: {refusals[0]}")
 
     def receive(self, in_flight: int, count: int) -> None:
         """Receive and acknowledge ``count`` messages: of each receive, all acknowledgements are in flight at once."""
-        assigned = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
+        query = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
         request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
-        answer = assigned(request).result()
+        answer = query(request).result()
         assert isinstance(answer, pb.QueryAssignmentResponse)
         if answer.status.code != pb.OK:
             raise RuntimeError(answer.status.message)
         batch = min(BATCH, in_flight)
-        left, lock, failed = [count], threading.Lock(), []
+        remaining, lock, errors = [count], threading.Lock(), []
 
         def work() -> None:
             try:
-                while left[0] > 0:
+                while remaining[0] > 0:
                     number = self._receive_batch(answer.assignments[0].message_queue, batch, POLL_SECONDS)
                     with lock:
-                        left[0] -= number
+                        remaining[0] -= number
             except Exception as error:
-                failed.append(error)
-                left[0] = 0
+                errors.append(error)
+                remaining[0] = 0
 
         workers = [threading.Thread(target=work) for _ in range(max(1, in_flight // BATCH))]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        if failed:
-            raise failed[0]
+        if errors:
+            raise errors[0]
 
     def prime(self) -> None:
         """Receive once, since a new group begins at the end of the topic."""
-        assigned = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
+        query = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
         request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
-        answer = assigned(request).result()
+        answer = query(request).result()
         assert isinstance(answer, pb.QueryAssignmentResponse)
         for assignment in answer.assignments:
             self._receive_batch(assignment.message_queue, BATCH, POLL_SECONDS)
@@ -201,22 +201,24 @@ class Client:
         acknowledge = self.unary("AckMessage", pb.AckMessageResponse)
         futures = []
         for message in messages:
-            told = message.system_properties
-            entry = pb.AckMessageEntry(message_id=told.message_id, receipt_handle=told.receipt_handle)
+            system_properties = message.system_properties
+            entry = pb.AckMessageEntry(
+                message_id=system_properties.message_id, receipt_handle=system_properties.receipt_handle
+            )
             if self._lite:
-                entry.lite_topic = told.lite_topic
+                entry.lite_topic = system_properties.lite_topic
             futures.append(acknowledge(pb.AckMessageRequest(group=self._group, topic=self._topic, entries=[entry])))
         for future in futures:
-            done = future.result()
-            assert isinstance(done, pb.AckMessageResponse)
-            if done.status.code != pb.OK:
-                raise RuntimeError(f"an acknowledgement: {done.status.code}: {done.status.message}")
+            response = future.result()
+            assert isinstance(response, pb.AckMessageResponse)
+            if response.status.code != pb.OK:
+                raise RuntimeError(f"an acknowledgement: {response.status.code}: {response.status.message}")
         return len(messages)
 
     def report(self, seconds: float) -> dict[str, float]:
         """The latencies. For receives, only receives that brought messages are included."""
-        ordered = sorted(self._latencies) or [0.0]
-        at = {name: ordered[min(len(ordered) - 1, int(len(ordered) * share))] for name, share in SHARES.items()}
+        latencies = sorted(self._latencies) or [0.0]
+        at = {name: latencies[min(len(latencies) - 1, int(len(latencies) * share))] for name, share in SHARES.items()}
         return {"seconds": seconds, **{name: 1_000 * value for name, value in at.items()}}
 
 

@@ -31,8 +31,8 @@ Samples = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
 def median(samples: Samples, system: str, case: str, figure: str) -> float | None:
     """The median of a figure over all rounds; None if it was not measured."""
-    found = [float(sample[figure]) for sample in samples.get(system, {}).get(case, ())]
-    return statistics.median(found) if found else None
+    values = [float(sample[figure]) for sample in samples.get(system, {}).get(case, ())]
+    return statistics.median(values) if values else None
 
 
 def samples_of(raw: Mapping[str, Any]) -> Samples:
@@ -42,14 +42,14 @@ def samples_of(raw: Mapping[str, Any]) -> Samples:
 
 def goals(samples: Samples) -> list[Figure]:
     """Each figure that has a goal and was measured."""
-    found = list[Figure]()
+    figures = list[Figure]()
     p50 = median(samples, OWN, "pace-1", "p50_ms")
     if p50 is not None:
-        found.append(Figure("500 msgs/s", "p50 from due to received", p50, "ms", P50_MS_MAX))
+        figures.append(Figure("500 msgs/s", "p50 from due to received", p50, "ms", P50_MS_MAX))
         others = [each for name in NATS if (each := median(samples, name, "pace-1", "p50_ms"))]
         if others:
             limit = NATS_TIMES_MAX * min(others)
-            found.append(Figure("500 msgs/s", f"p50, at most {NATS_TIMES_MAX:g} times NATS's", p50, "ms", limit))
+            figures.append(Figure("500 msgs/s", f"p50, at most {NATS_TIMES_MAX:g} times NATS's", p50, "ms", limit))
     for own_case, case, about in DRAINS:
         own = median(samples, OWN, own_case, "servers_us")
         durable = [each for name in DURABLE if (each := median(samples, name, case, "servers_us"))]
@@ -58,12 +58,12 @@ def goals(samples: Samples) -> list[Figure]:
                 f"messages per CPU second of the servers, at least {BACKLOG_TIMES_MIN:g} times the best durable system"
             )
             goal = BACKLOG_TIMES_MIN * 1e6 / min(durable)
-            found.append(Figure(f"backlog, {about}", name, 1e6 / own, "", goal, is_limit=False))
+            figures.append(Figure(f"backlog, {about}", name, 1e6 / own, "", goal, is_limit=False))
     one, many = (median(samples, OWN, case, "servers_us") for case in ("pace-1", f"pace-{GROUPS}"))
     if one and many:
         name = f"CPU of the servers for a message to {GROUPS} groups, as a multiple of one group"
-        found.append(Figure("fan-out", name, GROUPS * many / one, "", GROUPS_TIMES_MAX))
-    return found
+        figures.append(Figure("fan-out", name, GROUPS * many / one, "", GROUPS_TIMES_MAX))
+    return figures
 
 
 def load_of(samples: Samples) -> float:

@@ -121,68 +121,73 @@ def of_few_messages(raw: Mapping[str, Any]) -> Iterator[Judged]:
 
 def newest(benchmark: str, directory: Path = RESULTS) -> Mapping[str, Any] | None:
     """The raw results of the last run of a benchmark; None without any."""
-    found = sorted(directory.glob(f"{benchmark}-2*.json"))
-    return json.loads(found[-1].read_text()) if found else None
+    paths = sorted(directory.glob(f"{benchmark}-2*.json"))
+    return json.loads(paths[-1].read_text()) if paths else None
 
 
 def collect(directory: Path = RESULTS) -> list[Judged]:
     """All goals that were measured."""
-    found = list[Judged]()
+    figures = list[Judged]()
     if (raw := newest("produce", directory)) is not None:
-        found += of_sends(raw)
+        figures += of_sends(raw)
     if (raw := newest("low-rate", directory)) is not None:
-        found += of_few_messages(raw)
+        figures += of_few_messages(raw)
     if (raw := newest("peers-consuming", directory)) is not None:
         samples = consuming_goals.samples_of(raw)
         for figure in consuming_goals.goals(samples):
-            found.append(Judged("peers-consuming", raw["date"], consuming_goals.load_of(samples), figure))
+            figures.append(Judged("peers-consuming", raw["date"], consuming_goals.load_of(samples), figure))
     for benchmark in SUITES:
         if (raw := newest(benchmark, directory)) is not None:
-            found += of_suite(benchmark, raw)
-    return found
+            figures += of_suite(benchmark, raw)
+    return figures
 
 
 BUSY: Final = 2.0
 """The load average from which on times and rates say more about the machine than about the brokers."""
 
 
-def section(judged: Sequence[Judged]) -> str:
+def section(figures: Sequence[Judged]) -> str:
     """The section of the page: the number of goals, a table of the missed ones and one of the met ones."""
-    missed = [each for each in judged if not each.figure.is_met]
-    met = [each for each in judged if each.figure.is_met]
-    busy = sorted({each.benchmark for each in judged if each.load_average >= BUSY})
+    rest = [each for each in figures if not each.figure.is_met]
+    met = [each for each in figures if each.figure.is_met]
+    busy = sorted({each.benchmark for each in figures if each.load_average >= BUSY})
     lines = [
-        f"Of {len(judged)} goals, {len(met)} are met and {len(missed)} are missed in the last run of each benchmark."
+        f"Of {len(figures)} goals, {len(met)} are met and {len(rest)} are missed in the last run of each benchmark."
     ]
     if busy:
         lines.append(
             f"The machine was busy with other work (load average {BUSY:g} or more) in those of {', '.join(busy)}: "
             "their times and rates are worse than the brokers."
         )
-    lines += ["", "Missed:", "", *_table(missed), "", "Met:", "", *_table(met)]
+    lines += ["", "Missed:", "", *_table(rest), "", "Met:", "", *_table(met)]
     return "\n".join(lines)
 
 
-def summary(judged: Sequence[Judged], directory: Path = RESULTS) -> str:
+def summary(figures: Sequence[Judged], directory: Path = RESULTS) -> str:
     """The newest results in short: sends, other systems, and the number of goals that each benchmark meets."""
     lines = list[str]()
     if (sends := newest("produce", directory)) is not None:
         lines += ["### Sending", "", *sending(sends), ""]
     lines += ["### Beside other systems", ""]
     lines += [*beside_others(newest("peers", directory), newest("peers-consuming", directory)), ""]
-    met = sum(each.figure.is_met for each in judged)
-    lines += ["### Goals", "", f"{met} of {len(judged)} goals are met ([all of them](benchmarks/goals.md)).", ""]
-    lines += by_benchmark((each.benchmark, each.date, each.figure.is_met, _in_short(each)) for each in judged)
+    count = sum(each.figure.is_met for each in figures)
+    lines += [
+        "### Goals",
+        "",
+        f"{count} of {len(figures)} goals are met ([all of them](benchmarks/goals.md)).",
+        "",
+    ]
+    lines += by_benchmark((each.benchmark, each.date, each.figure.is_met, _in_short(each)) for each in figures)
     return "\n".join(lines)
 
 
-def _in_short(judged: Judged) -> str:
-    return f"{judged.figure.case}: {judged.figure.name} ({judged.figure.distance.removeprefix('missed: ')})"
+def _in_short(goal: Judged) -> str:
+    return f"{goal.figure.case}: {goal.figure.name} ({goal.figure.distance.removeprefix('missed: ')})"
 
 
-def _table(judged: Iterable[Judged]) -> list[str]:
+def _table(figures: Iterable[Judged]) -> list[str]:
     head = ["| benchmark | figure | measured | goal | by how much | date |", "|---|---|---:|---|---|---|"]
-    return head + [each.row() for each in judged]
+    return head + [each.row() for each in figures]
 
 
 def main() -> None:
@@ -191,16 +196,16 @@ def main() -> None:
         prog="make bench-goals", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.parse_args(sys.argv[1:])
-    judged = collect()
+    figures = collect()
     page = page_of("goals")
-    page.write_text(replace_section(page.read_text(), section(judged), BEGIN, END))
+    page.write_text(replace_section(page.read_text(), section(figures), BEGIN, END))
     page = ROOT / "docs" / "performance.md"
-    page.write_text(replace_section(page.read_text(), summary(judged), BEGIN, END))
-    for each in judged:
+    page.write_text(replace_section(page.read_text(), summary(figures), BEGIN, END))
+    for each in figures:
         if not each.figure.is_met:
             print(f"{each.benchmark}: {each.figure}, {each.figure.distance}")
-    met = sum(each.figure.is_met for each in judged)
-    print(f"{met} of {len(judged)} goals are met; wrote docs/benchmarks/goals.md")
+    count = sum(each.figure.is_met for each in figures)
+    print(f"{count} of {len(figures)} goals are met; wrote docs/benchmarks/goals.md")
 
 
 if __name__ == "__main__":

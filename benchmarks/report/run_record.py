@@ -93,8 +93,8 @@ class RunRecord:
 
     def __init__(self, name: str, command: str = "", root: Path = ROOT) -> None:
         self._name, self._ended, self._root = name, datetime.now(UTC), root
-        given = " ".join(sys.argv[1:])
-        self.command = (command or f"make bench-{name}") + (f' ARGS="{given}"' if given else "")
+        words = " ".join(sys.argv[1:])
+        self.command = (command or f"make bench-{name}") + (f' ARGS="{words}"' if words else "")
         self.date = f"{self._ended:%Y-%m-%d %H:%M} UTC"
         self.machine = procfs.machine()
 

@@ -48,13 +48,13 @@ def sending(raw: Mapping[str, Any]) -> list[str]:
 
 def beside_others(sends: Mapping[str, Any] | None, consuming: Mapping[str, Any] | None) -> list[str]:
     """Medians of the last runs beside other systems; "-" for missing measurements."""
-    consumed = {} if consuming is None else samples_of(consuming)
+    consumer_samples = {} if consuming is None else samples_of(consuming)
     about = []
     if sends is not None:
         about.append(f"Sending was measured {sends['date'][:10]} ([all of it](benchmarks/peers.md))")
     if consuming is not None:
         about.append(
-            f"consuming {consuming['date'][:10]}, with a load average of {load_of(consumed):.0f} "
+            f"consuming {consuming['date'][:10]}, with a load average of {load_of(consumer_samples):.0f} "
             "([all of it](benchmarks/peers-consuming.md))"
         )
     lines = [
@@ -65,35 +65,35 @@ def beside_others(sends: Mapping[str, Any] | None, consuming: Mapping[str, Any] 
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, system in PEERS.items():
-        sent = {} if sends is None else sends["measured"].get(name, {}).get("samples", {})
-        if not sent and name not in consumed:
+        send_samples = {} if sends is None else sends["measured"].get(name, {}).get("samples", {})
+        if not send_samples and name not in consumer_samples:
             continue
-        servers = _median(sent.get("4x256", ()), "servers_us")
-        backlog = median(consumed, name, "drain-1", "servers_us")
+        servers = _median(send_samples.get("4x256", ()), "servers_us")
+        backlog = median(consumer_samples, name, "drain-1", "servers_us")
         figures = (
-            _format(_median(sent.get("1x1", ()), "p50_ms"), 2),
-            _format(_median(sent.get("64x1", ()), "messages_per_second")),
-            _format(_median(sent.get("4x256", ()), "messages_per_second")),
+            _format(_median(send_samples.get("1x1", ()), "p50_ms"), 2),
+            _format(_median(send_samples.get("64x1", ()), "messages_per_second")),
+            _format(_median(send_samples.get("4x256", ()), "messages_per_second")),
             _format(1024 / servers if servers else None, 1),
             _format(1e6 / backlog if backlog else None),
-            _format(median(consumed, name, "pace-1", "p50_ms"), 2),
-            _format(median(consumed, name, "pace-1", "servers_us")),
+            _format(median(consumer_samples, name, "pace-1", "p50_ms"), 2),
+            _format(median(consumer_samples, name, "pace-1", "servers_us")),
         )
         lines.append(f"| {system} | {' | '.join(figures)} |")
     return lines
 
 
-def by_benchmark(judged: Iterable[tuple[str, str, bool, str]]) -> list[str]:
-    """The number of goals that each benchmark meets. ``judged``: benchmark, date, whether it is met, name."""
-    found: dict[str, list[tuple[str, bool, str]]] = {}
-    for benchmark, date, is_met, what in judged:
-        found.setdefault(benchmark, []).append((date, is_met, what))
+def by_benchmark(goals: Iterable[tuple[str, str, bool, str]]) -> list[str]:
+    """The number of goals that each benchmark meets. ``goals``: benchmark, date, whether it is met, name."""
+    goals_of: dict[str, list[tuple[str, bool, str]]] = {}
+    for benchmark, date, is_met, what in goals:
+        goals_of.setdefault(benchmark, []).append((date, is_met, what))
     lines = ["| benchmark | measured | goals met | missed first |", "|---|---|---:|---|"]
-    for benchmark, each in found.items():
-        met = sum(is_met for _, is_met, _ in each)
-        missed = next((what for _, is_met, what in each if not is_met), "-")
+    for benchmark, each in goals_of.items():
+        met_count = sum(is_met for _, is_met, _ in each)
+        first_missed = next((what for _, is_met, what in each if not is_met), "-")
         page = f"[{benchmark}](benchmarks/{benchmark}.md)"
-        lines.append(f"| {page} | {each[0][0][:10]} | {met} of {len(each)} | {missed} |")
+        lines.append(f"| {page} | {each[0][0][:10]} | {met_count} of {len(each)} | {first_missed} |")
     return lines
 
 

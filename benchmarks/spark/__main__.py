@@ -59,14 +59,14 @@ async def filled(directory: Path, args: Arguments, messages: int) -> AsyncIterat
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
-        sent = 0
-        while sent < messages:
+        count = 0
+        while count < messages:
             seconds = 0.5 if args.quick else 5.0
-            timed = Arguments(**vars(args) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
-            job = replace(job_for(cluster, timed, in_flight=256, node_id=leader), body_bytes=BODY_BYTES)
+            timed_plan = Arguments(**vars(args) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
+            job = replace(job_for(cluster, timed_plan, in_flight=256, node_id=leader), body_bytes=BODY_BYTES)
             report, _ = await run_load(cluster, job, leader)
-            sent += sum(report.messages)
-        yield cluster, sent
+            count += sum(report.messages)
+        yield cluster, count
 
 
 def wanted(args: Arguments, count: int) -> int:
@@ -95,7 +95,7 @@ async def measure_scan(args: Arguments, directory: Path, note: Note) -> None:
             replica_cpu.append(replicas_cpu(cluster) - before[1])
             jvm_cpu.append(spark.cpu_seconds() - before[2] - worker_cpu[-1])
             seconds["parquet"].append((await spark.ask("scan", "parquet", path=files)).seconds)
-        grown = most_grown(before_scans, rss_of_replicas(cluster))
+        growth = most_grown(before_scans, rss_of_replicas(cluster))
         # Plain pulls take so long that they run only once.
         seconds["pulls"].append((await spark.ask("scan", "raftmq", options | {"readMode": "pull"})).seconds)
         rate = {name: rows * BODY_BYTES / 1e6 / statistics.median(each) for name, each in seconds.items()}
@@ -112,22 +112,22 @@ async def measure_scan(args: Arguments, directory: Path, note: Note) -> None:
         assert {each.rows for each in counts} == {rows}, "a count that differs"
         counted = rows / statistics.median(each.seconds for each in counts)
         note(Figure("scan", "rows counted by offset", counted, "/s", 350_000, is_limit=False))
-        served = await served_in_bulk(cluster)
-        note(Figure("scan", "bytes that followers served", served["Follower"] / 1e6, "MB"))
-        note(Figure("scan", "bytes that the leader served", served["Leader"] / 1e6, "MB", 0))
+        served_bytes = await served_in_bulk(cluster)
+        note(Figure("scan", "bytes that followers served", served_bytes["Follower"] / 1e6, "MB"))
+        note(Figure("scan", "bytes that the leader served", served_bytes["Leader"] / 1e6, "MB", 0))
         note(Figure("scan", "memory of a worker, at most", spark.worker_rss_bytes_max() / 1e6, "MB", 300))
-        note(Figure("scan", "growth of a replica's memory over four scans", grown / 2**20, "MiB", 64))
+        note(Figure("scan", "growth of a replica's memory over four scans", growth / 2**20, "MiB", 64))
         stages = await trio.to_thread.run_sync(seconds_of_stages, options)
         for name, took in stages.items():
             note(Figure("scan", f"CPU of the reader without Spark: {name}", took / gigabytes, "s/GB"))
-        grown = most_grown(before_scans, rss_of_replicas(cluster))
-        note(Figure("scan", "growth including plain pulls and counts", grown / 2**20, "MiB"))
+        growth = most_grown(before_scans, rss_of_replicas(cluster))
+        note(Figure("scan", "growth including plain pulls and counts", growth / 2**20, "MiB"))
 
 
 async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
     """Measure a scan of a log that is not in memory."""
     async with (
-        filled(directory / "cluster", args, wanted(args, MESSAGES)) as (cluster, sent),
+        filled(directory / "cluster", args, wanted(args, MESSAGES)) as (cluster, count),
         SparkProcess.open() as spark,
     ):
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC}
@@ -138,12 +138,12 @@ async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
         answer = await spark.ask("scan", "raftmq", options)
         read = {node_id: disk_bytes_read(cluster.pid(node_id)) - before[node_id] for node_id in cluster.node_ids}
         leader = await cluster.leader()
-        stored = sum(each.stat().st_blocks * 512 for each in (cluster.directory / leader / "commitlog").glob("*"))
+        log_bytes = sum(each.stat().st_blocks * 512 for each in (cluster.directory / leader / "commitlog").glob("*"))
         followers = sum(size for node_id, size in read.items() if node_id != leader)
-        note(Figure("cold", "log", stored / 1e6, "MB"))
-        note(Figure("cold", "read from the followers' disks, of the log", followers / stored, "times", 1.15))
+        note(Figure("cold", "log", log_bytes / 1e6, "MB"))
+        note(Figure("cold", "read from the followers' disks, of the log", followers / log_bytes, "times", 1.15))
         note(Figure("cold", "read from the leader's disk", read[leader] / 1e6, "MB"))
-        note(Figure("cold", "bodies read", sent * BODY_BYTES / 1e6 / answer.seconds, "MB/s"))
+        note(Figure("cold", "bodies read", count * BODY_BYTES / 1e6 / answer.seconds, "MB/s"))
 
 
 async def measure_planning(args: Arguments, directory: Path, note: Note) -> None:
@@ -163,12 +163,12 @@ def _plan_often(namesrv: str, topics: tuple[str, ...]) -> tuple[float, float]:
     connections = KeptConnections()
     surveyor = stream_surveyor(options, connections)
     took: dict[bool, list[float]] = {False: [], True: []}
-    found = None
+    survey = None
     for number in range(ROUNDS * PLANS_PER_ROUND):
         if number % PLANS_PER_ROUND == 0:
-            found = None
+            survey = None
         began = time.perf_counter()
-        found = surveyor.survey(Topics(topics), previous=found)
+        survey = surveyor.survey(Topics(topics), previous=survey)
         took[number % PLANS_PER_ROUND > 0].append(time.perf_counter() - began)
     connections.close()
     return statistics.median(took[False]), statistics.median(took[True])
@@ -212,10 +212,10 @@ async def measure_sink(args: Arguments, directory: Path, note: Note) -> None:
         answer = await spark.ask(
             "copy", "parquet", path=files, to={"format": "raftmq", "mode": "append", "options": options}
         )
-        stored = (
+        stored_rows = (
             await spark.ask("count", "raftmq", {**source, "subscribe": topic_name(1), "columns": "queue_offset"})
         ).rows
-        assert stored == count, f"{stored} of {count} rows were stored"
+        assert stored_rows == count, f"{stored_rows} of {count} rows were stored"
         note(Figure("sink", "rows written", count / answer.seconds, "/s", 20_000, is_limit=False))
         note(Figure("sink", "CPU of Spark's workers", 1e6 * (spark.worker_cpu_seconds() - before[0]) / count, "us/row"))
         note(Figure("sink", "CPU of all replicas", 1e6 * (replicas_cpu(cluster) - before[1]) / count, "us/row"))
@@ -224,12 +224,12 @@ async def measure_sink(args: Arguments, directory: Path, note: Note) -> None:
 async def measure_batches(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the overhead of a micro-batch besides reading its rows."""
     messages = wanted(args, 100_000)
-    async with filled(directory / "cluster", args, messages) as (cluster, sent), SparkProcess.open() as spark:
+    async with filled(directory / "cluster", args, messages) as (cluster, count), SparkProcess.open() as spark:
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "startingOffsets": "earliest"}
-        options["maxOffsetsPerTrigger"] = str(max(1, sent // 10))
+        options["maxOffsetsPerTrigger"] = str(max(1, count // 10))
         batches = (await spark.ask("batches", "raftmq", options, path=str(directory / "checkpoint"))).batches
         read = sum(each["rows"] for each in batches)
-        assert read == sent or read > messages, f"{read} of {sent} rows were read"
+        assert read == count or read > messages, f"{read} of {count} rows were read"
         beside = [each["ms"]["triggerExecution"] - each["ms"].get("addBatch", 0) for each in batches if each["rows"]]
         offsets = [each["ms"].get("latestOffset", 0) for each in batches if each["rows"]]
         note(Figure("batches", "micro-batches", len(beside), ""))
@@ -294,9 +294,9 @@ class Scans:
         began, before = trio.current_time(), self._cpu_seconds()
         last = 0.0
         while trio.current_time() - began + last < seconds:
-            started = trio.current_time()
+            start = trio.current_time()
             self.rows += (await self._spark.ask("count", "raftmq", self._options)).rows
-            last = trio.current_time() - started
+            last = trio.current_time() - start
         self._taken += self._cpu_seconds() - before
         self._seconds += trio.current_time() - began
 

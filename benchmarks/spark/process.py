@@ -83,9 +83,9 @@ class SparkProcess:
 
     async def ask(self, do: str, source: str, options: Mapping[str, str] | None = None, **more: Any) -> QueryResult:
         """Run one request on a table of the format ``source``. Raises QueryFailed."""
-        asked = {"do": do, "format": source, "options": dict(options or {}), **more}
+        request = {"do": do, "format": source, "options": dict(options or {}), **more}
         assert self._process.stdin is not None
-        await self._process.stdin.send_all(json.dumps(asked).encode() + b"\n")
+        await self._process.stdin.send_all(json.dumps(request).encode() + b"\n")
         answer = await self._answer()
         if "error" in answer:
             raise QueryFailed(answer["error"])

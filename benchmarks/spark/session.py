@@ -40,37 +40,37 @@ def open_session() -> Any:
     return builder.getOrCreate()
 
 
-def run(session: Any, asked: dict[str, Any]) -> dict[str, Any]:
+def run(session: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Run one request."""
     began = time.perf_counter()
     rows: int | None = None
     digest = 0
     batches: list[dict[str, Any]] = []
-    if asked["do"] == "make":
+    if request["do"] == "make":
         body = "unhex(repeat(md5(cast(id as string)), 64)) as body"
-        frame = session.range(0, asked["rows"], 1, 8).selectExpr("cast(id as string) as keys", body)
-        frame.write.mode("overwrite").parquet(asked["path"])
-    elif asked["do"] == "batches":
-        frame = session.readStream.format(asked["format"]).options(**asked["options"]).load()
-        writer = frame.writeStream.format("noop").option("checkpointLocation", asked["path"])
+        frame = session.range(0, request["rows"], 1, 8).selectExpr("cast(id as string) as keys", body)
+        frame.write.mode("overwrite").parquet(request["path"])
+    elif request["do"] == "batches":
+        frame = session.readStream.format(request["format"]).options(**request["options"]).load()
+        writer = frame.writeStream.format("noop").option("checkpointLocation", request["path"])
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
         batches = [{"rows": each.numInputRows, "ms": dict(each.durationMs)} for each in query.recentProgress]
     else:
-        reader = session.read.format(asked["format"]).options(**asked.get("options", {}))
-        frame = reader.load(asked["path"]) if asked.get("path") else reader.load()
-        match asked["do"]:
+        reader = session.read.format(request["format"]).options(**request.get("options", {}))
+        frame = reader.load(request["path"]) if request.get("path") else reader.load()
+        match request["do"]:
             case "scan":
                 frame.write.format("noop").mode("overwrite").save()
             case "count":
                 rows = frame.count()
             case "digest":
-                column = asked["column"]
-                [found] = frame.selectExpr("count(1) as rows", f"sum(crc32({column})) as digest").collect()
-                rows, digest = found["rows"], found["digest"]
+                column = request["column"]
+                [result] = frame.selectExpr("count(1) as rows", f"sum(crc32({column})) as digest").collect()
+                rows, digest = result["rows"], result["digest"]
             case "copy":
-                to = asked["to"]
-                writer = frame.selectExpr(*asked.get("select", ["*"])).write.format(to["format"])
+                to = request["to"]
+                writer = frame.selectExpr(*request.get("select", ["*"])).write.format(to["format"])
                 writer = writer.options(**to.get("options", {})).mode(to["mode"])
                 writer.save(to["path"]) if to.get("path") else writer.save()
             case other:

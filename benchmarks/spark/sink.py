@@ -67,8 +67,8 @@ def run_task(plan: Plan, namesrv: str, partition: int) -> Task:
     )
     rows = plan.rows // plan.tasks
     noise = random.Random(partition).randbytes(plan.body_bytes + ROWS_PER_BATCH)
-    made = [noise[at : at + plan.body_bytes] for at in range(ROWS_PER_BATCH)]
-    whole = pa.record_batch([pa.array(made, pa.binary())], ["body"])
+    bodies = [noise[at : at + plan.body_bytes] for at in range(ROWS_PER_BATCH)]
+    whole = pa.record_batch([pa.array(bodies, pa.binary())], ["body"])
     batches = [whole.slice(0, min(ROWS_PER_BATCH, rows - at)) for at in range(0, rows, ROWS_PER_BATCH)]
     began = time.process_time()
     written = TaskWriter(options, WriteId("bench", 0), partition).write(batches)
@@ -82,15 +82,16 @@ def run_tasks(plan: Plan, namesrv: str, pids: list[int]) -> Iterator[str]:
         pool.starmap(run_task, [(plan._replace(rows=plan.tasks), namesrv, 1000 + n) for n in range(plan.tasks)])
         for what in ("written", "written again"):
             before, began = [cpu_seconds(pid) for pid in pids], time.perf_counter()
-            done = pool.starmap(run_task, [(plan, namesrv, number) for number in range(plan.tasks)])
+            tasks = pool.starmap(run_task, [(plan, namesrv, number) for number in range(plan.tasks)])
             seconds = time.perf_counter() - began
             brokers = [cpu_seconds(pid) - was for pid, was in zip(pids, before, strict=True)]
-            rows = sum(task.written.rows for task in done)
+            rows = sum(task.written.rows for task in tasks)
             yield (
                 f"{rows} rows of {plan.body_bytes} B {what} by {plan.tasks} tasks in {seconds:.2f} s: "
-                f"{rows / seconds:,.0f} rows/s; us of CPU a row: tasks {sum(t.cpu for t in done) * 1e6 / rows:.1f}, "
+                f"{rows / seconds:,.0f} rows/s; us of CPU a row: tasks {sum(t.cpu for t in tasks) * 1e6 / rows:.1f}, "
                 f"brokers {' + '.join(f'{cpu * 1e6 / rows:.1f}' for cpu in brokers)}; already stored "
-                f"{sum(task.written.already_stored for task in done)}; requests {sum(t.written.requests for t in done)}"
+                f"{sum(task.written.already_stored for task in tasks)}; "
+                f"requests {sum(t.written.requests for t in tasks)}"
             )
 
 
@@ -116,8 +117,8 @@ def parse_arguments(arguments: list[str]) -> Plan:
     parser.add_argument("--tasks", type=int, default=2)
     parser.add_argument("--body-bytes", type=int, default=1024)
     parser.add_argument("--codec", choices=("none", "zlib", "lz4", "zstd"), default="none")
-    given = parser.parse_args(arguments)
-    return Plan(given.rows, given.tasks, given.body_bytes, given.codec)
+    options = parser.parse_args(arguments)
+    return Plan(options.rows, options.tasks, options.body_bytes, options.codec)
 
 
 if __name__ == "__main__":

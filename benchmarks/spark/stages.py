@@ -51,15 +51,15 @@ STAGES: dict[str, Callable[[LogRange, TaskOptions], None]] = {
 }
 
 
-def seconds_of_stages(given: dict[str, str]) -> dict[str, float]:
+def seconds_of_stages(reader_options: dict[str, str]) -> dict[str, float]:
     """The CPU seconds of a scan with these options, by stage; each stage includes the ones before it."""
-    options = parse_read_options(given, "batch")
+    options = parse_read_options(reader_options, "batch")
     parts = plan_batch(options, Narrowing())
-    tasks = task_options(options, columns_in(given))
-    found = {}
+    tasks = task_options(options, columns_in(reader_options))
+    seconds = {}
     for name, run in STAGES.items():
         began = time.thread_time()
         for part in parts:
             run(part, tasks)
-        found[name] = time.thread_time() - began
-    return found
+        seconds[name] = time.thread_time() - began
+    return seconds

@@ -66,11 +66,11 @@ async def measure_queues(args: Arguments, directory: Path, note: Note) -> None:
 
 async def measure_restart(args: Arguments, directory: Path, note: Note) -> None:
     """Measure starts of a broker that has many messages."""
-    wanted = RESTART_MESSAGES // 100 if args.quick else RESTART_MESSAGES
+    target = RESTART_MESSAGES // 100 if args.quick else RESTART_MESSAGES
     async with one_broker(directory / "restart") as cluster:
         await create_topics(cluster, 1)
-        sent = await send_messages(cluster, args, wanted)
-        name = f"{sent / 1e6:.1f} million messages"
+        count = await send_messages(cluster, args, target)
+        name = f"{count / 1e6:.1f} million messages"
 
         async def start(how: str, goal: float | None) -> None:
             began = trio.current_time()

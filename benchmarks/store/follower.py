@@ -72,8 +72,8 @@ def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads
     """The cost from windows of ``seconds``; ``cpu`` are the leader's seconds in each."""
     rates: list[float] = []
     leader_us: list[float] = []
-    for wanted in (False, True):
-        windows = [window for window in range(len(messages)) if has_reader(window) is wanted]
+    for has_read in (False, True):
+        windows = [window for window in range(len(messages)) if has_reader(window) is has_read]
         rates.append(statistics.median(messages[window] for window in windows) / seconds)
         total = max(1, sum(messages[window] for window in windows))
         leader_us.append(1e6 * sum(cpu[window] for window in windows) / total)
@@ -83,16 +83,16 @@ def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads
 
 async def measure_follower(args: Arguments, directory: Path, note: Note) -> None:
     """Measure windows with and without a consumer on a follower."""
-    wanted = args.sizes.old_messages // (100 if args.quick else 1)
+    target = args.sizes.old_messages // (100 if args.quick else 1)
     lag = LAG_BYTES // (100 if args.quick else 1)
     settings = ANY_DISK | {"slow_consumer_bytes": str(lag), "slow_pull_messages_max": str(SLOW_PULL_MESSAGES)}
     async with DevCluster.open(directory / "follower", nodes=3, ports=Ports.free(3), settings=settings) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
-        sent = await send_messages(cluster, args, wanted, leader)
+        count = await send_messages(cluster, args, target, leader)
         follower = await _where_to_read(cluster, leader)
-        note(Figure("follower", "old messages", sent / 1e6, "million"))
-        frames = walk(sent // QUEUES // 2, SLOW_PULL_MESSAGES, range(QUEUES))
+        note(Figure("follower", "old messages", count / 1e6, "million"))
+        frames = walk(count // QUEUES // 2, SLOW_PULL_MESSAGES, range(QUEUES))
         cores = sorted(os.sched_getaffinity(0))
         half = len(cores) // 2
         for name, goal in (("cores of their own", 5.0), ("all cores shared", None)):
@@ -152,10 +152,10 @@ class _Reader:
     async def read(self, seconds: float) -> None:
         before = cpu_seconds(self._other_pid)
         pulling = partial(_pull_on, self._cores, self._address, self._frames, seconds, self._pid)
-        pulled, own_seconds = await trio.to_thread.run_sync(pulling)
+        result, own_seconds = await trio.to_thread.run_sync(pulling)
         # The other follower replicates as well, and does nothing else.
-        self._taken += own_seconds + pulled.cpu_seconds - (cpu_seconds(self._other_pid) - before)
-        self.reads.append(pulled)
+        self._taken += own_seconds + result.cpu_seconds - (cpu_seconds(self._other_pid) - before)
+        self.reads.append(result)
 
 
 async def burn(cores: Sequence[int], share: float, seconds: float) -> None:
@@ -176,26 +176,26 @@ async def produce_beside(
     """Produce beside ``disturb``; returns messages and the leader's CPU seconds by window, and windows' length."""
     windows = 4 * (1 if args.quick else _BLOCKS)
     seconds = min(args.seconds, _WINDOW_SECONDS)
-    timed = Arguments(**vars(args) | {"windows": windows, "seconds": seconds})
-    job = replace(job_for(cluster, timed, in_flight=256, node_id=leader), cores=own)
-    done: tuple[list[int], list[float]] = ([], [])
+    timed_plan = Arguments(**vars(args) | {"windows": windows, "seconds": seconds})
+    job = replace(job_for(cluster, timed_plan, in_flight=256, node_id=leader), cores=own)
+    totals: tuple[list[int], list[float]] = ([], [])
 
     async def produce() -> None:
         report, cpu = await run_load(cluster, job, leader)
-        done[0].extend(report.messages)
-        done[1].extend(cpu)
+        totals[0].extend(report.messages)
+        totals[1].extend(cpu)
 
     async def disturb_some() -> None:
         for window in filter(has_reader, range(windows)):
             begin = job.begin + window * seconds
             await trio.sleep(max(0.0, begin - time.clock_gettime(time.CLOCK_MONOTONIC)))
-            left = begin + seconds - time.clock_gettime(time.CLOCK_MONOTONIC)
-            await disturb(left)
+            remaining = begin + seconds - time.clock_gettime(time.CLOCK_MONOTONIC)
+            await disturb(remaining)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(produce)
         nursery.start_soon(disturb_some)
-    return *done, seconds
+    return *totals, seconds
 
 
 def _pull_on(
@@ -206,8 +206,8 @@ def _pull_on(
     os.sched_setaffinity(0, cores)
     used = time.thread_time()
     try:
-        pulled = pull(address, frames, count=SLOW_PULL_MESSAGES, in_flight=16, seconds=seconds, pid=pid)
-        return pulled, time.thread_time() - used
+        result = pull(address, frames, count=SLOW_PULL_MESSAGES, in_flight=16, seconds=seconds, pid=pid)
+        return result, time.thread_time() - used
     finally:
         os.sched_setaffinity(0, before)
 
@@ -216,9 +216,9 @@ async def _where_to_read(cluster: DevCluster, leader: str) -> str:
     """The follower to which the leader redirects a consumer that pulls the first message."""
     with trio.move_on_after(_REDIRECT_SECONDS_MAX):
         while True:
-            suggested = await trio.to_thread.run_sync(suggested_broker, ("127.0.0.1", cluster.port(leader)))
-            if suggested:
-                return cluster.node_ids[suggested - 1]
+            number = await trio.to_thread.run_sync(suggested_broker, ("127.0.0.1", cluster.port(leader)))
+            if number:
+                return cluster.node_ids[number - 1]
             await trio.sleep(0.2)
     raise ServersFailed(f"the leader sent no client to a follower for {_REDIRECT_SECONDS_MAX:g} s")
 
@@ -233,10 +233,10 @@ def suggested_broker(address: tuple[str, int]) -> int:
             if not data:
                 raise ConnectionError(f"{address} closed the connection")
             received += data
-    found = _SUGGESTED.search(received)
-    if found is None:
+    match = _SUGGESTED.search(received)
+    if match is None:
         raise ConnectionError(f"the broker answers {received[8:400]!r}")
-    return int(found[1])
+    return int(match[1])
 
 
 def pin(pid: int, cores: Sequence[int]) -> None:

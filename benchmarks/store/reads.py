@@ -36,7 +36,7 @@ async def measure_backlog(args: Arguments, directory: Path, note: Note) -> None:
     for queues in (1, QUEUES):
         async with one_broker(directory / f"{queues}") as cluster:
             await _fill(cluster, messages, 1024, queues)
-            frames = walk(messages // queues, PULL_MESSAGES, range(queues), asked=PULL_MESSAGES)
+            frames = walk(messages // queues, PULL_MESSAGES, range(queues), count=PULL_MESSAGES)
             windows = await _read(cluster, args, frames, PULL_MESSAGES, PULLS_IN_FLIGHT)
         name = "1 queue" if queues == 1 else f"{queues} queues"
         note(Figure("backlog", f"messages/s of 1 KiB, {name}", _rate(windows), "/s", 150_000, is_limit=False))

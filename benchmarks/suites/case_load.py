@@ -99,23 +99,23 @@ async def run_beside(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(mark_ends)
-        reported = await run_generator(module, job, report)
+        report_of_job = await run_generator(module, job, report)
         if may_end_early:
             nursery.cancel_scope.cancel()
     cluster.check()
-    return reported, [end - start for start, end in itertools.pairwise(marks)]
+    return report_of_job, [end - start for start, end in itertools.pairwise(marks)]
 
 
-async def send_messages(cluster: DevCluster, args: Arguments, wanted: int, node_id: str = "n0") -> int:
-    """Store ``wanted`` small messages and a few more, as fast as batches allow; returns the number counted."""
+async def send_messages(cluster: DevCluster, args: Arguments, target: int, node_id: str = "n0") -> int:
+    """Store ``target`` small messages and a few more, as fast as batches allow; returns the number counted."""
     seconds = 1.0 if args.quick else 5.0
     fill = Arguments(**vars(args) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
-    sent = 0
-    while sent < wanted:
+    count = 0
+    while count < target:
         job = job_for(cluster, fill, in_flight=16, batch=BATCH, node_id=node_id)
         report, _ = await run_load(cluster, job, node_id)
-        sent += sum(report.messages)
-    return sent
+        count += sum(report.messages)
+    return count
 
 
 def job_for(

@@ -51,8 +51,8 @@ class Figure:
 
     def row(self) -> str:
         """A row of the table."""
-        missed = "" if self.is_met else ", missed"
-        return f"| {self.case} | {self.name} | {_number(self.value)} {self.unit} | {self._goal()}{missed} |"
+        suffix = "" if self.is_met else ", missed"
+        return f"| {self.case} | {self.name} | {_number(self.value)} {self.unit} | {self._goal()}{suffix} |"
 
 
 def table(figures: Sequence[Figure], *, command: str, machine: str, date: str, load_average: float) -> str:

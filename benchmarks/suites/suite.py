@@ -111,10 +111,10 @@ class Suite:
 
 def kept_logs(directory: Path) -> str:
     """Copy the servers' logs from a directory that will be removed; returns the place of the copies, if any."""
-    found = [path for path in directory.rglob("logs") if path.is_dir()]
-    if not found:
+    directories = [path for path in directory.rglob("logs") if path.is_dir()]
+    if not directories:
         return ""
-    kept = Path(tempfile.mkdtemp(prefix="raftmq-bench-logs-"))
-    for number, path in enumerate(found):
-        shutil.copytree(path, kept / str(number))
-    return f" (the logs of the servers are in {kept})"
+    copy = Path(tempfile.mkdtemp(prefix="raftmq-bench-logs-"))
+    for number, path in enumerate(directories):
+        shutil.copytree(path, copy / str(number))
+    return f" (the logs of the servers are in {copy})"

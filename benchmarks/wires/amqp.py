@@ -45,8 +45,8 @@ class AmqpConnection:
         """Log in as guest, and open channel 1. Raises LoadFailed, OSError."""
         self._sock.sendall(b"AMQP\x00\x00\x09\x01")
         self._expect(_START)
-        said = struct.pack(">I", 0) + _short(b"PLAIN") + _long(b"\x00guest\x00guest") + _short(b"en_US")
-        self._sock.sendall(_method(0, _START_OK, said))
+        arguments = struct.pack(">I", 0) + _short(b"PLAIN") + _long(b"\x00guest\x00guest") + _short(b"en_US")
+        self._sock.sendall(_method(0, _START_OK, arguments))
         tune = self._expect(_TUNE)
         channels, frame_bytes, _ = struct.unpack_from(">HIH", tune)
         self._sock.sendall(_method(0, _TUNE_OK, struct.pack(">HIH", channels, frame_bytes, 0)))
@@ -121,15 +121,15 @@ class AmqpWire:
 
     def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
         """Read confirms; any other method raises LoadFailed."""
-        keys, unconfirmed = list[int](), self._unconfirmed
+        keys, open_tags = list[int](), self._unconfirmed
         end = len(data) - len(data) % _CONFIRMED.size
         for kind, _, _, group, method, tag, with_earlier, _ in _CONFIRMED.iter_unpack(data[:end]):
             if kind != _METHOD or (group, method) != _ACK:
                 raise LoadFailed(f"rabbitmq-server says {data[:200]!r}")
-            confirmed = [each for each in unconfirmed if each <= tag] if with_earlier else [tag]
-            for each in confirmed:
-                del unconfirmed[each]
-            keys += confirmed
+            tags = [each for each in open_tags if each <= tag] if with_earlier else [tag]
+            for each in tags:
+                del open_tags[each]
+            keys += tags
         return keys, end
 
     def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:

@@ -64,5 +64,5 @@ class AmqpConsumer:
         # Without a body, the beginning of the next message is read again.
         if not self._share.confirms_each:
             tags = tags[-1:]
-        said = b"".join([acknowledgement(tag, with_earlier=not self._share.confirms_each) for tag in tags])
-        return whole, said
+        reply = b"".join([acknowledgement(tag, with_earlier=not self._share.confirms_each) for tag in tags])
+        return whole, reply

@@ -154,9 +154,9 @@ def _field(number: int, value: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    encoded = bytearray()
+    data = bytearray()
     while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
+        data.append(number & 0x7F | 0x80)
         number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    data.append(number)
+    return bytes(data)

@@ -101,13 +101,13 @@ def ends_of(sock: socket.socket, partitions: Sequence[int]) -> dict[int, int]:
     fields = ask(sock, _LIST_OFFSETS, 1, body)
     assert fields.read("i") == 1, "one topic was asked for"
     fields.text()
-    found = {}
+    ends = {}
     for _ in range(fields.read("i")):
         partition, error, _time, offset = (fields.read(form) for form in "ihqq")
         if error:
             raise LoadFailed(f"Kafka does not say where partition {partition} ends: error {error}")
-        found[partition] = offset
-    return found
+        ends[partition] = offset
+    return ends
 
 
 def create_topic(
@@ -198,7 +198,7 @@ class KafkaWire:
         return self._requests()
 
     def _requests(self) -> bytes:
-        said = b""
+        requests = b""
         while self._waiting and len(self._asked) < REQUESTS_MAX:
             now, self._waiting = self._waiting[: self._share], self._waiting[self._share :]
             by_partition: dict[int, list[bytes]] = {}
@@ -209,10 +209,10 @@ class KafkaWire:
                 records = record_batch(bodies, self._crc)
                 rows.append(struct.pack(">ii", partition, len(records)) + records)
             body = struct.pack(">hhii", -1, -1, _TIMEOUT_MS, 1) + encoded_text(TOPIC)
-            said += request(_PRODUCE, 7, self._number, body + _LENGTH.pack(len(rows)) + b"".join(rows))
+            requests += request(_PRODUCE, 7, self._number, body + _LENGTH.pack(len(rows)) + b"".join(rows))
             self._asked[self._number] = [slot for slot, _ in now]
             self._number += 1
-        return said
+        return requests
 
 
 def record_batch(bodies: Sequence[bytes], crc_of: Callable[[bytes], int]) -> bytes:
@@ -232,9 +232,9 @@ def record_batch(bodies: Sequence[bytes], crc_of: Callable[[bytes], int]) -> byt
 def _varint(number: int) -> bytes:
     """Encode a number that is not negative, in zigzag code."""
     number <<= 1
-    encoded = bytearray()
+    data = bytearray()
     while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
+        data.append(number & 0x7F | 0x80)
         number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
+    data.append(number)
+    return bytes(data)

@@ -51,24 +51,24 @@ class KafkaConsumer:
 
     def take(self, data: bytes) -> tuple[int, bytes]:
         """Read answers, and send the next fetch after each."""
-        at, said, self._cut = 0, b"", []
+        at, reply, self._cut = 0, b"", []
         for number, begin, end in answers(data):
             at = end
             if number == _FETCHED:
                 self._read(data, begin)
-                said += self.first()
-        if said and monotonic_seconds() >= self._commit_at:
+                reply += self.first()
+        if reply and monotonic_seconds() >= self._commit_at:
             self._commit_at = monotonic_seconds() + COMMIT_SECONDS
-            said += commit_offsets(_COMMITTED, self._share.group, self._next)
-        return at, said
+            reply += commit_offsets(_COMMITTED, self._share.group, self._next)
+        return at, reply
 
     def due(self, data: bytes, end: int) -> list[bytes]:
         """The times at which the messages of the last `take` were due; a message cut off at its end comes again."""
-        found, begin = list[bytes](), 0
+        times, begin = list[bytes](), 0
         for cut_from, cut_to in self._cut:
-            found += DUE.findall(data, begin, cut_from)
+            times += DUE.findall(data, begin, cut_from)
             begin = cut_to
-        return found + DUE.findall(data, begin, end)
+        return times + DUE.findall(data, begin, end)
 
     def _read(self, data: bytes, begin: int) -> None:
         fields = Fields(data, begin)

@@ -33,8 +33,8 @@ class NatsWire:
         receive_until(sock, _END)
         about = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "lang": "bench"}
         sock.sendall(b"CONNECT %b\r\nSUB %b.* 1\r\n%b" % (json.dumps(about).encode(), self._inbox, _PING))
-        if not (said := receive_until(sock, _PONG)).endswith(_PONG):
-            raise LoadFailed(f"nats-server says {said!r}")
+        if not (reply := receive_until(sock, _PONG)).endswith(_PONG):
+            raise LoadFailed(f"nats-server says {reply!r}")
 
     def first(self) -> tuple[Iterable[bytes], bytes]:
         """Publish the message of each slot."""
@@ -48,10 +48,10 @@ class NatsWire:
         """Read acknowledgements, each of which must have a sequence number in the stream."""
         keys, position, match = list[bytes](), 0, _ACK.match
         while position < len(data):
-            found = match(data, position)
-            if found is not None:
-                keys.append(found[1])
-                position = found.end()
+            answer = match(data, position)
+            if answer is not None:
+                keys.append(answer[1])
+                position = answer.end()
             elif data.startswith(_PING, position):
                 self._pongs += _PONG
                 position += len(_PING)

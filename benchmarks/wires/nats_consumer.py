@@ -47,11 +47,11 @@ class NatsConsumer:
         name = self._share.group.encode()
         api = b"$JS.API.CONSUMER.DURABLE.CREATE.%b.%b" % (STREAM.encode(), name)
         sock.sendall(b"PUB %b %b.api %d\r\n%b\r\n" % (api, self._inbox, len(body), body))
-        said = b""
-        while not _ANSWER.search(said) and b"-ERR" not in said:
-            said += receive_some(sock)
-        if b'"error"' in said or b"-ERR" in said:
-            raise LoadFailed(f"nats-server creates no consumer: {said[:300]!r}")
+        reply = b""
+        while not _ANSWER.search(reply) and b"-ERR" not in reply:
+            reply += receive_some(sock)
+        if b'"error"' in reply or b"-ERR" in reply:
+            raise LoadFailed(f"nats-server creates no consumer: {reply[:300]!r}")
 
     def first(self) -> bytes:
         """Ask for many messages."""
@@ -69,11 +69,11 @@ class NatsConsumer:
         replies, at, control = list[bytes](), 0, b""
         match = _MESSAGE.match
         while at < len(data):
-            if (found := match(data, at)) is not None:
-                following = found.end() + int(found[2]) + len(_END)
+            if (message := match(data, at)) is not None:
+                following = message.end() + int(message[2]) + len(_END)
                 if following > len(data):
                     break
-                replies.append(found[1])
+                replies.append(message[1])
                 at = following
             elif data.startswith(_PING, at):
                 control += _PONG
@@ -83,8 +83,8 @@ class NatsConsumer:
             else:
                 break
         self._missing -= len(replies)
-        acknowledged = replies if self._confirms_each else replies[-1:]
-        said = control + b"".join([b"PUB %b 4\r\n+ACK\r\n" % reply for reply in acknowledged])
+        to_ack = replies if self._confirms_each else replies[-1:]
+        said = control + b"".join([b"PUB %b 4\r\n+ACK\r\n" % reply for reply in to_ack])
         if replies and self._missing <= ASKED // 2:
             said += self._ask()
         return at, said

@@ -24,8 +24,8 @@ _END = b"\r\n"
 class NatsError(Exception):
     """JetStream refused; ``code`` is an HTTP status."""
 
-    def __init__(self, code: int, told: str) -> None:
-        super().__init__(f"{code}: {told}")
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
         self.code = code
 
 
@@ -85,9 +85,9 @@ class NatsClient:
     async def _bytes(self, count: int) -> bytes:
         while len(self._received) < count:
             await self._receive()
-        taken = bytes(self._received[:count])
+        data = bytes(self._received[:count])
         del self._received[:count]
-        return taken
+        return data
 
     async def _receive(self) -> None:
         chunk = await self._stream.receive_some()
@@ -146,5 +146,5 @@ cluster {{
 
 def version_of(program: str) -> str:
     """The version of ``program``, such as "2.9.10". Raises OSError, subprocess.CalledProcessError."""
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return said.strip().rpartition(" ")[2].removeprefix("v")
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return output.strip().rpartition(" ")[2].removeprefix("v")

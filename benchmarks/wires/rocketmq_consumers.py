@@ -144,24 +144,24 @@ class RocketMQPop:
 
 def _ends(sock: socket.socket, queues: Iterable[int]) -> dict[int, int]:
     """The end of each queue. Raises LoadFailed."""
-    asked = {
+    requests = {
         queue: request_frame(RequestCode.GET_MAX_OFFSET, queue, QueueExt(topic=TOPIC, queue_id=queue))
         for queue in queues
     }
-    return {queue: read_reply(OffsetReply, head.ext).offset for queue, head in _ask(sock, asked).items()}
+    return {queue: read_reply(OffsetReply, head.ext).offset for queue, head in _ask(sock, requests).items()}
 
 
 def _ask(sock: socket.socket, requests: Mapping[int, bytes]) -> dict[int, Response]:
     """Send requests, by opaque, and wait for the answers to all of them. Raises LoadFailed."""
     sock.sendall(b"".join(requests.values()))
-    received, answers = b"", dict[int, Response]()
+    data, answers = b"", dict[int, Response]()
     while len(answers) < len(requests):
-        received += receive_some(sock)
-        heads, end = responses(received)
+        data += receive_some(sock)
+        heads, end = responses(data)
         for head, _ in heads:
             _check(head)
             answers[head.opaque] = head
-        received = received[end:]
+        data = data[end:]
     return answers
 
 

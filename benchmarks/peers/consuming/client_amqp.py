@@ -18,22 +18,22 @@ async def _work(job: ConsumerJob) -> Consumed:
     connection = await pika.connect(host=job.address[0], port=job.address[1], login="guest", password="guest")  # noqa: S106 - the default of a new server
     channel = await connection.channel(publisher_confirms=True)
     await channel.set_qos(prefetch_count=PREFETCH)
-    tally, done = Tally(job), asyncio.Event()
+    tally, stop = Tally(job), asyncio.Event()
 
     async def receive(message: Any) -> None:
         tally.take(message.body)
         await message.ack()
         if job.kind == DRAIN and tally.count >= job.messages:
-            done.set()
+            stop.set()
 
     for number in range(QUEUES):
         queue = await channel.get_queue(queue_name(number))
         await queue.consume(receive)
     if job.kind == DRAIN:
-        await done.wait()
-        consumed = tally.consumed()
+        await stop.wait()
+        result = tally.consumed()
         await connection.close()
-        return consumed
+        return result
     sending = set[asyncio.Task[Any]]()
     for number, due in enumerate(tally.due_times()):
         await asyncio.sleep(due - monotonic_seconds())
@@ -43,9 +43,9 @@ async def _work(job: ConsumerJob) -> Consumed:
         sending.add(task)
         task.add_done_callback(sending.discard)
     await asyncio.sleep(0.2)
-    consumed = tally.consumed()
+    result = tally.consumed()
     await connection.close()
-    return consumed
+    return result
 
 
 if __name__ == "__main__":

@@ -33,27 +33,27 @@ def _work(job: ConsumerJob) -> Consumed:
     if job.kind == DRAIN:
         while tally.count < job.messages:
             take(1.0)
-        consumed = tally.consumed()
+        result = tally.consumed()
         consumer.close()
-        return consumed
+        return result
     producer = kafka.Producer({**servers, "acks": "all"})
     while len(assigned) < QUEUES or not tally.count:  # the consumer reads nothing for seconds after its assignment
         for partition in assigned:
             producer.produce(TOPIC, tally.body(monotonic_seconds()), partition=partition)
         take(0.5)
     for due in tally.due_times():
-        while (left := due - monotonic_seconds()) > 0:
-            for message in consumer.consume(1, left):
+        while (remaining := due - monotonic_seconds()) > 0:
+            for message in consumer.consume(1, remaining):
                 tally.take(message.value())
         producer.produce(TOPIC, tally.body(due))
         producer.poll(0)
     end = monotonic_seconds() + LAST_SECONDS
     while monotonic_seconds() < end:
         take(0.05)
-    consumed = tally.consumed()
+    result = tally.consumed()
     producer.flush()
     consumer.close()
-    return consumed
+    return result
 
 
 if __name__ == "__main__":

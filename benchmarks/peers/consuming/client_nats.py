@@ -19,27 +19,27 @@ async def _work(job: ConsumerJob) -> Consumed:
     stream = connection.jetstream()
     policy = api.DeliverPolicy.ALL if job.kind == DRAIN else api.DeliverPolicy.NEW
     config = api.ConsumerConfig(deliver_policy=policy, ack_policy=api.AckPolicy.EXPLICIT)
-    tally, done = Tally(job), asyncio.Event()
+    tally, stop = Tally(job), asyncio.Event()
 
     async def receive(message: Any) -> None:
         tally.take(message.data)
         await message.ack()
         if job.kind == DRAIN and tally.count >= job.messages:
-            done.set()
+            stop.set()
 
     await stream.subscribe(SUBJECT, durable=job.group, stream=STREAM, cb=receive, manual_ack=True, config=config)
     if job.kind == DRAIN:
-        await done.wait()
-        consumed = tally.consumed()
+        await stop.wait()
+        result = tally.consumed()
         await connection.close()
-        return consumed
+        return result
     for due in tally.due_times():
         await asyncio.sleep(due - monotonic_seconds())
         await stream.publish_async(SUBJECT, tally.body(due))
     await asyncio.sleep(0.2)
-    consumed = tally.consumed()
+    result = tally.consumed()
     await connection.close()
-    return consumed
+    return result
 
 
 if __name__ == "__main__":

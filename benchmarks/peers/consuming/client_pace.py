@@ -34,10 +34,10 @@ class Tally:
 
     def take(self, body: bytes) -> None:
         """Take a received message."""
-        found = DUE.match(body)
-        assert found is not None, "every message says when it was due"
+        match = DUE.match(body)
+        assert match is not None, "every message says when it was due"
         self.count += 1
-        due = int(found[1]) / 1e9
+        due = int(match[1]) / 1e9
         if due >= self._started:
             self._samples.append(monotonic_seconds() - due)
 

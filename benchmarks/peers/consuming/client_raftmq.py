@@ -18,7 +18,7 @@ from mq.client.produce.producer import Producer
 
 
 async def _work(job: ConsumerJob) -> Consumed:
-    tally, done = Tally(job), trio.Event()
+    tally, stop = Tally(job), trio.Event()
     drains = job.kind == DRAIN
     consumer = PushConsumer(job.namesrv, job.group, consume_from="first" if drains else "last")
 
@@ -26,7 +26,7 @@ async def _work(job: ConsumerJob) -> Consumed:
     async def receive(message: ReceivedMessage) -> None:
         tally.take(message.body)
         if drains and tally.count >= job.messages:
-            done.set()
+            stop.set()
 
     failures = list[ClientError]()
 
@@ -37,7 +37,7 @@ async def _work(job: ConsumerJob) -> Consumed:
     async with Producer(job.namesrv, group="bench_producers") as producer, consumer, trio.open_nursery() as nursery:
         nursery.start_soon(consumer.run)
         if drains:
-            await done.wait()
+            await stop.wait()
         else:
             await consumer.wait_assigned()
             # A new group begins with the first message while the topic still has it, also with "last".
@@ -51,9 +51,9 @@ async def _work(job: ConsumerJob) -> Consumed:
                 if failures:
                     raise failures[0]
             await trio.sleep(0.2)
-        consumed = tally.consumed()
+        result = tally.consumed()
         consumer.stop()
-    return consumed
+    return result
 
 
 if __name__ == "__main__":

@@ -129,9 +129,9 @@ class _Consumer(_Socket):
     def take(self) -> list[bytes]:
         """Read an answer, confirm its messages, and ask for more; returns their due times. Raises LoadFailed."""
         data = self.receive()
-        end, said = self.wire.take(data)
+        end, reply = self.wire.take(data)
         self.received = data[end:]
-        self.send(said)
+        self.send(reply)
         if isinstance(self.wire, KafkaConsumer):
             return self.wire.due(data, end)
         return DUE.findall(data, 0, end) if end else []
@@ -147,23 +147,23 @@ def generate(job: ConsumerJob) -> Consumed:
 
 def _fill(job: ConsumerJob) -> Consumed:
     senders = [_Sender(job, number, FILL_IN_FLIGHT) for number in range(FILL_CONNECTIONS)]
-    meters, sent, acknowledged = _Meters(job), 0, 0
+    meters, send_count, ack_count = _Meters(job), 0, 0
     for sender in senders:
-        sent += _more(sender, list(sender.free), job.messages - sent)
-    while acknowledged < job.messages:
+        send_count += _more(sender, list(sender.free), job.messages - send_count)
+    while ack_count < job.messages:
         for sender in _ready(senders, meters.end - monotonic_seconds()):
             keys = sender.read_answers()
-            acknowledged += len(keys)
-            sent += _more(sender, keys, job.messages - sent)
+            ack_count += len(keys)
+            send_count += _more(sender, keys, job.messages - send_count)
         if monotonic_seconds() > meters.end:
-            raise LoadFailed(f"{acknowledged:,} of {job.messages:,} messages were sent in {job.limit_seconds:g} s")
+            raise LoadFailed(f"{ack_count:,} of {job.messages:,} messages were sent in {job.limit_seconds:g} s")
     return meters.read(job.messages)
 
 
 def _more(sender: _Sender, keys: Sequence[Hashable], most: int) -> int:
-    taken = keys[:most]
-    sender.send(sender.wire.again(taken)[1])
-    return len(taken)
+    batch = keys[:most]
+    sender.send(sender.wire.again(batch)[1])
+    return len(batch)
 
 
 def _drain(job: ConsumerJob) -> Consumed:
@@ -187,11 +187,11 @@ def _drain(job: ConsumerJob) -> Consumed:
             count += len(consumer.take())
         if monotonic_seconds() > meters.end:
             raise LoadFailed(f"{count:,} of {job.messages:,} messages came within {job.limit_seconds:g} s")
-    consumed = meters.read(count)
+    result = meters.read(count)
     for consumer in consumers:
         consumer.send_rest()
     time.sleep(CONFIRM_SECONDS)
-    return consumed
+    return result
 
 
 def _pace(job: ConsumerJob) -> Consumed:
@@ -208,32 +208,32 @@ def _pace(job: ConsumerJob) -> Consumed:
     end = begin + job.seconds
     begin_ns, end_ns = round(begin * 1e9), round(end * 1e9)
     due, interval = begin - job.warm_up + 0.1, 1 / job.rate
-    samples, wanted = array("d"), 0
+    samples, due_count = array("d"), 0
     meters: _Meters | None = None
-    measured: Consumed | None = None
+    result: Consumed | None = None
     sockets: list[_Sender | _Consumer] = [sender, *consumers]
     while True:
         now = monotonic_seconds()
         if meters is None and now >= begin:
             meters = _Meters(job)
-        if measured is None and now >= end:
+        if result is None and now >= end:
             assert meters is not None, "a second begins before it ends"
-            measured = meters.read(0)
-        if measured is not None and (len(samples) >= wanted or now >= end + LAST_SECONDS):
+            result = meters.read(0)
+        if result is not None and (len(samples) >= due_count or now >= end + LAST_SECONDS):
             return Consumed(
                 len(samples),
-                measured.seconds,
-                measured.server_seconds,
-                measured.client_seconds,
+                result.seconds,
+                result.server_seconds,
+                result.client_seconds,
                 buckets(samples),
-                wanted - len(samples),
+                due_count - len(samples),
             )
         if due < end and now >= due and sender.free:
             sender.send_due(due)
-            wanted += job.groups * (begin_ns <= round(due * 1e9) < end_ns)
+            due_count += job.groups * (begin_ns <= round(due * 1e9) < end_ns)
             due += interval
             continue
-        wait = (due if due < end and sender.free else end if measured is None else end + LAST_SECONDS) - now
+        wait = (due if due < end and sender.free else end if result is None else end + LAST_SECONDS) - now
         for ready in _ready(sockets, min(wait, begin - now) if meters is None else wait):
             if isinstance(ready, _Sender):
                 ready.free += ready.read_answers()

@@ -27,7 +27,7 @@ HOW: Mapping[str, tuple[str, str]] = {
 
 def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command: str, machine: str, date: str) -> str:
     """The section of the page: how the systems were measured, the systems, and a table for each case."""
-    measured = [peer for peer in peers if peer.name in outcome.measured]
+    peers_measured = [peer for peer in peers if peer.name in outcome.measured]
     loads = [
         sample.load_average
         for each in outcome.measured.values()
@@ -54,19 +54,19 @@ def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command
         *(
             f"| {peer.name} | {peer.system} | {outcome.measured[peer.name].version} | {peer.durability} "
             f"| {' | '.join(HOW[peer.wire])} |"
-            for peer in measured
+            for peer in peers_measured
         ),
     ]
     for case in CASES:
         rows = [
             _row(peer, case, outcome.measured[peer.name])
-            for peer in measured
+            for peer in peers_measured
             if case.name in outcome.measured[peer.name].samples
         ]
         if rows:
             lines += ["", f"## {case.about[0].upper()}{case.about[1:]}", "", *_head(case), *rows]
     lines += ["", *_goals(outcome.measured)]
-    failures = [f"- {peer.name}: {what}" for peer in measured for what in outcome.measured[peer.name].failures]
+    failures = [f"- {peer.name}: {what}" for peer in peers_measured for what in outcome.measured[peer.name].failures]
     if failures:
         lines += ["", "Failures in this run:", "", *failures]
     if outcome.left_out:
@@ -86,9 +86,9 @@ def _head(case: Case) -> list[str]:
     ]
 
 
-def _row(peer: Peer, case: Case, measured: Measured) -> str:
+def _row(peer: Peer, case: Case, measurements: Measured) -> str:
     def of(figure: Callable[[Sample], float]) -> float:
-        return _median(measured, case.name, figure)
+        return _median(measurements, case.name, figure)
 
     name = f"{peer.name} with {CLIENTS[peer.wire].name}" if case.by_client else peer.name
     servers, client = of(lambda sample: sample.servers_us), of(lambda sample: sample.client_us)
@@ -97,18 +97,18 @@ def _row(peer: Peer, case: Case, measured: Measured) -> str:
         per_core = f"{1e6 / servers:,.0f}" if servers else "-"
         return f"| {name} | {rate:,.0f} | {servers:.1f} | {per_core} | {client:.1f} |"
     times = of(lambda sample: sample.p50_ms), of(lambda sample: sample.p99_ms), of(lambda sample: sample.p999_ms)
-    missing = sum(sample.missing for sample in measured.samples[case.name])
+    missing = sum(sample.missing for sample in measurements.samples[case.name])
     return f"| {name} | {' | '.join(f'{each:.2f}' for each in times)} | {servers:.0f} | {client:.0f} | {missing:,} |"
 
 
-def _median(measured: Measured, case: str, figure: Callable[[Sample], float]) -> float:
-    return statistics.median(figure(sample) for sample in measured.samples[case])
+def _median(measurements: Measured, case: str, figure: Callable[[Sample], float]) -> float:
+    return statistics.median(figure(sample) for sample in measurements.samples[case])
 
 
-def _goals(measured: Mapping[str, Measured]) -> list[str]:
+def _goals(measurements: Mapping[str, Measured]) -> list[str]:
     """The comparisons within one run: all groups with one, and ours with the other systems."""
     lines = []
-    for name, each in measured.items():
+    for name, each in measurements.items():
         if {BASE, "pace-16"} <= each.samples.keys():
             one = _median(each, BASE, lambda sample: sample.servers_us)
             all_groups = 16 * _median(each, "pace-16", lambda sample: sample.servers_us)

@@ -69,19 +69,19 @@ async def measure(peers: Sequence[Peer], directory: Path, *, args: Arguments, ou
         for peer in peers:
             place = directory / f"{peer.name}-{number}"
             place.mkdir()
-            measured = outcome.measured[peer.name]
+            measurements = outcome.measured[peer.name]
             try:
                 with trio.fail_after(TURN_SECONDS_MAX):
-                    await _take_turn(peer, args, place, measured, say)
+                    await _take_turn(peer, args, place, measurements, say)
             except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
-                _note(measured, peer, str(error), say)
+                _note(measurements, peer, str(error), say)
             except trio.TooSlowError:
-                _note(measured, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
+                _note(measurements, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
             finally:
                 shutil.rmtree(place)
 
 
-async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Measured, say: Say) -> None:
+async def _take_turn(peer: Peer, args: Arguments, directory: Path, measurements: Measured, say: Say) -> None:
     async with peer.open(directory) as target:
         base = ConsumerJob(
             "",
@@ -106,21 +106,21 @@ async def _take_turn(peer: Peer, args: Arguments, directory: Path, measured: Mea
             try:
                 sample = await _sample(case, base, target)
             except GeneratorFailed as error:
-                _note(measured, peer, f"{case.name}: {error}", say)
+                _note(measurements, peer, f"{case.name}: {error}", say)
                 if peer.wire in REMOVES:
                     return  # the rest of the backlog would be in the next case
                 continue
-            measured.samples.setdefault(case.name, []).append(sample)
+            measurements.samples.setdefault(case.name, []).append(sample)
             say(line_of(peer, case, sample))
 
 
 async def _fill(job: ConsumerJob, attempts: int) -> None:
     """Fill the servers with a backlog. Raises GeneratorFailed. Messages of a refused attempt stay there."""
-    for left in reversed(range(attempts)):
+    for attempts_left in reversed(range(attempts)):
         try:
             await run_load(job)
         except GeneratorFailed:
-            if not left:
+            if not attempts_left:
                 raise
         else:
             return
@@ -130,17 +130,17 @@ async def _sample(case: Case, base: ConsumerJob, target: Target) -> Sample:
     """Measure a case once. Raises GeneratorFailed, ServersFailed."""
     load = load_average()
     client = CLIENTS[base.wire] if case.by_client else None
-    consumed = await run_load(job_of(case, base, f"bench-{case.name}"), client)
+    result = await run_load(job_of(case, base, f"bench-{case.name}"), client)
     target.check()
-    count = max(consumed.messages, 1)
+    count = max(result.messages, 1)
     return Sample(
-        messages_per_second=count / consumed.seconds,
-        p50_ms=1e3 * quantile(consumed.latencies, 0.5),
-        p99_ms=1e3 * quantile(consumed.latencies, 0.99),
-        p999_ms=1e3 * quantile(consumed.latencies, 0.999),
-        servers_us=1e6 * consumed.server_seconds / count,
-        client_us=1e6 * consumed.client_seconds / count,
-        missing=consumed.missing,
+        messages_per_second=count / result.seconds,
+        p50_ms=1e3 * quantile(result.latencies, 0.5),
+        p99_ms=1e3 * quantile(result.latencies, 0.99),
+        p999_ms=1e3 * quantile(result.latencies, 0.999),
+        servers_us=1e6 * result.server_seconds / count,
+        client_us=1e6 * result.client_seconds / count,
+        missing=result.missing,
         load_average=load,
     )
 
@@ -163,8 +163,8 @@ def cases_of(peer: Peer, args: Arguments) -> list[Case]:
     ]
 
 
-def _note(measured: Measured, peer: Peer, what: str, say: Say) -> None:
-    measured.failures.append(what)
+def _note(measurements: Measured, peer: Peer, what: str, say: Say) -> None:
+    measurements.failures.append(what)
     say(f"{peer.name}: {what}")
 
 

@@ -175,7 +175,7 @@ def test_figures_are_compared_with_their_goals() -> None:
 
 def test_walk_visits_the_queues_in_turn() -> None:
     decoded = []
-    for frame in itertools.islice(walk(20, 8, [3, 5], asked=32), 6):
+    for frame in itertools.islice(walk(20, 8, [3, 5], count=32), 6):
         length, header_length = struct.unpack_from(">II", frame)
         assert length == len(frame) - 4 == 4 + header_length
         header = json.loads(frame[8:])
