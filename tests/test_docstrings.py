@@ -77,24 +77,28 @@ class Last(Middle):
 
 
 FRAGMENT = re.compile(
-    r"(It|Its|The same|These|Those|They|Them|This|As|Like|Such|Who|So|That|There|None|Of|Or|And|But|Nothing)\b"
+    r"(It|Its|The same|These|Those|They|Them|This|As|Like|Such|So|That|There|None|Of|Or|And|But|Nothing"
+    r"|Who|What|Which|When|Where|Why|How|By|For|In|On|At|With|To|From)\b|See [^.]*\.?$"
 )
-"""Beginnings that only the code beside a docstring explains: "It is there.", "The same.", "As JSON."."""
+"""Beginnings that only the code explains: "It is there.", "What it takes.", "By server.", "See `f`."."""
+EVENT = re.compile(r"(A|An|The) \w+( \w+){0,2} (was|were|has|have|is|are|ended|died|begins|began|starts|ends)\b")
+"""A clause about an event: the docstring of a function says what the function does about it."""
 
 
 def fragments(source: str) -> Iterator[str]:
-    """The first lines of docstrings that begin with a pronoun, or with a comparison to something that is not named."""
+    """The first lines of docstrings that begin with a pronoun, a question word or a preposition, or tell an event."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node) or ""
-            if FRAGMENT.match(text):
+            is_method = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
+            if FRAGMENT.match(text) or (is_method and EVENT.match(text)):
                 yield f"{node.body[0].lineno}: {text.partition(chr(10))[0]}"
 
 
 def test_docstrings_name_their_subject() -> None:
     breaches = [
         f"{path.relative_to(ROOT)}:{line}"
-        for folder in ("mq", "raftlog", "spark")
+        for folder in ("mq", "raftlog", "spark", "chaos", "jepsen", "benchmarks", "checkers")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for line in fragments(path.read_text())
     ]
@@ -102,5 +106,6 @@ def test_docstrings_name_their_subject() -> None:
 
 
 def test_checker_finds_docstrings_without_subject() -> None:
-    assert list(fragments('def f():\n    """The same."""')) == ["2: The same."]
+    for text in ("The same.", "What it takes.", "By server.", "See `g`.", "A connection was closed."):
+        assert list(fragments(f'def f():\n    """{text}"""')) == [f"2: {text}"]
     assert not list(fragments('def f():\n    """Works like `g`."""'))

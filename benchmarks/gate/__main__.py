@@ -36,7 +36,7 @@ FORMS = (PYTHON, COMPILED)
 
 
 class CannotTell(Exception):
-    """Nothing was counted; the message has the reason and the remedy."""
+    """The instructions were not counted; the message has the reason and the remedy."""
 
 
 def interpreter() -> str:

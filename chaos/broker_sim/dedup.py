@@ -174,7 +174,7 @@ class Dedup(Workload):
         return "send" if message.kind in _FORGOTTEN_KINDS else "attempt"
 
     def counted_in(self, message: Sent) -> str | None:
-        """None for messages of remembered producers: an answer may say only that a numbered message is known."""
+        """Return None for messages of remembered producers: a response may say only that a number is known."""
         return message.topic if message.kind in _FORGOTTEN_KINDS else None
 
     def on_commit(self, commit: CommittedRecord) -> None:

@@ -1,4 +1,4 @@
-"""Where a console may listen, the checks of each request, and the headers of each answer. Pure."""
+"""The addresses on which a console may listen, the checks of each request, and the headers of each answer. Pure."""
 
 from __future__ import annotations
 
