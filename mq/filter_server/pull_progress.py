@@ -88,8 +88,8 @@ class PullProgress:
         return self._turn_until
 
     def failed(self) -> bool:
-        """Note that the broker refused a read, or did not answer. Returns whether to raise that: no if messages were
-        looked at before, which they stay; the next pull gets the error.
+        """Note that the broker refused a read, or did not answer. Returns whether to raise the error now: only if no
+        message was looked at; otherwise the next pull gets it.
         """
         self._is_over = True
         return self.offset == self._first

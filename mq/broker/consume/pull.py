@@ -471,7 +471,7 @@ class Pulls(Service):
         return False
 
     def _may_wait_on(self, pull: HeldPull, next_offset: QueueOffset, high: QueueOffset) -> bool:
-        """Hold a pull again because the new messages did not match."""
+        """Hold a pull again if the new messages up to the end did not match; returns whether it is held."""
         assert next_offset >= pull.offset, f"a held pull goes back from {pull.offset} to {next_offset}"
         is_due = pull.deadline <= self._clock()
         return next_offset == high and not is_due and self._hold(pull._replace(offset=next_offset), pull.deadline)

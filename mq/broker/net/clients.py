@@ -546,7 +546,7 @@ def _result(steps: Generator[None, None, T]) -> T:
 def _updated(
     known: dict[str, GroupSubscription], subscriptions: dict[str, GroupSubscription]
 ) -> dict[str, GroupSubscription]:
-    """The wanted topics; a known newer version is kept, since heartbeats of a group's members may cross."""
+    """Replace the subscriptions by a heartbeat's; newer ones stay, since heartbeats of a group may cross."""
     return {
         topic: known[topic] if topic in known and known[topic].version >= subscription.version else subscription
         for topic, subscription in subscriptions.items()

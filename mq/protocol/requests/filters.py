@@ -63,7 +63,7 @@ class PutFilter(Request, tag=int(Code.PUT_FILTER)):
 
 
 class GetFilter(Request, tag=int(Code.GET_FILTER)):
-    """9021, our own: the program, if it is the filter that the group has now; the one that it has, if none is named."""
+    """9021, our own: return the named program if it is the group's filter now; without a name, the filter."""
 
     ext: FilterExt = msgspec.field(name="extFields")
 
