@@ -52,7 +52,7 @@ class ProcessSettings(BaseSettings):
         for former in used:
             present = cls.former_names[former]
             if present in values:
-                raise ValueError(f"{former} is the former name of {present}, and both are set: remove {former}")
+                raise ValueError(f"{former} and its new name {present} are both set: remove {former}")
             values[present] = values.pop(former)
         settings = handler(values)
         settings._former_names_used = used

@@ -205,7 +205,7 @@ class Loop:
             start = self._pipeline.start
             if isinstance(start, int) and start > self._wall_clock_ms():
                 raise CommitRefused(
-                    f"start is {time_of(start)}, which is in the future: the table would begin with the next message, "
+                    f"start is in the future, at {time_of(start)}: the table would begin with the next message, "
                     f"whenever that comes. For that, set start to latest"
                 )
             position = self._source.beginning()

@@ -46,12 +46,12 @@ def test_flag_overrides_the_old_name_in_the_environment(monkeypatch: pytest.Monk
     changed = BrokerSettings.model_validate(started.model_dump(exclude_unset=True) | {"retention_hours": 3})
     assert (changed.long_polls_max, changed.retention_hours) == (6, 3)
     monkeypatch.setenv("RAFTMQ_BROKER_LONG_POLLS_MAX", "8")
-    with pytest.raises(ValidationError, match="both are set"):
+    with pytest.raises(ValidationError, match="are both set"):
         BrokerSettings()
 
 
 def test_old_and_new_name_of_a_setting_conflict() -> None:
-    with pytest.raises(ValidationError, match=r"join is the former name of joins_group, and both are set: remove join"):
+    with pytest.raises(ValidationError, match=r"join and its new name joins_group are both set: remove join"):
         BrokerSettings(join=True, joins_group=True)  # type: ignore[call-arg]
 
 

@@ -250,9 +250,9 @@ def test_short_binary_header_is_refused(size: int) -> None:
 @pytest.mark.parametrize(
     ("header", "remark"),
     [
-        (binary_header(105, remark=-1), "remark has -1 bytes"),
-        (binary_header(105, remark=5), "remark has 5 bytes"),
-        (binary_header(105, remark=2**31 - 1), "remark has 2147483647 bytes"),
+        (binary_header(105, remark=-1), "a remark of -1 bytes exceeds"),
+        (binary_header(105, remark=5), "a remark of 5 bytes exceeds"),
+        (binary_header(105, remark=2**31 - 1), "a remark of 2147483647 bytes exceeds"),
         (binary_header(105, ext_length=-1), "ext fields of -1 bytes"),
         (binary_header(105, ext_length=1), "ext fields of 1 bytes, the header has 0"),
         (binary_header(105, ext=b"\x00"), "within a length"),

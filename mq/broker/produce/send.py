@@ -214,7 +214,9 @@ class Sends(Service):
         if self._appender.pending_bytes > self._uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
         if self.compacted.takes(ext.topic):
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"topic {ext.topic} is compacted, and takes no replies")
+            raise RequestRefused(
+                ResponseCode.MESSAGE_ILLEGAL, f"topic {ext.topic} is compacted: it cannot store replies"
+            )
         tails = self._messages.writable.get(ext.topic) or self._open_topic(call)
         if tails is None:
             return None

@@ -111,7 +111,7 @@ def check_schedule_name(name: str) -> None:
     if not 1 <= len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX:
         raise CommandInvalid(f"schedule {name[:80]!a}: a name has 1 to {NAME_BYTES_MAX} bytes")
     if name != name.strip() or not _is_text(name):
-        raise CommandInvalid(f"schedule {name[:80]!a}: a name has no control characters, and no space at its ends")
+        raise CommandInvalid(f"schedule {name[:80]!a}: control characters, and spaces at its ends, are not allowed")
 
 
 def check_definition(definition: ScheduleDefinition) -> None:

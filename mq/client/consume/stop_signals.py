@@ -26,7 +26,7 @@ class Drains(Protocol):
 def check_seconds(name: str, seconds: float) -> None:
     """Raises ValueError unless it is positive."""
     if not seconds > 0:
-        raise ValueError(f"{name} is {seconds}, and must be positive")
+        raise ValueError(f"{name} is {seconds}; it must be positive")
 
 
 def note_signal(number: int, client: object, seconds: float) -> None:

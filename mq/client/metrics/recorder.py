@@ -61,7 +61,7 @@ class LabelBook:
 
     def __init__(self, topics_max: int) -> None:
         if topics_max < 1:
-            raise ValueError(f"topics_max is {topics_max}, and must be at least 1")
+            raise ValueError(f"topics_max is {topics_max}; it must be at least 1")
         self.topics_max = topics_max
         self._lock = threading.Lock()
         self._forks = forks()

@@ -22,7 +22,7 @@ async def ping(core: ClientCore, topics: Iterable[str], seconds: float) -> None:
     Raises within `seconds`: NameServersUnavailable, ConnectFailed, NoRoute, TopicNotFound, BrokerError.
     """
     if not seconds > 0:
-        raise ValueError(f"timeout is {seconds}, and must be positive")
+        raise ValueError(f"timeout is {seconds}; it must be positive")
     deadline = anyio.current_time() + seconds
     info = await _cluster(core, deadline, seconds)
     if not info.brokers:

@@ -58,7 +58,7 @@ def numbering_of(numbered: bool | str, first_number: int | None, in_flight_max: 
             "that brokers remember of a producer"
         )
     if first_number is not None and not 0 <= first_number <= _FIRST_MAX:
-        raise ValueError(f"first_number is {first_number}, and must be from 0 to 2**62")
+        raise ValueError(f"first_number is {first_number}; allowed: 0 to 2**62")
     producer_id = None if numbered is True else numbered
     if producer_id is not None and not (
         1 <= len(producer_id) <= PRODUCER_ID_LENGTH_MAX and producer_id.isprintable() and producer_id.strip()

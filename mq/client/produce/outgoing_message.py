@@ -104,7 +104,7 @@ def make_ready(
         raise MessageRefused(f"a flag is a whole number of 32 bits, not {flag!r}")
     if not (body or message.keys) or len(body) > BODY_BYTES_MAX:
         raise MessageRefused(
-            f"the body has {len(body)} bytes; 1 to {BODY_BYTES_MAX} are allowed, and 0 if the message has keys"
+            f"the body has {len(body)} bytes; allowed: 1 to {BODY_BYTES_MAX}, or 0 if the message has keys"
         )
     if compress is not None and len(body) >= compress_bytes_min:
         sys_flag, body = deflate(compress, body)

@@ -576,7 +576,7 @@ class Producer(Client, Generic[BodyT]):
         if timeout is None:
             return self.timeout
         if not timeout > 0:
-            raise ValueError(f"timeout is {timeout}, and must be positive")
+            raise ValueError(f"timeout is {timeout}; it must be positive")
         return timeout
 
     async def _wait_room(self, pipeline: SendPipeline) -> None:

@@ -142,7 +142,7 @@ async def change(visit: Visit, form: Form) -> Done:
         raise InputInvalid(f"{name} belongs to the brokers")
     largest = max(max(each.read_queue_nums, each.write_queue_nums) for each in configs.values())
     if queues < largest:
-        raise InputInvalid(f"{name} has {largest} queues, and fewer would hide messages: use raftmq topic update")
+        raise InputInvalid(f"{name} has {largest} queues; fewer would hide messages. Use raftmq topic update")
     await visit.watch.changing_admin.create_topic(
         name,
         queues,

@@ -132,7 +132,7 @@ def test_options_of_a_wrong_type_are_refused_at_once(options: dict[str, Any], sa
 
 @pytest.mark.parametrize("name", ["commit_seconds", "rebalance_seconds"])
 def test_intervals_without_a_pause_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} is 0, and must be positive"):
+    with pytest.raises(ValueError, match=f"{name} is 0; it must be positive"):
         make_any(NAMESRV, "G", **{name: 0})
 
 

@@ -265,11 +265,11 @@ async def test_sends_continue_after_the_oldest_one_ends() -> None:
         ("x" * 65, None, 1024, "printable characters"),
         ("a\x01b", None, 1024, "printable characters"),
         ("\ud800", None, 1024, "printable characters"),
-        ("~billing", None, 1024, "would forget it early"),
+        ("~billing", None, 1024, "reserved for generated ids"),
         (False, 5, 1024, "needs numbered=True"),
-        (True, -1, 1024, "must be from 0"),
-        (True, 2**62 + 1, 1024, "must be from 0"),
-        (True, None, 1025, "at most 1024 numbered messages"),
+        (True, -1, 1024, "allowed: 0 to"),
+        (True, 2**62 + 1, 1024, "allowed: 0 to"),
+        (True, None, 1025, "maximum for numbered messages: 1024"),
     ],
 )
 def test_impossible_numberings_are_refused(

@@ -199,7 +199,7 @@ async def test_broker_given_as_a_name_server_is_identified(cluster: FakeCluster)
 async def test_invalid_time_limit_is_refused() -> None:
     async with sending() as (_, producer):
         for timeout in (0, -1.0, float("nan")):
-            with pytest.raises(ValueError, match=f"timeout is {timeout}, and must be positive"):
+            with pytest.raises(ValueError, match=f"timeout is {timeout}; it must be positive"):
                 await producer.send(Message("T", b"x"), timeout=timeout)
 
 

@@ -76,7 +76,7 @@ def test_day_begins_a_table_at_its_midnight() -> None:
 
 
 def test_pipeline_file_with_an_unusable_name_needs_a_name() -> None:
-    with pytest.raises(DocumentInvalid, match=r"orders 2026\.yaml:1: name is missing, and that of the file cannot"):
+    with pytest.raises(DocumentInvalid, match=r"orders 2026\.yaml:1: name is missing, and the name of the file cannot"):
         parse_pipeline("namesrv: h:1\ntopic: T\ntable: {format: parquet, location: /t}", Path("/d/orders 2026.yaml"))
 
 

@@ -207,4 +207,4 @@ def test_unknown_protobuf_fields_become_dead_letters_on_request() -> None:
     for body in (b"\x08\x05", b"\x0a\x01a"):  # an unknown value, and text instead of a number
         assert rows(ProtobufBodies(file_set(closed), "p2.Order"), body) == [{"state": None}]
         strict = ProtobufBodies(file_set(closed), "p2.Order", rejects_unknown=True)
-        assert "it has a field 1, which the message" in rows(strict, body)[0]
+        assert "it has a field 1; the message" in rows(strict, body)[0]

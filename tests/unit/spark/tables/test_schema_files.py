@@ -115,7 +115,7 @@ def test_proto_file_is_compiled_or_its_line_is_named(place: Place, monkeypatch: 
     decode = "decode: {format: protobuf, schema_file: orders.proto, message: shop.Old}"
     monkeypatch.setenv("PATH", str(place.directory))
     monkeypatch.setattr("spark.tables.schema_files.importlib.util.find_spec", lambda _: None)
-    assert "protoc is not installed" in place.refusal(decode)
+    assert "protoc, which compiles .proto files, is not installed" in place.refusal(decode)
     tool = place.directory / "protoc"
     # Stands for protoc: it knows one file.
     tool.write_text(
