@@ -249,13 +249,13 @@ def _deleted(loss: Loss) -> str:
 
 def _cut(loss: Loss) -> str:
     return (
-        f"{_queue_of(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} existed before and do not exist any more "
+        f"{_queue_of(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} existed before and no longer exist "
         f"({(loss.end or 0) - loss.start} messages), the queue ends at {loss.now} now"
     )
 
 
 def _deleted_text(loss: Loss) -> str:
-    return f"{_queue_of(loss)} does not exist any more; {_unread(loss)}"
+    return f"{_queue_of(loss)} no longer exists; {_unread(loss)}"
 
 
 def _recreated(loss: Loss) -> str:

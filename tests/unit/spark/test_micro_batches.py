@@ -278,8 +278,8 @@ def test_loss_texts_name_count_and_option() -> None:
 
     assert "topic 'T', queue a:0: offsets 5 to 8 (4 messages) were deleted" in deleted
     assert "fileReservedTime" in deleted
-    assert "queue a:1: offsets 40 to 49 existed before and do not exist any more (10 messages)" in cut
-    assert "queue b:0 does not exist any more; it was read up to offset 7" in gone
+    assert "queue a:1: offsets 40 to 49 existed before and no longer exist (10 messages)" in cut
+    assert "queue b:0 no longer exists; it was read up to offset 7" in gone
     assert "queue a:1: the topic was deleted and created again; offsets 50 to 59 (10 messages) were not read" in again
     assert all("failOnDataLoss=false" in each for each in (deleted, cut, gone, again))
 

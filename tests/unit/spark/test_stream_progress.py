@@ -309,7 +309,7 @@ def test_queue_that_stays_away_with_unread_messages_ends_the_query(cluster: Clus
 
     cluster.now += 120
 
-    with pytest.raises(DataLoss, match=r"queue a:0 does not exist any more; offsets 5 to 9 \(5 messages\)") as caught:
+    with pytest.raises(DataLoss, match=r"queue a:0 no longer exists; offsets 5 to 9 \(5 messages\)") as caught:
         progress.latest(start, is_limited=False)
     assert "a:1" not in str(caught.value)
 
@@ -325,7 +325,7 @@ def test_micro_batches_in_between_do_not_make_a_loss_younger(cluster: Cluster) -
             progress.partitions(start, end)
             start = end
 
-    lost = r"queue a:0: offsets 4 to 4 existed before and do not exist any more \(1 messages\)"
+    lost = r"queue a:0: offsets 4 to 4 existed before and no longer exist \(1 messages\)"
     with pytest.raises(DataLoss, match=lost):
         go_on(at(a0=5, a1=0))
     assert 119 < cluster.now < 125
