@@ -35,7 +35,7 @@ _LENGTHS = struct.Struct(">II")
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class PullRate:
     """The messages received in ``seconds``; ``cpu_seconds`` are the server process's."""
 
     answers: int
@@ -52,7 +52,7 @@ class Pulled:
 
 def pull(
     address: tuple[str, int], frames: Iterable[bytes], *, count: int, in_flight: int, seconds: float, pid: int
-) -> Pulled:
+) -> PullRate:
     """Send ``frames``, an endless iterator, on one connection, ``in_flight`` of them at a time, for some seconds.
 
     Each response stands for ``count`` messages; a response with another code than 0 is an error. Blocks.
@@ -79,7 +79,7 @@ def pull(
                 answers += complete
                 buffer[: length - consumed] = bytes(buffer[consumed:length])
                 length -= consumed
-        return Pulled(answers, answers * count, nbytes, now - begin, cpu_seconds(pid) - cpu)
+        return PullRate(answers, answers * count, nbytes, now - begin, cpu_seconds(pid) - cpu)
 
 
 def _check(answer: bytes) -> None:

@@ -37,7 +37,7 @@ _CHANGES = (
 )
 
 
-class Left(enum.Enum):
+class UnsyncedRest(enum.Enum):
     """The part that is left of changes that were not synced."""
 
     NOTHING = "nothing"
@@ -70,13 +70,13 @@ class WatchedFiles:
         with self._lock:
             return sorted(self._undurable(self.root, self.root.stat().st_ino))
 
-    def leave(self, target: Path, rest: Left) -> None:
+    def leave(self, target: Path, rest: UnsyncedRest) -> None:
         """Write into ``target``, which must not exist, the files as a power cut would leave them now."""
         with self._lock:
-            if rest is Left.ALL:
+            if rest is UnsyncedRest.ALL:
                 shutil.copytree(self.root, target, symlinks=True)
             else:
-                self._write(target, self.root.stat().st_ino, str(self.root), by_names=rest is Left.NAMES)
+                self._write(target, self.root.stat().st_ino, str(self.root), by_names=rest is UnsyncedRest.NAMES)
 
     def close(self) -> None:
         """Close the descriptors that were held open."""

@@ -56,7 +56,7 @@ def _check_times(history: History, sends: dict[str, Operation], findings: Findin
     for send in sends.values():
         if send.outcome == "ok" and send.queue is not None:
             by_queue[send.queue].append(send)
-    answers = {queue: _Told(each) for queue, each in by_queue.items()}
+    answers = {queue: _AcknowledgedSends(each) for queue, each in by_queue.items()}
     for query in history.named("find-time"):
         if query.outcome != "ok" or str(query.queue) not in answers:
             continue
@@ -74,7 +74,7 @@ def _check_times(history: History, sends: dict[str, Operation], findings: Findin
             findings.add("time-skips", f"{query.node} answered {offset} for {query.queue}, and {what}")
 
 
-class _Told:
+class _AcknowledgedSends:
     """Acknowledged sends to one queue."""
 
     def __init__(self, sends: list[Operation]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 
-class Verified(msgspec.Struct, frozen=True):
+class LogVerification(msgspec.Struct, frozen=True):
     """The output of `raftmq log verify --json`. Positions are bytes from the beginning of the group's log."""
 
     verdict: str
@@ -17,7 +17,7 @@ class Verified(msgspec.Struct, frozen=True):
     segment_bytes: int | None = None
 
 
-def differences(logs: Mapping[str, tuple[Path, Verified]]) -> list[str]:
+def differences(logs: Mapping[str, tuple[Path, LogVerification]]) -> list[str]:
     """The places at which the logs of a group differ, given each broker's directory and report; empty if they agree.
 
     Logs may begin and end at different places. Logs with unknown bounds are left out. Raises OSError.
@@ -48,7 +48,7 @@ def differences(logs: Mapping[str, tuple[Path, Verified]]) -> list[str]:
     return differences_found
 
 
-def _reach(report: Verified) -> list[tuple[int, int, int]]:
+def _reach(report: LogVerification) -> list[tuple[int, int, int]]:
     if report.begins_at is None or report.ends_at is None or report.segment_bytes is None:
         return []
     return [(report.begins_at, report.ends_at, report.segment_bytes)]

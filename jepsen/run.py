@@ -32,7 +32,7 @@ from jepsen.deployments.operators import verify_log
 from jepsen.deployments.security import secured
 from jepsen.deployments.shim import open_shims
 from jepsen.final_reads import read_replicas
-from jepsen.logs import Verified, differences
+from jepsen.logs import LogVerification, differences
 from jepsen.nemeses import heal, run_schedule
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
@@ -327,7 +327,7 @@ async def _tell_progress(workload: Workload, say: Callable[[str], None]) -> None
 
 async def _look_at_what_is_left(cluster: Cluster, recorder: Recorder) -> None:
     """Verify and compare the logs of stopped brokers, and search their output for errors."""
-    reports: dict[str, Verified] = {}
+    reports: dict[str, LogVerification] = {}
 
     async def verify(node: str) -> None:
         reports[node] = await verify_log(cluster, node)

@@ -31,7 +31,7 @@ Wanted = Callable[[bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoreResult:
     """``last`` is the last entry that comes from the backup, ``newest_body`` the body of the last normal one, empty if
     there is none.
 
@@ -54,7 +54,7 @@ def restore(
     addresses: Mapping[NodeId, str],
     is_wanted: Wanted | None = None,
     on_copy: Callable[[int], None] = lambda nbytes: None,
-) -> Restored:
+) -> RestoreResult:
     """Create the log of one replica of a new group.
 
     Args:
@@ -116,7 +116,7 @@ def restore(
     try:
         assert log.last_index == last.index, f"{directory}: ends with entry {log.last_index}, not {last.index}"
         append_members(log, copy.conf or base_conf, node_id, addresses)
-        return Restored(last, copy.newest_body, log.last_index, log.last_term)
+        return RestoreResult(last, copy.newest_body, log.last_index, log.last_term)
     finally:
         log.close()
 

@@ -95,7 +95,7 @@ class WriteOptions:
 
 
 @dataclass(slots=True)
-class _Given:
+class _UserOptions:
     """The options that a user set, by their own names, parsed; ``spelled`` has the user's spelling of each."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -158,8 +158,8 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(namesrv=_required(user, "namesrv"), **_same_name(user, WriteOptions))
 
 
-def _parse(options: Mapping[str, str], use: Use) -> _Given:
-    user = _Given()
+def _parse(options: Mapping[str, str], use: Use) -> _UserOptions:
+    user = _UserOptions()
     for spelling, value in options.items():
         option = _BY_NAME.get(spelling.lower())
         if option is None:
@@ -181,7 +181,7 @@ def _parse(options: Mapping[str, str], use: Use) -> _Given:
     return user
 
 
-def _same_name(user: _Given, kind: type[ReadOptions | WriteOptions]) -> dict[str, Any]:
+def _same_name(user: _UserOptions, kind: type[ReadOptions | WriteOptions]) -> dict[str, Any]:
     """Optional values, for the fields that have the name of their option; fields of times end with `_ms`."""
     values: dict[str, Any] = {}
     for each in fields(kind):
@@ -192,13 +192,13 @@ def _same_name(user: _Given, kind: type[ReadOptions | WriteOptions]) -> dict[str
     return values
 
 
-def _required(user: _Given, name: str) -> Any:
+def _required(user: _UserOptions, name: str) -> Any:
     if name not in user.values:
         raise OptionInvalid(f"option {name} is missing")
     return user[name]
 
 
-def _subscription(user: _Given) -> Subscription:
+def _subscription(user: _UserOptions) -> Subscription:
     match user.only_one("subscribe", "subscribePattern", "assign", "topic"):
         case "subscribe":
             return Topics(user["subscribe"])
@@ -212,7 +212,7 @@ def _subscription(user: _Given) -> Subscription:
             raise OptionInvalid("one of the options subscribe, subscribePattern and assign is needed")
 
 
-def _bound(user: _Given, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]) -> Bound:
+def _bound(user: _UserOptions, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]) -> Bound:
     name = user.only_one(f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp")
     if name is None:
         return default

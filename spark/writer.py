@@ -65,7 +65,7 @@ class WriterOptions:
 
 
 @dataclass(slots=True)
-class Written:
+class WrittenRows:
     """The rows that a task has written. ``already_stored`` are rows stored by an earlier attempt."""
 
     rows: int = 0
@@ -143,9 +143,9 @@ class TaskWriter:
         self._in_flight_bytes = 0
         self._progress_at = 0.0
         self._pause = _PAUSE_SECONDS
-        self.written = Written()
+        self.written = WrittenRows()
 
-    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
+    def write(self, batches: Iterable[pa.RecordBatch]) -> WrittenRows:
         """Write all rows; when this returns they are stored, each on a majority of its group's disks.
 
         Raises:
@@ -296,7 +296,7 @@ class TaskWriter:
     def _post(self, line: _Line, batch: _Batch) -> None:
         while len(line.under_way) >= _UNDER_WAY_MAX:
             self._receive_one(line)
-        line.under_way.append(request := _Sent(batch))
+        line.under_way.append(request := _BatchInFlight(batch))
         if line.connection is not None:
             try:
                 request.opaque = line.connection.send(RequestCode.SEND_BATCH_MESSAGE, batch.ext, batch.body)
@@ -369,7 +369,7 @@ class TaskWriter:
 
 
 @dataclass(slots=True, eq=False)
-class _Sent:
+class _BatchInFlight:
     """A batch in flight; ``opaque`` is the request's number on its connection, None until it was sent."""
 
     batch: _Batch
@@ -388,7 +388,7 @@ class _Line:
     def __init__(self, group: str) -> None:
         self.group = group
         self.connection: Connection | None = None
-        self.under_way: deque[_Sent] = deque()
+        self.under_way: deque[_BatchInFlight] = deque()
         self.is_trusted = False
         self.addresses: deque[str] = deque()
         self._failures: list[str] = []

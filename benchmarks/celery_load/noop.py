@@ -55,7 +55,7 @@ class Arguments(argparse.Namespace):
 
 
 @dataclass(slots=True)
-class Measured:
+class SystemMeasurements:
     """One system: its processes, and its figures."""
 
     system: System
@@ -102,7 +102,7 @@ class Measured:
         }
 
 
-async def play(args: Arguments, directory: Path) -> list[Measured]:
+async def play(args: Arguments, directory: Path) -> list[SystemMeasurements]:
     """Measure all systems. Raises ServersFailed, OSError."""
     with ExitStack() as stack:
         port, _ = stack.enter_context(open_redis(directory / "results"))
@@ -120,12 +120,12 @@ async def play(args: Arguments, directory: Path) -> list[Measured]:
                 stack.callback(workers.close)
                 await workers.start(f"worker-{number}")
                 app = application(broker.url, backend, system.settings)
-                measurements.append(Measured(system, broker, app, workers.pids(f"worker-{number}")))
+                measurements.append(SystemMeasurements(system, broker, app, workers.pids(f"worker-{number}")))
             await trio.to_thread.run_sync(_measure, args, measurements)
     return measurements
 
 
-def _measure(args: Arguments, measurements: list[Measured]) -> None:
+def _measure(args: Arguments, measurements: list[SystemMeasurements]) -> None:
     for each in measurements:
         each.call(WARM_UP)
         each.seconds.clear()
@@ -138,7 +138,7 @@ def _measure(args: Arguments, measurements: list[Measured]) -> None:
         each.app.close()
 
 
-def markdown(measurements: list[Measured], *, command: str, load: float) -> str:
+def markdown(measurements: list[SystemMeasurements], *, command: str, load: float) -> str:
     """Write the section of docs/celery.md."""
     count, calls = len(measurements[0].rates), len(measurements[0].seconds)
     lines = [

@@ -20,7 +20,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from benchmarks.cases import Case
-from benchmarks.critical_path.page import BEGIN, END, Traced, picture, section, shares
+from benchmarks.critical_path.page import BEGIN, END, LoadTrace, picture, section, shares
 from benchmarks.critical_path.steps import Event, Trace, paths, rows, turns_per_entry
 from benchmarks.critical_path.traced import DIRECTORY_VARIABLE
 from benchmarks.load.frames import QUEUES, TOPIC
@@ -70,7 +70,7 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
     return args
 
 
-async def measure(case: Case, args: Arguments, directory: Path) -> Traced:
+async def measure(case: Case, args: Arguments, directory: Path) -> LoadTrace:
     """Measure one load on three new replicas. Raises ServersFailed, GeneratorFailed, ClientError."""
     traces = directory / "traces"
     traces.mkdir(parents=True)
@@ -98,7 +98,7 @@ async def measure(case: Case, args: Arguments, directory: Path) -> Traced:
     begin = end - args.seconds
     of = {node: _read(traces / node, begin, end) for node in order}
     entry_paths = paths(of[leader], {node: of[node] for node in order[1:]})
-    return Traced(
+    return LoadTrace(
         load=case.load,
         entries=len(entry_paths),
         path_us=1e6 * sorted(path.seconds for path in entry_paths)[len(entry_paths) // 2],
@@ -120,7 +120,7 @@ def main() -> None:
     args = parse_arguments(sys.argv[1:])
     if args.real_time:
         run_before_others()
-    traces = list[Traced]()
+    traces = list[LoadTrace]()
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
         try:
             for case in CASES:
@@ -133,7 +133,7 @@ def main() -> None:
         _write(traces)
 
 
-def _print(trace: Traced) -> None:
+def _print(trace: LoadTrace) -> None:
     cpu = " / ".join(f"{us:.0f}" for us in trace.cpu_us)
     turns = " / ".join(f"{each:.1f}" for each in trace.turns)
     print(
@@ -151,7 +151,7 @@ def _print(trace: Traced) -> None:
     sys.stdout.flush()
 
 
-def _write(traces: Sequence[Traced]) -> None:
+def _write(traces: Sequence[LoadTrace]) -> None:
     record = RunRecord("critical-path")
     record.keep(traced=[asdict(each) for each in traces])
     for each in traces:

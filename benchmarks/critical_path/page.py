@@ -29,7 +29,7 @@ _LANES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class LoadTrace:
     """A load and its figures.
 
     ``entries`` were traced. ``path_us``: median from when the leader wakes up with a request to its reply; ``p50_ms``:
@@ -57,7 +57,7 @@ def is_wait(row: Row) -> bool:
     return row.name.startswith(_WAITS)
 
 
-def section(traces: Sequence[Traced], *, command: str, machine: str, date: str) -> str:
+def section(traces: Sequence[LoadTrace], *, command: str, machine: str, date: str) -> str:
     """The section of the page: how the loads were measured, and a picture and a table for each load."""
     lines = [
         f"Command: `{command}`. Date: {date}.",
@@ -89,7 +89,7 @@ def section(traces: Sequence[Traced], *, command: str, machine: str, date: str) 
     return "\n".join(lines)
 
 
-def _figures(each: Traced) -> tuple[tuple[tuple[float, ...], int], tuple[tuple[float, ...], int]]:
+def _figures(each: LoadTrace) -> tuple[tuple[tuple[float, ...], int], tuple[tuple[float, ...], int]]:
     return (each.cpu_us, 0), (each.turns, 1)
 
 
@@ -109,11 +109,11 @@ def shares(rows: Sequence[Row]) -> Mapping[str, float]:
     return shares_of
 
 
-def _shares(each: Traced) -> str:
+def _shares(each: LoadTrace) -> str:
     return ", ".join(f"{name} {value:,.0f} us" for name, value in shares(each.rows).items())
 
 
-def picture(trace: Traced) -> str:
+def picture(trace: LoadTrace) -> str:
     """Draw as SVG a bar for each step at the medians of its begin and end, and a row for each thread."""
     span = max(row.end_us for row in trace.rows)
     height = _TOP + _LANE_HEIGHT * len(_LANES) + 40

@@ -27,7 +27,7 @@ import trio
 from benchmarks.curves import consuming, lite, producing
 from benchmarks.curves.group_load import Arguments, Note
 from benchmarks.curves.page import marks, picture, section
-from benchmarks.curves.sample import Curve, Measured, Sample, samples_of
+from benchmarks.curves.sample import Curve, PointMeasurement, Sample, samples_of
 from benchmarks.load.generators import ROOT, GeneratorFailed
 from benchmarks.report.run_record import RunRecord
 from mq.cli.errors import run_trio
@@ -92,9 +92,9 @@ def main() -> None:
     for name, (curve, _) in CURVES.items():
         if args.curve and name not in args.curve:
             continue
-        points = list[Measured]()
+        points = list[PointMeasurement]()
 
-        def note(each: Measured, name: str = name, measured: list[Measured] = points) -> None:
+        def note(each: PointMeasurement, name: str = name, measured: list[PointMeasurement] = points) -> None:
             measured.append(each)
             [sample] = samples_of([each])
             follower = "" if sample.follower_us is None else f", follower {sample.follower_us.median:.1f}"

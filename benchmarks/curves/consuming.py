@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.curves.group_load import Arguments, Note, Replicas, begin_after, measure_jobs, persist
 from benchmarks.curves.polling import PollingJob
 from benchmarks.curves.producing import up_and_down
-from benchmarks.curves.sample import Curve, Measured
+from benchmarks.curves.sample import Curve, PointMeasurement
 from benchmarks.load.frames import topic_name
 from mq.client.admin import Admin
 from mq.local_cluster import DevCluster, Ports
@@ -36,7 +36,7 @@ async def consumers(args: Arguments, directory: Path, note: Note) -> None:
             note(await persist(partial(_measure, cluster, topics, count, args)))
 
 
-async def _measure(cluster: DevCluster, topics: Iterator[str], count: int, args: Arguments) -> Measured:
+async def _measure(cluster: DevCluster, topics: Iterator[str], count: int, args: Arguments) -> PointMeasurement:
     topic = next(topics)
     async with Admin(cluster.namesrv) as admin:
         await admin.create_topic(topic, count)

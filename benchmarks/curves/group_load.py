@@ -11,7 +11,7 @@ from pathlib import Path
 
 import trio
 
-from benchmarks.curves.sample import Measured
+from benchmarks.curves.sample import PointMeasurement
 from benchmarks.load.frames import QUEUES
 from benchmarks.load.generators import GeneratorFailed, Meter, WindowedJob, drive, share_out
 from benchmarks.load.job import Job
@@ -53,7 +53,7 @@ class Shape:
     lite_topics: int = 0
 
 
-Note = Callable[[Measured], None]
+Note = Callable[[PointMeasurement], None]
 
 
 @dataclass(slots=True)
@@ -98,12 +98,12 @@ def _children_cpu_seconds(pid: int) -> float:
     return cpu_seconds(pid) - own_cpu_seconds(pid)
 
 
-async def measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments, at: str) -> Measured:
+async def measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments, at: str) -> PointMeasurement:
     """Put load on the leaders of all groups. Raises as `persist`."""
     return await persist(partial(_measure, clusters, shape, args, at))
 
 
-async def persist(attempt: Callable[[], Awaitable[Measured]]) -> Measured:
+async def persist(attempt: Callable[[], Awaitable[PointMeasurement]]) -> PointMeasurement:
     """Measure, and once more if a leader changed, as happens on machines with other load.
 
     Raises GeneratorFailed, ServersFailed.
@@ -116,7 +116,7 @@ async def persist(attempt: Callable[[], Awaitable[Measured]]) -> Measured:
     return await attempt()
 
 
-async def _measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments, at: str) -> Measured:
+async def _measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments, at: str) -> PointMeasurement:
     replicas = await Replicas.find(clusters)
     job = Job(
         address=replicas.addresses[0],
@@ -150,7 +150,7 @@ async def measure_jobs(
     at: str,
     *,
     generator: str = "benchmarks.load.closed_loop",
-) -> Measured:
+) -> PointMeasurement:
     """Do all jobs at once. Raises GeneratorFailed, ServersFailed if a leader changed meanwhile."""
     before = load_average()
     reports, used = await drive(jobs, replicas.meters(), generator)
@@ -161,4 +161,4 @@ async def measure_jobs(
     windows = windows_of(reports, used, jobs[0].window_seconds)
     if not any(window.messages_per_second for window in windows):
         raise GeneratorFailed(f"{at}: no message was answered while it was measured")
-    return Measured(at, windows, replicas.rss_mib(), before, bool(replicas.followers))
+    return PointMeasurement(at, windows, replicas.rss_mib(), before, bool(replicas.followers))

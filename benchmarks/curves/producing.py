@@ -24,7 +24,7 @@ from benchmarks.curves.group_load import (
     measure_jobs,
     persist,
 )
-from benchmarks.curves.sample import Curve, Measured, bytes_name
+from benchmarks.curves.sample import Curve, PointMeasurement, bytes_name
 from benchmarks.load.frames import QUEUES, heartbeat_frame, topic_name
 from benchmarks.load.generators import drive, share_out
 from benchmarks.load.job import Job
@@ -177,7 +177,7 @@ async def groups(args: Arguments, directory: Path, note: Note) -> None:
         shutil.rmtree(home)
 
 
-async def _measure_groups(clusters: Sequence[DevCluster], args: Arguments) -> Measured:
+async def _measure_groups(clusters: Sequence[DevCluster], args: Arguments) -> PointMeasurement:
     replicas = await Replicas.find(clusters)
     begin = begin_after(4 * len(clusters), args)
     jobs = [

@@ -11,7 +11,7 @@ from benchmarks.cases import Window
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PointMeasurement:
     """The figures of one point in one pass.
 
     Attributes:
@@ -82,15 +82,15 @@ class Curve:
     each: str = ""
 
 
-def samples_of(measurements: Sequence[Measured]) -> list[Sample]:
+def samples_of(measurements: Sequence[PointMeasurement]) -> list[Sample]:
     """The points in the order in which they were measured first."""
-    points: dict[str, list[Measured]] = {}
+    points: dict[str, list[PointMeasurement]] = {}
     for each in measurements:
         points.setdefault(each.at, []).append(each)
     return [_sample_of(at, passes) for at, passes in points.items()]
 
 
-def _sample_of(at: str, passes: Sequence[Measured]) -> Sample:
+def _sample_of(at: str, passes: Sequence[PointMeasurement]) -> Sample:
     # A window without messages, as when a load generator begins late, has no cost per message.
     windows = [window for each in passes for window in each.windows if window.messages_per_second]
     return Sample(

@@ -27,7 +27,7 @@ from benchmarks.peers.picture import draw
 from benchmarks.peers.rabbitmq import RABBITMQ
 from benchmarks.peers.raftmq import RAFTMQ
 from benchmarks.peers.rocketmq import ROCKETMQ
-from benchmarks.peers.samples import Measured
+from benchmarks.peers.samples import PeerMeasurements
 from benchmarks.peers.turns import Arguments, Outcome, measure
 from benchmarks.procfs import load_average
 from benchmarks.report.run_record import RunRecord, earlier_run
@@ -72,7 +72,7 @@ def prepare(peer: Peer, outcome: Outcome) -> str | None:
     """Make a peer ready to run; returns the reason if this machine cannot run it. Raises as `Peer.prepare`."""
     if (reason := peer.missing()) is None:
         peer.prepare()
-        before = outcome.measured.setdefault(peer.name, Measured(peer.version()))
+        before = outcome.measured.setdefault(peer.name, PeerMeasurements(peer.version()))
         if before.version != peer.version():
             sys.exit(f"bench: the earlier run measured {before.version}, and this is {peer.version()}")
     return reason

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.peers.peer import Peer
-from benchmarks.peers.samples import LOADS, Load, Measured, Spread
+from benchmarks.peers.samples import LOADS, Load, PeerMeasurements, Spread
 from benchmarks.peers.turns import Arguments, Outcome
 
 OTHERS_MAX = 0.1
@@ -83,7 +83,7 @@ def _others(outcome: Outcome) -> str:
     )
 
 
-def _row_of_system(peer: Peer, measurements: Measured) -> str:
+def _row_of_system(peer: Peer, measurements: PeerMeasurements) -> str:
     memory = "-"
     if measurements.resident_mib:
         resident, anonymous = (
@@ -97,7 +97,7 @@ def _row_of_system(peer: Peer, measurements: Measured) -> str:
     )
 
 
-def _row(peer: Peer, load: Load, measurements: Measured) -> str | None:
+def _row(peer: Peer, load: Load, measurements: PeerMeasurements) -> str | None:
     rate = measurements.spread(load, lambda sample: sample.messages_per_second)
     p50 = measurements.spread(load, lambda sample: sample.p50_ms)
     p99 = measurements.spread(load, lambda sample: sample.p99_ms)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from benchmarks.peers.peer import Peer
-from benchmarks.peers.samples import LOADS, Load, Measured, Sample, Spread
+from benchmarks.peers.samples import LOADS, Load, PeerMeasurements, Sample, Spread
 from mq.cli.bench.plot import WIDTH, svg
 
 GAP, LABEL, VALUE = 30, 130, 64
@@ -19,7 +19,7 @@ COLOURS = {"majority, on disk": "#1d4ed8", "one server, on disk": "#0f766e", "ma
 Figure = Callable[[Sample], float]
 
 
-def draw(peers: Sequence[Peer], measurements: dict[str, Measured]) -> str:
+def draw(peers: Sequence[Peer], measurements: dict[str, PeerMeasurements]) -> str:
     """Draw the picture as an SVG file."""
     single, *others = LOADS
     panels = [_panel(single, "p50 in ms, less is better", peers, measurements, lambda sample: sample.p50_ms, "{:.2f}")]
@@ -42,7 +42,7 @@ def draw(peers: Sequence[Peer], measurements: dict[str, Measured]) -> str:
 
 
 def _panel(
-    load: Load, unit: str, peers: Sequence[Peer], measurements: dict[str, Measured], figure: Figure, form: str
+    load: Load, unit: str, peers: Sequence[Peer], measurements: dict[str, PeerMeasurements], figure: Figure, form: str
 ) -> tuple[int, list[str]]:
     """Draw the panel of one load; returns also the number of its bars."""
     bars = [

@@ -56,7 +56,7 @@ class Spread:
 
 
 @dataclass(slots=True)
-class Measured:
+class PeerMeasurements:
     """All measurements of a peer. Memory is of all its servers at the ends of its turns, in MiB: resident, and the
     anonymous part of that.
     """

@@ -15,7 +15,7 @@ from benchmarks.load.generators import GeneratorFailed, cpu_meters, drive, share
 from benchmarks.load.job import Job
 from benchmarks.peers.peer import Peer, Target
 from benchmarks.peers.resting import rest
-from benchmarks.peers.samples import BODY_BYTES, LOADS, WARM_UP, Load, Measured, Sample, samples_of
+from benchmarks.peers.samples import BODY_BYTES, LOADS, WARM_UP, Load, PeerMeasurements, Sample, samples_of
 from benchmarks.procfs import anonymous_bytes, load_average, machine_cpu_seconds, process_tree, rss_bytes
 from mq.client.errors import ClientError
 from mq.local_cluster import ServersFailed
@@ -50,7 +50,7 @@ class Arguments(argparse.Namespace):
 class Outcome:
     """The outcome of a run. ``left_out``: by name of a peer, the reason that it cannot run here."""
 
-    measured: dict[str, Measured] = field(default_factory=dict)
+    measured: dict[str, PeerMeasurements] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     load_averages: list[float] = field(default_factory=list)
     rounds: int = 0
@@ -92,7 +92,7 @@ async def measure(
         keep(outcome)
 
 
-async def _take_turn(peer: Peer, args: Arguments, directory: Path, measurements: Measured, say: Say) -> None:
+async def _take_turn(peer: Peer, args: Arguments, directory: Path, measurements: PeerMeasurements, say: Say) -> None:
     began = trio.current_time()
     async with peer.open(directory) as target:
         ready = trio.current_time()
@@ -137,7 +137,7 @@ async def _apply(peer: Peer, target: Target, load: Load, args: Arguments) -> lis
     return samples_of(reports, cpu, args.seconds)
 
 
-def _note(measurements: Measured, peer: Peer, what: str, say: Say) -> None:
+def _note(measurements: PeerMeasurements, peer: Peer, what: str, say: Say) -> None:
     measurements.failures.append(what)
     say(f"{peer.name}: {what}")
 

@@ -57,7 +57,7 @@ SEND_GOALS: Final = (SendGoal(1, 0.6, 250.0, 150.0), SendGoal(64, None, 22.0, 10
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class GoalFigure:
     """A figure with a goal, from a run of ``benchmark`` at ``date``."""
 
     benchmark: str
@@ -74,15 +74,15 @@ class Judged:
         return f"| {self.benchmark} | {what} | {measured} | {goal} | {figure.distance} | {self.date[:10]} |"
 
 
-def of_suite(benchmark: str, raw: Mapping[str, Any]) -> Iterator[Judged]:
+def of_suite(benchmark: str, raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
     """The figures with goals of a run of a suite."""
     for each in raw["figures"]:
         figure = Figure(**each)
         if figure.goal is not None:
-            yield Judged(benchmark, raw["date"], raw["loadAverage"], figure)
+            yield GoalFigure(benchmark, raw["date"], raw["loadAverage"], figure)
 
 
-def of_sends(raw: Mapping[str, Any]) -> Iterator[Judged]:
+def of_sends(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
     """The goals of `make bench`: of the window with the median rate of each case."""
     for goal in SEND_GOALS:
         for each in raw["measurements"]:
@@ -104,10 +104,10 @@ def of_sends(raw: Mapping[str, Any]) -> Iterator[Judged]:
             if goal.p50_ms is not None:
                 figures.insert(0, Figure(name, "p50", window["p50_ms"], "ms", goal.p50_ms))
             for figure in figures:
-                yield Judged("produce", raw["date"], each["load_average"], figure)
+                yield GoalFigure("produce", raw["date"], each["load_average"], figure)
 
 
-def of_few_messages(raw: Mapping[str, Any]) -> Iterator[Judged]:
+def of_few_messages(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
     """The goals of `make bench-low-rate`."""
     samples = {
         name: [LowRateSample(**sample) for sample in measured]
@@ -116,7 +116,7 @@ def of_few_messages(raw: Mapping[str, Any]) -> Iterator[Judged]:
     }
     load = max((sample.load_average for measured in samples.values() for sample in measured), default=0.0)
     for figure in goals(samples):
-        yield Judged("low-rate", raw["date"], load, figure)
+        yield GoalFigure("low-rate", raw["date"], load, figure)
 
 
 def newest(benchmark: str, directory: Path = RESULTS) -> Mapping[str, Any] | None:
@@ -125,9 +125,9 @@ def newest(benchmark: str, directory: Path = RESULTS) -> Mapping[str, Any] | Non
     return json.loads(paths[-1].read_text()) if paths else None
 
 
-def collect(directory: Path = RESULTS) -> list[Judged]:
+def collect(directory: Path = RESULTS) -> list[GoalFigure]:
     """All goals that were measured."""
-    figures = list[Judged]()
+    figures = list[GoalFigure]()
     if (raw := newest("produce", directory)) is not None:
         figures += of_sends(raw)
     if (raw := newest("low-rate", directory)) is not None:
@@ -135,7 +135,7 @@ def collect(directory: Path = RESULTS) -> list[Judged]:
     if (raw := newest("peers-consuming", directory)) is not None:
         samples = consuming_goals.samples_of(raw)
         for figure in consuming_goals.goals(samples):
-            figures.append(Judged("peers-consuming", raw["date"], consuming_goals.load_of(samples), figure))
+            figures.append(GoalFigure("peers-consuming", raw["date"], consuming_goals.load_of(samples), figure))
     for benchmark in SUITES:
         if (raw := newest(benchmark, directory)) is not None:
             figures += of_suite(benchmark, raw)
@@ -146,7 +146,7 @@ BUSY: Final = 2.0
 """The load average from which on times and rates say more about the machine than about the brokers."""
 
 
-def section(figures: Sequence[Judged]) -> str:
+def section(figures: Sequence[GoalFigure]) -> str:
     """The section of the page: the number of goals, a table of the missed ones and one of the met ones."""
     rest = [each for each in figures if not each.figure.is_met]
     met = [each for each in figures if each.figure.is_met]
@@ -163,7 +163,7 @@ def section(figures: Sequence[Judged]) -> str:
     return "\n".join(lines)
 
 
-def summary(figures: Sequence[Judged], directory: Path = RESULTS) -> str:
+def summary(figures: Sequence[GoalFigure], directory: Path = RESULTS) -> str:
     """The newest results in short: sends, other systems, and the number of goals that each benchmark meets."""
     lines = list[str]()
     if (sends := newest("produce", directory)) is not None:
@@ -181,11 +181,11 @@ def summary(figures: Sequence[Judged], directory: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
-def _in_short(goal: Judged) -> str:
+def _in_short(goal: GoalFigure) -> str:
     return f"{goal.figure.case}: {goal.figure.name} ({goal.figure.distance.removeprefix('missed: ')})"
 
 
-def _table(figures: Iterable[Judged]) -> list[str]:
+def _table(figures: Iterable[GoalFigure]) -> list[str]:
     head = ["| benchmark | figure | measured | goal | by how much | date |", "|---|---|---:|---|---|---|"]
     return head + [each.row() for each in figures]
 

@@ -31,7 +31,7 @@ from mq.local_cluster.any_disk import ANY_DISK
 from mq.monitoring.cpu_time import cpu_seconds
 from spark.numbering import WriteId
 from spark.outgoing import Codec, sink_columns
-from spark.writer import TaskWriter, WriterOptions, Written
+from spark.writer import TaskWriter, WriterOptions, WrittenRows
 
 ROWS_PER_BATCH = 10_000
 """The rows that Spark passes at once by default."""
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 class Task(NamedTuple):
     """The result of a task, and its CPU seconds."""
 
-    written: Written
+    written: WrittenRows
     cpu: float
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.load.frames import QUEUES, complete_bytes, pull_frame
-from benchmarks.pulling import Pulled, pull, walk
+from benchmarks.pulling import PullRate, pull, walk
 from benchmarks.suites.case_load import ROOT, Arguments, Note, create_topics, job_for, run_load, send_messages
 from benchmarks.suites.figures import Figure
 from mq.local_cluster import DevCluster, Ports, ServersFailed
@@ -68,7 +68,7 @@ def has_reader(window: int) -> bool:
     return window % 4 in (1, 2)
 
 
-def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads: Sequence[Pulled]) -> Cost:
+def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads: Sequence[PullRate]) -> Cost:
     """The cost from windows of ``seconds``; ``cpu`` are the leader's seconds in each."""
     rates: list[float] = []
     leader_us: list[float] = []
@@ -143,7 +143,7 @@ class _Reader:
         self._frames = frames
         self._cores = cores
         self._taken = 0.0
-        self.reads: list[Pulled] = []
+        self.reads: list[PullRate] = []
 
     @property
     def share(self) -> float:
@@ -200,7 +200,7 @@ async def produce_beside(
 
 def _pull_on(
     cores: Sequence[int], address: tuple[str, int], frames: Iterable[bytes], seconds: float, pid: int
-) -> tuple[Pulled, float]:
+) -> tuple[PullRate, float]:
     """Run `pull` in a thread that runs on these cores only; returns also the CPU seconds of this thread."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)

@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.load.frames import QUEUES
-from benchmarks.pulling import Pulled, fill, pull, scattered, walk
+from benchmarks.pulling import PullRate, fill, pull, scattered, walk
 from benchmarks.suites.case_load import Arguments, Note, create_topics, one_broker
 from benchmarks.suites.figures import Figure
 from mq.local_cluster import DevCluster
@@ -61,10 +61,10 @@ async def _fill(cluster: DevCluster, messages: int, body_bytes: int, queues: int
 
 async def _read(
     cluster: DevCluster, args: Arguments, frames: Iterable[bytes], count: int, in_flight: int
-) -> list[Pulled]:
+) -> list[PullRate]:
     """Measure the windows of the arguments, after a short one that is discarded."""
     address, pid = ("127.0.0.1", cluster.port("n0")), cluster.pid("n0")
-    windows: list[Pulled] = []
+    windows: list[PullRate] = []
     for number in range(args.windows + 1):
         seconds = min(args.seconds, _READ_SECONDS if number else 1.0)
         read = partial(pull, address, frames, count=count, in_flight=in_flight, seconds=seconds, pid=pid)
@@ -73,9 +73,9 @@ async def _read(
     return windows[1:]
 
 
-def _rate(windows: list[Pulled]) -> float:
+def _rate(windows: list[PullRate]) -> float:
     return statistics.median(window.messages / window.seconds for window in windows)
 
 
-def _cpu_us(windows: list[Pulled]) -> float:
+def _cpu_us(windows: list[PullRate]) -> float:
     return statistics.median(window.cpu_us for window in windows)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar, Final, NamedTuple
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
-from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, CommittedRecord, Sent
+from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, CommittedRecord, SentMessage
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Brokers, Workload
 from chaos.limits import replaced
@@ -44,7 +44,7 @@ class _Newest(NamedTuple):
     sent_ms: int
 
 
-class Compacted(Workload):
+class CompactedTopic(Workload):
     checkers: ClassVar[tuple[Checker, ...]] = ()
     """None, since checkers do not know messages that disappear when newer ones come."""
     name = "compacted"
@@ -60,7 +60,7 @@ class Compacted(Workload):
         self._ends: dict[int, int] = {}
         """The ends of queues when clients stopped."""
 
-    def counted_in(self, message: Sent) -> str | None:
+    def counted_in(self, message: SentMessage) -> str | None:
         """Return None: kept messages are written to the log again."""
         return None
 

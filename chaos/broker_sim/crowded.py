@@ -66,7 +66,7 @@ class Names:
         return name in self.there or self._gone_at.get(name, _NEVER) >= begin
 
 
-class Crowded(Workload):
+class CrowdedTables(Workload):
     name = "crowded"
 
     def __init__(self, cluster: Brokers) -> None:

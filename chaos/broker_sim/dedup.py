@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import CommittedRecord, Sent
+from chaos.broker_sim.log_oracle import CommittedRecord, SentMessage
 from chaos.broker_sim.workload import Workload
 from chaos.violation import Violation
 from checkers import Checker
@@ -58,7 +58,7 @@ class Dedup(Workload):
         self._first: dict[int, CommittedRecord] = {}
         self._waiting = 0
         self._level = 1
-        self._batched: dict[str, list[Sent]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
+        self._batched: dict[str, list[SentMessage]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
         """The messages that each producer of batches has sent, by number."""
         self._part: _Part | None = None
         self._known: set[int] = set()
@@ -87,7 +87,7 @@ class Dedup(Workload):
             later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1), self.rng.uniform(0.0, 5.0)))
             self.cluster.at(self.cluster.now + later, self._repeat, message)
 
-    def _repeat(self, message: Sent) -> None:
+    def _repeat(self, message: SentMessage) -> None:
         if not self.stopped:
             self.counts["repeats"] += 1
             self.send(message)
@@ -131,7 +131,7 @@ class Dedup(Workload):
 
         self.send_batch(batch, lambda sent: {}, {props.PRODUCER_ID: producer, props.SEQUENCE: str(low)}, on_response)
 
-    def _batch_stored(self, batch: list[Sent], response: ClientResponse) -> None:
+    def _batch_stored(self, batch: list[SentMessage], response: ClientResponse) -> None:
         positions = [int(each[16:32], 16) for each in response.ext["msgId"].split(",")]
         offset = int(response.ext["queueOffset"])
         already = int(response.ext[SENT_ALREADY_STORED])
@@ -163,17 +163,17 @@ class Dedup(Workload):
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def acknowledged(self, message: Sent, offset: int, position: int) -> None:
+    def acknowledged(self, message: SentMessage, offset: int, position: int) -> None:
         """Compare a response with the log; of a dropped message only the position is known."""
         if offset < 0 and position < self.cluster.dropped_pos:
             self.counts["acknowledged, and dropped by then"] += 1
             offset = self.ledger.at_position[position].record.queue_offset
         super().acknowledged(message, offset, position)
 
-    def operation(self, message: Sent) -> str | None:
+    def operation(self, message: SentMessage) -> str | None:
         return "send" if message.kind in _FORGOTTEN_KINDS else "attempt"
 
-    def counted_in(self, message: Sent) -> str | None:
+    def counted_in(self, message: SentMessage) -> str | None:
         """Return None for messages of remembered producers: a response may say only that a number is known."""
         return message.topic if message.kind in _FORGOTTEN_KINDS else None
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from chaos.broker_sim.clients import ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import CommittedRecord, Sent
+from chaos.broker_sim.log_oracle import CommittedRecord, SentMessage
 from chaos.broker_sim.workload import Ends, Workload
 from chaos.violation import Violation
 from checkers import Checker
@@ -69,10 +69,10 @@ class Delay(Workload):
             else:
                 self.send(self.new("delayed", {props.TIMER_DELIVER_MS: str(self.cluster.true_ms() + delay_ms)}))
 
-    def operation(self, message: Sent) -> str | None:
+    def operation(self, message: SentMessage) -> str | None:
         return "send" if message.kind == "plain" else "schedule"
 
-    def begins(self, message: Sent, **fields: Any) -> Ends:
+    def begins(self, message: SentMessage, **fields: Any) -> Ends:
         """Record a send with the delay of the message."""
         if (level := message.properties.get(props.DELAY)) is not None:
             fields["o"] = DELAY_LEVELS_MS[int(level) - 1]
@@ -82,7 +82,7 @@ class Delay(Workload):
             fields["o"] = int(message.properties[props.TIMER_DELAY_MS])
         return super().begins(message, **fields)
 
-    def was_sent(self, message: Sent, response: ClientResponse) -> None:
+    def was_sent(self, message: SentMessage, response: ClientResponse) -> None:
         """Recall some messages: at once, late, or around their delivery."""
         if (handle := response.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
             return
@@ -90,7 +90,7 @@ class Delay(Workload):
         later = self.rng.choice((0.0, self.rng.uniform(0.0, 1.0), max(0.0, remaining - self.rng.uniform(0.0, 0.05))))
         self.cluster.at(self.cluster.now + later, self._recall, message, handle)
 
-    def _recall(self, message: Sent, handle: str) -> None:
+    def _recall(self, message: SentMessage, handle: str) -> None:
         code = RequestCode.RECALL_MESSAGE
         fields = RecallHandle.decode(handle)
         assert fields.queue_offset is not None, f"a handle without a place: {handle}"

@@ -26,7 +26,7 @@ _CLOCK_RATE: Final = 1.2
 """The factor by which a broker's clock may be too fast; allows also for messages on their way."""
 
 
-class Limited(Workload):
+class LimitedSends(Workload):
     name = "limited"
 
     def __init__(self, cluster: Brokers) -> None:

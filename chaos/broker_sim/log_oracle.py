@@ -39,7 +39,7 @@ OF_DELETED_TOPIC: Final = CommittedRecord(0.0, 0, cast("StoredMessage", None))
 
 
 @dataclass(slots=True)
-class Sent:
+class SentMessage:
     """One message of a client and its sends: the number of attempts open or unknown, refused, acknowledged."""
 
     value: int
@@ -68,15 +68,17 @@ class Ledger:
         self.queues: dict[tuple[str, int], list[CommittedRecord]] = defaultdict(list)
         self.begins: dict[tuple[str, int], int] = {}
         """The offsets at which queues begin because the queue of a deleted topic ended there."""
-        self.sent: dict[int, Sent] = {}
+        self.sent: dict[int, SentMessage] = {}
         self.at_position: dict[int, CommittedRecord] = {}
         self.copies: dict[str, Counter[int]] = defaultdict(Counter)
         """The number of stored copies of each value, by topic."""
 
-    def new(self, kind: str, topic: str, nbytes: int, properties: dict[str, str], since: float, **details: Any) -> Sent:
+    def new(
+        self, kind: str, topic: str, nbytes: int, properties: dict[str, str], since: float, **details: Any
+    ) -> SentMessage:
         """Register a message that a client is about to send."""
         value = len(self.sent) + 1
-        message = self.sent[value] = Sent(value, kind, topic, body_of(value, nbytes), properties, since, details)
+        message = self.sent[value] = SentMessage(value, kind, topic, body_of(value, nbytes), properties, since, details)
         return message
 
     def committed(self, at: float, record: StoredMessage) -> CommittedRecord:
@@ -138,7 +140,7 @@ class Ledger:
         queue = self.queues.get((topic, queue_id))
         return self.begins.get((topic, queue_id), 0) if queue is None else len(queue)
 
-    def acknowledged(self, message: Sent, queue_offset: int, position: int) -> None:
+    def acknowledged(self, message: SentMessage, queue_offset: int, position: int) -> None:
         """Check that a message is at the place that its client was told."""
         record = self.at_position.get(position)
         if record is None:
@@ -147,7 +149,7 @@ class Ledger:
             raise Violation(f"ack: {message.value} was acknowledged at {queue_offset}, {position}: there is {record}")
         message.acked.append((queue_offset, position))
 
-    def check_copies(self, topic: str, message: Sent) -> None:
+    def check_copies(self, topic: str, message: SentMessage) -> None:
         """Check that a topic has a message at most as often as its client sent it. Histories say only whether it was
         sent more than once.
         """

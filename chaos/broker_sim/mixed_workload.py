@@ -17,7 +17,7 @@ from typing import Any
 from chaos.broker_sim.clients import ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.group_member import Member, MemberQueue
-from chaos.broker_sim.log_oracle import CommittedRecord, Sent
+from chaos.broker_sim.log_oracle import CommittedRecord, SentMessage
 from chaos.broker_sim.offset_checker import LOCK_SECONDS, GroupPlan, Key, OffsetChecker
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload
@@ -45,7 +45,7 @@ _Copy = tuple[int, int]
 """A message and how often it was sent back."""
 
 
-class Mixed(Workload):
+class MixedWorkload(Workload):
     name = "mixed"
     drawn_as = "everyday"
 
@@ -133,7 +133,7 @@ class Mixed(Workload):
         )
         self._try_in_order(message)
 
-    def _try_in_order(self, message: Sent) -> None:
+    def _try_in_order(self, message: SentMessage) -> None:
         queue_id, number = message.asked["queue_id"], message.asked["number"]
         message.unknown += 1
 

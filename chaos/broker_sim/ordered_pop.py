@@ -39,7 +39,7 @@ _CONSUMERS = 3
 
 
 @dataclass(slots=True)
-class _Held:
+class _QueueMessages:
     """The messages of a queue that a consumer holds."""
 
     pop_time_ms: int
@@ -78,7 +78,7 @@ class OrderedPop(Workload):
         super().__init__(cluster)
         self._consumers = [Client(cluster, 100 + number) for number in range(_CONSUMERS)]
         self._attempts = itertools.count(1)
-        self._held: dict[QueueOfGroup, _Held] = {}
+        self._held: dict[QueueOfGroup, _QueueMessages] = {}
         self._reached: dict[QueueOfGroup, int] = {}
         self._handed_out: Counter[_Place] = Counter()
         """The number of responses with a message that may still reach a client."""
@@ -283,7 +283,7 @@ class OrderedPop(Workload):
                 raise Violation(f"early: {command} takes {pop.until_ms - at_ms} ms too early what is {pop}")
             else:
                 self.counts["had again after their time"] += 1
-        self._held[key] = _Held(
+        self._held[key] = _QueueMessages(
             at_ms, command.invisible_ms, command.attempt or "", command.next_offset, set(offsets_out), counts=counts
         )
         for offset in offsets_out:

@@ -43,7 +43,7 @@ _IN_FLIGHT_SECONDS = 0.5
 """Entries that are in flight together are committed within so long."""
 
 
-class Recreated(Workload):
+class RecreatedTopic(Workload):
     checkers: ClassVar[tuple[Checker, ...]] = ()
     """None: checkers know neither restored topics nor readers that begin at the stored offset."""
     name = "recreated"
@@ -54,7 +54,7 @@ class Recreated(Workload):
         self._exists = False
         self._commands: list[DeleteTopic | PutTopic | RestoreTopic | ForgetTopic] = []
         """The commands about the topic in the present entry, whose messages come first."""
-        self._restorable: _Deleted | None = None
+        self._restorable: _DeletedTopic | None = None
         self._taken: set[int] = set()
         """Physical offsets of records that the reader got."""
         self._waited_from: dict[int, int] = {}
@@ -213,7 +213,7 @@ class Recreated(Workload):
     def _deleted(self, command: DeleteTopic) -> None:
         self.counts["deletions"] += 1
         if self._exists and command.restorable:
-            self._restorable = _Deleted(self.ledger.begins_of(self.topic), {})
+            self._restorable = _DeletedTopic(self.ledger.begins_of(self.topic), {})
         elif not command.restorable:
             self._restorable = None
         if self._restorable is not None:
@@ -260,7 +260,7 @@ class Recreated(Workload):
                 raise Violation(f"skipped: the reader of queue {queue_id} did not get {missing.place}")
 
 
-class _Deleted:
+class _DeletedTopic:
     """The queues of a deleted topic: where they begin, and their records, also those stored after the deletion."""
 
     def __init__(self, begins: dict[int, int], queues: dict[int, list[CommittedRecord]]) -> None:

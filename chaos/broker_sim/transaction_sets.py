@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
 from chaos.broker_sim.clients import Client, ClientResponse, ResponseOrLoss
-from chaos.broker_sim.log_oracle import CommittedRecord, Ledger, Sent
+from chaos.broker_sim.log_oracle import CommittedRecord, Ledger, SentMessage
 from chaos.log_sim.node import Node
 from chaos.violation import Violation
 from mq.broker.state.commands import CommitOffsets
@@ -59,10 +59,10 @@ class TransactionWorld(Protocol):
     topic: ClassVar[str]
     queues: ClassVar[int]
 
-    def new(self, kind: str, properties: dict[str, str], **details: Any) -> Sent:
+    def new(self, kind: str, properties: dict[str, str], **details: Any) -> SentMessage:
         """Create a message to send."""
 
-    def begins(self, message: Sent) -> object:
+    def begins(self, message: SentMessage) -> object:
         """Record that a client begins to send a message."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from chaos.broker_sim.clients import ClientResponse, Connection, LostResponse, OnResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
-from chaos.broker_sim.log_oracle import CommittedRecord, Sent
+from chaos.broker_sim.log_oracle import CommittedRecord, SentMessage
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.transaction_sets import KIND, SetTransactions, is_set
 from chaos.broker_sim.workload import Workload
@@ -86,17 +86,17 @@ class Transactions(Workload):
         else:
             self.send(self.new("half", {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: _GROUP}))
 
-    def operation(self, message: Sent) -> str | None:
+    def operation(self, message: SentMessage) -> str | None:
         return {"plain": "send", KIND: "stage"}.get(message.kind, "half")
 
-    def counted_in(self, message: Sent) -> str | None:
+    def counted_in(self, message: SentMessage) -> str | None:
         """Return the topic that has at most one copy per send: for half messages their own; None for sets."""
         return {"plain": message.topic, KIND: None}.get(message.kind, HALF_TOPIC)
 
-    def send_flags(self, message: Sent) -> int:
+    def send_flags(self, message: SentMessage) -> int:
         return PREPARED if message.kind == "half" else 0
 
-    def was_sent(self, message: Sent, response: ClientResponse) -> None:
+    def was_sent(self, message: SentMessage, response: ClientResponse) -> None:
         """Run the local transaction, which ends or stays open."""
         if message.kind != "half":
             return

@@ -19,7 +19,7 @@ from chaos.broker_sim.clients import (
     ResponseOrLoss,
     pull_fields,
 )
-from chaos.broker_sim.log_oracle import OWN, CommittedRecord, Ledger, Sent
+from chaos.broker_sim.log_oracle import OWN, CommittedRecord, Ledger, SentMessage
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.sockets import SocketWorld
@@ -247,22 +247,22 @@ class Workload:
         """Draw an encoding for a request."""
         return BINARY if code <= _BINARY_CODES_MAX and self.rng.random() < 0.5 else JSON
 
-    def new(self, kind: str, properties: dict[str, str], **details: Any) -> Sent:
+    def new(self, kind: str, properties: dict[str, str], **details: Any) -> SentMessage:
         """Create a message to send."""
         nbytes = self.rng.randint(8, self._body_bytes_max)
         number = len(self.ledger.sent)
         own = {OWN: "abcdefgh"[number % 8] * (1 + number % 30)}
         return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **details)
 
-    def operation(self, message: Sent) -> str | None:
+    def operation(self, message: SentMessage) -> str | None:
         """The name of a send in the history; None for a send that no consumer reads."""
         return "send" if message.topic == self.topic else None
 
-    def counted_in(self, message: Sent) -> str | None:
+    def counted_in(self, message: SentMessage) -> str | None:
         """Return the topic with at most one copy of a message per send; None if sends do not limit the copies."""
         return message.topic
 
-    def begins(self, message: Sent, **fields: Any) -> Ends:
+    def begins(self, message: SentMessage, **fields: Any) -> Ends:
         """Record that a client begins to send a message. Call the result when the client knows how that ended."""
         name, worker, value = self.operation(message), Worker(self.recording), str(message.value)
         if name is None:
@@ -286,7 +286,7 @@ class Workload:
 
         return ends
 
-    def send(self, message: Sent, attempt: int = 1, ends: Ends | None = None) -> None:
+    def send(self, message: SentMessage, attempt: int = 1, ends: Ends | None = None) -> None:
         """Send a message, to the leader or to any other replica; again if the outcome is unknown, or if it was
         refused.
         """
@@ -323,8 +323,8 @@ class Workload:
 
     def send_batch(
         self,
-        batch: Sequence[Sent],
-        own: Callable[[Sent], dict[str, str]],
+        batch: Sequence[SentMessage],
+        own: Callable[[SentMessage], dict[str, str]],
         properties: dict[str, str],
         on_batch: Callable[[ResponseOrLoss], None],
     ) -> None:
@@ -383,15 +383,15 @@ class Workload:
         ext, code = self.topic_fields(**other), RequestCode.UPDATE_AND_CREATE_TOPIC
         self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", done)
 
-    def send_flags(self, message: Sent) -> int:
+    def send_flags(self, message: SentMessage) -> int:
         """The sys_flag of a message."""
         return 0
 
-    def acknowledged(self, message: Sent, offset: int, position: int) -> None:
+    def acknowledged(self, message: SentMessage, offset: int, position: int) -> None:
         """Compare the response of a send with the committed record."""
         self.ledger.acknowledged(message, offset, position)
 
-    def was_sent(self, message: Sent, response: ClientResponse) -> None:
+    def was_sent(self, message: SentMessage, response: ClientResponse) -> None:
         """Act on an acknowledged message."""
 
     def late(self, what: str, seconds: float) -> None:

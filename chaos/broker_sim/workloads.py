@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from chaos.broker_sim.archive import Archive
-from chaos.broker_sim.compacted import Compacted
-from chaos.broker_sim.crowded import Crowded
+from chaos.broker_sim.compacted import CompactedTopic
+from chaos.broker_sim.crowded import CrowdedTables
 from chaos.broker_sim.dedup import Dedup
 from chaos.broker_sim.delay import Delay
 from chaos.broker_sim.expiring import Expiring
 from chaos.broker_sim.filtered import FilteredPulls
-from chaos.broker_sim.limited import Limited
+from chaos.broker_sim.limited import LimitedSends
 from chaos.broker_sim.lite import Lite
-from chaos.broker_sim.mixed_workload import Mixed
+from chaos.broker_sim.mixed_workload import MixedWorkload
 from chaos.broker_sim.ordered_pop import OrderedPop
 from chaos.broker_sim.pop import Pop
-from chaos.broker_sim.recreated import Recreated
+from chaos.broker_sim.recreated import RecreatedTopic
 from chaos.broker_sim.scan import Scan
 from chaos.broker_sim.schedules import ScheduledMessages
 from chaos.broker_sim.transactions import Transactions
@@ -28,16 +28,16 @@ WORKLOADS: dict[str, type[Workload]] = {
         Pop,
         OrderedPop,
         Dedup,
-        Mixed,
+        MixedWorkload,
         Scan,
-        Recreated,
-        Crowded,
+        RecreatedTopic,
+        CrowdedTables,
         ScheduledMessages,
         Lite,
         Expiring,
         FilteredPulls,
-        Compacted,
+        CompactedTopic,
         Archive,
-        Limited,
+        LimitedSends,
     )
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
 
-from jepsen.damage.log_damage import Damaged, closed_files, flip
+from jepsen.damage.log_damage import DamagedFile, closed_files, flip
 
 KEPT = 0.3
 """The largest part of a truncated file that is left."""
@@ -44,7 +44,7 @@ FILES: Mapping[str, Callable[[Path], list[Path]]] = {
 MANNERS = ("a bit flips", "the end is missing", "it is missing")
 
 
-def break_files(rng: Random, directory: Path, kind: str, manner: str, *, files_max: int = 1) -> list[Damaged]:
+def break_files(rng: Random, directory: Path, kind: str, manner: str, *, files_max: int = 1) -> list[DamagedFile]:
     """Damage some files of this kind, or both checkpoints; returns the damage, empty if no such file exists.
 
     A closed log file must come back byte by byte; files derived from the log may be written in another way.
@@ -55,7 +55,7 @@ def break_files(rng: Random, directory: Path, kind: str, manner: str, *, files_m
     return [_break(rng, path, manner, returns=kind == "closed log file") for path in paths]
 
 
-def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> Damaged:
+def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> DamagedFile:
     before = path.read_bytes()
     match manner:
         case "a bit flips":
@@ -68,10 +68,10 @@ def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> Damaged:
             path.unlink()
         case _:
             raise ValueError(f"there is no way to damage {path.name}: {manner!r}")
-    return Damaged(path, before, returns=returns)
+    return DamagedFile(path, before, returns=returns)
 
 
-def describe_damage(files: list[Damaged]) -> str:
+def describe_damage(files: list[DamagedFile]) -> str:
     """List the changed files with their numbers of changed bytes; empty if one has not changed."""
     texts = [f"{each.changed_bytes} of {len(each.before)} bytes of {each.path.name}" for each in files]
     return ", ".join(texts) if files and all(each.changed_bytes for each in files) else ""

@@ -31,7 +31,7 @@ BALLAST = "ballast"
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
+class DamagedFile:
     """A damaged file, with its original content. ``returns``: a broker must restore exactly these bytes."""
 
     path: Path
@@ -86,7 +86,7 @@ def flip(path: Path, at: int, bit: int) -> None:
         file.write(bytes([byte ^ 1 << bit]))
 
 
-def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[Damaged]:
+def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[DamagedFile]:
     """Flip up to ``bits_max`` different bits in the written part of each file.
 
     Not after its last entry: the unused rest of a closed file is never read, and so never repaired.
@@ -94,13 +94,13 @@ def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[Dama
     files = []
     for path in paths:
         before = path.read_bytes()
-        files.append(Damaged(path, before, returns=True))
+        files.append(DamagedFile(path, before, returns=True))
         for at in {rng.randrange(len(before.rstrip(b"\0"))) for _ in range(rng.randrange(1, bits_max + 1))}:
             flip(path, at, rng.randrange(8))
     return files
 
 
-def flip_property(rng: Random, paths: Sequence[Path]) -> tuple[Damaged, StoredMessage] | None:
+def flip_property(rng: Random, paths: Sequence[Path]) -> tuple[DamagedFile, StoredMessage] | None:
     """Flip a bit in a property of a client's message, which is also returned; None if no file has one."""
     for path in rng.sample(list(paths), len(paths)):
         before = path.read_bytes()
@@ -111,11 +111,11 @@ def flip_property(rng: Random, paths: Sequence[Path]) -> tuple[Damaged, StoredMe
             message = decode_record(memoryview(before), offset=begin) if begin >= 0 else None
             if message is not None and message.topic.isalnum():  # no internal topic
                 flip(path, at, 0)
-                return Damaged(path, before, returns=True), message
+                return DamagedFile(path, before, returns=True), message
     return None
 
 
-def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[Damaged]:
+def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[DamagedFile]:
     """Replace a written block by zeros, or by data from elsewhere in the file."""
     before = path.read_bytes()
     blocks = len(before.rstrip(b"\0")) // BLOCK_BYTES
@@ -126,17 +126,17 @@ def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[Damaged]:
     with path.open("r+b") as file:
         file.seek(target * BLOCK_BYTES)
         file.write(block)
-    return [Damaged(path, before, returns=True)]
+    return [DamagedFile(path, before, returns=True)]
 
 
-def damage_all_copies(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[Damaged]]:
+def damage_all_copies(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[DamagedFile]]:
     """Damage every replica, no two of them near the same place; returns the damage by replica.
 
     Files that all replicas have closed, and that are equal, are damaged in turns: in each stretch of a file one replica
     gets a flipped bit in each block; the gap between stretches is longer than any entry.
     """
     common = set.intersection(*({path.name for path in closed_files(log)} for log in logs.values()))
-    files: dict[str, list[Damaged]] = {node: [] for node in logs}
+    files: dict[str, list[DamagedFile]] = {node: [] for node in logs}
     nodes = sorted(logs)
     turn = rng.randrange(len(nodes))
     for name in sorted(common):
@@ -151,11 +151,11 @@ def damage_all_copies(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[D
             for block in range(begin, min(begin + STRETCH_BYTES, used), BLOCK_BYTES):
                 flip(logs[node] / name, rng.randrange(block, min(block + BLOCK_BYTES, used)), rng.randrange(8))
             if not any(each.path.name == name for each in files[node]):
-                files[node].append(Damaged(logs[node] / name, whole, returns=True))
+                files[node].append(DamagedFile(logs[node] / name, whole, returns=True))
     return files
 
 
-def break_end(rng: Random, commitlog: Path) -> list[Damaged]:
+def break_end(rng: Random, commitlog: Path) -> list[DamagedFile]:
     """Flip a bit in the last written bytes, or zero them, cut them off, or overwrite them with garbage.
 
     The newest file may be prepared and empty; then the end is in the previous one. An empty log is left unchanged.
@@ -177,15 +177,15 @@ def break_end(rng: Random, commitlog: Path) -> list[Damaged]:
             with path.open("r+b") as file:
                 file.seek(keep)
                 file.write(bytes(used - keep) if how == "zero" else rng.randbytes(used - keep))
-    return [Damaged(path, before, returns=False)]
+    return [DamagedFile(path, before, returns=False)]
 
 
-def break_vote(rng: Random, commitlog: Path) -> list[Damaged]:
+def break_vote(rng: Random, commitlog: Path) -> list[DamagedFile]:
     """Flip a bit in one of the two slots of the file with term and vote."""
     path = commitlog / "meta"
     before = path.read_bytes()
     flip(path, rng.randrange(SLOTS) * SLOT_BYTES + rng.randrange(SLOT_USED_BYTES), rng.randrange(8))
-    return [Damaged(path, before, returns=False)]
+    return [DamagedFile(path, before, returns=False)]
 
 
 def fill(directory: Path, used: float) -> int:

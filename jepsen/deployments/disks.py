@@ -40,7 +40,7 @@ def unavailable() -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class PowerLossEffect:
     """The effect of a power loss: whether the unsynced test file is lost, and the synced one exists."""
 
     unsynced_gone: bool
@@ -72,7 +72,7 @@ class Disk:
         finally:
             os.close(descriptor)
 
-    async def lose_power(self) -> Lost:
+    async def lose_power(self) -> PowerLossEffect:
         """Simulate a power failure of the machine of a broker that was just killed.
 
         Raises OSError, subprocess.CalledProcessError.
@@ -90,12 +90,12 @@ class Disk:
             _write(self.point / name, sync=sync)
         return _contents(self.point)
 
-    def _compare(self, before: dict[Path, bytes]) -> Lost:
+    def _compare(self, before: dict[Path, bytes]) -> PowerLossEffect:
         after = _contents(self.point)
         synced_path, unsynced_path = self.point / _SYNCED, self.point / _UNSYNCED
         others = (before.keys() | after.keys()) - {synced_path, unsynced_path}
         nbytes = sum(_difference(before.get(path, b""), after.get(path, b"")) for path in others)
-        return Lost(
+        return PowerLossEffect(
             after.get(unsynced_path) != before[unsynced_path], after.get(synced_path) == before[synced_path], nbytes
         )
 

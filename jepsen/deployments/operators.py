@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from jepsen.deployments.cluster import GROUP, Cluster, ClusterFailed
-from jepsen.logs import Verified
+from jepsen.logs import LogVerification
 from mq.cli import group_session
 from mq.client import ClientError
 from mq.inspection.group_session import GroupSession
@@ -34,13 +34,13 @@ async def members(cluster: Cluster) -> dict[str, str]:
         return {}
 
 
-async def verify_log(cluster: Cluster, node: str) -> Verified:
+async def verify_log(cluster: Cluster, node: str) -> LogVerification:
     """The result of `raftmq log verify` for a stopped broker."""
     process = await cluster.command("log", "verify", str(cluster.data_dir(node)), "--json")
     try:
-        return msgspec.json.decode(process.stdout, type=Verified)
+        return msgspec.json.decode(process.stdout, type=LogVerification)
     except msgspec.MsgspecError:
-        return Verified(process.stderr.decode(errors="replace").strip() or f"exit code {process.returncode}")
+        return LogVerification(process.stderr.decode(errors="replace").strip() or f"exit code {process.returncode}")
 
 
 async def vote(cluster: Cluster, node: str) -> str | None:

@@ -9,7 +9,7 @@ import trio
 
 from jepsen.damage.log_damage import (
     BALLAST,
-    Damaged,
+    DamagedFile,
     break_block,
     break_end,
     break_vote,
@@ -84,7 +84,7 @@ async def _damage_running(injection: Injection, step: Step, node: str, commitlog
     injection.end(number)
 
 
-def _damage(injection: Injection, what: str, commitlog: Path) -> list[Damaged]:
+def _damage(injection: Injection, what: str, commitlog: Path) -> list[DamagedFile]:
     rng = injection.rng
     match what:
         case "one bit of a closed file":
@@ -103,7 +103,7 @@ def _damage(injection: Injection, what: str, commitlog: Path) -> list[Damaged]:
             raise ValueError(f"there is no fault of disks called {what!r}")
 
 
-async def repaired(injection: Injection, node: str, files: list[Damaged]) -> None:
+async def repaired(injection: Injection, node: str, files: list[DamagedFile]) -> None:
     """Wait until a broker has caught up and restored its damaged files; records the files that it has not restored.
 
     Raises ClusterFailed if it does not catch up.

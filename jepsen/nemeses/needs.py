@@ -32,7 +32,7 @@ SHORT_LOG = {
 
 
 @dataclass(frozen=True, slots=True)
-class Deployed:
+class Deployment:
     """Requirements of a deployment: number of brokers, and the equipment that some kinds of faults need."""
 
     count: int
@@ -45,9 +45,9 @@ class Deployed:
     """Settings of the brokers, besides the workload's."""
 
 
-def needs(kinds: Collection[str], *, brokers: int = 3) -> Deployed:
+def needs(kinds: Collection[str], *, brokers: int = 3) -> Deployment:
     """The requirements of all these kinds together, for at least ``brokers`` brokers."""
-    return Deployed(
+    return Deployment(
         count=max(5, brokers) if FIVE_BROKERS.intersection(kinds) else brokers,
         spares=1 if SPARES.intersection(kinds) else 0,
         disks=bool(OWN_DISKS.intersection(kinds)),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import trio
 
-from jepsen.deployments.disks import Lost
+from jepsen.deployments.disks import PowerLossEffect
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import Step, targets
 
@@ -26,7 +26,7 @@ async def power_loss(injection: Injection, step: Step, leader: str) -> None:
 async def lose_power(injection: Injection, number: int, nodes: Sequence[str]) -> None:
     """Kill brokers and drop unsynced data from their disks. Confirmed by two test files."""
     cluster = injection.cluster
-    losses: dict[str, Lost] = {}
+    losses: dict[str, PowerLossEffect] = {}
 
     async def lose(node: str) -> None:
         losses[node] = await cluster.disks[node].lose_power()

@@ -30,7 +30,7 @@ PROMISES = (
 """The promises in the order of docs/promises.md."""
 
 
-class Checked(Protocol):
+class CheckedRun(Protocol):
     """A run of a workload."""
 
     @property
@@ -78,7 +78,7 @@ FAULTS = {
 """The kinds of faults that a run needs to check a promise about faults."""
 
 
-def promise_lines(rows: Sequence[Checked], valid: str) -> Iterable[str]:
+def promise_lines(rows: Sequence[CheckedRun], valid: str) -> Iterable[str]:
     """Yield a table in Markdown: each promise, its workloads, the numbers of runs and operations that confirmed it, and
     of messages that took the compiled send path in these runs.
     """

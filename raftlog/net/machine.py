@@ -42,7 +42,7 @@ class Attempt(Protocol):
     def close(self) -> None: ...
 
 
-class _Shared(Generic[T]):
+class _SharedJob(Generic[T]):
     """One of the jobs that run in a thread together."""
 
     def __init__(self, job: Callable[[], T]) -> None:
@@ -65,11 +65,11 @@ class _Shared(Generic[T]):
         return self._results[0]
 
 
-_together = trio.lowlevel.RunVar[list[_Shared[Any]] | None]("together")
+_together = trio.lowlevel.RunVar[list[_SharedJob[Any]] | None]("together")
 """The jobs of this event loop that wait for the end of the turn."""
 
 
-def _run_all(jobs: Sequence[_Shared[Any]]) -> None:
+def _run_all(jobs: Sequence[_SharedJob[Any]]) -> None:
     for job in jobs:
         job.run()
 
@@ -109,7 +109,7 @@ class Machine:
         Two threads at once would wait for each other, and for the event loop. Raises what the job raises; the others
         run in any case. A caller that is cancelled stays until all have run.
         """
-        joint_job = _Shared(job)
+        joint_job = _SharedJob(job)
         waiting = _together.get(None)
         if waiting is not None:
             waiting.append(joint_job)

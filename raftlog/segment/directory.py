@@ -67,7 +67,7 @@ _UNUSABLE: Final = frozenset(
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenDirectory:
     """A locked directory in a consistent state; ``last`` is the log's last entry, or a placeholder for the base.
 
     ``found`` describes its state before.
@@ -101,7 +101,7 @@ def open_directory(
     store_id: str | None,
     acknowledges_unsynced: bool,
     limits: LogLimits,
-) -> Opened:
+) -> OpenDirectory:
     """Lock a directory, check that it is ours, and recover its log; see `SegmentLog.open`."""
     if segment_bytes < SEGMENT_BYTES_MIN:
         raise ValueError(f"segments of {segment_bytes} bytes, at least {SEGMENT_BYTES_MIN} are needed")
@@ -156,7 +156,7 @@ def open_directory(
         except StorageFailed as error:
             raise _translate(directory, error.errno, error.path) from error
         undo.pop_all()
-    return Opened(disk, lock_fd, files, meta, state, index, last, unclean, recovery)
+    return OpenDirectory(disk, lock_fd, files, meta, state, index, last, unclean, recovery)
 
 
 def foreign_names(names: Iterable[str], segment_bytes: int) -> list[str]:

@@ -29,7 +29,7 @@ from raftlog.segment.codec import (
     frame,
     place,
 )
-from raftlog.segment.directory import Opened, open_directory
+from raftlog.segment.directory import OpenDirectory, open_directory
 from raftlog.segment.disk import Disk
 from raftlog.segment.errors import LogDiverged, SegmentError
 from raftlog.segment.files import Preallocation, SegmentFiles
@@ -67,7 +67,7 @@ class SegmentLog(LogReads):
             were intact then.
     """
 
-    def __init__(self, directory: Opened, writer: LogWriter, tail_bytes_max: int) -> None:
+    def __init__(self, directory: OpenDirectory, writer: LogWriter, tail_bytes_max: int) -> None:
         self._set_base(directory.meta_state.starts_at)
         self.last_index = directory.last.index
         self.last_term = directory.last.term

@@ -52,7 +52,7 @@ SIDE_FILE_NAME: Final = "repair.tmp"
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class RepairedRange:
     """An overwritten range: ``crc`` is the CRC-32 of the ``nbytes`` bytes that were at ``pos`` before."""
 
     pos: int
@@ -78,7 +78,7 @@ class Repair:
             MetaCorrupt, StorageFailed: it changed since ``damage`` was raised, or a disk error.
         """
         self.directory = damage.directory
-        self.replaced: list[Replaced] = []
+        self.replaced: list[RepairedRange] = []
         self.cut_at: int | None = None
         self._disk = disk
         self._limits = limits
@@ -427,7 +427,7 @@ class Repair:
             if self._files.start_of(pos) in present:
                 crc = zlib.crc32(self._files.pread_padded(pos, piece), crc)
             pos += piece
-        self.replaced.append(Replaced(begin, nbytes, crc))
+        self.replaced.append(RepairedRange(begin, nbytes, crc))
 
     def _data_end(self) -> int:
         return end_of_all(self._files.pread_padded, 0, self._files.starts, self._segment_bytes)

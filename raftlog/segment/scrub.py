@@ -23,7 +23,7 @@ SLICE_BYTES: Final = 256 * 1024
 BYTES_PER_SECOND: Final = 4 * 1024 * 1024
 
 
-class Verified(NamedTuple):
+class ScrubResult(NamedTuple):
     """The result of one step: ``nbytes`` were verified, everything below ``pos`` is good, the pass ends at ``end``."""
 
     nbytes: int
@@ -78,7 +78,7 @@ class Scrub:
         """Whether the log still has the bytes of the next step; if not, its beginning was deleted: begin again."""
         return self._pos >= self._log.base_pos
 
-    def step(self) -> Verified:
+    def step(self) -> ScrubResult:
         """Verify the next slice: some entries of one file.
 
         Raises:
@@ -96,7 +96,7 @@ class Scrub:
             assert self._pos > begin, f"nothing was verified at {begin}"
             self.verified_bytes += self._pos - begin
             self.disk_bytes += self._pos - begin if self._came_from_disk else 0
-        return Verified(self._pos - begin, self._pos, self._end)
+        return ScrubResult(self._pos - begin, self._pos, self._end)
 
     def _verify_slice(self) -> None:
         files, begin, last = self._files, self._pos, self._last

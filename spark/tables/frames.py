@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from spark.tables.column_types import Schema, merged
 from spark.tables.commits import assign_option, offsets_option
 from spark.tables.decoding import REASON, ROW, decoded, inferred
-from spark.tables.loop import Counted, Range
+from spark.tables.loop import Range, RangeCounts
 from spark.tables.pipeline import POSITION_COLUMNS, Pipeline
 
 REASON_PROPERTY: Final = "RAFTMQ_TABLE_REASON"
@@ -44,7 +44,7 @@ class Messages:
             self.schema = decode.columns
         self.frame = decoded(self._source, pipeline, self.schema).persist(StorageLevel.MEMORY_AND_DISK)
 
-    def counted(self) -> Counted:
+    def counted(self) -> RangeCounts:
         """Count messages and bad ones of each queue, in one pass that also reads and decodes them."""
         rows = (
             self.frame.groupBy("broker_name", "queue_id")
@@ -66,7 +66,7 @@ class Messages:
             ),
             None,
         )
-        return Counted(queues, sum(row["dead"] for row in rows), example)
+        return RangeCounts(queues, sum(row["dead"] for row in rows), example)
 
     def good(self) -> DataFrame:
         """The rows of the table: metadata, and the columns of the body."""

@@ -47,7 +47,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class CommitRange:
     """The range of a commit: from ``start`` to ``end``, or, to fill a table backward, from ``begin`` to where the table
     begins.
     """
@@ -74,7 +74,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class RangeCounts:
     """The messages of a range: by queue with the first and last offset, and the number that do not decode.
 
     ``example`` is the first bad message and its reason.
@@ -91,7 +91,7 @@ class Batch(Protocol):
     schema: Schema
     """The columns of the bodies."""
 
-    def counted(self) -> Counted:
+    def counted(self) -> RangeCounts:
         """Count the messages. Raises errors of Spark."""
         ...
 
@@ -244,7 +244,7 @@ class Loop:
         """
         return self._tried(self._before)
 
-    def _tried(self, plan: Callable[[], Planned]) -> bool:
+    def _tried(self, plan: Callable[[], CommitRange]) -> bool:
         for _ in range(OVERTAKEN_MAX):
             try:
                 return self._commit_next(plan())
@@ -267,7 +267,7 @@ class Loop:
             )
         return commit
 
-    def _commit_next(self, planned: Planned) -> bool:
+    def _commit_next(self, planned: CommitRange) -> bool:
         began = self._clock()
         ranges = {**messages_between(planned.start, planned.end), **messages_between(planned.begin, self.last.begin)}
         if not ranges:
@@ -309,19 +309,19 @@ class Loop:
         self._on_commit(commit, seconds)
         return True
 
-    def _next(self) -> Planned:
+    def _next(self) -> CommitRange:
         """The range behind the last commit; nothing if its start is its end."""
         start = dict(self.last.end)
         plan = self._repeated()
         if plan is not None and plan.begin == self.last.begin:
-            return Planned(plan.start, plan.end, plan.begin)
-        return Planned(start, self._source.latest(start), self.last.begin)
+            return CommitRange(plan.start, plan.end, plan.begin)
+        return CommitRange(start, self._source.latest(start), self.last.begin)
 
-    def _before(self) -> Planned:
+    def _before(self) -> CommitRange:
         """The messages before the beginning of the table."""
         end, plan = self.last.end, self._repeated()
         if plan is not None and plan.begin != self.last.begin:
-            return Planned(end, end, plan.begin)
+            return CommitRange(end, end, plan.begin)
         begin = parse_position(self.last.begin)
         first = parse_position(self._source.earliest())
         older = messages_between(first.to_json(), self.last.begin)
@@ -329,7 +329,7 @@ class Loop:
         offsets = dict(begin.offsets)
         for queue, (low, high) in older.items():
             offsets[queue] = high - max(1, int((high - low) * share))
-        return Planned(end, end, Position(begin.cluster, begin.topic_ids, offsets).to_json())
+        return CommitRange(end, end, Position(begin.cluster, begin.topic_ids, offsets).to_json())
 
     def _repeated(self) -> Commit | None:
         """The plan of the next commit, if its dead letters may be in their topic already: then it must have the same
@@ -339,7 +339,7 @@ class Loop:
         next_commit = (self._identity, self.last.number + 1, self.last.end)
         return plan if plan is not None and (plan.pipeline, plan.number, plan.start) == next_commit else None
 
-    def _check_complete(self, ranges: Range, counts: Counted) -> int:
+    def _check_complete(self, ranges: Range, counts: RangeCounts) -> int:
         """Return the number of messages in the ranges. Raises Stopped unless each was read exactly once."""
         for (topic, broker_name, queue_id), (low, high) in ranges.items():
             queue_count = counts.queues.get((broker_name, queue_id))
@@ -353,7 +353,7 @@ class Loop:
             raise Stopped("messages of unplanned queues were read. None of them was committed")
         return sum(high - low for low, high in ranges.values())
 
-    def _check_share(self, commit: Commit, counts: Counted) -> None:
+    def _check_share(self, commit: Commit, counts: RangeCounts) -> None:
         where = self._pipeline.dead_letters
         example = f"; the first is {counts.example}" if counts.example else ""
         text = f"{counts.dead} of {commit.messages} messages do not decode{example}."

@@ -12,7 +12,7 @@ import trio
 
 from benchmarks import delays_transactions_pop, fairness, latency, scraping, steady
 from benchmarks.curves.__main__ import CURVES, parse_arguments, run_curve
-from benchmarks.curves.sample import Measured, samples_of
+from benchmarks.curves.sample import PointMeasurement, samples_of
 from benchmarks.lateness import measure_lateness
 from benchmarks.store import __main__ as store
 from benchmarks.store import follower, reads
@@ -33,7 +33,7 @@ ALWAYS_RUN = "log"
 async def test_bench_measures_each_curve(name: str, tmp_path: Path) -> None:
     args = parse_arguments(["--quick"])
     args.sizes = TEST_MIN
-    measured: list[Measured] = []
+    measured: list[PointMeasurement] = []
     with trio.fail_after(120):
         assert await run_curve(name, args, tmp_path, measured.append)
     samples = samples_of(measured)

@@ -15,7 +15,7 @@ from mq.client import Admin
 from mq.local_cluster import DevCluster, Ports
 from spark.numbering import WriteId
 from spark.outgoing import sink_columns
-from spark.writer import TaskWriter, WriterLimits, WriterOptions, Written
+from spark.writer import TaskWriter, WriterLimits, WriterOptions, WrittenRows
 from tests.support.real_groups import SETTINGS
 from tests.support.stored_bodies import stored_bodies
 from tests.support.waiting import until
@@ -39,7 +39,7 @@ class Task:
         self._number = number
         self.done_rows = 0
 
-    async def run(self, fail_at: int = ROWS, **given: Any) -> Written:
+    async def run(self, fail_at: int = ROWS, **given: Any) -> WrittenRows:
         columns = sink_columns([("body", "binary")], "Out")
         options: dict[str, Any] = {"codec": "none", "in_flight_bytes_max": 1 << 20} | given
         options.setdefault("limits", WriterLimits(batch_rows=20))

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.peers.__main__ import PEERS, run, say
-from benchmarks.peers.consuming.cases import CASES, Measured
+from benchmarks.peers.consuming.cases import CASES, CaseMeasurements
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS
 from benchmarks.peers.consuming.load import BY_POSITION
 from benchmarks.peers.consuming.page import BEGIN, END, section
@@ -71,7 +71,7 @@ def main() -> None:
             peer.prepare()
             if peer.name in WITH_CLIENTS:
                 CLIENTS[peer.wire].install()
-            outcome.measured[peer.name] = Measured(peer.version())
+            outcome.measured[peer.name] = CaseMeasurements(peer.version())
         return reason
 
     run(args.peer, args.dir, outcome.left_out, prepare, partial(measure, args=args, outcome=outcome, say=say))

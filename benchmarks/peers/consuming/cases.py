@@ -84,7 +84,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Measured:
+class CaseMeasurements:
     """All measurements of a system, by case, and its failures."""
 
     version: str

@@ -8,12 +8,12 @@ from typing import Any
 
 from benchmarks.load.report import monotonic_seconds
 from benchmarks.peers.consuming.client_pace import Tally, run
-from benchmarks.peers.consuming.job import DRAIN, Consumed, ConsumerJob
+from benchmarks.peers.consuming.job import DRAIN, ConsumerJob, ConsumerResult
 from benchmarks.wires.amqp import QUEUES, queue_name
 from benchmarks.wires.amqp_consumer import PREFETCH
 
 
-async def _work(job: ConsumerJob) -> Consumed:
+async def _work(job: ConsumerJob) -> ConsumerResult:
     pika: Any = importlib.import_module("aio_pika")
     connection = await pika.connect(host=job.address[0], port=job.address[1], login="guest", password="guest")  # noqa: S106 - the default of a new server
     channel = await connection.channel(publisher_confirms=True)

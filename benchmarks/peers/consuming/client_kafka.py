@@ -8,14 +8,14 @@ from typing import Any
 from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.load.report import monotonic_seconds
 from benchmarks.peers.consuming.client_pace import Tally, run
-from benchmarks.peers.consuming.job import DRAIN, Consumed, ConsumerJob
+from benchmarks.peers.consuming.job import DRAIN, ConsumerJob, ConsumerResult
 
 TAKEN_MAX = 500
 """Messages of one call, as `max.poll.records` of Java's client."""
 LAST_SECONDS = 0.5
 
 
-def _work(job: ConsumerJob) -> Consumed:
+def _work(job: ConsumerJob) -> ConsumerResult:
     kafka: Any = importlib.import_module("confluent_kafka")
     servers = {"bootstrap.servers": f"{job.address[0]}:{job.address[1]}"}
     begin_at = "earliest" if job.kind == DRAIN else "latest"

@@ -8,11 +8,11 @@ from typing import Any
 
 from benchmarks.load.report import monotonic_seconds
 from benchmarks.peers.consuming.client_pace import Tally, run
-from benchmarks.peers.consuming.job import DRAIN, Consumed, ConsumerJob
+from benchmarks.peers.consuming.job import DRAIN, ConsumerJob, ConsumerResult
 from benchmarks.wires.nats_stream import STREAM, SUBJECT
 
 
-async def _work(job: ConsumerJob) -> Consumed:
+async def _work(job: ConsumerJob) -> ConsumerResult:
     nats: Any = importlib.import_module("nats")
     api: Any = importlib.import_module("nats.js.api")
     connection = await nats.connect(f"nats://{job.address[0]}:{job.address[1]}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.load.do_job import do_job
 from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
-from benchmarks.peers.consuming.job import DRAIN, Consumed, ConsumerJob
+from benchmarks.peers.consuming.job import DRAIN, ConsumerJob, ConsumerResult
 from benchmarks.wires.consumer import DUE, DueSlots, stamped
 from mq.monitoring.cpu_time import cpu_seconds
 
@@ -54,9 +54,9 @@ class Tally:
         for number in range(round(job.rate * job.warm_up), round(job.rate * (job.warm_up + job.seconds))):
             yield now + number / job.rate
 
-    def consumed(self) -> Consumed:
+    def consumed(self) -> ConsumerResult:
         """The messages that came until now: all, or all that were sent since `begin`."""
-        return Consumed(
+        return ConsumerResult(
             self.count if self._job.kind == DRAIN else len(self._samples),
             monotonic_seconds() - self._started,
             self._of_servers() - self._servers,
@@ -65,6 +65,6 @@ class Tally:
         )
 
 
-def run(generate: Callable[[ConsumerJob], Consumed]) -> None:
+def run(generate: Callable[[ConsumerJob], ConsumerResult]) -> None:
     """Read a job, do it, write the result; ends the process with the last line of an error of any library."""
     do_job(ConsumerJob, generate, Exception)

@@ -9,7 +9,7 @@ import trio
 from benchmarks.load.frames import TOPIC
 from benchmarks.load.report import monotonic_seconds
 from benchmarks.peers.consuming.client_pace import Tally, run
-from benchmarks.peers.consuming.job import DRAIN, Consumed, ConsumerJob
+from benchmarks.peers.consuming.job import DRAIN, ConsumerJob, ConsumerResult
 from mq.cli.errors import run_trio
 from mq.client.consume.push_consumer import PushConsumer
 from mq.client.errors import ClientError
@@ -17,7 +17,7 @@ from mq.client.message import Message, ReceivedMessage, SendResult
 from mq.client.produce.producer import Producer
 
 
-async def _work(job: ConsumerJob) -> Consumed:
+async def _work(job: ConsumerJob) -> ConsumerResult:
     tally, stop = Tally(job), trio.Event()
     drains = job.kind == DRAIN
     consumer = PushConsumer(job.namesrv, job.group, consume_from="first" if drains else "last")

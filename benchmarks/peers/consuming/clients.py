@@ -11,7 +11,7 @@ from tests.interop.clients import CACHE, run_tool
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client library. ``requirement``: a version on PyPI; "" for our own. ``module``: makes `Consumed` of a `Job`."""
+    """A client library. ``requirement``: a version on PyPI; "" for our own. ``module``: makes a `ConsumerResult`."""
 
     name: str
     requirement: str

@@ -46,7 +46,7 @@ class ConsumerJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Consumed:
+class ConsumerResult:
     """``messages`` were received (or sent, by `FILL`) in ``seconds``.
 
     Latencies are from when messages were due to when they were received, in the buckets of `benchmarks.load.report`.

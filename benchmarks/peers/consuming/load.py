@@ -2,7 +2,7 @@
 
 Messages carry the time at which they were due. The same process sends and receives, so that both use one clock and no
 other process has to wake up. Run as ``python -m benchmarks.peers.consuming.load``: a `ConsumerJob` on standard input, a
-`Consumed` on standard output, both as JSON.
+`ConsumerResult` on standard output, both as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TypeVar
 from benchmarks.load.closed_loop import RECEIVE_BUFFER, WIRES
 from benchmarks.load.do_job import do_job
 from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
-from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, ConsumerJob
+from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, ConsumerJob, ConsumerResult
 from benchmarks.wires.amqp_consumer import FAN_OUT, AmqpConsumer
 from benchmarks.wires.consumer import DUE, ConsumerWire, DueSlots, Share, stamped
 from benchmarks.wires.kafka import KafkaWire
@@ -140,12 +140,12 @@ class _Consumer(_Socket):
 S = TypeVar("S", bound=_Socket)
 
 
-def generate(job: ConsumerJob) -> Consumed:
+def generate(job: ConsumerJob) -> ConsumerResult:
     """Do the job. Raises LoadFailed, OSError."""
     return {FILL: _fill, DRAIN: _drain, PACE: _pace}[job.kind](job)
 
 
-def _fill(job: ConsumerJob) -> Consumed:
+def _fill(job: ConsumerJob) -> ConsumerResult:
     senders = [_Sender(job, number, FILL_IN_FLIGHT) for number in range(FILL_CONNECTIONS)]
     meters, send_count, ack_count = _Meters(job), 0, 0
     for sender in senders:
@@ -166,7 +166,7 @@ def _more(sender: _Sender, keys: Sequence[Hashable], most: int) -> int:
     return len(batch)
 
 
-def _drain(job: ConsumerJob) -> Consumed:
+def _drain(job: ConsumerJob) -> ConsumerResult:
     shares = [
         Share(
             job.group,
@@ -194,7 +194,7 @@ def _drain(job: ConsumerJob) -> Consumed:
     return result
 
 
-def _pace(job: ConsumerJob) -> Consumed:
+def _pace(job: ConsumerJob) -> ConsumerResult:
     fan_out = job.wire == "amqp"
     shares = [
         Share(f"{job.group}-{number}", is_late=True, fan_out=fan_out, confirms_each=job.confirms_each)
@@ -210,7 +210,7 @@ def _pace(job: ConsumerJob) -> Consumed:
     due, interval = begin - job.warm_up + 0.1, 1 / job.rate
     samples, due_count = array("d"), 0
     meters: _Meters | None = None
-    result: Consumed | None = None
+    result: ConsumerResult | None = None
     sockets: list[_Sender | _Consumer] = [sender, *consumers]
     while True:
         now = monotonic_seconds()
@@ -220,7 +220,7 @@ def _pace(job: ConsumerJob) -> Consumed:
             assert meters is not None, "a second begins before it ends"
             result = meters.read(0)
         if result is not None and (len(samples) >= due_count or now >= end + LAST_SECONDS):
-            return Consumed(
+            return ConsumerResult(
                 len(samples),
                 result.seconds,
                 result.server_seconds,
@@ -264,10 +264,10 @@ class _Meters:
     def _of_servers(self) -> float:
         return sum(map(cpu_seconds, self._pids))
 
-    def read(self, messages: int) -> Consumed:
+    def read(self, messages: int) -> ConsumerResult:
         """The figures since the start, for ``messages`` messages."""
         servers = self._of_servers() - self._servers
-        return Consumed(messages, monotonic_seconds() - self._begin, servers, process_cpu_seconds() - self._own)
+        return ConsumerResult(messages, monotonic_seconds() - self._begin, servers, process_cpu_seconds() - self._own)
 
 
 if __name__ == "__main__":

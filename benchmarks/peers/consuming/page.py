@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.peers.consuming.cases import CASES, RATE, Case, Measured, Sample
+from benchmarks.peers.consuming.cases import CASES, RATE, Case, CaseMeasurements, Sample
 from benchmarks.peers.consuming.clients import CLIENTS
 from benchmarks.peers.consuming.job import DRAIN
 from benchmarks.peers.consuming.turns import Arguments, Outcome
@@ -86,7 +86,7 @@ def _head(case: Case) -> list[str]:
     ]
 
 
-def _row(peer: Peer, case: Case, measurements: Measured) -> str:
+def _row(peer: Peer, case: Case, measurements: CaseMeasurements) -> str:
     def of(figure: Callable[[Sample], float]) -> float:
         return _median(measurements, case.name, figure)
 
@@ -101,11 +101,11 @@ def _row(peer: Peer, case: Case, measurements: Measured) -> str:
     return f"| {name} | {' | '.join(f'{each:.2f}' for each in times)} | {servers:.0f} | {client:.0f} | {missing:,} |"
 
 
-def _median(measurements: Measured, case: str, figure: Callable[[Sample], float]) -> float:
+def _median(measurements: CaseMeasurements, case: str, figure: Callable[[Sample], float]) -> float:
     return statistics.median(figure(sample) for sample in measurements.samples[case])
 
 
-def _goals(measurements: Mapping[str, Measured]) -> list[str]:
+def _goals(measurements: Mapping[str, CaseMeasurements]) -> list[str]:
     """The comparisons within one run: all groups with one, and ours with the other systems."""
     lines = []
     for name, each in measurements.items():

@@ -12,9 +12,9 @@ import trio
 
 from benchmarks.load.generators import GeneratorFailed, run_generator
 from benchmarks.load.report import quantile
-from benchmarks.peers.consuming.cases import CASES, Case, Measured, Sample, job_of
+from benchmarks.peers.consuming.cases import CASES, Case, CaseMeasurements, Sample, job_of
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS, Client
-from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, Consumed, ConsumerJob
+from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, ConsumerJob, ConsumerResult
 from benchmarks.peers.consuming.load import BY_MESSAGE
 from benchmarks.peers.peer import Peer, Target
 from benchmarks.peers.resting import rest
@@ -59,7 +59,7 @@ class Arguments(argparse.Namespace):
 class Outcome:
     """The outcome of a run. ``left_out``: by name of a peer, the reason that it is not measured."""
 
-    measured: dict[str, Measured] = field(default_factory=dict)
+    measured: dict[str, CaseMeasurements] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
@@ -81,7 +81,7 @@ async def measure(peers: Sequence[Peer], directory: Path, *, args: Arguments, ou
                 shutil.rmtree(place)
 
 
-async def _take_turn(peer: Peer, args: Arguments, directory: Path, measurements: Measured, say: Say) -> None:
+async def _take_turn(peer: Peer, args: Arguments, directory: Path, measurements: CaseMeasurements, say: Say) -> None:
     async with peer.open(directory) as target:
         base = ConsumerJob(
             "",
@@ -145,10 +145,10 @@ async def _sample(case: Case, base: ConsumerJob, target: Target) -> Sample:
     )
 
 
-async def run_load(job: ConsumerJob, client: Client | None = None) -> Consumed:
+async def run_load(job: ConsumerJob, client: Client | None = None) -> ConsumerResult:
     """Have a load generator, or a client, do a job. Raises GeneratorFailed."""
     module = WIRE_LOAD if client is None else client.module
-    return await run_generator(module, job, Consumed, {} if client is None else client.environment())
+    return await run_generator(module, job, ConsumerResult, {} if client is None else client.environment())
 
 
 def cases_of(peer: Peer, args: Arguments) -> list[Case]:
@@ -163,7 +163,7 @@ def cases_of(peer: Peer, args: Arguments) -> list[Case]:
     ]
 
 
-def _note(measurements: Measured, peer: Peer, what: str, say: Say) -> None:
+def _note(measurements: CaseMeasurements, peer: Peer, what: str, say: Say) -> None:
     measurements.failures.append(what)
     say(f"{peer.name}: {what}")
 

@@ -37,7 +37,7 @@ from benchmarks.load.open_loop import PacedJob, Sender, generate
 from benchmarks.load.report import BUCKETS_PER_E, Report, monotonic_seconds, quantile
 from benchmarks.procfs import own_cpu_seconds
 from benchmarks.produce import windows_of
-from benchmarks.pulling import Pulled, walk
+from benchmarks.pulling import PullRate, walk
 from benchmarks.report.run_record import BEGIN, END, RunRecord, markdown, replace_section
 from benchmarks.steady import figures_of
 from benchmarks.store.follower import cost_of
@@ -192,7 +192,7 @@ def test_walk_visits_the_queues_in_turn() -> None:
 
 
 def test_cost_of_a_reader_is_its_share_of_the_rate() -> None:
-    reads = [Pulled(10, 80, 0, 1.0, 0.1), Pulled(10, 120, 0, 1.0, 0.1)]
+    reads = [PullRate(10, 80, 0, 1.0, 0.1), PullRate(10, 120, 0, 1.0, 0.1)]
     cost = cost_of([100, 90, 90, 100], [0.1, 0.09, 0.18, 0.1], 2.0, reads)
     assert cost.rates == (50.0, 45.0)
     assert cost.percent == pytest.approx(10.0)

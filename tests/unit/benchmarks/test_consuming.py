@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.peers.__main__ import PEERS
 from benchmarks.peers.consuming.__main__ import parse_arguments
-from benchmarks.peers.consuming.cases import CASES, Measured, Sample, job_of
-from benchmarks.peers.consuming.job import DRAIN, Consumed, ConsumerJob
+from benchmarks.peers.consuming.cases import CASES, CaseMeasurements, Sample, job_of
+from benchmarks.peers.consuming.job import DRAIN, ConsumerJob, ConsumerResult
 from benchmarks.peers.consuming.load import BY_MESSAGE, BY_POSITION
 from benchmarks.peers.consuming.page import HOW, section
 from benchmarks.peers.consuming.turns import Outcome, cases_of
@@ -145,7 +145,7 @@ def sample(rate: float, us: float, p50_ms: float = 1.0, load: float = 0.5) -> Sa
 
 
 def outcome() -> Outcome:
-    ours, nats = Measured("1.0"), Measured("2.12.1")
+    ours, nats = CaseMeasurements("1.0"), CaseMeasurements("2.12.1")
     ours.samples = {"drain-1": [sample(100_000, 4.0)], "pace-1": [sample(500, 300.0)]}
     ours.samples["pace-16"] = [sample(8000, 75.0)]
     nats.samples = {"drain-1": [sample(50_000, 13.0)], "pace-1": [sample(500, 800.0, 0.5)]}
@@ -215,4 +215,4 @@ def test_job_and_its_result_survive_json() -> None:
     assert (job.consumers, job.confirms_each, job.messages) == (8, True, 5)
     assert msgspec.json.decode(msgspec.json.encode(job), type=ConsumerJob) == replace(job, pids=[7])
     found = {"messages": 1, "seconds": 1.0, "server_seconds": 0.1, "client_seconds": 0.1, "latencies": {"5": 1}}
-    assert msgspec.json.decode(json.dumps(found), type=Consumed).latencies == {5: 1}
+    assert msgspec.json.decode(json.dumps(found), type=ConsumerResult).latencies == {5: 1}

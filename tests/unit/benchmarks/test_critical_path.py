@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.critical_path.page import Traced, picture, section, shares
+from benchmarks.critical_path.page import LoadTrace, picture, section, shares
 from benchmarks.critical_path.steps import Event, Lane, Path, Point, Row, paths, rows, turns_per_entry
 
 MS = 1e-3
@@ -113,7 +113,7 @@ def test_writer_started_before_its_event_loop_has_not_waited() -> None:
 def test_critical_path_page_lists_the_median_of_each_step() -> None:
     found = rows(traced_paths())
     assert [row.begin_us for row in found] == sorted(row.begin_us for row in found)
-    traced = Traced("1 KiB 1x1", 3, 3300.0, 3.5, 250.0, (500.0, 300.0, 300.0), (4.0, 2.0, 2.0), 1.5, found)
+    traced = LoadTrace("1 KiB 1x1", 3, 3300.0, 3.5, 250.0, (500.0, 300.0, 300.0), (4.0, 2.0, 2.0), 1.5, found)
     page = section([traced], command="c", machine="m", date="d")
     for row in found:
         assert f"| {row.lane} | {row.name} |" in page

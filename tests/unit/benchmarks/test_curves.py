@@ -14,7 +14,7 @@ from benchmarks.curves.__main__ import CURVES, parse_arguments
 from benchmarks.curves.lite import BODY_BYTES, filling
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.polling import due_times
-from benchmarks.curves.sample import Curve, Measured, Sample, Spread, bytes_name, samples_of
+from benchmarks.curves.sample import Curve, PointMeasurement, Sample, Spread, bytes_name, samples_of
 from benchmarks.load.frames import lite_name, send_frame
 from benchmarks.report.run_record import page_of
 from benchmarks.wires.rocketmq import RocketMQWire
@@ -41,9 +41,9 @@ def sample(at: str, leader: float, follower: float | None = 2.0) -> Sample:
 
 def test_windows_of_both_passes_become_medians_and_children_a_mean() -> None:
     empty = replace(window(90_000.0, 80_000.0, 0.0), messages_per_second=0.0)
-    first = Measured("8", [empty, window(9.0, 2.0, 0.0), window(30.0, 8.0, 0.0)], 50.0, 1.0, has_followers=True)
-    other = Measured("16", [window(1.0, 0.0, 0.0)], 50.0, 1.0, has_followers=False)
-    second = Measured("8", [window(10.0, 3.0, 6.0)], 70.0, 4.0, has_followers=True)
+    first = PointMeasurement("8", [empty, window(9.0, 2.0, 0.0), window(30.0, 8.0, 0.0)], 50.0, 1.0, has_followers=True)
+    other = PointMeasurement("16", [window(1.0, 0.0, 0.0)], 50.0, 1.0, has_followers=False)
+    second = PointMeasurement("8", [window(10.0, 3.0, 6.0)], 70.0, 4.0, has_followers=True)
     found, alone = samples_of([first, other, second])
     assert (found.at, found.leader_us, found.follower_us) == ("8", Spread(10.0, 9.0, 30.0), Spread(3.0, 2.0, 8.0))
     assert (found.children_us, found.load_average, found.rss_mib) == (2.0, 4.0, 50.0)

@@ -20,7 +20,7 @@ from benchmarks.peers.__main__ import PEERS, parse_arguments
 from benchmarks.peers.page import section
 from benchmarks.peers.peer import Target
 from benchmarks.peers.picture import COLOURS, draw
-from benchmarks.peers.samples import LOADS, Measured, Sample, samples_of
+from benchmarks.peers.samples import LOADS, PeerMeasurements, Sample, samples_of
 from benchmarks.peers.turns import Outcome, measure
 from benchmarks.report.run_record import earlier_run
 from mq.local_cluster import ServersFailed
@@ -33,7 +33,7 @@ def sample(rate: float, others: float = 0.02) -> Sample:
 
 
 def outcome() -> Outcome:
-    first, second = Measured("1.0", resident_mib=[300.0], anonymous_mib=[200.0]), Measured("2.10")
+    first, second = PeerMeasurements("1.0", resident_mib=[300.0], anonymous_mib=[200.0]), PeerMeasurements("2.10")
     first.samples = {load.name: [sample(rate) for rate in (1000.0, 3000.0, 2000.0)] for load in LOADS}
     second.samples = {"1x1": [sample(500.0)]}
     second.failures = ["64x1: the server closed the connection"]
@@ -79,7 +79,9 @@ def test_complete_rounds_are_kept_when_a_run_is_interrupted(tmp_path: Path) -> N
     peer = replace(PEERS["nats"], open=open_servers)
     run = partial(measure, [peer], tmp_path, args=parse_arguments(["--rounds", "3"]), say=print)
     with pytest.raises(KeyboardInterrupt):
-        trio.run(partial(run, outcome=Outcome({"nats": Measured("1")}), keep=lambda each: kept.append(each.rounds)))
+        trio.run(
+            partial(run, outcome=Outcome({"nats": PeerMeasurements("1")}), keep=lambda each: kept.append(each.rounds))
+        )
     assert kept == [1, 2]
 
 

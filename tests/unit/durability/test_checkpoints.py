@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.watched_files import Left, WatchedFiles, watched
+from chaos.watched_files import UnsyncedRest, WatchedFiles, watched
 from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import CHECKPOINT_NAME, Checkpoint, Checkpointer, load_checkpoint
 from mq.store.key_index.builder import run_job
@@ -50,7 +50,7 @@ def root(tmp_path: Path) -> Path:
 
 def check(files: WatchedFiles, target: Path, log: Log, index_min: int) -> None:
     """A checkpoint from ``index_min`` on is there, its queues are readable, and the log's replay completes them."""
-    for left in Left:
+    for left in UnsyncedRest:
         files.leave(target, left)
         # Of a new directory not even the name may be there.
         opened = open_store(str(target / "data" / "store"), TINY)
@@ -109,7 +109,7 @@ def test_key_index_file_is_complete_before_its_rename(root: Path, tmp_path: Path
     with watched(root) as files:
 
         def cut(what: str) -> None:
-            for left in Left:
+            for left in UnsyncedRest:
                 files.leave(tmp_path / "cut", left)
                 assert not (tmp_path / "cut" / "keys").exists() or (tmp_path / "cut" / "keys").stat().st_size
                 shutil.rmtree(tmp_path / "cut")

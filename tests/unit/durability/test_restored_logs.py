@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chaos.watched_files import Left, WatchedFiles, watched
+from chaos.watched_files import UnsyncedRest, WatchedFiles, watched
 from mq.cli import backup as backup_command
 from mq.cli.app import app
 from raftlog import NodeId, RealDisk, SegmentError
@@ -72,7 +72,7 @@ def test_reported_backup_survives_a_power_cut(root: Path, data_dir: Path, tmp_pa
             take(target, data_dir)
             log.close()
             assert lost(files) == []
-            for left in Left:
+            for left in UnsyncedRest:
                 files.leave(tmp_path / f"{last}-{left.value}", left)
                 assert entries_of_backup(tmp_path / f"{last}-{left.value}" / "a" / "b" / "backup") == last
 
@@ -86,7 +86,7 @@ def test_power_cut_at_any_step_leaves_the_earlier_backup(root: Path, data_dir: P
         def cut(what: str) -> None:
             nonlocal steps
             steps += 1
-            for left in Left:
+            for left in UnsyncedRest:
                 files.leave(tmp_path / "cut", left)
                 assert entries_of_backup(tmp_path / "cut" / "backup") in (ENTRIES, ENTRIES + 30), f"before {what}"
                 shutil.rmtree(tmp_path / "cut")
@@ -111,7 +111,7 @@ def test_restored_log_is_durable_to_its_last_file(root: Path, data_dir: Path, tm
     with watched(root) as files:
 
         def cut(what: str) -> None:
-            for left in Left:
+            for left in UnsyncedRest:
                 files.leave(tmp_path / "cut", left)
                 found = entries_if_log(tmp_path / "cut" / "log")
                 # No log yet, or a whole one; the entry with the new members comes last.
@@ -123,7 +123,7 @@ def test_restored_log_is_durable_to_its_last_file(root: Path, data_dir: Path, tm
         restore(backup, RealDisk(), str(root / "log"), node_id=NodeId("n0"), addresses=ADDRESSES)
         backup.close()
         files.at_each_step = None
-        files.leave(tmp_path / "cut", Left.NOTHING)
+        files.leave(tmp_path / "cut", UnsyncedRest.NOTHING)
         assert entries_if_log(tmp_path / "cut" / "log") == ENTRIES + 1
 
 

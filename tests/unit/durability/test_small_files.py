@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from chaos.watched_files import Left, WatchedFiles, watched
+from chaos.watched_files import UnsyncedRest, WatchedFiles, watched
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.message import MessageQueue
 from mq.local_cluster.groups import remember_segment_bytes
@@ -36,14 +36,14 @@ class Cuts:
 
     def _cut(self, what: str) -> None:
         self.steps += 1
-        for left in Left:
+        for left in UnsyncedRest:
             try:
                 found = self.after(left)
             except OSError as error:  # not one of the operation, which may handle it
                 raise AssertionError(f"cut before {what}, {left.value} left: {error}") from error
             assert found in self._allowed, f"cut before {what}, {left.value} left: {found}"
 
-    def after(self, left: Left) -> object:
+    def after(self, left: UnsyncedRest) -> object:
         target = Path(tempfile.mkdtemp(dir=self._scratch)) / "left"
         self._files.leave(target, left)
         return self._read(target)
@@ -52,7 +52,7 @@ class Cuts:
         """The operation has reported success: nothing of it may be lost now."""
         self._files.at_each_step = None
         assert self._files.undurable() == []
-        for left in Left:
+        for left in UnsyncedRest:
             assert self.after(left) == wanted
 
 

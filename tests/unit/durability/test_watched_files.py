@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.watched_files import Left, WatchedFiles, watched
+from chaos.watched_files import UnsyncedRest, WatchedFiles, watched
 
 
 def write(path: Path, data: bytes, *, sync: bool = True) -> None:
@@ -24,7 +24,7 @@ def sync_directory(path: Path) -> None:
     os.close(fd)
 
 
-def left(files: WatchedFiles, target: Path, kind: Left) -> dict[str, bytes]:
+def left(files: WatchedFiles, target: Path, kind: UnsyncedRest) -> dict[str, bytes]:
     files.leave(target, kind)
     return {str(path.relative_to(target)): path.read_bytes() for path in target.rglob("*") if path.is_file()}
 
@@ -44,10 +44,10 @@ def test_new_file_needs_a_sync_of_content_and_directory(root: Path, tmp_path: Pa
         assert files.undurable() == ["a: its name may be lost"]
         sync_directory(root)
         assert files.undurable() == ["a: its content may be lost"]
-        assert left(files, tmp_path / "cut", Left.NOTHING) == {"a": b"", "kept/old": b"old"}
+        assert left(files, tmp_path / "cut", UnsyncedRest.NOTHING) == {"a": b"", "kept/old": b"old"}
         write(root / "a", b"2")
         assert files.undurable() == []
-        assert left(files, tmp_path / "later", Left.NOTHING) == {"a": b"2", "kept/old": b"old"}
+        assert left(files, tmp_path / "later", UnsyncedRest.NOTHING) == {"a": b"2", "kept/old": b"old"}
 
 
 def test_rename_needs_a_sync_of_the_directory(root: Path, tmp_path: Path) -> None:
@@ -55,19 +55,19 @@ def test_rename_needs_a_sync_of_the_directory(root: Path, tmp_path: Path) -> Non
         write(root / "kept" / "new", b"new")
         (root / "kept" / "new").replace(root / "kept" / "old")
         assert files.undurable() == ["kept/old: its name may be lost"]
-        assert left(files, tmp_path / "0", Left.NOTHING) == {"kept/old": b"old"}
-        assert left(files, tmp_path / "1", Left.NAMES) == {"kept/old": b"new"}
+        assert left(files, tmp_path / "0", UnsyncedRest.NOTHING) == {"kept/old": b"old"}
+        assert left(files, tmp_path / "1", UnsyncedRest.NAMES) == {"kept/old": b"new"}
         sync_directory(root / "kept")
         assert files.undurable() == []
-        assert left(files, tmp_path / "2", Left.NOTHING) == {"kept/old": b"new"}
+        assert left(files, tmp_path / "2", UnsyncedRest.NOTHING) == {"kept/old": b"new"}
 
 
 def test_renamed_file_without_a_sync_may_be_empty(root: Path, tmp_path: Path) -> None:
     with watched(root) as files:
         write(root / "kept" / "new", b"new", sync=False)
         (root / "kept" / "new").replace(root / "kept" / "old")
-        assert left(files, tmp_path / "0", Left.NAMES) == {"kept/old": b""}
-        assert left(files, tmp_path / "1", Left.ALL) == {"kept/old": b"new"}
+        assert left(files, tmp_path / "0", UnsyncedRest.NAMES) == {"kept/old": b""}
+        assert left(files, tmp_path / "1", UnsyncedRest.ALL) == {"kept/old": b"new"}
 
 
 def test_new_directory_needs_a_sync_of_its_parent(root: Path) -> None:
@@ -96,7 +96,7 @@ def test_synced_write_makes_nothing_else_of_the_file_durable(root: Path, tmp_pat
         os.pwritev(fd, [b"C"], 2, os.RWF_DSYNC)
         os.close(fd)
         assert files.undurable() == ["kept/old: its content may be lost"]
-        assert left(files, tmp_path / "0", Left.NOTHING) == {"kept/old": b"olC"}
+        assert left(files, tmp_path / "0", UnsyncedRest.NOTHING) == {"kept/old": b"olC"}
 
 
 def test_each_step_is_reported_before_it_happens(root: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trio.testing import MockClock
 
-from jepsen.logs import Verified, differences
+from jepsen.logs import LogVerification, differences
 from jepsen.nemeses.lagging_replica import behind
 from jepsen.schedule import KINDS, Step
 from tests.unit.jepsen.fake_brokers import SEGMENT_BYTES, FakeCluster, injected
@@ -18,12 +18,12 @@ FILES = {0: b"a" * SIZE, SIZE: b"b" * SIZE, 2 * SIZE: b"c" * 40 + bytes(60)}
 
 def log(
     directory: Path, node: str, files: Mapping[int, bytes] = FILES, *, begins_at: int = 0, ends_at: int = 240
-) -> dict[str, tuple[Path, Verified]]:
+) -> dict[str, tuple[Path, LogVerification]]:
     path = directory / node
     path.mkdir()
     for start, content in files.items():
         (path / f"{start:020d}").write_bytes(content)
-    return {node: (path, Verified("intact", begins_at, ends_at, SIZE))}
+    return {node: (path, LogVerification("intact", begins_at, ends_at, SIZE))}
 
 
 def test_equal_logs_have_no_difference(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_logs_with_nothing_in_common_are_reported(tmp_path: Path) -> None:
 
 
 def test_unverified_log_is_left_out_of_the_comparison(tmp_path: Path) -> None:
-    assert differences(log(tmp_path, "n0") | {"n1": (tmp_path / "missing", Verified("in use"))}) == []
+    assert differences(log(tmp_path, "n0") | {"n1": (tmp_path / "missing", LogVerification("in use"))}) == []
 
 
 AWAY, _ = KINDS["behind"]

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from jepsen.nemeses import NEMESES
-from jepsen.nemeses.needs import Deployed, needs, why_not, why_not_together
+from jepsen.nemeses.needs import Deployment, needs, why_not, why_not_together
 from jepsen.nemeses.processes import state_of
 from jepsen.nemeses.resources import throttled
 from jepsen.schedule import (
@@ -134,8 +134,8 @@ def test_each_node_of_a_ring_reaches_another_majority() -> None:
 
 def test_fault_kinds_name_required_deployment() -> None:
     assert needs(["kill", "bridge"]).count == 5
-    assert needs(["kill"]) == Deployed(count=3, spares=0, disks=False, shims=False, switch=False, settings={})
-    assert needs(["clock", "packets", "power-loss"]) == Deployed(
+    assert needs(["kill"]) == Deployment(count=3, spares=0, disks=False, shims=False, switch=False, settings={})
+    assert needs(["clock", "packets", "power-loss"]) == Deployment(
         count=3, spares=0, disks=True, shims=True, switch=True, settings={}
     )
     assert needs(["members"]).spares == 1

@@ -11,11 +11,11 @@ from raftlog.log_numbers import LogIndex
 from raftlog.segment import LogDamaged
 from raftlog.segment.codec import HEADER, HEADER_BYTES
 from raftlog.segment.errors import StorageCorrupt, StorageFailed
-from raftlog.segment.scrub import SLICE_BYTES, Scrub, Verified
+from raftlog.segment.scrub import SLICE_BYTES, Scrub, ScrubResult
 from tests.unit.segment.log_home import LogHome
 
 
-def round_of(scrub: Scrub, committed: int) -> Verified:
+def round_of(scrub: Scrub, committed: int) -> ScrubResult:
     scrub.begin(LogIndex(committed))
     while not (result := scrub.step()).finished:
         assert 0 < result.nbytes < SLICE_BYTES + 200_048
@@ -70,7 +70,7 @@ def test_scrub_reports_unreadable_data_but_not_failing_calls_as_damage(home: Log
 
 def test_empty_log_has_nothing_to_verify(home: LogHome) -> None:
     scrub = Scrub(home.open())
-    assert round_of(scrub, 0) == Verified(0, 0, 0)
+    assert round_of(scrub, 0) == ScrubResult(0, 0, 0)
 
 
 class CachingDisk(MemoryDisk):

@@ -20,7 +20,7 @@ from spark.client import BrokerResponse, Connection, Unreachable
 from spark.errors import RowInvalid, WriteFailed
 from spark.numbering import Destination, WriteId, group_of_producer, producer_id
 from spark.outgoing import sink_columns
-from spark.writer import TEST_MIN, TaskWriter, WriterOptions, Written
+from spark.writer import TEST_MIN, TaskWriter, WriterOptions, WrittenRows
 
 JOB = WriteId("query", 7)
 REPLICAS = 3
@@ -166,7 +166,7 @@ class Cluster:
         job: WriteId = JOB,
         partition: int = 0,
         **given: Any,
-    ) -> Written:
+    ) -> WrittenRows:
         batches = list(batches)
         options: dict[str, Any] = {
             "namesrv": ("names:1",),
@@ -401,5 +401,5 @@ def test_writer_waits_for_unreachable_name_servers(cluster: Cluster) -> None:
 
 
 def test_empty_task_sends_no_requests(cluster: Cluster) -> None:
-    assert cluster.write([rows(body=[])]) == Written()
+    assert cluster.write([rows(body=[])]) == WrittenRows()
     assert cluster.groups["a"].requests == 0

@@ -15,7 +15,7 @@ import pytest
 from spark.positions import Position
 from spark.tables.column_types import Schema, parse_schema
 from spark.tables.commits import Commit, CommitRefused, Overtaken
-from spark.tables.loop import Counted, Loop, Range, Stopped
+from spark.tables.loop import Loop, Range, RangeCounts, Stopped
 from spark.tables.pipeline import Pipeline, parse_pipeline
 
 QUEUES = (("a", 0), ("a", 1), ("b", 0))
@@ -78,14 +78,14 @@ class Messages:
         if world.lost:
             self.places.pop()
 
-    def counted(self) -> Counted:
+    def counted(self) -> RangeCounts:
         self._world.step("count")
         queues = {}
         for queue, group in itertools.groupby(self.places, key=lambda place: place[:2]):
             offsets = [place[2] for place in group]
             queues[queue] = (len(offsets), min(offsets), max(offsets))
         bad = [place for place in self.places if self._world.bad(place)]
-        return Counted(queues, len(bad), f"{bad[0]}, it is bad" if bad else None)
+        return RangeCounts(queues, len(bad), f"{bad[0]}, it is bad" if bad else None)
 
     def send_dead(self, app_id: str, version: int) -> None:
         for number, place in enumerate(place for place in self.places if self._world.bad(place)):
