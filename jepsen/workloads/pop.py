@@ -197,7 +197,7 @@ class PopWorkload(Workload):
             worker.ok(name, k=queue, v=value)
         elif answer.code == ResponseCode.NO_MESSAGE:
             # A replica may have forwarded it to a leader that died, and then to the next one, where it is done already.
-            worker.info(name, "it is not hidden for this receipt any more", k=queue, v=value)
+            worker.info(name, "it is no longer hidden for this receipt", k=queue, v=value)
         else:
             worker.info(name, f"code {answer.code}: {answer.remark}", k=queue, v=value)
         return name == "ack" and answer.code == ResponseCode.SUCCESS

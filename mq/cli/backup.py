@@ -284,7 +284,7 @@ def _what_remains(target: str, before: BackupManifest | None, store: BackupStore
     except SegmentError:
         return f"This run has not changed the backup in {target}, which cannot be read now: {_in_words(before)}"
     if is_gone:
-        return f"The backup that was in {target} is not there any more: is the target mounted?"
+        return f"The backup that was in {target} is no longer there: is the target mounted?"
     return f"The backup in {target} is unchanged: {_in_words(before)}"
 
 

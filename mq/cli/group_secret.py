@@ -92,7 +92,7 @@ def drop_old(data_dir: DataDir = None, file: File = None, as_json: Json = False)
     if len(before) == 1:
         raise CommandFailed(f"{path} has only one secret, nothing was changed")
     _write(path, before[:1])
-    _print_change(path, before, before[:1], "the old secret is not valid any more", as_json)
+    _print_change(path, before, before[:1], "the old secret is no longer valid", as_json)
 
 
 def _path(data_dir: Path | None, file: Path | None) -> str:

@@ -54,7 +54,7 @@ class Events:
 def changes(before: Mapping[str, GroupStatus], now: Mapping[str, GroupStatus], at: float) -> Iterator[Event]:
     """The events between two views of the cluster."""
     for name in sorted(before.keys() - now.keys()):
-        yield Event(at, name, "is not registered at the name servers any more", True)
+        yield Event(at, name, "is no longer registered at the name servers", True)
     for name, group in sorted(now.items()):
         if name not in before:
             yield Event(at, name, "is registered at the name servers", False)
@@ -73,7 +73,7 @@ def _of_group(before: GroupStatus, now: GroupStatus, at: float) -> Iterator[Even
     old = {each.node_id: each for each in before.replicas}
     new = {each.node_id: each for each in now.replicas}
     for node in sorted(old.keys() - new.keys()):
-        yield Event(at, now.group, f"{node} is not a replica any more", True)
+        yield Event(at, now.group, f"{node} is no longer a replica", True)
     for node, replica in sorted(new.items()):
         if node not in old:
             yield Event(at, now.group, f"{node} is a replica now", False)
@@ -84,7 +84,7 @@ def _of_group(before: GroupStatus, now: GroupStatus, at: float) -> Iterator[Even
 
 def _of_replica(before: ReplicaStatus, now: ReplicaStatus) -> Iterator[tuple[str, bool]]:
     if before.role != UNREACHABLE and now.role == UNREACHABLE:
-        yield "does not answer any more", True
+        yield "no longer answers", True
         return
     if before.role == UNREACHABLE:
         if now.role != UNREACHABLE:

@@ -43,7 +43,7 @@ _TEXTS: Final = {
     CauseKind.DISK_FULL: "the disk is full",
     CauseKind.OTHER_CANDIDATE: "{node} stands for election, too, and has precedence",
     CauseKind.VOTED: "voted for {node}",
-    CauseKind.NOT_A_VOTER: "this replica is not a voter of the group any more",
+    CauseKind.NOT_A_VOTER: "this replica is no longer a voter of the group",
 }
 
 

@@ -20,7 +20,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Role], str]] = {
     (Role.CANDIDATE, Role.CANDIDATE): "the leader asks it to take over (TimeoutNow)",
     (Role.CANDIDATE, Role.PRE_CANDIDATE): "no majority has voted in time",
     (Role.CANDIDATE, Role.FOLLOWER): "a leader, a newer term, a better candidate, or a slow or full disk",
-    (Role.LEADER, Role.FOLLOWER): "a newer term, no answer from a majority, a slow disk, or no vote any more",
+    (Role.LEADER, Role.FOLLOWER): "a newer term, no answer from a majority, a slow disk, or loss of its vote",
 }
 """The changes from one role to the next, with the condition. Any other pair is a bug."""
 

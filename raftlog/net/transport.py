@@ -239,7 +239,7 @@ class Transport:
         }
         for inbound in list(self._inbound):
             if inbound.source is not None and not self._is_wanted(inbound.source):
-                inbound.stream.close("no member any more")
+                inbound.stream.close("no longer a member")
         self._call_members()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -389,10 +389,10 @@ class Transport:
                 self._log.info("group_secret_changed", secrets=len(self._secrets.current))
                 for link in list(self._outbound.values()):
                     if not self._is_valid(link.secret_id):
-                        link.stream.close("opened with a secret that is not valid any more")
+                        link.stream.close("opened with a secret that is no longer valid")
                 for inbound in list(self._inbound):
                     if not self._is_valid(inbound.secret_id):
-                        inbound.stream.close("opened with a secret that is not valid any more")
+                        inbound.stream.close("opened with a secret that is no longer valid")
                 self._reactor.wake()
 
     def _is_valid(self, secret_id: bytes) -> bool:

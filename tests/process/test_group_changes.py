@@ -106,7 +106,7 @@ async def test_learner_joins_under_load_becomes_a_voter_and_leads(tmp_path: Path
         assert "CHANGE" not in await group.command("remove", "n0")
         assert sorted(await group.view()) == ["n1", "n2", "n3"]
         await group.grown(50)
-        assert await group.command("remove", "n3") == "n3 is not a member any more"
+        assert await group.command("remove", "n3") == "n3 is no longer a member"
         handed_over = '"command": "transfer"' in group.cluster.log_path("n3").read_text()
         assert handed_over, "a leader that is removed hands over first"
         await group.grown(50)
@@ -168,4 +168,4 @@ async def test_invalid_commands_name_the_reason(tmp_path: Path) -> None:
         said = await group.command("add", f"n4@{group.replication(4)}", "--voter", "--wait", "1", code=1)
         assert "NOT_CAUGHT_UP: n4 has not caught up within 1 s; it stays a learner" in said
         assert "NOT_CAUGHT_UP" in await group.command("promote", "n4", code=1)
-        assert await group.command("remove", "n4") == "n4 is not a member any more"
+        assert await group.command("remove", "n4") == "n4 is no longer a member"

@@ -133,7 +133,7 @@ class RaftMembers(Service):
         done = {
             ConfChangeKind.ADD_LEARNER: f"{change.node} at {change.address} is a learner now",
             ConfChangeKind.PROMOTE: f"{change.node} is a voter now",
-            ConfChangeKind.REMOVE: f"{change.node} is not a member any more",
+            ConfChangeKind.REMOVE: f"{change.node} is no longer a member",
             ConfChangeKind.REPLACE: f"{change.node} is a voter now, in place of {change.replaced}",
         }[change.kind]
         return _Waiting(index, self._clock(), done, _no_reply)

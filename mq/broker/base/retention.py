@@ -334,7 +334,7 @@ class Retention:
         elif known.newest_ms + self._policy.age_ms_max < now_ms:
             reason = "the messages have expired"
         elif replica.is_leader and replica.beginning()[0] is Beginning.FIRST:
-            reason = "no replica has them any more"
+            reason = "no replica still has them"
         else:
             return
         replica.note_early(None)

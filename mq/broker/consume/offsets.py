@@ -577,7 +577,7 @@ class Offsets(Service):
             if not self._metadata.has_room_for_offsets(group, topic):
                 return (
                     f"no room for offsets of {group} in {topic}: {self._metadata.limits.offset_tables_max} pairs of a "
-                    "group and a topic have offsets already; delete consumer groups that are not used any more"
+                    "group and a topic have offsets already; delete consumer groups that are no longer used"
                 )
         return None
 

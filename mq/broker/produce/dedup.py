@@ -142,7 +142,7 @@ class Dedup(Service):
     def _forgotten(self, numbers: SequenceRange) -> RequestRefused:
         return RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"SEQUENCE_FORGOTTEN: the broker does not know any more whether {numbers} was stored, or where; it "
+            f"SEQUENCE_FORGOTTEN: the broker no longer knows whether {numbers} was stored, or where; it "
             f"remembers the last {self._window} sends of a producer",
         )
 

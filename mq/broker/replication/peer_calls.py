@@ -122,7 +122,7 @@ class PeerCalls:
         if response.code == ResponseCode.NO_PERMISSION:
             # The group's secret or its members changed; the next request authenticates again.
             link.upstream.close()
-            self._closed(link.upstream.address, link, "not trusted any more")
+            self._closed(link.upstream.address, link, "no longer trusted")
 
     def _closed(self, address: str, link: _Link, reason: str) -> None:
         if self._links.get(address) is link:

@@ -95,7 +95,7 @@ class Renewals:
     async def _renew(self, message: PoppedMessage, response_event: anyio.Event) -> None:
         try:
             if not await self._extend(message):
-                self._lose(message, "it is not hidden for this consumer any more")
+                self._lose(message, "it is no longer hidden for this consumer")
             self._retry_at.pop(id(message), None)
         except ClientError as error:
             if message.hidden_until <= anyio.current_time():

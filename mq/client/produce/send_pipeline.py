@@ -417,7 +417,7 @@ class SendPipeline:
             return
         reason = send.unknown_reason
         if isinstance(error, NumberUsed) and reason != str(error):
-            reason += "; sent again, and the broker does not know any more whether it has stored the message"
+            reason += "; sent again, and the broker no longer knows whether it has stored the message"
         unknown = SendOutcomeUnknown(reason, send.queue, send.attempts, message_id=send.message.unique_key)
         unknown.__cause__ = error
         self._finish(send, unknown)

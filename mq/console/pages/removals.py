@@ -46,7 +46,7 @@ async def remove(visit: Visit, form: Form) -> Done:
     )
     text = f"{member} stays out of {name} for {minutes} minutes."
     if not removal.was_member:
-        text += " It was no member any more."
+        text += " It was no longer a member."
     if removal.unreached:
         silent = ", ".join(removal.unreached)
         text += f" {silent} did not answer: the leader tells them. If one of them is the leader, remove it again."

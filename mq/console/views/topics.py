@@ -225,7 +225,7 @@ def reader_rows(
             last_ms = max((each.last_ms for each in own.values()), default=0)
             note = ""
             if group in only:
-                note = "its members do not subscribe to it any more" if group in groups else "it has offsets only"
+                note = "its members no longer subscribe to it" if group in groups else "it has offsets only"
             readers.append(ReaderRow(group, number(behind), behind, time_of(last_ms) or "-", note))
     return sorted(readers, key=lambda row: (-row.behind_count, row.group))
 

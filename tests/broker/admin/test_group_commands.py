@@ -48,7 +48,7 @@ async def test_learner_is_added_and_removed_while_messages_are_stored(client: Cl
     assert re.search(r"^n7 .*lacks \d+ of \d+ entries$", early.text)
     assert (await command(client, "transfer", "n7")).code == "UNKNOWN_NODE"
     removed = await command(client, "remove", "n7")
-    assert (removed.done, removed.text) == (True, "n7 is not a member any more")
+    assert (removed.done, removed.text) == (True, "n7 is no longer a member")
     assert [member.node_id for member in removed.view.members] == ["n0"]
 
 

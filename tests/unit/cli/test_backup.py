@@ -181,4 +181,4 @@ def test_target_that_disappears_is_not_said_to_be_unchanged(tmp_path: Path, monk
     failed = refusal(taken(tmp_path / "backup", tmp_path / "n1"))
     assert failed.exit_code == EXIT_FAILED
     assert "No such file or directory" in str(failed)
-    assert f"The backup that was in {tmp_path / 'backup'} is not there any more: is the target mounted?" in str(failed)
+    assert f"The backup that was in {tmp_path / 'backup'} is no longer there: is the target mounted?" in str(failed)

@@ -38,12 +38,12 @@ LEADER = replica("n0", "leader")
         (group(replica("n1", "leader", term=4), leader=None), group(replica("n1", "leader", term=4), leader="n1"),
          ["is led by n1, in term 4"]),
         (group(LEADER, replica("n1")), group(LEADER, ReplicaStatus("n1", None, UNREACHABLE)),
-         ["n1 does not answer any more"]),
+         ["n1 no longer answers"]),
         (group(LEADER, ReplicaStatus("n1", None, UNREACHABLE)), group(LEADER, replica("n1")), ["n1 answers again"]),
         (group(LEADER), group(LEADER, replica("n1", member="learner")), ["n1 is a replica now"]),
         (group(LEADER, replica("n1", member="learner")), group(LEADER, replica("n1")),
          ["n1 is a voter, before a learner"]),
-        (group(LEADER, replica("n1")), group(LEADER), ["n1 is not a replica any more"]),
+        (group(LEADER, replica("n1")), group(LEADER), ["n1 is no longer a replica"]),
         (group(LEADER), group(replica("n0", "leader", disk_used=0.95)), ["n0 has a disk that is 95% full"]),
         (group(LEADER), group(replica("n0", "leader", abstaining=True)),
          ["n0 has lost acknowledged entries, and does not vote"]),
@@ -64,7 +64,7 @@ def test_initial_state_is_not_an_event() -> None:
     events.add([group(LEADER)], 1.0)
     assert events.all() == []
     events.add([], 2.0)
-    assert [each.what for each in events.all()] == ["is not registered at the name servers any more"]
+    assert [each.what for each in events.all()] == ["is no longer registered at the name servers"]
     for number in range(2 * EVENTS_MAX):
         events.add([group(LEADER, leader=f"n{number}")], 3.0 + number)
     assert len(events.all()) == EVENTS_MAX

@@ -31,7 +31,7 @@ def admin_with(answers: list[tuple[bool, str, str]]) -> RaftMembers:
     )
     admin._waiting.append(
         _Waiting(
-            LogIndex(5), 0.0, "n1 is not a member any more", lambda done, code, text: answers.append((done, code, text))
+            LogIndex(5), 0.0, "n1 is no longer a member", lambda done, code, text: answers.append((done, code, text))
         )
     )
     return admin
@@ -48,7 +48,7 @@ def test_self_removed_leader_answers_the_change() -> None:
     admin.role_changed(resigned(CauseKind.NOT_A_VOTER))
     assert answers == []
     admin.members_changed(LogIndex(6), LEFT, ())
-    assert answers == [(True, "", "n1 is not a member any more")]
+    assert answers == [(True, "", "n1 is no longer a member")]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CauseKind if kind is not CauseKind.NOT_A_VOTER])
