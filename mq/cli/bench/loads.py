@@ -82,7 +82,7 @@ class _Sender:
         self.forget()
 
     def forget(self) -> None:
-        """Reset all counts."""
+        """Reset the counts."""
         self.counted, self.latencies = Counted(), Latencies()
         self.failed = {"not stored": 0, "outcome unknown": 0, _UNSENT: 0}
         self.examples: list[str] = []
