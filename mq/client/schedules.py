@@ -273,7 +273,7 @@ def _own_error(error: BrokerError) -> BrokerError:
 
 
 def definition_of(schedule: Schedule) -> ScheduleDefinition:
-    """A schedule as brokers keep it. Raises ValueError for a value that cannot be meant, MessageRefused."""
+    """A schedule as brokers keep it. Raises ValueError for an invalid value, MessageRefused."""
     try:
         props.check_user_properties(schedule.properties)
     except props.PropertyInvalid as error:

@@ -87,7 +87,7 @@ def check_policies(on_error: OnError | None) -> OnError:
 def raised_policy(error: BaseException) -> HandlingPolicy | None:
     """The policy that a handler raised, by itself or in a group of exceptions; None if it raised anything else, too.
 
-    A group has the policy of all its exceptions, if these are policies of one class, and equal in when they retry.
+    A group has the policy of all its exceptions, if these are policies of one class, with equal retry times.
     """
     if isinstance(error, HandlingPolicy):
         return error

@@ -25,7 +25,7 @@ def check_pop_options(
     ordered: bool,
     renew: bool,
 ) -> None:
-    """Raises ValueError for arguments of a `PopConsumer` that cannot be meant."""
+    """Raise ValueError for invalid arguments of a `PopConsumer`."""
     if not 0.001 <= invisible <= INVISIBLE_SECONDS_MAX:
         raise ValueError(f"invisible is {invisible}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
     if consume_from not in ("first", "last"):

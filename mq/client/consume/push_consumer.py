@@ -472,7 +472,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         """Deliver and pull nothing of these queues, or of all if none is named, until `resume`.
 
         Messages being handled are finished and committed. The queues stay assigned, and a pause survives their loss.
-        Raises TypeError for what is no queue.
+        Raises TypeError for a value that is not a queue.
         """
         self._check_process()
         check_queues(*queues)

@@ -589,7 +589,7 @@ class Producer(Client, Generic[BodyT]):
     def _make_ready(
         self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None = None
     ) -> tuple[OutgoingMessage, SendSpan | None]:
-        """A message ready to be sent, and its span. Raises MessageRefused."""
+        """Make a message ready to be sent; returns it and its span. Raises MessageRefused."""
         try:
             return self._preparation.message(message, queue, own)
         except BaseException:
