@@ -106,7 +106,7 @@ def rows(
     progress: Mapping[str, Progress],
     now_ms: int,
 ) -> list[GroupRow]:
-    """The groups of a page."""
+    """The rows of the consumer groups on a page."""
     group_rows = []
     for name in page.rows:
         own = progress.get(name, {})
