@@ -100,7 +100,7 @@ class QueryingAdmin(CatalogueAdmin):
         return counts
 
     async def topic_use(self, topic: str) -> dict[str, TopicUse] | None:
-        """The bytes of a topic and who sends to it, by broker group. One request per broker group that has the topic.
+        """The bytes of a topic and its senders, by broker group. One request per broker group that has the topic.
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """
