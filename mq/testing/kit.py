@@ -331,7 +331,7 @@ class _KitThread:
             _running.add(self)
 
     def close(self) -> None:
-        """Stop them, and end the thread; waits for `open` if that is under way in another thread."""
+        """Stop the brokers, and end the thread; waits for `open` if that is under way in another thread."""
         is_own = self._process == os.getpid()
         with self._changing if is_own else contextlib.nullcontext():
             self._is_closed = True
