@@ -20,13 +20,13 @@ from raftlog.log_numbers import FIRST_INDEX, NO_INDEX, LogIndex
 class Progress:
     """State of replication to ``peer``.
 
-    ``match`` is the last index that counts for commit there; ``next`` the first one not sent yet. ``contact_at`` is the
-    send time of the newest message that the peer has certainly received; ``silent_since`` is the same time, moved
-    forward by every stall of this process since then (`note_stall`). ``read_round`` is the newest round of reads that
-    the peer has answered; ``offered_at`` the time of the last offer of segments, ``beats`` the heartbeats since its
-    fetching began. ``by_entries`` says that there are no files for it to fetch. Answers to messages before
-    ``trusted_from`` do not tell what it has. ``has_answered`` says that it has answered a heartbeat of this leader, and
-    ``base`` and ``began_early`` what it said about the beginning of its log.
+    ``match`` is the last index there that is used for the commit index; ``next`` the first one not sent yet.
+    ``contact_at`` is the send time of the newest message that the peer has certainly received; ``silent_since`` is the
+    same time, moved forward by every stall of this process since then (`note_stall`). ``read_round`` is the newest
+    round of reads that the peer has answered; ``offered_at`` the time of the last offer of segments, ``beats`` the
+    heartbeats since its fetching began. ``by_entries`` says that there are no files for it to fetch. Answers to
+    messages before ``trusted_from`` do not tell what it has. ``has_answered`` says that it has answered a heartbeat of
+    this leader, and ``base`` and ``began_early`` what it said about the beginning of its log.
     """
 
     __slots__ = (
