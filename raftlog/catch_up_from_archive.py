@@ -189,6 +189,6 @@ class ArchivedFiles:
 
 
 def _stage(staging: SnapshotInstall, pos: int, data: bytes) -> bool:
-    """Stage bytes piece by piece, as they are wanted; whether they fit. Raises StorageFailed."""
+    """Stage bytes piece by piece, as they are wanted; returns whether they fit. Raises StorageFailed."""
     size = staging.piece_bytes
     return all(staging.accept("log", pos + at, data[at : at + size]) for at in range(0, len(data), size))

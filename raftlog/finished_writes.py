@@ -28,7 +28,7 @@ class SenderOfWriter(Protocol):
 
 
 class FinishedWrites:
-    """Tells a core which writes of its log are durable, and calls who waits for one.
+    """Tells a core which writes of its log are durable, and calls the functions that wait for one.
 
     Attributes:
         waits_for_next: what `call_after_next` was given since the last write was submitted.

@@ -33,8 +33,8 @@ class ReadBarriers:
     """The open reads of a replica, oldest first. The methods call the callbacks, each once.
 
     Attributes:
-        asked: what `ask` is to start.
-        open: what was started.
+        asked: the reads that `ask` is to start.
+        open: the started reads.
     """
 
     def __init__(self) -> None:

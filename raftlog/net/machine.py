@@ -159,7 +159,7 @@ class Machine:
         return socket.socket(fileno=sock.detach())
 
     async def open_stream(self, address: Address) -> trio.SocketStream:
-        """A connection for a task. Raises OSError."""
+        """Open a connection for a task. Raises OSError."""
         return await trio.open_tcp_stream(*address)
 
     def ageing_clock(self) -> float:

@@ -29,7 +29,7 @@ class TlsSocket:
     socket's; on a TLS error, ssl.SSLError, after ``on_failed`` was called with the reason.
 
     Args:
-        sock: must not be used by the caller any more.
+        sock: must not be used by the caller afterwards.
         server_hostname: for a client, the expected host; only if the context checks host names.
         certificate: for a server; the certificate (DER) of the context.
 
