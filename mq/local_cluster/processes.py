@@ -150,7 +150,7 @@ class Processes:
         return self._children[name].pid
 
     def is_running(self, name: str) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the process was started and has not ended."""
         child = self._children.get(name)
         return child is not None and child.poll() is None
 
@@ -221,7 +221,7 @@ class Processes:
     async def wait_said(
         self, name: str, pattern: re.Pattern[str], since: int = 0, seconds: float = READY_SECONDS_MAX
     ) -> re.Match[str]:
-        """Wait until its log has a match behind ``since`` bytes; returns the first. Raises ServersFailed."""
+        """Wait until the process's log has a match behind ``since`` bytes; returns the first. Raises ServersFailed."""
 
         async def look() -> re.Match[str] | None:
             await trio.lowlevel.checkpoint()
