@@ -110,7 +110,7 @@ def test_table_is_written_by_one_process(tmp_path: Path) -> None:
     two.close()
 
 
-def test_foreign_files_are_refused(tmp_path: Path) -> None:
+def test_files_of_another_program_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_text("x")
     with pytest.raises(CommitRefused, match=r"mine\.parquet was not written by this pipeline"):
         ParquetDirectory(tmp_path).open()
