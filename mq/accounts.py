@@ -13,7 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from mq.protocol.access.address_patterns import Matches, compiled
+from mq.protocol.access.address_patterns import Matches, compile_pattern
 from mq.protocol.access.plain_acl import GLOBAL_ADDRESSES, AclFileInvalid, PlainAccount, decode_plain_acl
 from mq.protocol.access.signing import Signer
 from mq.protocol.names import RETRY_PREFIX, retry_topic
@@ -152,7 +152,7 @@ def _permissions(words: Iterable[str]) -> Permissions:
 
 def _addresses(where: str, pattern: str) -> Matches:
     try:
-        return compiled(pattern)
+        return compile_pattern(pattern)
     except ValueError as error:
         raise AclFileInvalid(f"{where}: {error}") from error
 

@@ -26,7 +26,7 @@ class CertificateUnusable(Exception):
     """The files do not contain a certificate with its key; the message says why."""
 
 
-class _Loaded(NamedTuple):
+class _Contexts(NamedTuple):
     """Loaded from the files: contexts for clients, for calling replicas and for calls, and the certificate itself."""
 
     clients: ssl.SSLContext
@@ -148,7 +148,7 @@ class Certificate:
                 "certificate_expires_soon", path=str(self._certificate), valid_until=valid.ends.isoformat()
             )
 
-    def _read(self) -> _Loaded:
+    def _read(self) -> _Contexts:
         clients, replicas = self._context(), self._context()
         replicas.minimum_version = ssl.TLSVersion.TLSv1_3
         if self._clients_ca is not None:
@@ -162,7 +162,7 @@ class Certificate:
         calls.verify_mode = ssl.CERT_NONE
         self._use(calls)
         chain = _certificates(self._certificate)
-        return _Loaded(clients, replicas, calls, chain[0], _common_validity(self._certificate, chain))
+        return _Contexts(clients, replicas, calls, chain[0], _common_validity(self._certificate, chain))
 
     def _context(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

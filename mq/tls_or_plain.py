@@ -24,7 +24,7 @@ class TlsFailed(Exception):
     """The TLS handshake with this peer failed; the message says why."""
 
 
-async def secured(stream: trio.SocketStream, context: ssl.SSLContext, *, must: bool) -> Stream:
+async def secure(stream: trio.SocketStream, context: ssl.SSLContext, *, must: bool) -> Stream:
     """The stream itself for a peer without TLS, unless it ``must`` use it; a TLS stream for one with TLS.
 
     Raises TlsFailed.

@@ -167,14 +167,14 @@ class Member:
 
     def _on_response(self, progress: PullProgress, response: ResponseOrLoss, start_count: int) -> None:
         if not isinstance(response, ClientResponse) or "nextBeginOffset" not in response.ext:
-            if progress.failed():
+            if progress.on_failure():
                 self._again()
             else:
                 self._check_answer(progress.answer())
             return
         begin, low, high = (int(response.ext[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
         now = self._cluster.now
-        as_it_is = progress.replied(PullHead(response.code, begin, low, high, response.remark), now)
+        as_it_is = progress.on_response(PullHead(response.code, begin, low, high, response.remark), now)
         if as_it_is is not None:
             self._check_answer(as_it_is)
             return
@@ -195,10 +195,10 @@ class Member:
         passes = self._workload.loaded[self._name.text].run(block).passes
         if self._rng.random() < 0.1:  # its time was over
             passes = passes[: self._rng.randint(1, len(passes))]
-        result = pick(data, records, passes, next_offset, count_max=progress.wanted, room=progress.room)
+        result = pick(data, records, passes, next_offset, count_max=progress.room_count, room=progress.room)
         self._workload.counts["examined"] += result.examined
         self._workload.counts["answers cut short"] += result.is_cut
-        progress.picked(result, self._cluster.now)
+        progress.add_result(result, self._cluster.now)
 
     # -- the member ----------------------------------------------------------------------------------------------------
 

@@ -239,7 +239,7 @@ class Cluster:
 
     def ended_by_themselves(self) -> dict[str, int]:
         """Exit codes of servers that ended unexpectedly; each is returned once."""
-        exit_codes = self._processes.ended()
+        exit_codes = self._processes.exit_codes()
         for name in exit_codes:
             self._processes.may_end(name)
         return exit_codes

@@ -100,10 +100,10 @@ class ScheduleScheduler(Scheduler):
         rule_of(entry)
         for option in _REFUSED_OPTIONS:
             if entry.options.get(option) is not None:
-                raise _refused(entry, f"has the option {option}: let it tick later instead")
+                raise _entry_error(entry, f"has the option {option}: let it tick later instead")
         values = [*(entry.args or ()), *(entry.kwargs or {}).values()]
         if isinstance(entry.args, BeatLazyFunc) or any(isinstance(value, BeatLazyFunc) for value in values):
-            raise _refused(entry, "has a BeatLazyFunc, which brokers cannot call: compute the value in the task")
+            raise _entry_error(entry, "has a BeatLazyFunc, which brokers cannot call: compute the value in the task")
         if self.app.conf.task_always_eager:
             raise ImproperlyConfigured("with task_always_eager, tasks run where they are sent: brokers run none")
 
@@ -112,7 +112,7 @@ class ScheduleScheduler(Scheduler):
         outgoing, exchange, routing_key = self._template_of(entry)
         queue = session.call(session.single_queue, exchange, routing_key)
         if queue is None:
-            raise _refused(entry, f"goes to no single queue: exchange {exchange!r}, routing key {routing_key!r}")
+            raise _entry_error(entry, f"goes to no single queue: exchange {exchange!r}, routing key {routing_key!r}")
         topic, levels = queue
         return Schedule(
             _name(owner, entry.name),
@@ -150,9 +150,9 @@ def rule_of(entry: Any) -> Rule:
         return Cron(cron_of(rule), _zone_of(entry, rule), "both" if _restricts_both(rule) else "either")
     if type(rule) is schedule:
         if rule.run_every.total_seconds() < 1:
-            raise _refused(entry, f"ticks every {rule.run_every}: an interval has at least 1 s")
+            raise _entry_error(entry, f"ticks every {rule.run_every}: an interval has at least 1 s")
         return Every(rule.run_every, _EPOCH if rule.relative else None)
-    raise _refused(entry, f"has a schedule of type {type(rule).__name__}: brokers know crontab and intervals")
+    raise _entry_error(entry, f"has a schedule of type {type(rule).__name__}: brokers know crontab and intervals")
 
 
 def cron_of(rule: Any) -> str:
@@ -192,7 +192,7 @@ def _zone_of(entry: Any, rule: Any) -> str:
     zone = rule.tz
     name = getattr(zone, "key", None) or ("UTC" if str(zone) == "UTC" else None)
     if name is None:
-        raise _refused(entry, f"is in the time zone {zone}: set `timezone` to a name such as Europe/Vienna")
+        raise _entry_error(entry, f"is in the time zone {zone}: set `timezone` to a name such as Europe/Vienna")
     return str(name)
 
 
@@ -217,7 +217,7 @@ def _name(owner: str, entry: str) -> str:
     return "".join(each for each in name[:100] if each.isascii() and each.isprintable()).strip() + f"|{digest}"
 
 
-def _refused(entry: Any, why: str) -> ImproperlyConfigured:
+def _entry_error(entry: Any, why: str) -> ImproperlyConfigured:
     return ImproperlyConfigured(f"beat_schedule: {entry.name!r} {why}")
 
 

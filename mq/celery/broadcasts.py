@@ -34,7 +34,7 @@ _POLL_SECONDS: Final = 5.0
 
 
 @dataclass
-class _Bound:
+class _TopicBinding:
     """A queue bound to the messages of one topic, from these offsets on."""
 
     kind: str
@@ -61,7 +61,7 @@ class TransientQueue:
     on_message: Callable[[], None] | None = None
     """Called when one has come; it takes it."""
     dropped: int = 0
-    _bound: dict[tuple[str, str], _Bound] = field(default_factory=dict)
+    _bound: dict[tuple[str, str], _TopicBinding] = field(default_factory=dict)
     """The bindings by topic and routing key."""
     _buffer: deque[tuple[ReceivedMessage, float]] = field(default_factory=deque)
     """Each message with the time, on the clock of the event loop, at which it was read."""
@@ -186,7 +186,7 @@ class Broadcasts:
                 await self._consumer.assign({*read, *new})
                 for each in new:
                     await self._consumer.seek(each, begins[each])
-        queue._bound[topic, routing_key] = _Bound(kind, routing_key, begins)
+        queue._bound[topic, routing_key] = _TopicBinding(kind, routing_key, begins)
         self._assigned.set()
 
 

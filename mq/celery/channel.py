@@ -255,7 +255,7 @@ class Channel(virtual.Channel):
         if self._channel_consumer is None or self._consumer_session is not session:
             transport = self.connection
             self._channel_consumer = session.open_consumer(
-                lambda deliveries: transport.arrived(self, deliveries), transport.failed, self._dead_letter
+                lambda deliveries: transport.on_deliveries(self, deliveries), transport.on_failure, self._dead_letter
             )
             self._consumer_session = session
             session.call_now(self._channel_consumer.limit, self.qos.prefetch_count)

@@ -156,7 +156,7 @@ class ChannelConsumer:
         while True:
             for each in sources:
                 if deliveries := await self._pop_some(each, 1):
-                    return self.deliveries.opened(deliveries[0])
+                    return self.deliveries.keep(deliveries[0])
             remaining = deadline - anyio.current_time()
             if remaining <= 0 or not sources:
                 return None
@@ -176,7 +176,7 @@ class ChannelConsumer:
         """Take one message of a queue in memory; None if it is empty."""
         message = queue.take()
         return (
-            None if message is None else self.deliveries.opened(Delivery(queue.name, message, _payload(message), queue))
+            None if message is None else self.deliveries.keep(Delivery(queue.name, message, _payload(message), queue))
         )
 
     async def close(self) -> None:
@@ -281,7 +281,7 @@ class ChannelConsumer:
 
     async def _give_all(self, queue: _ConsumedQueue, deliveries: list[Delivery]) -> None:
         for delivery in deliveries:
-            self.deliveries.opened(delivery)
+            self.deliveries.keep(delivery)
         if self._is_over:
             return  # `close` gives them back
         if queue in self._consumed:
@@ -301,13 +301,13 @@ class ChannelConsumer:
                 if not deliveries:
                     raise
                 break  # or messages of higher priority would stay hidden; the next pop meets the same failure
-            deliveries += await self._wanted(queue, messages)
+            deliveries += await self._accept_all(queue, messages)
             if len(deliveries) >= count:
                 break
         return sorted(deliveries, key=lambda each: -priority_of(each.message))
 
-    async def _wanted(self, queue: _ConsumedQueue, messages: list[PoppedMessage]) -> list[Delivery]:
-        accept = self.deliveries.wanted
+    async def _accept_all(self, queue: _ConsumedQueue, messages: list[PoppedMessage]) -> list[Delivery]:
+        accept = self.deliveries.accept
         return [each for message in messages if (each := await accept(queue.queue, message)) is not None]
 
     async def _wait(self, queue: _ConsumedQueue) -> None:
@@ -350,16 +350,16 @@ class ChannelConsumer:
                 return
             deliveries: list[Delivery] = []
             for message in popped_messages:
-                delivery, reason = self.deliveries.judged(queue.queue, message)
+                delivery, reason = self.deliveries.judge(queue.queue, message)
                 if not reason:
-                    deliveries.append(self.deliveries.opened(delivery))
+                    deliveries.append(self.deliveries.keep(delivery))
                     emitted_ids.add(id(message))
             if deliveries:
                 self._give(deliveries)
                 time.sleep(STAND_BACK_SECONDS)
 
         messages = await self._held_pops.pop(queue.source, count, self._invisible, give)
-        accepted_deliveries = await self._wanted(queue, [each for each in messages if id(each) not in emitted_ids])
+        accepted_deliveries = await self._accept_all(queue, [each for each in messages if id(each) not in emitted_ids])
         queue.empty_seconds = 0.0
         await self._give_all(queue, accepted_deliveries)
         return len(messages) == count

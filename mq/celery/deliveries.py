@@ -126,7 +126,7 @@ class Deliveries:
             return False
         return True
 
-    def judged(self, queue: str, message: PoppedMessage) -> tuple[Delivery, str]:
+    def judge(self, queue: str, message: PoppedMessage) -> tuple[Delivery, str]:
         """Decode a message into a delivery, and say why it is unwanted: foreign, expired, or delivered too often.
 
         The reason is empty for a message that is wanted. The delivery is not kept yet.
@@ -144,17 +144,17 @@ class Deliveries:
                 reason = f"delivered {message.reconsume_times} times before"
         return Delivery(queue, message, payload), reason
 
-    async def wanted(self, queue: str, message: PoppedMessage) -> Delivery | None:
+    async def accept(self, queue: str, message: PoppedMessage) -> Delivery | None:
         """Decode a message into a delivery, which is not kept yet.
 
         None for an unwanted message, which is acknowledged or sent to the dead letters.
         """
-        delivery, reason = self.judged(queue, message)
+        delivery, reason = self.judge(queue, message)
         if not reason:
             return delivery
         if reason.startswith(_FOREIGN):
             log.error("foreign_message", queue=queue, message_id=message.message_id, reason=reason)
-        self.opened(delivery)
+        self.keep(delivery)
         if reason == _EXPIRED:
             try:
                 await self._unwanted(delivery, reason)
@@ -172,7 +172,7 @@ class Deliveries:
         self._on_settled()
         return delivery
 
-    def opened(self, delivery: Delivery) -> Delivery:
+    def keep(self, delivery: Delivery) -> Delivery:
         """Keep a delivery, hidden from other consumers, until it is acknowledged, rejected or returned."""
         self.open[delivery.tag] = delivery
         if isinstance(delivery.message, PoppedMessage):

@@ -19,7 +19,7 @@ from kombu.utils.json import dumps, loads
 from mq.client.message import ReceivedMessage
 from mq.protocol import properties as props
 from mq.protocol.requests.schedules import DUE_MS, SCHEDULE
-from mq.tasks.names import escaped
+from mq.tasks.names import escape
 
 PRIORITY: Final = "kombu_priority"
 LIFE_MS: Final = "kombu_life_ms"
@@ -54,7 +54,7 @@ def encode(message: dict[str, Any], routing_key: str, *, now_ms: int, delay_max_
     due_ms = _eta_ms(headers.get("eta"))
     deliver_at_ms = None if due_ms is None or due_ms <= now_ms + _SOON_MS else min(due_ms, now_ms + delay_max_ms)
     priority = _priority(properties.get("priority"))
-    own = {ROUTING_KEY: escaped(routing_key)} if routing_key else {}
+    own = {ROUTING_KEY: escape(routing_key)} if routing_key else {}
     if priority:
         own[PRIORITY] = str(priority)
     if (expiration := properties.get("expiration")) is not None:

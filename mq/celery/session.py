@@ -46,7 +46,7 @@ _sessions: dict[Address, Session] = {}
 _lock = threading.Lock()
 
 
-class _Numbered(NamedTuple):
+class _NumberedMessage(NamedTuple):
     """A message with its number, so it is stored once however often it is sent; whose turn it is; its priority."""
 
     message: Message
@@ -54,7 +54,7 @@ class _Numbered(NamedTuple):
     priority: int
 
 
-Unsure = dict[str, tuple[_Numbered, MessageQueue]]
+Unsure = dict[str, tuple[_NumberedMessage, MessageQueue]]
 """Maps a topic to a message of an earlier attempt, with unknown outcome, and to the queue that may have it."""
 
 
@@ -202,7 +202,7 @@ class Session:
         topic = self.topics.of_queue(routing_key)
         if exchange or unsure or self.broadcasts.get(routing_key) is not None or not self.topics.is_known(topic):
             return self.call(self.publish_here, exchange, kind, routing_key, outgoing, unsure)
-        send = self._numbered(topic, outgoing)
+        send = self._number_message(topic, outgoing)
         outcome, queue = self._blocking.send(*send)
         if outcome != "yes":
             seconds = self.address.publish_timeout - self._blocking.seconds
@@ -262,10 +262,10 @@ class Session:
 
     async def send(self, topic: str, outgoing: Outgoing, unsure: Unsure | None = None) -> None:
         """Returns when a majority has stored the message, once. In the event loop. Raises ClientError."""
-        message, queue = (unsure or {}).get(topic) or (self._numbered(topic, outgoing), None)
+        message, queue = (unsure or {}).get(topic) or (self._number_message(topic, outgoing), None)
         await self._send(message, self.address.publish_timeout, unsure, may_be_in=queue)
 
-    def _numbered(self, topic: str, outgoing: Outgoing) -> _Numbered:
+    def _number_message(self, topic: str, outgoing: Outgoing) -> _NumberedMessage:
         numbers = {_PRODUCER: self._name, _SEQUENCE: str(next(self._numbers))}
         message = Message(
             topic,
@@ -274,11 +274,11 @@ class Session:
             properties={**outgoing.properties, **numbers},
             deliver_at=outgoing.deliver_at_ms,
         )
-        return _Numbered(message, next(self._turns), outgoing.priority)
+        return _NumberedMessage(message, next(self._turns), outgoing.priority)
 
     async def _send(
         self,
-        send: _Numbered,
+        send: _NumberedMessage,
         seconds: float,
         unsure: Unsure | None = None,
         *,
@@ -300,7 +300,9 @@ class Session:
                 unsure[topic] = send, queue
             raise
 
-    async def _send_to_leader(self, send: _Numbered, seconds: float, *, may_be_in: MessageQueue | None = None) -> None:
+    async def _send_to_leader(
+        self, send: _NumberedMessage, seconds: float, *, may_be_in: MessageQueue | None = None
+    ) -> None:
         await send_by_level(
             self._producer,
             send.message,

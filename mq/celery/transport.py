@@ -107,7 +107,7 @@ class Transport(virtual.Transport):
 
     # Deliveries.
 
-    def arrived(self, to: channel.Channel, deliveries: list[Delivery]) -> None:
+    def on_deliveries(self, to: channel.Channel, deliveries: list[Delivery]) -> None:
         """Take deliveries; called in the event loop of the session.
 
         All at once: the application may hand over the first one and cancel its consumer before the next one is there.
@@ -115,7 +115,7 @@ class Transport(virtual.Transport):
         self._ready.extend([(to, delivery) for delivery in deliveries])
         self._ring()
 
-    def failed(self, error: BaseException) -> None:
+    def on_failure(self, error: BaseException) -> None:
         """Note that the deliveries of a channel ended with an error; called in the event loop of the session."""
         self._failure = _first(error)
         self._ring()

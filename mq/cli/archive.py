@@ -35,7 +35,7 @@ def ls(
 
     It reads indexes only, and files that have none. Exit code 1: an object is damaged. 2: there is no archive.
     """
-    with _opened(url, endpoint_url) as archive:
+    with _open_archive(url, endpoint_url) as archive:
         rows = _queues(archive) if topics else [_file_row(file) for file in archive.files()]
         numbers = (
             ("queue", "first_offset", "end_offset", "messages") if topics else ("first_index", "last_index", "bytes")
@@ -90,9 +90,9 @@ def cat(
     from mq.protocol.hashes import tag_code
     from mq.protocol.numbers import QueueOffset
     from mq.protocol.properties import TAGS
-    from mq.store.archive.reader import Wanted
+    from mq.store.archive.reader import MessageQuery
 
-    query = Wanted(
+    query = MessageQuery(
         topic=topic,
         queue_id=queue,
         first_offset=None if offset is None else QueueOffset(offset),
@@ -101,7 +101,7 @@ def cat(
         until_ms=None if until is None else round(parse_time(until).timestamp() * 1000),
     )
     remaining, is_found = count, False
-    with _opened(url, endpoint_url) as archive:
+    with _open_archive(url, endpoint_url) as archive:
         for message in archive.messages(query):
             if tag is not None and message.properties.get(TAGS) != tag:
                 continue  # another tag with the same code
@@ -121,8 +121,8 @@ def verify(url: Url, as_json: Json = False, endpoint_url: EndpointUrl = None) ->
     Exit code 0: it is intact. 1: it is damaged. 2: there is none.
     """
     pace = Pace(0, "verified")
-    with _opened(url, endpoint_url) as archive:
-        indexes = archive.verify(pace.copied)
+    with _open_archive(url, endpoint_url) as archive:
+        indexes = archive.verify(pace.on_copy)
         manifest = archive.manifest
         if as_json:
             print_json(
@@ -145,7 +145,7 @@ def verify(url: Url, as_json: Json = False, endpoint_url: EndpointUrl = None) ->
 
 
 @contextmanager
-def _opened(url: str, endpoint_url: str | None) -> Iterator[ArchiveReader]:
+def _open_archive(url: str, endpoint_url: str | None) -> Iterator[ArchiveReader]:
     """The archive; errors of the block and of opening it become exit codes."""
     from mq.store.archive.reader import ArchiveReader
     from raftlog import SegmentError

@@ -140,7 +140,7 @@ def take(
             conf=configuration_at_base(source.state),
             snapshot=snapshot,
             now_ms=time.time_ns() // 1_000_000,
-            on_copy=pace.copied,
+            on_copy=pace.on_copy,
         )
     except (SegmentError, OSError) as error:
         raise CommandFailed(f"{error}. {_what_remains(target, before, store)}", EXIT_FAILED) from error
@@ -202,7 +202,7 @@ class Pace:
         self._told_at = clock()
         self._rate = CopyRate(bytes_per_second, clock=clock, sleep=sleep)
 
-    def copied(self, nbytes: int) -> None:
+    def on_copy(self, nbytes: int) -> None:
         """Count `nbytes` more copied bytes; sleeps if that was too fast."""
         self.nbytes += nbytes
         now = self._clock()

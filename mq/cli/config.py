@@ -10,7 +10,7 @@ import typer
 
 from mq.cli.errors import CommandFailed
 from mq.cli.output import Json, print_json
-from mq.cli.rocketmq_conf import ConfInvalid, Converted, convert, to_toml
+from mq.cli.rocketmq_conf import ConfInvalid, ConvertedConf, convert, to_toml
 
 app = typer.Typer(help="Convert settings files of RocketMQ.", no_args_is_help=True)
 
@@ -33,7 +33,7 @@ def convert_file(
         sys.stdout.write(to_toml(conf))
 
 
-def read_conf(file: Path) -> Converted:
+def read_conf(file: Path) -> ConvertedConf:
     """Parse a broker.conf, and check the values. Raises CommandFailed."""
     try:
         conf = convert(file.read_text(), file.absolute().parent)
@@ -45,7 +45,7 @@ def read_conf(file: Path) -> Converted:
     return conf
 
 
-def _check_values(file: Path, conf: Converted) -> None:
+def _check_values(file: Path, conf: ConvertedConf) -> None:
     """Detect values that no broker accepts, by line and key. Raises CommandFailed.
 
     Flags may still add or replace settings, so whether the settings agree with each other is not checked.

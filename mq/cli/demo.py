@@ -182,7 +182,7 @@ class _DemoState:
         self.room.set()
         if isinstance(outcome, SendResult):
             queue = Queue(outcome.queue.broker_name, outcome.queue.queue_id)
-            self.history.acknowledged(number, queue, outcome.queue_offset, first_attempt=outcome.attempts == 1)
+            self.history.on_acknowledge(number, queue, outcome.queue_offset, first_attempt=outcome.attempts == 1)
             self.last_ack_at = trio.current_time()
             if self.killed_port is not None and self.failed_over_at is None:
                 self._note_failover(outcome.offset_message_id)
@@ -316,7 +316,7 @@ async def _read_consumer(
                 message = parse_line(line)
                 queue = Queue(message.broker_name, message.queue_id)
                 intact = message.number < len(crcs) and crcs[message.number] == message.crc
-                state.history.delivered(name, queue, message.queue_offset, message.number, intact=intact)
+                state.history.on_delivery(name, queue, message.queue_offset, message.number, intact=intact)
             state.moved.set()
     raise ServersFailed(f"{name} ended; its log is {cluster.log_path(_log_name(name))}")
 

@@ -75,11 +75,11 @@ class History:
     _content_breaches: int = 0
     _examples: list[str] = field(default_factory=list)
 
-    def acknowledged(self, number: int, queue: Queue, queue_offset: int, *, first_attempt: bool) -> None:
+    def on_acknowledge(self, number: int, queue: Queue, queue_offset: int, *, first_attempt: bool) -> None:
         """Record that message ``number`` was acknowledged."""
         self.acknowledgements[number] = Acknowledgement(queue, queue_offset, first_attempt)
 
-    def delivered(self, consumer: str, queue: Queue, queue_offset: int, number: int, *, intact: bool) -> None:
+    def on_delivery(self, consumer: str, queue: Queue, queue_offset: int, number: int, *, intact: bool) -> None:
         """Record that a consumer got message ``number``; ``intact`` says whether its body is the sent line."""
         self.deliveries += 1
         self.consumed.add(number)
@@ -114,7 +114,7 @@ class History:
         lost_numbers = [number for number in self.acknowledgements if number not in self.consumed]
         for number in lost_numbers[:_EXAMPLES_MAX]:
             self._add_example(f"message {number} was acknowledged and never consumed")
-        misplaced_count = self._misplaced()
+        misplaced_count = self._count_misplaced()
         return Verdict(
             sent=self.sent,
             acknowledged=len(self.acknowledgements),
@@ -130,7 +130,7 @@ class History:
             examples=tuple(self._examples[:_EXAMPLES_MAX]),
         )
 
-    def _misplaced(self) -> int:
+    def _count_misplaced(self) -> int:
         breaches = 0
         places: dict[tuple[Queue, int], int] = {}
         for number, (queue, queue_offset, _) in self.acknowledgements.items():

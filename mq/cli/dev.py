@@ -204,7 +204,7 @@ async def _say_who_ends(directory: Path, clusters: list[DevCluster], console: Co
     reported = set[tuple[str, str]]()
     while True:
         for cluster in clusters:
-            exit_codes = cluster.ended()
+            exit_codes = cluster.exit_codes()
             reported -= {(cluster.group, name) for _, name in reported if name not in exit_codes}  # restarted
             for name, code in exit_codes.items():
                 if (cluster.group, name) not in reported:

@@ -85,14 +85,14 @@ async def serve_restarts(clusters: list[DevCluster]) -> None:
             for node_id in cluster.node_ids:
                 request, answer = _files(cluster.directory, node_id)
                 if request.exists():
-                    outcome = await _restarted(cluster, node_id)
+                    outcome = await _restart(cluster, node_id)
                     with suppress(OSError):
                         request.unlink(missing_ok=True)
                         replace_file(answer, outcome.encode())
         await trio.sleep(WATCH_SECONDS)
 
 
-async def _restarted(cluster: DevCluster, node_id: str) -> str:
+async def _restart(cluster: DevCluster, node_id: str) -> str:
     try:
         await cluster.stop(node_id)
         await cluster.start(node_id)

@@ -125,7 +125,7 @@ def _topic_steps(definitions: Definitions, there: Definitions, *, update: bool) 
     for name, rows in sorted(definitions.topics.items()):
         for broker, settings in sorted(rows.items()):
             now = there.topics.get(name, {}).get(broker)
-            if now is None or now != _filled(settings, now):
+            if now is None or now != _fill_in(settings, now):
                 yield {"what": "topic", "name": name, "broker": broker, "do": _action(now, update=update)}
 
 
@@ -133,7 +133,7 @@ def _group_steps(definitions: Definitions, there: Definitions, *, update: bool) 
     """The steps that import consumer groups."""
     for name, settings in sorted(definitions.consumer_groups.items()):
         now = there.consumer_groups.get(name)
-        if now is None or now != _filled(settings, now):
+        if now is None or now != _fill_in(settings, now):
             yield {"what": "consumer group", "name": name, "do": _action(now, update=update)}
 
 
@@ -146,7 +146,7 @@ def _schedule_steps(definitions: Definitions, there: Definitions, *, update: boo
                 yield {"what": "schedule", "name": name, "broker": broker, "do": _action(now, update=update)}
 
 
-def _filled(settings: SettingsT, now: SettingsT | None) -> SettingsT:
+def _fill_in(settings: SettingsT, now: SettingsT | None) -> SettingsT:
     """The settings, with the present ones where the document is of a format that does not have them."""
     if now is None:
         return settings
@@ -178,11 +178,11 @@ async def _carry_out(
         name, broker = str(step["name"]), str(step.get("broker", ""))
         if step["what"] == "topic":
             current = there.topics.get(name, {}).get(broker)
-            config = _topic_config(name, _filled(definitions.topics[name][broker], current), current)
+            config = _topic_config(name, _fill_in(definitions.topics[name][broker], current), current)
             topics.setdefault(broker, []).append((step, config))
         elif step["what"] == "consumer group":
             now = there.consumer_groups.get(name)
-            groups.append((step, group_config(name, _filled(definitions.consumer_groups[name], now), now)))
+            groups.append((step, group_config(name, _fill_in(definitions.consumer_groups[name], now), now)))
     schedules = [step for step in changes if step["what"] == "schedule"]
     total, step_count = len(changes), 0
     for broker, configs in sorted(topics.items()):

@@ -38,7 +38,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
     from raftlog.segment.note_names import ABSTAINING
     from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
 
-    with _stopped(directory) as log:
+    with _open_stopped_log(directory) as log:
         report = log.report()
     abstaining = report.state is not None and ABSTAINING in report.state.notes
     if as_json:
@@ -92,7 +92,7 @@ def allow_vote(
     from raftlog.segment.forced_repair import trust
     from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
 
-    with _stopped(directory) as log:
+    with _open_stopped_log(directory) as log:
         report = log.report()
     if report.verdict == UNUSABLE:
         raise CommandFailed(f"{report.directory} is unusable")
@@ -136,7 +136,7 @@ def discard_damaged(
     from raftlog.segment.forced_repair import cut
     from raftlog.segment.verify import DAMAGED_STATE
 
-    with _stopped(directory) as log:
+    with _open_stopped_log(directory) as log:
         report = log.report()
     where = report.directory
     if report.verdict != DAMAGED_STATE or not report.ranges:
@@ -185,7 +185,7 @@ def fix_term(
     from raftlog.segment.verify import DAMAGED_STATE, UNUSABLE
     from raftlog.terms import TERM_MAX
 
-    with _stopped(directory) as log:
+    with _open_stopped_log(directory) as log:
         report = log.report()
     where = report.directory
     if report.verdict in (UNUSABLE, DAMAGED_STATE) or report.state is None or report.last is None:
@@ -254,7 +254,7 @@ def dump(
     bodies: Annotated[bool, typer.Option("--bodies", help=f"The first {EXCERPT_BYTES} bytes of each body.")] = False,
 ) -> None:
     """Print entries, and the damaged ranges between them."""
-    with _stopped(directory) as log:
+    with _open_stopped_log(directory) as log:
         if log.state is None:
             raise CommandFailed(f"{log.directory}: no slot of the vote file is valid")
         rows = (_row(log, found, bodies) for found in islice(log.entries(LogIndex(from_index)), count))
@@ -278,7 +278,7 @@ def _lost_behind(ranges: Sequence[DamagedRange]) -> str:
 
 
 @contextmanager
-def _stopped(directory: Path) -> Iterator[StoppedLog]:
+def _open_stopped_log(directory: Path) -> Iterator[StoppedLog]:
     from mq.broker.settings import LOG_DIRECTORY
     from raftlog import RealDisk, SegmentError
     from raftlog.segment.verify import StoppedLog

@@ -66,7 +66,7 @@ def restore(
         try:
             if until is None:
                 _check_room(backup, data_dirs.values())
-            with _unfinished(data_dirs.values()) as directories:
+            with _new_directories(data_dirs.values()) as directories:
                 outcome = [
                     restore(
                         backup,
@@ -75,7 +75,7 @@ def restore(
                         node_id=node_id,
                         addresses=addresses,
                         is_wanted=accept,
-                        on_copy=pace.copied,
+                        on_copy=pace.on_copy,
                     )
                     for node_id, directory in zip(data_dirs, directories, strict=True)
                 ][-1]
@@ -167,7 +167,7 @@ def _check_room(backup: Backup, data_dirs: Collection[Path]) -> None:
 
 
 @contextmanager
-def _unfinished(data_dirs: Collection[Path]) -> Iterator[list[Path]]:
+def _new_directories(data_dirs: Collection[Path]) -> Iterator[list[Path]]:
     """The directories in which the logs are built; remains of an earlier attempt are removed. If the block fails, they
     are removed again, and the data directories that did not exist before. Raises OSError.
     """

@@ -17,7 +17,7 @@ class ConfInvalid(Exception):
     """The file is invalid; the message names the line and the reason."""
 
 
-class Converted(NamedTuple):
+class ConvertedConf(NamedTuple):
     """Settings by our names, and a sentence for each key that was not converted.
 
     ``origins`` says from which line and key each setting comes.
@@ -34,7 +34,7 @@ class _Line(NamedTuple):
     value: str
 
 
-class _Taken(NamedTuple):
+class _ConvertedKey(NamedTuple):
     """A key that is converted."""
 
     setting: str
@@ -81,36 +81,38 @@ def _peers(value: str) -> str:
     return ",".join(peers)
 
 
-TAKEN: Final[Mapping[str, _Taken]] = {
-    "brokerClusterName": _Taken("cluster", _text),
-    "brokerName": _Taken("group", _text, "one Raft group; with DLedger, brokerName and dLegerGroup are one name"),
-    "namesrvAddr": _Taken("namesrv", _text),
-    "storePathRootDir": _Taken("data_dir", _text),
-    "mapedFileSizeCommitLog": _Taken("segment_bytes", _integer),
-    "mappedFileSizeCommitLog": _Taken("segment_bytes", _integer),
-    "maxMessageSize": _Taken("message_bytes_max", _integer),
-    "deleteWhen": _Taken("delete_when", _hours_of_day, "the first hour, if there are several"),
-    "fileReservedTime": _Taken("retention_hours", _integer),
-    "diskMaxUsedSpaceRatio": _Taken("disk_expire_ratio", _percent),
-    "autoCreateTopicEnable": _Taken("auto_create_topics", _boolean),
-    "autoCreateSubscriptionGroup": _Taken("auto_create_groups", _boolean),
-    "defaultTopicQueueNums": _Taken("default_topic_queues", _integer),
-    "enablePropertyFilter": _Taken("sql_filter", _boolean, "SQL92 filters are on unless this is false"),
-    "messageDelayLevel": _Taken("delay_levels", _text),
-    "timerMaxDelaySec": _Taken("timer_delay_max_seconds", _integer),
-    "rejectTransactionMessage": _Taken("transactions", lambda value: not _boolean(value)),
-    "transactionTimeOut": _Taken("transaction_timeout_seconds", _seconds),
-    "transactionCheckInterval": _Taken("transaction_check_seconds", _seconds),
-    "transactionCheckMax": _Taken("transaction_checks_max", _integer),
-    "priorityOrderAsc": _Taken("priority_order_asc", _boolean),
-    "storeReplyMessageEnable": _Taken("store_reply_message", _boolean),
-    "maxTransferCountOnMessageInMemory": _Taken("pull_messages_max", _integer),
-    "maxTransferBytesOnMessageInMemory": _Taken("pull_bytes_max", _integer),
-    "maxTransferCountOnMessageInDisk": _Taken("slow_pull_messages_max", _integer),
-    "maxTransferBytesOnMessageInDisk": _Taken("slow_pull_bytes_max", _integer),
-    "dLegerPeers": _Taken("peers", _peers, "the replicas and their replication addresses"),
-    "dLegerSelfId": _Taken("node_id", _text),
-    "preferredLeaderId": _Taken("priority", _text, "1 on the replica that the key names, else 0"),
+TAKEN: Final[Mapping[str, _ConvertedKey]] = {
+    "brokerClusterName": _ConvertedKey("cluster", _text),
+    "brokerName": _ConvertedKey(
+        "group", _text, "one Raft group; with DLedger, brokerName and dLegerGroup are one name"
+    ),
+    "namesrvAddr": _ConvertedKey("namesrv", _text),
+    "storePathRootDir": _ConvertedKey("data_dir", _text),
+    "mapedFileSizeCommitLog": _ConvertedKey("segment_bytes", _integer),
+    "mappedFileSizeCommitLog": _ConvertedKey("segment_bytes", _integer),
+    "maxMessageSize": _ConvertedKey("message_bytes_max", _integer),
+    "deleteWhen": _ConvertedKey("delete_when", _hours_of_day, "the first hour, if there are several"),
+    "fileReservedTime": _ConvertedKey("retention_hours", _integer),
+    "diskMaxUsedSpaceRatio": _ConvertedKey("disk_expire_ratio", _percent),
+    "autoCreateTopicEnable": _ConvertedKey("auto_create_topics", _boolean),
+    "autoCreateSubscriptionGroup": _ConvertedKey("auto_create_groups", _boolean),
+    "defaultTopicQueueNums": _ConvertedKey("default_topic_queues", _integer),
+    "enablePropertyFilter": _ConvertedKey("sql_filter", _boolean, "SQL92 filters are on unless this is false"),
+    "messageDelayLevel": _ConvertedKey("delay_levels", _text),
+    "timerMaxDelaySec": _ConvertedKey("timer_delay_max_seconds", _integer),
+    "rejectTransactionMessage": _ConvertedKey("transactions", lambda value: not _boolean(value)),
+    "transactionTimeOut": _ConvertedKey("transaction_timeout_seconds", _seconds),
+    "transactionCheckInterval": _ConvertedKey("transaction_check_seconds", _seconds),
+    "transactionCheckMax": _ConvertedKey("transaction_checks_max", _integer),
+    "priorityOrderAsc": _ConvertedKey("priority_order_asc", _boolean),
+    "storeReplyMessageEnable": _ConvertedKey("store_reply_message", _boolean),
+    "maxTransferCountOnMessageInMemory": _ConvertedKey("pull_messages_max", _integer),
+    "maxTransferBytesOnMessageInMemory": _ConvertedKey("pull_bytes_max", _integer),
+    "maxTransferCountOnMessageInDisk": _ConvertedKey("slow_pull_messages_max", _integer),
+    "maxTransferBytesOnMessageInDisk": _ConvertedKey("slow_pull_bytes_max", _integer),
+    "dLegerPeers": _ConvertedKey("peers", _peers, "the replicas and their replication addresses"),
+    "dLegerSelfId": _ConvertedKey("node_id", _text),
+    "preferredLeaderId": _ConvertedKey("priority", _text, "1 on the replica that the key names, else 0"),
 }
 """Settings by RocketMQ's key. ``listenPort`` and ``brokerIP1`` become one address, and are handled separately."""
 
@@ -187,7 +189,7 @@ _FAMILIES: Final = (
 _ADDRESS_KEYS: Final = ("listenPort", "brokerIP1", "aclEnable")
 
 
-def convert(text: str, directory: Path) -> Converted:
+def convert(text: str, directory: Path) -> ConvertedConf:
     """Read settings from the text of a ``broker.conf`` in ``directory``. Raises ConfInvalid."""
     lines = _parse(text)
     settings: dict[str, Any] = {}
@@ -197,12 +199,12 @@ def convert(text: str, directory: Path) -> Converted:
         if (conversion := TAKEN.get(line.key)) is not None:
             if conversion.setting in origins:
                 raise ConfInvalid(f"line {line.number}: {line.key} means the same as {origins[conversion.setting]}")
-            settings[conversion.setting] = _converted(line, conversion.convert)
+            settings[conversion.setting] = _convert_value(line, conversion.convert)
             origins[conversion.setting] = f"line {line.number}: {line.key}"
         elif line.key not in _ADDRESS_KEYS:
             warnings.append(f"line {line.number}: {line.key} does not apply: {_why_not(line)}")
     _add_address(lines, settings, origins)
-    if "aclEnable" in lines and _converted(lines["aclEnable"], _boolean):
+    if "aclEnable" in lines and _convert_value(lines["aclEnable"], _boolean):
         settings["acl_file"] = str(directory / "plain_acl.yml")
     if (preferred_leader := settings.pop("priority", None)) is not None:
         settings["priority"] = int(preferred_leader == settings.get("node_id"))
@@ -211,7 +213,7 @@ def convert(text: str, directory: Path) -> Converted:
         ratio = settings["disk_expire_ratio"]
         settings["disk_warn_ratio"] = min(0.75, ratio)
         settings["disk_full_ratio"] = max(0.9, ratio)
-    return Converted(settings, warnings, origins)
+    return ConvertedConf(settings, warnings, origins)
 
 
 def _parse(text: str) -> dict[str, _Line]:
@@ -229,7 +231,7 @@ def _parse(text: str) -> dict[str, _Line]:
     return lines
 
 
-def _converted(line: _Line, convert_value: Callable[[str], Any]) -> Any:
+def _convert_value(line: _Line, convert_value: Callable[[str], Any]) -> Any:
     try:
         return convert_value(line.value)
     except ValueError as error:
@@ -253,7 +255,7 @@ def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any], origins: 
     """``listenPort`` and ``brokerIP1``: RocketMQ listens on all addresses, and advertises one."""
     if not lines.keys() & {"listenPort", "brokerIP1"}:
         return
-    port = _converted(lines["listenPort"], _integer) if "listenPort" in lines else 10911
+    port = _convert_value(lines["listenPort"], _integer) if "listenPort" in lines else 10911
     if "brokerIP1" in lines:
         settings["listen"] = f"0.0.0.0:{port}"
         settings["advertise"] = f"{lines['brokerIP1'].value}:{port}"
@@ -264,7 +266,7 @@ def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any], origins: 
         origins["listen"] = f"line {lines['listenPort'].number}: listenPort"
 
 
-def to_toml(conf: Converted) -> str:
+def to_toml(conf: ConvertedConf) -> str:
     """The converted settings as our settings file, with the warnings as comments."""
     rows = [f"{name} = {_toml(value)}" for name, value in sorted(conf.settings.items())]
     return "\n".join([*(f"# {warning}" for warning in conf.warnings), *rows, ""])

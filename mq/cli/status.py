@@ -70,8 +70,8 @@ def table_of(group: GroupStatus) -> Table:
             replica.node_id, address, role_of(replica), term, committed, position, _lag(replica), disk, style=style
         )
     notes = [note for replica in group.replicas for note in _notes(replica)]
-    notes += _archived(group)
-    notes += _unguarded(group)
+    notes += _archive_notes(group)
+    notes += _access_notes(group)
     if group.leader is None and any(replica.abstaining for replica in group.replicas):
         notes.append(
             "no leader is elected while a majority abstains: bring back a replica, or see raftmq log allow-vote --help"
@@ -113,7 +113,7 @@ def _notes(replica: ReplicaStatus) -> Iterator[str]:
         yield f"{replica.node_id} abstains: it lost acknowledged entries, and fetches them"
 
 
-def _archived(group: GroupStatus) -> Iterator[str]:
+def _archive_notes(group: GroupStatus) -> Iterator[str]:
     """Describe the archived part of the log, as the leader knows it."""
     for replica in group.replicas:
         if replica.role == "leader" and (replica.archived_index or replica.archive_lag_bytes):
@@ -132,7 +132,7 @@ def _archived(group: GroupStatus) -> Iterator[str]:
             yield f"{replica.node_id} reads queue entries of old messages from the archive: {remaining} left"
 
 
-def _unguarded(group: GroupStatus) -> Iterator[str]:
+def _access_notes(group: GroupStatus) -> Iterator[str]:
     """Names replicas without access control."""
     nodes = [
         replica.node_id

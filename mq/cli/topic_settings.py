@@ -66,8 +66,8 @@ def settings_to_create(
         there = shape({each: configs[each] for each in groups})
         raise CommandFailed(f"topic {topic} already exists: {there}; change it with raftmq topic update", EXIT_FAILED)
     if not configs:
-        return _filled(requested, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
-    patterns = {_filled(requested, TopicSettings.of(config)) for config in configs.values()}
+        return _fill_in(requested, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
+    patterns = {_fill_in(requested, TopicSettings.of(config)) for config in configs.values()}
     if len(patterns) > 1:
         remedy = "with --queues, --perm, --order, --no-order, --message-type and --attribute"
         if len({(each.filter_type, each.sys_flag) for each in patterns}) > 1:
@@ -90,7 +90,7 @@ def settings_to_create(
     return settings, missing
 
 
-def _filled(settings: TopicSettings, pattern: TopicSettings) -> TopicSettings:
+def _fill_in(settings: TopicSettings, pattern: TopicSettings) -> TopicSettings:
     return replace(
         pattern,
         read_queues=pattern.read_queues if settings.read_queues is None else settings.read_queues,

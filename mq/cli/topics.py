@@ -93,7 +93,7 @@ def create(
     If some groups have it, such as after you added a group, the others get the same settings, unless options say
     otherwise. Exit code 1, and nothing is changed, if all have it, or some have it with settings other than you say.
     """
-    limits = _kept(
+    limits = _retention_attributes(
         None if retention_hours == -1 else retention_hours, None if retention_bytes == -1 else retention_bytes
     )
     changes = attributes_of(attribute or ()) | limits | _policy(compacted or None)
@@ -168,7 +168,9 @@ def update(
 
     Exit code 1 if there is no such topic.
     """
-    further = attributes_of(attribute or ()) | _kept(retention_hours, retention_bytes) | _policy(compacted)
+    further = (
+        attributes_of(attribute or ()) | _retention_attributes(retention_hours, retention_bytes) | _policy(compacted)
+    )
     if (queues, perm, order, message_type) == (None, None, None, None) and not further:
         raise CommandFailed(
             "nothing to change: pass --queues, --perm, --order, --no-order, --message-type, --retention-hours, "
@@ -211,7 +213,7 @@ def update(
         print(f"changed topic {topic}: {after}" if before == after else f"changed topic {topic}: {before} -> {after}")
 
 
-def _kept(hours: int | None, nbytes: int | None) -> dict[str, str | None]:
+def _retention_attributes(hours: int | None, nbytes: int | None) -> dict[str, str | None]:
     """The attributes that --retention-hours and --retention-bytes change."""
     limits = {RESERVE_TIME: hours, RESERVE_BYTES: nbytes}
     return {name: None if limit == -1 else str(limit) for name, limit in limits.items() if limit is not None}

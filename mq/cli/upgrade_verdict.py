@@ -133,11 +133,11 @@ def _ailments(replica: ReplicaStatus, leader: ReplicaStatus | None) -> Iterator[
         yield "has not reached the leader"
     elif replica.lag_entries > NEAR_ENTRIES:
         yield f"lacks {replica.lag_entries:,} entries"
-    if (waiting := _unapplied(replica, leader)) is not None and waiting > NEAR_ENTRIES:
+    if (waiting := _unapplied_count(replica, leader)) is not None and waiting > NEAR_ENTRIES:
         yield f"has not applied {waiting:,} entries"
 
 
-def _unapplied(replica: ReplicaStatus, leader: ReplicaStatus | None) -> int | None:
+def _unapplied_count(replica: ReplicaStatus, leader: ReplicaStatus | None) -> int | None:
     if leader is None or leader.commit_index is None or replica.applied_index is None:
         return None
     return max(0, leader.commit_index - replica.applied_index)
@@ -178,7 +178,7 @@ def _member_report(
         level_newest=number("formatLevelNewest", 1),
         level_max=number("formatLevelMax", 1),
         lag_entries=replica.lag_entries,
-        unapplied_entries=_unapplied(replica, leader),
+        unapplied_entries=_unapplied_count(replica, leader),
         ailments=ailments,
         keep_reason=keep_reason,
     )

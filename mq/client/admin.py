@@ -111,13 +111,13 @@ class Admin(Client):
     def __repr__(self) -> str:
         return f"<Admin at {';'.join(self._name_servers)}>"
 
-    def _opened(self) -> ClientCore:
+    def _open_core(self) -> ClientCore:
         self._check_open()
         assert self._core is not None, "open without connections"
         return self._core
 
     async def _ask(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:
-        response, body = await self._opened().ask_name_server(code, ext)
+        response, body = await self._open_core().ask_name_server(code, ext)
         if response.code != ResponseCode.SUCCESS:
             raise BrokerError(response.code, response.remark, "name server")
         return response, body
@@ -146,18 +146,18 @@ class Admin(Client):
 
     async def broker_runtime(self, address: str) -> dict[str, str]:
         """The runtime figures of one broker, by RocketMQ's names."""
-        _, body = await self._opened().call(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        _, body = await self._open_core().call(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(read_body(KVTable.decode, body).table)
 
     async def broker_settings(self, address: str) -> dict[str, str]:
         """The current settings of one broker; ours have names with `raftmq.` before them."""
-        _, body = await self._opened().call(address, RequestCode.GET_BROKER_CONFIG)
+        _, body = await self._open_core().call(address, RequestCode.GET_BROKER_CONFIG)
         return read_body(decode_properties, body)
 
     async def manage_group(self, address: str, command: GroupCommand, *, timeout: float = 3.0) -> GroupAnswer:
         """Show or change the Raft group of the broker at `address`; the answer contains the broker's text."""
         body = command.encode()
-        _, answer = await self._opened().call(address, RequestCode.MANAGE_GROUP, body=body, timeout=timeout)
+        _, answer = await self._open_core().call(address, RequestCode.MANAGE_GROUP, body=body, timeout=timeout)
         return read_body(GroupAnswer.decode, answer)
 
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:
@@ -166,7 +166,7 @@ class Admin(Client):
         Waits up to `leader_seconds` of its limits for groups that elect a leader, and for the first broker to
         register. Raises NoRoute.
         """
-        deadline = anyio.current_time() + self._opened().settings.limits.leader_seconds
+        deadline = anyio.current_time() + self._open_core().settings.limits.leader_seconds
         while True:
             leaders = leaders_in(await self.cluster_info(), cluster, broker)
             addresses = {name: address for name, address in leaders.items() if address is not None}
@@ -251,10 +251,10 @@ class Admin(Client):
         Waits for an election, up to `election_seconds` of its limits: name servers may still know the former leader,
         and a leader may not serve yet. Raises the error of the last attempt.
         """
-        deadline = anyio.current_time() + self._opened().settings.limits.election_seconds
+        deadline = anyio.current_time() + self._open_core().settings.limits.election_seconds
         while True:
             try:
-                return await self._opened().call(address, code, ext, body)
+                return await self._open_core().call(address, code, ext, body)
             except ClientError as error:
                 is_refusal = isinstance(error, BrokerError | ClientClosed)
                 may_follow = not is_refusal or (isinstance(error, BrokerError) and is_busy(error))
@@ -276,12 +276,12 @@ class Admin(Client):
         """
         ext = DeleteTopicInBrokerExt(topic=topic, operator=props.safe_value(operator), restorable=restorable)
         for address in (await self._leaders(cluster, None)).values():
-            await self._opened().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, ext.fields())
+            await self._open_core().call(address, RequestCode.DELETE_TOPIC_IN_BROKER, ext.fields())
         await self._ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvExt(topic=topic).fields())
 
     async def deleted_topics(self) -> dict[str, dict[str, DeletedTopicInfo]]:
         """The deleted topics that can be restored, by name and broker group, sorted. Raises NoRoute, BrokerError."""
-        return await deleted_topics(self._opened(), await self._leaders(None, None))
+        return await deleted_topics(self._open_core(), await self._leaders(None, None))
 
     async def restore_topic(self, topic: str) -> list[str]:
         """Bring back a deleted topic in every broker group in which it can be restored; returns their names, sorted.
@@ -291,7 +291,7 @@ class Admin(Client):
         can restore it, NoRoute, and BrokerError, also if there is a topic of its name.
         """
         check_topic(topic)
-        brokers = await restore_topic(self._opened(), topic, await self._leaders(None, None))
+        brokers = await restore_topic(self._open_core(), topic, await self._leaders(None, None))
         with anyio.move_on_after(TOPIC_VISIBLE_SECONDS):
             while True:
                 try:
@@ -308,7 +308,7 @@ class Admin(Client):
 
     async def route(self, topic: str) -> TopicRoute:
         """The current route of `topic`. Raises TopicNotFound."""
-        return await self._opened().route(topic, refresh=True)
+        return await self._open_core().route(topic, refresh=True)
 
     # Messages.
 
@@ -318,7 +318,7 @@ class Admin(Client):
         It is found although the broker that stored it is down. Raises ValueError for an invalid id, NoRoute if no
         broker group has the broker named in it, and none has the record.
         """
-        return await message_by_id(self._opened(), offset_message_id, await self.cluster_info())
+        return await message_by_id(self._open_core(), offset_message_id, await self.cluster_info())
 
     async def messages_by_key(
         self,
@@ -336,7 +336,7 @@ class Admin(Client):
         (`SendResult.message_id`). Raises TopicNotFound.
         """
         return await messages_by_key(
-            self._opened(),
+            self._open_core(),
             topic,
             key,
             count_max=count_max,
@@ -366,7 +366,7 @@ class Admin(Client):
         configs: dict[str, TopicConfig] = {}
         ext = TopicOfBrokerExt(topic=topic, lo=True)
         for name, address in (await self._leaders_of(topic)).items():
-            _, body = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, ext.fields())
+            _, body = await self._open_core().call(address, RequestCode.GET_TOPIC_CONFIG, ext.fields())
             configs[name] = read_body(TopicConfig.decode, body)
         return configs
 
@@ -379,7 +379,7 @@ class Admin(Client):
         identities: dict[str, str] = {}
         ext = TopicOfBrokerExt(topic=topic, lo=True)
         for name, address in (await self._leaders_of(topic)).items():
-            answer, _ = await self._opened().call(address, RequestCode.GET_TOPIC_CONFIG, ext.fields())
+            answer, _ = await self._open_core().call(address, RequestCode.GET_TOPIC_CONFIG, ext.fields())
             identities[name] = fields_of(TopicConfigReply, answer).topic_identity
         return identities
 
@@ -388,7 +388,7 @@ class Admin(Client):
         ends: dict[QueueRef, QueueEnds] = {}
         ext = TopicExt(topic=topic)
         for address in (await self._leaders_of(topic)).values():
-            _, body = await self._opened().call(address, RequestCode.GET_TOPIC_STATS_INFO, ext.fields())
+            _, body = await self._open_core().call(address, RequestCode.GET_TOPIC_STATS_INFO, ext.fields())
             ends |= read_body(read_topic_stats, body)
         return _by_queue(ends)
 
@@ -401,7 +401,7 @@ class Admin(Client):
         ext = StatsExt(stats_name=name, stats_key=key)
         for broker, address in (await self._leaders(None, None)).items():
             try:
-                _, body = await self._opened().call(address, RequestCode.VIEW_BROKER_STATS_DATA, ext.fields())
+                _, body = await self._open_core().call(address, RequestCode.VIEW_BROKER_STATS_DATA, ext.fields())
                 figures[broker] = read_body(BrokerStatsData.decode, body)
             except BrokerError as error:
                 if error.code != ResponseCode.SYSTEM_ERROR:  # the brokers' answer when nothing was counted
@@ -419,7 +419,7 @@ class Admin(Client):
         """The configuration of every consumer group, by group name and broker group. Raises NoRoute."""
         groups: dict[str, dict[str, SubscriptionGroupConfig]] = {}
         for broker, address in (await self._leaders(None, None)).items():
-            _, body = await self._opened().call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            _, body = await self._open_core().call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             for name, config in read_body(SubscriptionGroupTable.decode, body).groups.items():
                 groups.setdefault(name, {})[broker] = config
         return groups
@@ -428,7 +428,7 @@ class Admin(Client):
         """Create or change a consumer group in every broker group of the cluster. Raises NameRefused, NoRoute."""
         check_group(config.group_name)
         for address in (await self._leaders(cluster, None)).values():
-            await self._opened().call(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode())
+            await self._open_core().call(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode())
 
     async def delete_consumer_group(
         self, group: str, *, offsets: bool = True, topics: bool = False, cluster: str | None = None
@@ -442,7 +442,7 @@ class Admin(Client):
         own = topics_of_group(group, await self.consumer_groups(), await self.topics()) if topics else ()
         ext = DeleteSubscriptionGroupExt(group_name=group, remove_offset=offsets, clean_offset=offsets)
         for address in (await self._leaders(cluster, None)).values():
-            await self._opened().call(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext.fields())
+            await self._open_core().call(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext.fields())
         for topic in own:
             await self.delete_topic(topic, cluster=cluster)
 
@@ -451,7 +451,7 @@ class Admin(Client):
         progress: dict[QueueRef, GroupProgress] = {}
         for address in (await self._leaders(None, None)).values():
             ext = ConsumeStatsExt(consumer_group=group)
-            _, body = await self._opened().call(address, RequestCode.GET_CONSUME_STATS, ext.fields())
+            _, body = await self._open_core().call(address, RequestCode.GET_CONSUME_STATS, ext.fields())
             progress |= read_body(read_progress, body)
         return _by_queue(progress)
 
@@ -464,7 +464,7 @@ class Admin(Client):
         for address in (await self._leaders(None, None)).values():
             for is_order in (False, True):  # brokers answer for unordered and for ordered topics separately
                 ext = BrokerConsumeStatsExt(is_order=is_order)
-                _, body = await self._opened().call(address, RequestCode.GET_BROKER_CONSUME_STATS, ext.fields())
+                _, body = await self._open_core().call(address, RequestCode.GET_BROKER_CONSUME_STATS, ext.fields())
                 for group, queues in read_body(read_all_progress, body).items():
                     progress.setdefault(group, {}).update(queues)
         return {group: _by_queue(progress[group]) for group in sorted(progress)}
@@ -475,7 +475,7 @@ class Admin(Client):
         ext = ConsumerGroupExt(consumer_group=group)
         for address in (await self._leaders(None, None)).values():
             try:
-                _, body = await self._opened().call(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, ext.fields())
+                _, body = await self._open_core().call(address, RequestCode.GET_CONSUMER_CONNECTION_LIST, ext.fields())
             except BrokerError as error:
                 if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
                     continue
@@ -492,7 +492,7 @@ class Admin(Client):
         failure: BrokerError | None = None
         for address in (await self._leaders(None, None)).values():
             try:
-                _, body = await self._opened().call(address, RequestCode.GET_CONSUMER_RUNNING_INFO, ext.fields())
+                _, body = await self._open_core().call(address, RequestCode.GET_CONSUMER_RUNNING_INFO, ext.fields())
             except BrokerError as error:
                 failure = error  # it may be connected to another broker group only
                 continue
@@ -513,7 +513,7 @@ class Admin(Client):
         offsets: dict[QueueRef, int] = {}
         ext = ResetOffsetExt(topic=topic, group=group, timestamp_ms=timestamp_ms, force=True)
         for address in (await self._leaders_of(topic)).values():
-            _, body = await self._opened().call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext.fields())
+            _, body = await self._open_core().call(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext.fields())
             offsets |= read_body(read_offset_table, body)
         return _by_queue(offsets)
 
@@ -535,7 +535,7 @@ class Admin(Client):
             offset=QueueOffset(offset),
             operator=props.safe_value(operator),
         )
-        response, _ = await self._opened().call(address, RequestCode.SKIP_MESSAGE, ext.fields())
+        response, _ = await self._open_core().call(address, RequestCode.SKIP_MESSAGE, ext.fields())
         return fields_of(MessageSkipped, response).next_offset
 
     async def requeue_dead_letter(
@@ -548,7 +548,7 @@ class Admin(Client):
         BrokerError; with `stored` "unknown", the copy may have been stored.
         """
         check_group(group)
-        await requeue(self._opened(), group, letter, operator=operator, to_topic=to_topic)
+        await requeue(self._open_core(), group, letter, operator=operator, to_topic=to_topic)
 
     # Queues and groups.
 
@@ -562,12 +562,12 @@ class Admin(Client):
 
     async def offset(self, queue: MessageQueue, position: ConsumeFrom) -> int:
         """The offset at the beginning or end of `queue`, or of its first message stored at or after a time."""
-        core = self._opened()
+        core = self._open_core()
         return await queue_offset(core, queue, position, seconds=core.settings.request_seconds)
 
     async def consumers(self, group: str, topic: str) -> list[str]:
         """The client ids of the members of `group`, from the leader of a broker group of `topic`."""
-        core = self._opened()
+        core = self._open_core()
         route = await self.route(topic)
         for name in sorted(route.brokers):
             if (address := route.leader_address(name)) is None:
@@ -584,7 +584,7 @@ class Admin(Client):
 
     async def group_offset(self, group: str, queue: MessageQueue) -> int | None:
         """The stored offset of `group` in `queue`, or None if there is none."""
-        core = self._opened()
+        core = self._open_core()
         return await stored_offset(core, group, queue, seconds=core.settings.request_seconds)
 
 

@@ -185,7 +185,7 @@ def encode_body(codec: BodyCodec[T], value: T) -> bytes:
         raise MessageRefused(text) from error  # noqa: ASYNC104
 
 
-def encoded(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
+def encode_message(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
     """The message with its body as bytes. Raises MessageRefused, also for a value that is not a Message."""
     if not isinstance(message, Message):
         raise MessageRefused(f"pass a Message(topic, body), not {type(message).__name__}")

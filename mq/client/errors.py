@@ -20,7 +20,7 @@ Stored = Literal["no", "unknown"]
 _UNSUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
-def _named(codes: type[IntEnum], code: int) -> str:
+def _code_text(codes: type[IntEnum], code: int) -> str:
     """The number, and RocketMQ's name for it, if any."""
     return f"{code} {codes(code).name}" if code in codes.__members__.values() else str(code)
 
@@ -145,7 +145,7 @@ class RequestTimeout(ClientError):
     stored: Stored = "unknown"
 
     def __init__(self, address: str, code: int, seconds: float) -> None:
-        super().__init__(f"no answer from {address} to request {_named(RequestCode, code)} within {seconds:g} s")
+        super().__init__(f"no answer from {address} to request {_code_text(RequestCode, code)} within {seconds:g} s")
         self.address = address
         self.code = code
         self.seconds = seconds
@@ -161,7 +161,7 @@ class BrokerError(ClientError):
         hint = (
             "; is it a server of the other kind (broker, name server), or an older one?" if code == _UNSUPPORTED else ""
         )
-        super().__init__(f"{address} answered code {_named(ResponseCode, code)}: {remark or 'no remark'}{hint}")
+        super().__init__(f"{address} answered code {_code_text(ResponseCode, code)}: {remark or 'no remark'}{hint}")
         self.code = code
         self.remark = remark
         self.address = address
@@ -302,7 +302,7 @@ class SendRejected(_SendFailed):
     prefix = "refused, certainly not stored"
 
     def __init__(self, code: int, remark: str | None, queue: MessageQueue | None, attempts: int = 1) -> None:
-        super().__init__(f"code {_named(ResponseCode, code)}: {remark or 'no remark'}", queue, attempts)
+        super().__init__(f"code {_code_text(ResponseCode, code)}: {remark or 'no remark'}", queue, attempts)
         self.code = code
         self.remark = remark
 

@@ -37,7 +37,7 @@ BodyT = TypeVar("BodyT", bound=Body)
 class Brokers(Protocol):
     """The methods of `Admin` that `LiteTopics` calls."""
 
-    def _opened(self) -> ClientCore: ...
+    def _open_core(self) -> ClientCore: ...
 
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]: ...
 
@@ -105,7 +105,7 @@ class LiteTopics:
         ext = LiteDispatchExt(group=group, client_id=client_id)
         leaders = await self._leaders_of_group(group) if broker is None else await self._admin._leaders(None, broker)
         for address in leaders.values():
-            await self._admin._opened().call(address, RequestCode.TRIGGER_LITE_DISPATCH, ext.fields())
+            await self._admin._open_core().call(address, RequestCode.TRIGGER_LITE_DISPATCH, ext.fields())
         return sorted(leaders)
 
     async def _leaders_of_group(self, group: str) -> dict[str, str]:
@@ -127,5 +127,5 @@ class LiteTopics:
 
     async def _ask(self, address: str, code: RequestCode, ext: Ext | None, kind: type[BodyT]) -> BodyT:
         fields = None if ext is None else ext.fields()
-        _, body = await self._admin._opened().call(address, code, fields)
+        _, body = await self._admin._open_core().call(address, code, fields)
         return read_body(kind.decode, body)

@@ -34,7 +34,7 @@ KEEP_OUT_SECONDS_MAX = KEPT_OUT_MS_MAX / 1000
 class Brokers(Protocol):
     """The methods of `Admin` that `RemovedMembers` calls."""
 
-    def _opened(self) -> ClientCore: ...
+    def _open_core(self) -> ClientCore: ...
 
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]: ...
 
@@ -88,7 +88,7 @@ class RemovedMembers:
         ext = ConsumerGroupExt(consumer_group=group).fields()
         for address in (await self._admin._leaders(None, None)).values():
             try:
-                _, body = await self._admin._opened().call(address, RequestCode.LIST_KEPT_OUT, ext)
+                _, body = await self._admin._open_core().call(address, RequestCode.LIST_KEPT_OUT, ext)
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     continue
@@ -115,7 +115,7 @@ class RemovedMembers:
         failures: dict[str, str] = {}
         for address in sorted(replicas | leaders, key=lambda each: (each in leaders, each)):
             try:
-                response, _ = await self._admin._opened().call(address, RequestCode.REMOVE_MEMBER, ext)
+                response, _ = await self._admin._open_core().call(address, RequestCode.REMOVE_MEMBER, ext)
             except ClientError as error:
                 if address in leaders:
                     raise

@@ -132,7 +132,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
 class Brokers(Protocol):
     """The methods of `Admin` that `Schedules` calls."""
 
-    def _opened(self) -> ClientCore: ...
+    def _open_core(self) -> ClientCore: ...
 
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]: ...
 
@@ -245,7 +245,7 @@ class Schedules:
         return holders
 
     async def _page(self, address: str, ext: ListSchedulesExt) -> ScheduleList:
-        _, body = await self._admin._opened().call(address, RequestCode.LIST_SCHEDULES, ext.fields())
+        _, body = await self._admin._open_core().call(address, RequestCode.LIST_SCHEDULES, ext.fields())
         return read_body(ScheduleList.decode, body)
 
     async def _ask(self, address: str, code: int, ext: Ext, body: bytes = b"") -> int:
@@ -253,7 +253,7 @@ class Schedules:
         deadline = anyio.current_time() + READY_SECONDS
         while True:
             try:
-                response, _ = await self._admin._opened().call(address, code, ext.fields(), body=body)
+                response, _ = await self._admin._open_core().call(address, code, ext.fields(), body=body)
             except BrokerError as error:
                 not_yet = error.code == ResponseCode.SERVICE_NOT_AVAILABLE and error.stored == "no"
                 if not not_yet or anyio.current_time() >= deadline:

@@ -26,7 +26,7 @@ def choice(opt_in: str | None) -> tuple[bool, bool]:
     return is_both or "messaging" not in options, is_both or "messaging" in options
 
 
-def named(attributes: dict[str, Any], opt_in: str | None) -> dict[str, Any]:
+def rename(attributes: dict[str, Any], opt_in: str | None) -> dict[str, Any]:
     """The attributes of a span, which have the old names, under the names for a value of the variable."""
     is_old, is_new = choice(opt_in)
     if not is_new:

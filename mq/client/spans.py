@@ -22,7 +22,7 @@ from mq.client.application_code import NeverRaises
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import Message, MessageQueue, ReceivedMessage, SendResult
-from mq.client.semantic_names import OPT_IN, named
+from mq.client.semantic_names import OPT_IN, rename
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -91,7 +91,7 @@ class Spans:
         span = self._tracer.start_span(
             f"send {topic}",
             kind=self._trace.SpanKind.PRODUCER,
-            attributes=named(attributes, self._opt_in),
+            attributes=rename(attributes, self._opt_in),
             links=self._links([message.properties for message in with_context]),
         )
         carrier: dict[str, str] = {}
@@ -103,7 +103,7 @@ class Spans:
     @_never_raises
     def processing(self, messages: Sequence[ReceivedMessage[Any]], *, is_batch: bool = False) -> Work:
         """Start the span of handling these messages, all of one topic."""
-        attributes = self._operation("process", "process", messages[0].topic) | _received(messages, is_batch)
+        attributes = self._operation("process", "process", messages[0].topic) | _receive_attributes(messages, is_batch)
         span = self._start("process", messages, self._trace.SpanKind.CONSUMER, attributes)
         return Work(span, self._trace.use_span(span, record_exception=False, set_status_on_exception=False))
 
@@ -118,13 +118,13 @@ class Spans:
         return traced
 
     @_never_raises
-    def received(
+    def on_receive(
         self, operation: str, messages: Sequence[ReceivedMessage[Any]], began_ns: int, *, is_batch: bool
     ) -> None:
         """Record that the application has just received these messages, requested at ``began_ns`` since 1970."""
         topics = {message.topic for message in messages}
         topic = topics.pop() if len(topics) == 1 else None
-        attributes = self._operation(operation, "receive", topic) | _received(messages, is_batch)
+        attributes = self._operation(operation, "receive", topic) | _receive_attributes(messages, is_batch)
         self._start(operation, messages, self._trace.SpanKind.CONSUMER, attributes, topic, began_ns).end()
 
     @contextmanager
@@ -144,11 +144,11 @@ class Spans:
     def _settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]]) -> Span:
         attributes = self._operation(operation, "settle", topic)
         if len(messages) == 1:
-            attributes |= _received(messages, is_batch=False)
+            attributes |= _receive_attributes(messages, is_batch=False)
         return self._tracer.start_span(
             f"{operation} {topic}",
             kind=self._trace.SpanKind.CLIENT,
-            attributes=named(attributes, self._opt_in),
+            attributes=rename(attributes, self._opt_in),
             links=self._links([message.properties for message in messages]),
         )
 
@@ -175,7 +175,7 @@ class Spans:
             operation if topic is None else f"{operation} {topic}",
             context=parent,
             kind=kind,
-            attributes=named(attributes, self._opt_in),
+            attributes=rename(attributes, self._opt_in),
             links=self._links([message.properties for message in messages]),
             start_time=began_ns,
         )
@@ -203,7 +203,7 @@ class SendSpan:
         self._span = span
         self.carrier = carrier
 
-    def carried(self, message: Message) -> Message:
+    def with_span_context(self, message: Message) -> Message:
         """The message with the context of this span; unchanged if it carries one of the application's."""
         if self.carrier.keys() & message.properties.keys():
             return message
@@ -217,7 +217,7 @@ class SendSpan:
         self._span.end()
 
     @_never_raises
-    def abandoned(self) -> None:
+    def on_abandon(self) -> None:
         """End the span of a cancelled send, whose outcome is unknown."""
         self._span.set_attribute(OUTCOME, "unknown")
         self._span.set_attribute("error.type", "cancelled")
@@ -236,16 +236,16 @@ class SendSpan:
                 on_done(outcome)
             finally:
                 if isinstance(outcome, ClientError):
-                    self._failed(outcome, outcome.stored)
+                    self._record_failure(outcome, outcome.stored)
                 else:
-                    self._stored(outcome, leader_of(outcome.queue))
+                    self._record_stored(outcome, leader_of(outcome.queue))
 
         if "," not in unique_key:  # otherwise it is the key of a batch
             _set_attribute(self._span, "messaging.message.id", unique_key)
         return done
 
     @_never_raises
-    def _stored(self, result: SendResult, address: str | None) -> None:
+    def _record_stored(self, result: SendResult, address: str | None) -> None:
         span = self._span
         span.set_attribute(OUTCOME, "yes")
         span.set_attribute("messaging.destination.partition.id", _partition(result.queue))
@@ -259,13 +259,13 @@ class SendSpan:
         span.end()
 
     @_never_raises
-    def sent(self) -> None:
+    def on_oneway(self) -> None:
         """Record that the message was sent one-way, so the outcome stays unknown."""
         self._span.set_attribute(OUTCOME, "unknown")
         self._span.end()
 
     @_never_raises
-    def _failed(self, error: ClientError, outcome: str) -> None:
+    def _record_failure(self, error: ClientError, outcome: str) -> None:
         self._span.set_attribute(OUTCOME, outcome)
         _fail(self._span, error)
         self._span.end()
@@ -303,7 +303,7 @@ class Work:
         self._span.end()
 
     @_never_raises
-    def settled(self, outcome: str) -> None:
+    def on_settle(self, outcome: str) -> None:
         """Record that the messages were acknowledged, or returned."""
         self._span.set_attribute("raftmq.delivery.outcome", outcome)
         if not self._in_block:
@@ -359,7 +359,7 @@ def _sent_attributes(message: Message, *, transaction: bool) -> Attributes:
     return attributes | {"messaging.rocketmq.message.type": kind}
 
 
-def _received(messages: Sequence[ReceivedMessage[Any]], is_batch: bool) -> Attributes:
+def _receive_attributes(messages: Sequence[ReceivedMessage[Any]], is_batch: bool) -> Attributes:
     if is_batch:
         return {"messaging.batch.message_count": len(messages)}
     [message] = messages

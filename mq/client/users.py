@@ -51,7 +51,7 @@ class UserAdmin(Admin):
         """The users with ``name_part`` in their names, by broker group; without passwords."""
         users_by_group: dict[str, list[UserInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():
-            _, body = await self._opened().call(
+            _, body = await self._open_core().call(
                 address, RequestCode.AUTH_LIST_USER, ListUsersExt(name_part=name_part).fields()
             )
             users_by_group[group] = read_body(decode_users, body)
@@ -76,7 +76,7 @@ class UserAdmin(Admin):
         ext = ListAclsExt(subject_filter=name_part, resource_filter=resource_part)
         policies_by_group: dict[str, list[AclInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():
-            _, body = await self._opened().call(address, RequestCode.AUTH_LIST_ACL, ext.fields())
+            _, body = await self._open_core().call(address, RequestCode.AUTH_LIST_ACL, ext.fields())
             policies_by_group[group] = read_body(decode_acls, body)
         return policies_by_group
 
@@ -98,9 +98,9 @@ class UserAdmin(Admin):
 
     async def quotas_at(self, address: str) -> QuotaList:
         """The quotas of users, and whom the broker at `address` throttles."""
-        _, body = await self._opened().call(address, RequestCode.LIST_QUOTAS, {})
+        _, body = await self._open_core().call(address, RequestCode.LIST_QUOTAS, {})
         return read_body(QuotaList.decode, body)
 
     async def _send_to_leaders(self, code: int, ext: Ext, body: bytes, cluster: str | None) -> None:
         for address in (await self._leaders(cluster, None)).values():
-            await self._opened().call(address, code, ext.fields(), body=body)
+            await self._open_core().call(address, code, ext.fields(), body=body)

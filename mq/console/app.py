@@ -45,7 +45,7 @@ from mq.console.pages import (
 from mq.console.pages.visit import Build, Change, Form, InputInvalid, NotFound, Page, Visit
 from mq.console.sessions import LoginLimit, Session, Sessions
 from mq.console.settings import ConsoleSettings
-from mq.console.streamed_answers import Streamed
+from mq.console.streamed_answers import StreamedResponse
 from mq.console.users import LoginRefused, Users
 from mq.console.views.links import link
 from mq.console.views.text import duration, number, visible
@@ -189,7 +189,7 @@ class Console:
         visit = self._visit(session, dict(request.query_params))
         if is_live:
             return self._stream(build, visit, str(request.url.query))
-        status, page = await self._built(build, visit)
+        status, page = await self._build_page(build, visit)
         address = _own_address(request)
         live = f"{address}{'&' if '?' in address else '?'}live=1" if page.live and status == 200 else ""
         text = self._render("page.html", page, visit, live=live, address=address)
@@ -199,7 +199,7 @@ class Console:
             self._set_cookie(response, request, session.key)
         return response
 
-    async def _built(self, build: Build, visit: Visit) -> tuple[int, Page]:
+    async def _build_page(self, build: Build, visit: Visit) -> tuple[int, Page]:
         try:
             return 200, await build(visit)
         except (NotFound, TopicNotFound) as error:
@@ -230,7 +230,7 @@ class Console:
         session = visit.session
 
         async def fragment() -> str:
-            _, page = await self._built(build, visit)
+            _, page = await self._build_page(build, visit)
             return self._render(page.template, page, visit)
 
         def is_open() -> bool:
@@ -240,7 +240,9 @@ class Console:
         if self._fragments.is_full:
             return Response("too many open pages", status_code=503, headers={"retry-after": "60"})
         key = f"{session.key} {build.__module__}.{build.__qualname__} {address}"
-        return Streamed(partial(write_events, self._fragments, key, fragment, is_open), media_type="text/event-stream")
+        return StreamedResponse(
+            partial(write_events, self._fragments, key, fragment, is_open), media_type="text/event-stream"
+        )
 
     async def _export(self, request: Request) -> Response:
         session, _ = await self._session(request)
@@ -251,7 +253,7 @@ class Console:
             raise HTTPException(404, "the URL names no group")
         name = dead_letters.file_name(group)
         headers = {"content-disposition": f'attachment; filename="dead-letters-{name}"'}
-        return Streamed(partial(dead_letters.export, visit), media_type="application/x-ndjson", headers=headers)
+        return StreamedResponse(partial(dead_letters.export, visit), media_type="application/x-ndjson", headers=headers)
 
     async def _healthz(self, request: Request) -> Response:
         del request
@@ -266,33 +268,33 @@ class Console:
         visit = self._visit(session, dict(request.query_params))
         if not self.settings.allow_changes:
             fault = "this console only shows: whoever runs it has to allow changes with --allow-changes"
-            return self._refused(visit, 403, fault)
+            return self._refuse(visit, 403, fault)
         form = await self._form(request)
         if (fault_of_form := self._fault_of(request, session, form)) is not None:
             self._log.warning("console_form_refused", change=name, user=session.user, reason=fault_of_form)
-            return self._refused(visit, 403, fault_of_form)
+            return self._refuse(visit, 403, fault_of_form)
         target = " ".join(filter(None, (form.get("name") or form.get("group") or [""])))
         try:
             outcome = await change(visit, form)
         except (InputInvalid, NotFound, NameRefused, ValueError) as error:
-            return self._failed(visit, name, target, str(error), 400)
+            return self._fail(visit, name, target, str(error), 400)
         except ClientError as error:
             after = "" if error.stored == "no" else ": it may have been carried out all the same"
             status = _REFUSALS.get(error.code, 502) if isinstance(error, BrokerError) else 502
             before = f"{UNKNOWING}: " if status == HTTP_UNKNOWN else ""
-            return self._failed(visit, name, target, f"{before}{error}{after}", status)
-        visit.watch.changed()
+            return self._fail(visit, name, target, f"{before}{error}{after}", status)
+        visit.watch.forget_answers()
         self._records.add(Record(visit.now_ms, session.user, name, outcome.target, outcome.said or "begun", True))
         if outcome.said:
             session.notices.append(outcome.said)
         return RedirectResponse(outcome.to, status_code=303)
 
-    def _failed(self, visit: Visit, name: str, target: str, why: str, status: int) -> Response:
-        visit.watch.changed()
+    def _fail(self, visit: Visit, name: str, target: str, why: str, status: int) -> Response:
+        visit.watch.forget_answers()
         self._records.add(Record(visit.now_ms, visit.session.user, name, target, why, False))
-        return self._refused(visit, status, why, "That was not done")
+        return self._refuse(visit, status, why, "That was not done")
 
-    def _refused(self, visit: Visit, status: int, why: str, title: str = "That is not possible") -> Response:
+    def _refuse(self, visit: Visit, status: int, why: str, title: str = "That is not possible") -> Response:
         text = self._render("page.html", _fault_page(title, why), visit, live="", address="")
         return HTMLResponse(text, status)
 
@@ -347,7 +349,7 @@ class Console:
             response.headers["retry-after"] = str(int(wait) + 1)
             return response
         # Counted before it is checked: many at a time do not evade the limit.
-        self._limit.failed(keys, trio.current_time())
+        self._limit.on_failure(keys, trio.current_time())
         try:
             credentials = Credentials(user, _last(form, "secret"))
             await self._users.check(credentials)
@@ -371,7 +373,7 @@ class Console:
         if session is not None:
             form = await self._form(request)
             if (fault := self._fault_of(request, session, form)) is not None:
-                return self._refused(self._visit(session, {}), 403, fault)
+                return self._refuse(self._visit(session, {}), 403, fault)
             self._sessions.end(session.key)
         response = RedirectResponse("/login" if self.settings.login else "/", status_code=303)
         self._set_cookie(response, request, "")

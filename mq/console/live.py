@@ -8,7 +8,7 @@ from typing import Final
 
 import trio
 
-from mq.console.watch import Shared
+from mq.console.watch import SharedAnswer
 
 LIVE_SECONDS: Final = 2.0
 """Seconds between two looks at an open page."""
@@ -18,7 +18,7 @@ KEEP_ALIVE_TURNS: Final = 5
 
 @dataclass(slots=True)
 class _Open:
-    text: Shared[str]
+    text: SharedAnswer[str]
     tabs: int
 
 
@@ -45,7 +45,7 @@ class Fragments:
         self._streams += 1
         fragment = self._open.get(key)
         if fragment is None:
-            self._open[key] = _Open(Shared(make, LIVE_SECONDS / 2), 1)
+            self._open[key] = _Open(SharedAnswer(make, LIVE_SECONDS / 2), 1)
         else:
             fragment.tabs += 1
 

@@ -100,7 +100,7 @@ class LoginLimit:
         """Seconds until the next login may be tried; 0 if it may be tried now."""
         return max((self._wait(key, now) for key in keys), default=0.0)
 
-    def failed(self, keys: tuple[str, ...], now: float) -> None:
+    def on_failure(self, keys: tuple[str, ...], now: float) -> None:
         """Count a failed login."""
         for key in keys:
             recent = self._recent(key, now)

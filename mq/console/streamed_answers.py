@@ -13,7 +13,7 @@ from mq.client.errors import ClientError
 Write = Callable[[str], Awaitable[None]]
 
 
-class Streamed(Response):
+class StreamedResponse(Response):
     """An answer that ``write_all`` writes.
 
     The answer begins with the first text: what fails before becomes status 502. What fails later breaks the connection

@@ -50,7 +50,7 @@ class TooManyTails(Exception):
     """The console reads its maximum of topics: others have to be closed first."""
 
 
-class Followed(NamedTuple):
+class TailFilter(NamedTuple):
     """The messages to follow: a topic, and a tag or an SQL92 expression that chooses messages of it."""
 
     topic: str
@@ -103,14 +103,14 @@ class Tails:
         self._remoting = remoting
         self._admin = admin
         self._nursery = nursery
-        self._tails: dict[Followed, Tail] = {}
+        self._tails: dict[TailFilter, Tail] = {}
 
     @property
     def running(self) -> int:
         """The number of topics that are read now."""
         return sum(each.is_running for each in self._tails.values())
 
-    def follow(self, choice: Followed, show: Show) -> Tail:
+    def follow(self, choice: TailFilter, show: Show) -> Tail:
         """Start or continue to read for `watched_seconds`; returns the messages so far, as rows that ``show`` makes.
 
         Raises TooManyTails.
@@ -130,7 +130,7 @@ class Tails:
         tail.scope.deadline = now + self._limits.watched_seconds
         return tail
 
-    async def _read(self, choice: Followed, tail: Tail, show: Show) -> None:
+    async def _read(self, choice: TailFilter, tail: Tail, show: Show) -> None:
         try:
             with tail.scope:
                 await self._follow(choice, tail, show)
@@ -144,7 +144,7 @@ class Tails:
             tail.ended = trio.current_time()
             tail.has_begun.set()
 
-    async def _follow(self, choice: Followed, tail: Tail, show: Show) -> None:
+    async def _follow(self, choice: TailFilter, tail: Tail, show: Show) -> None:
         async with PullConsumer(
             self._namesrv, DEALT_WITH_BY, consume_from="last", pull=GENTLE, remoting=self._remoting
         ) as consumer:

@@ -74,7 +74,7 @@ def words_of(error: ClientError) -> str:
     return str(error)
 
 
-class Shared(Generic[T]):
+class SharedAnswer(Generic[T]):
     """One answer for all who ask within ``seconds``. Those who ask meanwhile wait for the same request.
 
     A failure is an answer, too: a dead server is not asked once per tab. It keeps the last good value.
@@ -176,23 +176,25 @@ class Watch:
         self.remoting = remoting
         self.querying_admin = querying_admin
         self.changing_admin = changing_admin
-        self.cluster: Shared[list[GroupStatus]] = Shared(partial(ask_brokers, querying_admin), CLUSTER_SECONDS)
-        self.topics: Shared[Topics] = Shared(querying_admin.topic_configs, CATALOGUE_SECONDS)
-        self.pending: Mapping[PendingKind, Shared[Mapping[str, PendingInfo] | None]] = {
-            kind: Shared(partial(querying_admin.pending, kind, SHOWN_MAX), PENDING_SECONDS) for kind in KINDS
+        self.cluster: SharedAnswer[list[GroupStatus]] = SharedAnswer(
+            partial(ask_brokers, querying_admin), CLUSTER_SECONDS
+        )
+        self.topics: SharedAnswer[Topics] = SharedAnswer(querying_admin.topic_configs, CATALOGUE_SECONDS)
+        self.pending: Mapping[PendingKind, SharedAnswer[Mapping[str, PendingInfo] | None]] = {
+            kind: SharedAnswer(partial(querying_admin.pending, kind, SHOWN_MAX), PENDING_SECONDS) for kind in KINDS
         }
-        self.names: Shared[list[str]] = Shared(querying_admin.topics, CATALOGUE_SECONDS)
-        self.groups: Shared[Groups] = Shared(querying_admin.consumer_groups, CATALOGUE_SECONDS)
-        self.progress: Shared[Progress] = Shared(querying_admin.all_progress, CATALOGUE_SECONDS)
-        self.offsets: Shared[Offsets] = Shared(querying_admin.group_offsets, CATALOGUE_SECONDS)
-        self.leases: Shared[OfReplicas[LeaseList]] = Shared(querying_admin.leases, CATALOGUE_SECONDS)
+        self.names: SharedAnswer[list[str]] = SharedAnswer(querying_admin.topics, CATALOGUE_SECONDS)
+        self.groups: SharedAnswer[Groups] = SharedAnswer(querying_admin.consumer_groups, CATALOGUE_SECONDS)
+        self.progress: SharedAnswer[Progress] = SharedAnswer(querying_admin.all_progress, CATALOGUE_SECONDS)
+        self.offsets: SharedAnswer[Offsets] = SharedAnswer(querying_admin.group_offsets, CATALOGUE_SECONDS)
+        self.leases: SharedAnswer[OfReplicas[LeaseList]] = SharedAnswer(querying_admin.leases, CATALOGUE_SECONDS)
         self.history = History()
         self.lags = lags.LagHistory()
         self.events = Events()
         self.tails = Tails(namesrv, remoting, querying_admin, nursery, tail_limits)
-        self._members: dict[str, Shared[list[Member]]] = {}
-        self._removed_members: dict[str, Shared[list[KeptOutMember]]] = {}
-        self.survey: Shared[Survey] = Shared(
+        self._members: dict[str, SharedAnswer[list[Member]]] = {}
+        self._removed_members: dict[str, SharedAnswer[list[KeptOutMember]]] = {}
+        self.survey: SharedAnswer[Survey] = SharedAnswer(
             partial(survey, namesrv, watch_seconds=WATCHED_SECONDS, remoting=remoting), SURVEY_SECONDS, _least_of_survey
         )
 
@@ -250,27 +252,27 @@ class Watch:
         names = [group.group for group in (await self.cluster.get()).value or () if group.is_leaderless]
         return f"This is a part: {', '.join(names)} without a leader cannot be asked" if names else ""
 
-    def members(self, group: str) -> Shared[list[Member]]:
+    def members(self, group: str) -> SharedAnswer[list[Member]]:
         """The members of a consumer group."""
         if group not in self._members:
-            self._members[group] = Shared(partial(members_of, self.querying_admin, group), MEMBERS_SECONDS)
+            self._members[group] = SharedAnswer(partial(members_of, self.querying_admin, group), MEMBERS_SECONDS)
             if len(self._members) > GROUPS_KEPT_MAX:
                 del self._members[next(iter(self._members))]
         return self._members[group]
 
-    def removed_members(self, group: str) -> Shared[list[KeptOutMember]]:
+    def removed_members(self, group: str) -> SharedAnswer[list[KeptOutMember]]:
         """The removed members of a consumer group."""
         if group not in self._removed_members:
-            self._removed_members[group] = Shared(
+            self._removed_members[group] = SharedAnswer(
                 partial(self.querying_admin.removed_members.kept_out, group), MEMBERS_SECONDS
             )
             if len(self._removed_members) > GROUPS_KEPT_MAX:
                 del self._removed_members[next(iter(self._removed_members))]
         return self._removed_members[group]
 
-    def changed(self) -> None:
+    def forget_answers(self) -> None:
         """Ask servers again after a change through this console, so that pages show it at once."""
-        answers: tuple[Shared[Any], ...] = (
+        answers: tuple[SharedAnswer[Any], ...] = (
             *(self.cluster, self.topics, self.names, self.groups, self.progress, self.offsets, self.survey),
             *self.pending.values(),
             *self._members.values(),

@@ -227,7 +227,7 @@ def _sameness(left: Expression, right: Expression) -> Callable[[Any, Any], bool]
         same_swapped = _sameness(right, left)
         return lambda left, right: same_swapped(right, left)
     if isinstance(left, Number) and isinstance(right, Number):
-        return _widened(operator.eq, left, right)
+        return _compare_wide(operator.eq, left, right)
     if isinstance(left, Number) or isinstance(right, Number):
         if not _is_text(left):
             return lambda left, right: False
@@ -271,7 +271,7 @@ def _order(symbol: str, left: Expression, right: Expression, depth: int) -> Logi
 def _ordering(compare: Callable[[Any, Any], bool], left: Expression, right: Expression) -> Callable[[Any, Any], bool]:
     """Compares two values, neither of which is null."""
     if isinstance(left, Number) and isinstance(right, Number):
-        return _widened(compare, left, right)
+        return _compare_wide(compare, left, right)
     if isinstance(left, Number):
         read = _reader(right, left)
         return lambda number, text: compare(number, read(text))
@@ -288,7 +288,7 @@ def _between(node: Between, depth: int) -> Logic:
             raise SqlError(end.at, "the ends of BETWEEN cannot be NULL")
         _check_ordered(end)
     match low, high:
-        case Number(literal=True), Number(literal=True) if _widened(operator.gt, low, high)(low.value, high.value):
+        case Number(literal=True), Number(literal=True) if _compare_wide(operator.gt, low, high)(low.value, high.value):
             raise SqlError(low.at, f"BETWEEN begins at {low.value}, which is above its end {high.value}")
         case _:
             pass
@@ -346,7 +346,7 @@ def _format(node: Expression) -> str:
             return "a condition"
 
 
-def _widened(compare: Callable[[Any, Any], bool], left: Number, right: Number) -> Callable[[Any, Any], bool]:
+def _compare_wide(compare: Callable[[Any, Any], bool], left: Number, right: Number) -> Callable[[Any, Any], bool]:
     if "double" in (left.kind, right.kind):
         return lambda left, right: compare(float(left), float(right))
     return compare

@@ -247,7 +247,7 @@ class _Parser:
     def parse(self) -> Expression:
         tree = self._expression(_OR)
         if self._peek.kind != "end":
-            raise self._unexpected("an operator or the end")
+            raise self._syntax_error("an operator or the end")
         return tree
 
     @property
@@ -261,10 +261,10 @@ class _Parser:
 
     def _expect(self, kind: str) -> _Token:
         if self._peek.kind != kind:
-            raise self._unexpected("a text in single quotes" if kind == "text" else f"{kind!r}")
+            raise self._syntax_error("a text in single quotes" if kind == "text" else f"{kind!r}")
         return self._next_token()
 
-    def _unexpected(self, expected: str) -> SqlError:
+    def _syntax_error(self, expected: str) -> SqlError:
         token = self._peek
         token_text = "the end" if token.kind == "end" else repr(token.text[:40])
         return SqlError(token.at, f"expected {expected}, found {token_text}")
@@ -279,14 +279,14 @@ class _Parser:
         left = self._unary()
         while (power := _POWERS.get(self._peek.kind, 0)) >= power_min:
             if power <= _AND:
-                left = self._joined(left, power)
+                left = self._join(left, power)
             elif power == _EQUALITY:
                 left = self._equality(left)
             else:
                 left = self._comparison(left)
         return left
 
-    def _joined(self, left: Expression, power: int) -> Expression:
+    def _join(self, left: Expression, power: int) -> Expression:
         word = self._peek.kind
         at = self._peek.at
         operands = [left]
@@ -315,7 +315,7 @@ class _Parser:
         negated = token.kind == "NOT"
         if negated:
             if self._peek.kind not in _RANGES:
-                raise self._unexpected("BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH behind NOT")
+                raise self._syntax_error("BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH behind NOT")
             token = self._next_token()
         if token.kind == "BETWEEN":
             low = self._unary()
@@ -323,14 +323,14 @@ class _Parser:
             return Between(at, left, low, self._unary(), negated)
         if token.kind == "IN":
             return In(at, left, self._texts(), negated)
-        return Like(at, token.kind, left, _unquoted(self._expect("text").text), negated)
+        return Like(at, token.kind, left, _unquote(self._expect("text").text), negated)
 
     def _texts(self) -> frozenset[str]:
         self._expect("(")
-        texts = {_unquoted(self._expect("text").text)}
+        texts = {_unquote(self._expect("text").text)}
         while self._peek.kind == ",":
             self._next_token()
-            texts.add(_unquoted(self._expect("text").text))
+            texts.add(_unquote(self._expect("text").text))
         self._expect(")")
         return frozenset(texts)
 
@@ -351,7 +351,7 @@ class _Parser:
             if token.kind == "NOT":
                 node = Not(self._count(token), operand)
             else:
-                node = operand if token.kind == "+" else _negated(token.at, operand)
+                node = operand if token.kind == "+" else _negate(token.at, operand)
         self._depth -= 1
         return node
 
@@ -361,7 +361,7 @@ class _Parser:
         node: Expression
         match token.kind:
             case "text":
-                node = Text(at, _unquoted(token.text))
+                node = Text(at, _unquote(token.text))
             case "integer":
                 node = _integer(token)
             case "double":
@@ -373,7 +373,7 @@ class _Parser:
             case "name":
                 node = Property(at, token.text)
             case _:
-                raise self._unexpected("a literal, a property or an opening parenthesis")
+                raise self._syntax_error("a literal, a property or an opening parenthesis")
         self._next_token()
         return node
 
@@ -385,12 +385,12 @@ class _Parser:
         path = self._expect("text")
         self._expect(")")
         try:
-            return Field(word.at, field_name(_unquoted(path.text)))
+            return Field(word.at, field_name(_unquote(path.text)))
         except ValueError as error:
             raise SqlError(path.at, str(error)) from error
 
 
-def _unquoted(image: str) -> str:
+def _unquote(image: str) -> str:
     return image[1:-1].replace("''", "'")
 
 
@@ -411,7 +411,7 @@ def _double(token: _Token) -> Number:
     return Number(token.at, value, "double")
 
 
-def _negated(at: int, operand: Expression) -> Expression:
+def _negate(at: int, operand: Expression) -> Expression:
     if isinstance(operand, Number):
         return Number(at, -operand.value, operand.kind, literal=False)
     return NullValue(at)

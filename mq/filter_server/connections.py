@@ -38,7 +38,7 @@ from mq.protocol.requests.filters import RegisterMessageFilterClass
 from mq.protocol.requests.pull import LitePullMessage, PullExt, PullMessage
 from mq.protocol.wire.encoding import ONEWAY_FLAG, encode_response, pull_response_header
 from mq.protocol.wire.request import Request
-from mq.tls_or_plain import Stream, TlsFailed, secured
+from mq.tls_or_plain import Stream, TlsFailed, secure
 
 REQUEST_BYTES_MAX: Final = PROGRAM_BYTES_MAX + 64 * 1024
 _RECEIVE_BYTES: Final = 64 * 1024
@@ -96,7 +96,7 @@ class Connections:
             return
         self.figures.connections += 1
         try:
-            await _Connection(self, await self._secured(stream), address).run()
+            await _Connection(self, await self._secure(stream), address).run()
         except FrameError as error:
             self.log.warning("bad_frame", peer=address, error=error.reason)
         except TlsFailed as error:
@@ -110,12 +110,12 @@ class Connections:
             self.figures.connections -= 1
             await trio.aclose_forcefully(stream)
 
-    async def _secured(self, stream: trio.SocketStream) -> Stream:
+    async def _secure(self, stream: trio.SocketStream) -> Stream:
         await trio.lowlevel.checkpoint()
         if self._certificate is None:
             return stream
         with trio.move_on_after(_IDLE_SECONDS):
-            return await secured(stream, self._certificate.context, must=self._must_use_tls)
+            return await secure(stream, self._certificate.context, must=self._must_use_tls)
         raise TlsFailed("the client sent no TLS handshake in time")
 
 
@@ -211,7 +211,7 @@ class _Connection:
     ) -> list[bytes]:
         """The frame of the answer, in parts; none for a request without an answer."""
 
-        def refused(opaque: int, code: int, remark: str) -> list[bytes]:
+        def refuse(opaque: int, code: int, remark: str) -> list[bytes]:
             return [encode_response(opaque, code, remark=remark, serialization=serialization)]
 
         await trio.lowlevel.checkpoint()
@@ -219,14 +219,14 @@ class _Connection:
             case Response():
                 return []
             case HeaderError():
-                return refused(request.opaque, ResponseCode.SYSTEM_ERROR, request.remark)
+                return refuse(request.opaque, ResponseCode.SYSTEM_ERROR, request.remark)
             case HeartBeat() | UnregisterClient():  # for brokers, and sent over every connection
                 return [encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)]
             case RegisterMessageFilterClass() | PullMessage() | LitePullMessage():
                 pass
             case _:
                 remark = f"request code {request.code} is not one of a filter server"
-                return refused(request.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+                return refuse(request.opaque, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
         try:
             judgement = await self._judge(request, serialization, header, body)
             if isinstance(request, RegisterMessageFilterClass):
@@ -237,11 +237,13 @@ class _Connection:
             reply = await self._pull(request, serialization)
             if judgement.is_limited and len(reply) > 1 and reply[1]:
                 frame = encode_frame(serialization, header, body)
-                check = await self._server.link.judge(request.ext.topic, self._address, frame, _given(reply[1]))
+                check = await self._server.link.judge(
+                    request.ext.topic, self._address, frame, _message_volume(reply[1])
+                )
                 judgement.paid_at = trio.current_time() + check.wait_ms / 1000
             return reply
         except (ClientError, ProgramInvalid) as error:
-            return refused(request.opaque, *refusal(error))
+            return refuse(request.opaque, *refusal(error))
 
     async def _judge(
         self, request: RegisterMessageFilterClass | Pull, serialization: int, header: bytes, body: bytes
@@ -338,7 +340,7 @@ def _come_again(request: Pull, serialization: int) -> list[bytes]:
     return [pull_response_header(request.opaque, code, offset, 0, offset, 0, "QUOTA_EXCEEDED", 0, serialization)]
 
 
-def _given(body: bytes) -> tuple[int, int]:
+def _message_volume(body: bytes) -> tuple[int, int]:
     """The number of messages in an answer, and their bytes."""
     count = at = 0
     while at < len(body):

@@ -40,7 +40,7 @@ class Figures:
         self.pulls = 0
         self.programs = 0
 
-    def filtered(self, group: str, *, examined: int, passed: int, failed: int, seconds: float) -> None:
+    def count_filtered(self, group: str, *, examined: int, passed: int, failed: int, seconds: float) -> None:
         """Count messages that a filter examined, and the processor seconds it took."""
         figures = self._of(group)
         figures.examined += examined
@@ -52,7 +52,7 @@ class Figures:
         """Count messages that were passed on."""
         self._of(group).passed_bytes += nbytes
 
-    def throttled(self, group: str, seconds: float) -> None:
+    def count_throttled(self, group: str, seconds: float) -> None:
         """Add the seconds that a filter waited because its group had used too much of the processors."""
         self._of(group).throttled_seconds += seconds
 

@@ -18,7 +18,7 @@ from mq.filter.programs import CLASS_FILTER, ProgramInvalid, ProgramName
 from mq.filter_server.broker_link import BrokerLink
 from mq.filter_server.figures import Figures
 from mq.filter_server.loaded_programs import Program, Programs
-from mq.filter_server.picking import Picked, Records, pick, records_in, seen_by_filter
+from mq.filter_server.picking import FilterResult, Records, pick, records_in, seen_by_filter
 from mq.filter_server.pull_progress import EXAMINED_MAX, PullHead, PullProgress, PullResponse
 from mq.filter_server.wasm_sandbox import Verdicts
 from mq.protocol.codes import ResponseCode
@@ -68,14 +68,14 @@ class FilteredPulls:
         hold_seconds = min(max(ext.suspend_timeout_ms, 0) / 1000, HOLD_SECONDS_MAX) if ext.sys_flag & SUSPEND else 0.0
         progress = PullProgress(int(ext.queue_offset), ext.max_messages, hold_seconds, self._clock())
         while not progress.is_over():
-            batch = program.to_examine(progress.wanted, EXAMINED_MAX)
+            batch = program.to_examine(progress.room_count, EXAMINED_MAX)
             try:
                 reply, body = await self._read(ext, tags, progress.offset, batch, progress.read_until)
             except ClientError:
-                if progress.failed():
+                if progress.on_failure():
                     raise
                 break
-            answer = progress.replied(reply, self._clock())
+            answer = progress.on_response(reply, self._clock())
             if answer is not None:
                 return answer
             if reply.code != ResponseCode.SUCCESS:
@@ -84,7 +84,7 @@ class FilteredPulls:
                 continue
             if not await self._turn(program, ext.consumer_group, progress.turn_until):
                 break
-            progress.picked(await self._examine(program, ext, body, reply.next_offset, progress), self._clock())
+            progress.add_result(await self._examine(program, ext, body, reply.next_offset, progress), self._clock())
         if progress.nbytes:
             self._figures.add_passed(ext.consumer_group, progress.nbytes)
         return progress.answer()
@@ -116,7 +116,7 @@ class FilteredPulls:
             await program.turn.acquire()
             try:
                 if (pause := program.budget.wait_seconds(self._clock())) > 0:
-                    self._figures.throttled(group, pause)
+                    self._figures.count_throttled(group, pause)
                     await trio.sleep(pause)
             except trio.Cancelled:
                 program.turn.release()
@@ -126,7 +126,7 @@ class FilteredPulls:
 
     async def _examine(
         self, program: Program, ext: PullExt, body: memoryview, next_offset: int, progress: PullProgress
-    ) -> Picked:
+    ) -> FilterResult:
         """Filter the records of an answer, and take the accepted ones. Ends the turn."""
         data = bytes(body)
         try:
@@ -139,11 +139,11 @@ class FilteredPulls:
         for position in failures:
             passes[position] = not skips
         program.count_messages(len(passes), sum(passes))
-        selection = pick(data, records, passes, next_offset, count_max=progress.wanted, room=progress.room)
+        selection = pick(data, records, passes, next_offset, count_max=progress.room_count, room=progress.room)
         positions = sorted(position for position in failures if position < selection.examined)
         for position in positions:
             self._log_failure(ext, records.queue_offsets[position], failures[position], skips=skips)
-        self._figures.filtered(
+        self._figures.count_filtered(
             ext.consumer_group,
             examined=selection.examined,
             passed=len(selection.passed),

@@ -193,7 +193,7 @@ class JavaSandbox:
         for each in idle:
             each.rest()
 
-    def ended(self, java_filter: JavaFilter) -> None:
+    def on_end(self, java_filter: JavaFilter) -> None:
         """Note that a filter no longer has a process."""
         with self._lock:
             self._filters.pop(java_filter, None)
@@ -240,7 +240,7 @@ class JavaFilter:
         """Raises ProgramInvalid if the class cannot be used."""
         with self._lock:
             try:
-                self._started()
+                self._start()
             except MachineFailed as failed:
                 raise ProgramInvalid(f"the class cannot be used: {failed}") from failed
 
@@ -259,7 +259,7 @@ class JavaFilter:
                 machine: Machine | None = None
                 begin = time.perf_counter()
                 try:
-                    machine = self._started()
+                    machine = self._start()
                     answer = machine.filter(block, at, end, max(0.0, min(remaining, 1.0)), self._seconds)
                 except MachineFailed as failed:
                     self._stop()
@@ -308,7 +308,7 @@ class JavaFilter:
         with self._lock:
             self._stop()
 
-    def _started(self) -> Machine:
+    def _start(self) -> Machine:
         """The started process. Raises MachineFailed."""
         self._sandbox.begins(self)
         if self._machine is None:
@@ -320,4 +320,4 @@ class JavaFilter:
         machine, self._machine = self._machine, None
         if machine is not None:
             machine.kill()
-        self._sandbox.ended(self)
+        self._sandbox.on_end(self)

@@ -135,7 +135,7 @@ class Programs:
     async def of(self, group: str, topic: str, name: ProgramName) -> Program:
         """The program, which is fetched if it is not in memory. Raises ProgramInvalid, ClientError."""
         key = group, topic, name.text
-        if (there := self._known(key)) is not None:
+        if (there := self._load_known(key)) is not None:
             await trio.lowlevel.checkpoint()
             return there
         return await self._once(key, name, partial(self._fetch, group, topic, name))
@@ -151,7 +151,7 @@ class Programs:
             return content
 
         try:
-            there = self._known(key)
+            there = self._load_known(key)
             program = await self._once(key, name, uploaded) if there is None else there
         except ProgramInvalid as refused:
             self._note_upload(group, topic, str(refused))
@@ -194,14 +194,14 @@ class Programs:
         lock = self._loading.setdefault(key, trio.Lock())
         try:
             async with lock:
-                if (there := self._known(key)) is not None:
+                if (there := self._load_known(key)) is not None:
                     return there
                 return await self._load(key, name, await content())
         finally:
             if not lock.statistics().tasks_waiting:
                 self._loading.pop(key, None)
 
-    def _known(self, key: Key) -> Program | None:
+    def _load_known(self, key: Key) -> Program | None:
         there = self._loaded.get(key)
         if there is not None:
             self._loaded.move_to_end(key)

@@ -68,7 +68,7 @@ def seen_by_filter(data: bytes, records: Records, body_bytes_max: int) -> tuple[
     return block_of(messages, heads), unreadable
 
 
-class Picked(NamedTuple):
+class FilterResult(NamedTuple):
     """The outcome of filtering some records.
 
     Attributes:
@@ -86,7 +86,7 @@ class Picked(NamedTuple):
 
 def pick(
     data: bytes, records: Records, passes: Sequence[bool], next_offset: int, *, count_max: int, room: int
-) -> Picked:
+) -> FilterResult:
     """Take accepted records, up to ``count_max`` records and ``room`` bytes, but always one.
 
     ``passes`` are the decisions on the first records, ``next_offset`` is the one behind the last record.
@@ -102,4 +102,4 @@ def pick(
         parts.append(view[begin:end])
         nbytes += end - begin
     is_cut = count < len(records.ends)
-    return Picked(parts, count, records.queue_offsets[count] if is_cut else next_offset, is_cut)
+    return FilterResult(parts, count, records.queue_offsets[count] if is_cut else next_offset, is_cut)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from mq.filter_server.picking import Picked
+from mq.filter_server.picking import FilterResult
 from mq.protocol.codes import ResponseCode
 from mq.protocol.numbers import QueueOffset
 
@@ -68,7 +68,7 @@ class PullProgress:
         return self._is_over
 
     @property
-    def wanted(self) -> int:
+    def room_count(self) -> int:
         """The number of further messages to let through."""
         return self._wanted - len(self._passed)
 
@@ -87,14 +87,14 @@ class PullProgress:
         """The time until which the pull waits for the filter."""
         return self._turn_until
 
-    def failed(self) -> bool:
-        """Note that the broker refused a read, or did not answer. Returns whether to raise the error now: only if no
-        message was looked at; otherwise the next pull gets it.
+    def on_failure(self) -> bool:
+        """Note that the broker refused a read, or did not answer. Returns whether to raise that: no if messages were
+        looked at before, which they stay; the next pull gets the error.
         """
         self._is_over = True
         return self.offset == self._first
 
-    def replied(self, reply: PullHead, now: float) -> PullResponse | None:
+    def on_response(self, reply: PullHead, now: float) -> PullResponse | None:
         """Note a broker's answer to a read; returns it if the consumer is to get it unchanged, else None."""
         self._low, self._high = reply.low, reply.high
         if reply.code == ResponseCode.PULL_OFFSET_MOVED:
@@ -107,14 +107,14 @@ class PullProgress:
                 self._deadline = min(self._deadline, self._begun + PROGRESS_SECONDS)
         return None
 
-    def picked(self, selection: Picked, now: float) -> None:
+    def add_result(self, selection: FilterResult, now: float) -> None:
         """Note examined messages: their offset, and those that passed."""
         assert selection.next_offset >= self.offset, f"examined from {self.offset} to {selection.next_offset}"
         self.offset = selection.next_offset
         self._passed += selection.passed
         self.nbytes += sum(map(len, selection.passed))
         if self._passed:
-            is_full = self.wanted <= 0 or self.room <= 0 or selection.is_cut
+            is_full = self.room_count <= 0 or self.room <= 0 or selection.is_cut
             self._is_over = is_full or self.offset >= self._high or now >= self._begun + GATHER_SECONDS
         else:
             self._deadline = min(self._deadline, self._begun + PROGRESS_SECONDS)

@@ -227,7 +227,7 @@ class _Instance:
         _write(self._memory.data_ptr(store), self._address, block.data, first, nbytes)
         self._refill()
         try:
-            self._run(store, begin, end, _signed(self._address - first))
+            self._run(store, begin, end, _as_signed(self._address - first))
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             position = self._at.value(store)
             assert begin <= position <= end, f"the filter failed at message {position} of {begin} to {end}"
@@ -256,7 +256,7 @@ def _write(memory: Any, to: int, data: bytes, begin: int = 0, nbytes: int | None
     ctypes.memmove(ctypes.addressof(memory.contents) + to, source + begin, len(data) if nbytes is None else nbytes)
 
 
-def _signed(number: int) -> int:
+def _as_signed(number: int) -> int:
     """The number as wasmtime takes an ``i32``."""
     number &= 0xFFFFFFFF
     return number - (number >> 31 << 32)

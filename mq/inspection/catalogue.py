@@ -65,7 +65,7 @@ class CatalogueAdmin(UserAdmin):
         configs: dict[str, dict[str, TopicConfig]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             code = RequestCode.GET_ALL_TOPIC_CONFIG
-            answer, body = await self._opened().call(address, code, timeout=TABLE_SECONDS)
+            answer, body = await self._open_core().call(address, code, timeout=TABLE_SECONDS)
             table = read_body(TopicConfigTable.decode, body).topics
             total = answer.ext.get("totalTopicNum", "")
             if total.isdecimal() and int(total) > len(table):
@@ -78,7 +78,7 @@ class CatalogueAdmin(UserAdmin):
         """The stored offsets of all groups, also of deleted ones, and in topics that were deleted."""
         offsets_by_group: dict[str, dict[MessageQueue, int]] = {}
         for broker, address in (await self._leaders(None, None)).items():
-            _, body = await self._opened().call(address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout=TABLE_SECONDS)
+            _, body = await self._open_core().call(address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout=TABLE_SECONDS)
             for key, offsets in read_body(read_offset_rows, body).items():
                 topic, _, group = key.partition("@")
                 for queue_id, offset in offsets.items():
@@ -160,7 +160,9 @@ class CatalogueAdmin(UserAdmin):
         while remaining:
             body = QueueQuestions(topics=remaining[:TOPICS_MAX]).encode()
             try:
-                _, answer = await self._opened().call(address, RequestCode.ASK_QUEUES, body=body, timeout=TABLE_SECONDS)
+                _, answer = await self._open_core().call(
+                    address, RequestCode.ASK_QUEUES, body=body, timeout=TABLE_SECONDS
+                )
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     return None
@@ -190,7 +192,7 @@ class CatalogueAdmin(UserAdmin):
                 some = groups[begin : begin + GROUPS_MAX]
                 question = MembersQuestion(groups=some, queues=queues, differing=differing and begin == 0)
                 try:
-                    _, body = await self._opened().call(
+                    _, body = await self._open_core().call(
                         address, RequestCode.ASK_MEMBERS, body=question.encode(), timeout=TABLE_SECONDS
                     )
                 except BrokerError as error:
@@ -226,7 +228,7 @@ class CatalogueAdmin(UserAdmin):
             forward_only=False,
         )
         await call_leader(
-            self._opened(),
+            self._open_core(),
             queue.topic,
             queue.broker_name,
             RequestCode.UPDATE_CONSUMER_OFFSET,

@@ -24,7 +24,7 @@ REPLICA_SECONDS: Final = 3.0
 """A replica that does not answer for so long is left out."""
 
 
-class Held(NamedTuple):
+class MessageCount(NamedTuple):
     """The number of messages that a topic has, and of its queues."""
 
     messages: int
@@ -75,18 +75,18 @@ class QueryingAdmin(CatalogueAdmin):
             and (address := info.brokers[name].broker_addrs.get(LEADER_ID)) is not None
         }
 
-    async def held(self, topics: Mapping[str, Sequence[str]]) -> dict[str, Held] | None:
+    async def message_counts(self, topics: Mapping[str, Sequence[str]]) -> dict[str, MessageCount] | None:
         """The number of messages of topics; ``topics`` names the broker groups of each. One request per broker group.
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """
-        counts: dict[str, Held] = {}
+        counts: dict[str, MessageCount] = {}
         for broker, address in (await self._leaders(None, None)).items():
             topics_of_broker = [topic for topic, brokers in topics.items() if broker in brokers]
             if not topics_of_broker:
                 continue
             try:
-                _, body = await self._opened().call(
+                _, body = await self._open_core().call(
                     address, RequestCode.ASK_TOPIC_ENDS, {"current": "false"}, body=encode_topics(topics_of_broker)
                 )
             except BrokerError as error:
@@ -94,9 +94,9 @@ class QueryingAdmin(CatalogueAdmin):
                     return None
                 raise
             for topic, ends in zip(topics_of_broker, read_body(decode_ends, body), strict=False):
-                before = counts.get(topic, Held(0, 0))
+                before = counts.get(topic, MessageCount(0, 0))
                 count = sum(ends.ends) - sum(ends.firsts)
-                counts[topic] = Held(before.messages + count, before.queues + len(ends.ends))
+                counts[topic] = MessageCount(before.messages + count, before.queues + len(ends.ends))
         return counts
 
     async def topic_use(self, topic: str) -> dict[str, TopicUse] | None:
@@ -107,7 +107,7 @@ class QueryingAdmin(CatalogueAdmin):
         use_by_broker: dict[str, TopicUse] = {}
         ext = TopicExt(topic=topic).fields()
         for broker, address in (await self._leaders_of(topic)).items():
-            answer = await unless_unknown(self._opened().call(address, RequestCode.ASK_TOPIC_USE, ext))
+            answer = await unless_unknown(self._open_core().call(address, RequestCode.ASK_TOPIC_USE, ext))
             if answer is None:
                 return None
             use_by_broker[broker] = read_body(TopicUse.decode, answer[1])
@@ -129,7 +129,7 @@ class QueryingAdmin(CatalogueAdmin):
 
         async def ask(replica: str, address: str) -> None:
             try:
-                _, body = await self._opened().call(address, code, {}, timeout=REPLICA_SECONDS)
+                _, body = await self._open_core().call(address, code, {}, timeout=REPLICA_SECONDS)
                 seen.answers[replica] = read_body(decode, body)
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -156,7 +156,7 @@ class QueryingAdmin(CatalogueAdmin):
         ext = AskPendingExt(kind=kind, count=count).fields()
         for broker, address in (await self._leaders(None, None)).items():
             try:
-                _, body = await self._opened().call(address, RequestCode.ASK_PENDING, ext)
+                _, body = await self._open_core().call(address, RequestCode.ASK_PENDING, ext)
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     return None

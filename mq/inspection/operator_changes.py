@@ -26,7 +26,7 @@ class ChangingAdmin(UserAdmin):
         Raises MessageRefused for a text that is not a handle, NotRecalled if the message was delivered or recalled, and
         ClientError.
         """
-        return await recall(self._opened(), OPERATOR, handle, seconds=RECALL_SECONDS)
+        return await recall(self._open_core(), OPERATOR, handle, seconds=RECALL_SECONDS)
 
     async def change_settings(self, address: str, settings: Mapping[str, str]) -> None:
         """Change settings of one running broker until it restarts (request code 25): all of them, or none.
@@ -34,7 +34,7 @@ class ChangingAdmin(UserAdmin):
         Raises BrokerError for one that does not exist, cannot be changed, or has a bad value.
         """
         body = encode_properties(settings)
-        await self._opened().call(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
+        await self._open_core().call(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
 
     async def resume_transaction(self, broker: str, offset_message_id: str) -> None:
         """Let a transaction that was given up be checked again (request code 323); twice does the same as once.
@@ -45,4 +45,4 @@ class ChangingAdmin(UserAdmin):
         if address is None:
             raise NoRoute("", f"broker group {broker} has no leader")
         ext = ResumeCheckHalfMessageExt(message_id=offset_message_id)
-        await self._opened().call(address, RequestCode.RESUME_CHECK_HALF_MESSAGE, ext.fields())
+        await self._open_core().call(address, RequestCode.RESUME_CHECK_HALF_MESSAGE, ext.fields())

@@ -19,7 +19,7 @@ class TraceEvent:
 
 def trace_events(story: MessageTrace) -> list[TraceEvent]:
     """All events of a trace, the earliest first. Texts of clients are on one line, without control characters."""
-    events = [TraceEvent(sent.timestamp_ms, _sent(sent)) for sent in story.sent]
+    events = [TraceEvent(sent.timestamp_ms, _send_text(sent)) for sent in story.sent]
     for transaction in story.transactions:
         check = ", after a check-back of the broker" if transaction.from_check else ""
         text = f"{_name(transaction.group)} ended the transaction: {_name(transaction.state)}{check}"
@@ -27,7 +27,7 @@ def trace_events(story: MessageTrace) -> list[TraceEvent]:
     for recall in story.recalled:
         how = "recalled it" if recall.success else "failed to recall it"
         events.append(TraceEvent(recall.timestamp_ms, f"{_name(recall.group)} {how}"))
-    events += [TraceEvent(handling.begun.timestamp_ms, _handled(handling)) for handling in story.handled]
+    events += [TraceEvent(handling.begun.timestamp_ms, _handling_text(handling)) for handling in story.handled]
     return sorted(events, key=lambda event: event.at_ms)
 
 
@@ -41,7 +41,7 @@ def trace_summary(story: MessageTrace) -> list[str]:
     return lines or ["no consumer with tracing handled it"]
 
 
-def _sent(send: Sent) -> str:
+def _send_text(send: Sent) -> str:
     what = f"{_KINDS.get(MessageKind(send.kind), '') if send.kind in set(MessageKind) else ''}message"
     result = "sent" if send.success else "failed to send"
     more = "".join(f", {name} {_name(value)}" for name, value in (("tags", send.tags), ("keys", send.keys)) if value)
@@ -51,7 +51,7 @@ def _sent(send: Sent) -> str:
     )
 
 
-def _handled(handling: TracedHandling) -> str:
+def _handling_text(handling: TracedHandling) -> str:
     start, end = handling.begun, handling.ended
     attempt = f" (delivery {start.retry_times + 1})" if start.retry_times else ""
     if end is None:

@@ -22,7 +22,7 @@ import mq
 from mq.client.errors import ClientError
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ask_cluster
 from mq.local_cluster.port_reservation import HOST
-from mq.local_cluster.ports import Ports, check_ports_of_new_directory, choose_ports, held
+from mq.local_cluster.ports import Ports, check_ports_of_new_directory, choose_ports, lock_directory
 from mq.local_cluster.processes import POLL_SECONDS, READY_SECONDS_MAX, Processes, ServersFailed
 from raftlog.net.secret_file import FILE_NAME, create_secret
 
@@ -88,8 +88,8 @@ class DevCluster:
         """
         shared_namesrv = None if beside is None else beside.ports.namesrv
         check_ports_of_new_directory(directory, nodes, ports, shared_namesrv)
-        directory = _made(directory)
-        with held(directory):
+        directory = _make_directory(directory)
+        with lock_directory(directory):
             ports = choose_ports(directory, nodes, ports, shared_namesrv)
             create_secret(str(directory / FILE_NAME))
             processes = Processes(directory / "logs")
@@ -228,9 +228,9 @@ class DevCluster:
         """Raises ServersFailed if a server has ended unexpectedly."""
         self._processes.check()
 
-    def ended(self) -> dict[str, int]:
+    def exit_codes(self) -> dict[str, int]:
         """Exit codes of servers that have ended unexpectedly, by name; a negative one is a signal."""
-        return self._processes.ended()
+        return self._processes.exit_codes()
 
     async def start_proxy(self, port: int) -> int:
         """Start a proxy for gRPC clients and wait until it listens; returns its port, the given one unless that is 0.
@@ -318,7 +318,7 @@ def _python_path() -> str:
     return os.pathsep.join([str(Path(mq.__file__).parent.parent), *paths])
 
 
-def _made(directory: Path) -> Path:
+def _make_directory(directory: Path) -> Path:
     directory = directory.resolve()
     (directory / "logs").mkdir(parents=True, exist_ok=True)
     return directory

@@ -67,7 +67,7 @@ class Ports:
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
     """Lock ``directory`` until the block or this process ends. Raises ServersFailed, OSError."""
     with (directory / LOCK_FILE).open("a+") as file:
         try:
@@ -83,7 +83,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a living process has locked this file, as `held` locks a directory's. Raises OSError."""
+    """Whether a living process has locked this file, as `lock_directory` locks a directory's. Raises OSError."""
     try:
         with file.open("r") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)

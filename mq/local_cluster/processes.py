@@ -172,14 +172,14 @@ class Processes:
         """Treat the end of the process as unexpected again."""
         self._children[name].wanted = True
 
-    def ended(self) -> dict[str, int]:
+    def exit_codes(self) -> dict[str, int]:
         """Exit codes of processes that ended unexpectedly, by name; a negative one is a signal."""
         codes = {name: child.poll() for name, child in self._children.items() if child.wanted}
         return {name: code for name, code in codes.items() if code is not None}
 
     def check(self) -> None:
         """Raises ServersFailed if one has ended unexpectedly."""
-        for name, code in self.ended().items():
+        for name, code in self.exit_codes().items():
             raise ServersFailed(f"{name} stopped with exit code {code}: {self.last_words(name)}")
 
     def last_words(self, name: str) -> str:

@@ -97,7 +97,7 @@ def render(
                 for values, value in family.samples[at : at + SAMPLES_IN_STEP]:
                     if (text := labels.get(values)) is None:
                         if (text := texts_by_values.get(values)) is None:
-                            text = template % (*[_escaped(values[label]) for label in order],)
+                            text = template % (*[_escape(values[label]) for label in order],)
                         labels[values] = text
                     lines.append(f"{name}{text}{_number(value)}\n")
                 # No text that a client sent may make metrics fail.
@@ -116,7 +116,7 @@ def _template(labels: tuple[str, ...]) -> tuple[str, list[int]]:
 
 
 @lru_cache(maxsize=8192)
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

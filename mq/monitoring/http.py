@@ -129,11 +129,11 @@ class Monitoring:
                     return
                 if request is None:
                     return
-                with self._steps.measured():
+                with self._steps.measure():
                     # Not while the answer is sent: the peer may read it slowly.
                     with self._giving_way():
                         response = await self._answer(request)
-                    for part in _encoded(connection, request, response):
+                    for part in _encode(connection, request, response):
                         for at in range(0, len(part), SENT_AT_ONCE_BYTES):
                             await stream.send_all(part[at : at + SENT_AT_ONCE_BYTES])
             if scope.cancelled_caught or connection.our_state is not h11.DONE:
@@ -187,7 +187,7 @@ async def _refuse(connection: h11.Connection, stream: trio.abc.Stream) -> None:
         await stream.send_all((connection.send(head) or b"") + (connection.send(h11.EndOfMessage()) or b""))
 
 
-def _encoded(connection: h11.Connection, request: h11.Request, response: Response) -> list[memoryview]:
+def _encode(connection: h11.Connection, request: h11.Request, response: Response) -> list[memoryview]:
     """The response in parts; its body is not copied."""
     head = h11.Response(
         status_code=response.status,

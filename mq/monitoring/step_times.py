@@ -31,7 +31,7 @@ class StepTimes:
         self._cpu = EventLoopLag()
 
     @contextmanager
-    def measured(self) -> Iterator[None]:
+    def measure(self) -> Iterator[None]:
         """Measure all steps of the current task within the block, the first from its beginning."""
         steps = _Steps(trio.lowlevel.current_task(), self._clock, self._cpu_clock, self._add_step)
         trio.lowlevel.add_instrument(steps)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from mq.accounts import Account, Accounts
-from mq.protocol.access.expected_fields import unexpected
+from mq.protocol.access.expected_fields import unexpected_part
 from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, header_fields
 from mq.protocol.incoming.headers import UnknownRequest
 from mq.protocol.requests.namesrv import (
@@ -38,7 +38,7 @@ OF_ADMINISTRATORS: Final[frozenset[type[Request]]] = frozenset(
 )
 
 
-def denied(
+def denial(
     accounts: Accounts,
     request: Request | UnknownRequest,
     serialization: int,
@@ -78,6 +78,6 @@ def _not_signed(account: Account, request: Request, fields: Mapping[str, str], b
         return f"the signature does not match the access key {account.access_key}: check the secret key"
     if fields.get(SIGNED_CODE, str(request.code)) != str(request.code):
         return f"the request was signed for code {fields[SIGNED_CODE][:16]}, not {request.code}"
-    if LENGTHS not in fields and (more := unexpected(request, fields, body, None)):
+    if LENGTHS not in fields and (more := unexpected_part(request, fields, body, None)):
         return f"the request has {more}, which no client sends: its signature may be a recorded one"
     return None

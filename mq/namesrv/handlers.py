@@ -9,7 +9,7 @@ from typing import Any, Final
 import structlog
 
 from mq.accounts import Accounts
-from mq.namesrv.access import denied
+from mq.namesrv.access import denial
 from mq.namesrv.kv_config import ORDER_TOPIC_NAMESPACE, KvConfig, KvInvalid
 from mq.namesrv.route_table import (
     LEADER_ID,
@@ -18,7 +18,7 @@ from mq.namesrv.route_table import (
     BrokerId,
     NameTooLong,
     NameUnusual,
-    Registered,
+    RegisterResult,
     RouteTable,
     TableFull,
 )
@@ -171,7 +171,7 @@ class Handlers:
             # A name server sends no requests. RocketMQ's also logs such an answer and continues.
             self._log.debug("unexpected_response", peer=connection, code=request.code, opaque=request.opaque)
             return b""
-        answer = self._denied(request, serialization, header, body, connection) or self._answer(
+        answer = self._denial(request, serialization, header, body, connection) or self._answer(
             request, body, connection
         )
         if len(answer.body) > _ANSWER_BYTES_MAX:
@@ -200,7 +200,7 @@ class Handlers:
         for broker in self._table.expire(self._clock()):
             self._log.warning("broker_expired", **_fields(broker))
 
-    def _denied(
+    def _denial(
         self,
         request: Request | UnknownRequest,
         serialization: int,
@@ -212,7 +212,7 @@ class Handlers:
         if self._accounts is None:
             return None
         address = str(connection).rpartition(":")[0]
-        reason = denied(self._accounts(), request, serialization, header, body, address)
+        reason = denial(self._accounts(), request, serialization, header, body, address)
         if reason is None:
             return None
         self._denied_count += 1
@@ -397,7 +397,7 @@ def _fields(broker: BrokerId) -> dict[str, object]:
     }
 
 
-def _leader_fields(result: Registered) -> dict[str, str] | None:
+def _leader_fields(result: RegisterResult) -> dict[str, str] | None:
     if result.leader_address is None:
         return None
     reply = RegistrationReply(ha_server_address=result.leader_ha_address or "", leader_address=result.leader_address)

@@ -69,7 +69,7 @@ class BrokerId:
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisterResult:
     """The answer to a broker: its group's leader, unless it leads itself. ``accepted`` is False for a deposed
     leader.
     """
@@ -129,7 +129,7 @@ class RouteTable:
         ha_address: str = "",
         expiry_seconds: float | None = None,
         whole: bool = False,
-    ) -> Registered:
+    ) -> RegisterResult:
         """Register a broker with its id and its topics.
 
         The topics count only if it leads its group, and only if their version is new, or if they are missing. With
@@ -140,7 +140,7 @@ class RouteTable:
         self._check_room(broker, body)
         known_group = self._groups.get(broker.group)
         if known_group is not None and self._newer_holder(known_group, broker, body.data_version) is not None:
-            return Registered(accepted=False)
+            return RegisterResult(accepted=False)
         before = self._live.get(broker.address)
         if before is not None and before.broker.group != broker.group:
             self._remove(before)
@@ -170,11 +170,11 @@ class RouteTable:
                 self._take_topics(broker.group, body)
             elif whole:
                 self._take_topics(broker.group, body, only_missing=True)
-            return Registered()
+            return RegisterResult()
         if LEADER_ID not in group.addresses:
-            return Registered()
+            return RegisterResult()
         leader = self._live[group.addresses[LEADER_ID]]
-        return Registered(leader_address=leader.broker.address, leader_ha_address=leader.ha_address)
+        return RegisterResult(leader_address=leader.broker.address, leader_ha_address=leader.ha_address)
 
     def unregister_broker(self, broker: BrokerId) -> Hashable | None:
         """Remove a broker. Returns the connection over which it last registered; None if it is not known."""

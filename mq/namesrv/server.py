@@ -27,7 +27,7 @@ from mq.protocol.access.address_patterns import is_loopback
 from mq.protocol.errors import FrameError
 from mq.protocol.frames import split_frames
 from mq.protocol.incoming.partial_requests import SMALL_BYTES, PartialRequests
-from mq.tls_or_plain import Stream, TlsFailed, secured
+from mq.tls_or_plain import Stream, TlsFailed, secure
 
 RECEIVE_BYTES = 64 * 1024
 REPLY_BYTES = 1024 * 1024
@@ -248,7 +248,7 @@ class _Server:
             self._close_stranger(oldest)
         try:
             with peer.scope:
-                await self._serve(await self._secured(stream, peer), peer)
+                await self._serve(await self._secure(stream, peer), peer)
         except FrameError as error:
             self._log.warning("bad_frame", peer=connection, error=error.reason)
         except TlsFailed as error:
@@ -265,17 +265,17 @@ class _Server:
             self._connections -= 1
             self._unidentified.discard(peer)
             del self._peers[connection]
-            self._partial_requests.finished(peer)
+            self._partial_requests.on_frame_end(peer)
             self._handlers.connection_closed(connection)
             await trio.aclose_forcefully(stream)
 
-    async def _secured(self, stream: trio.SocketStream, peer: _Peer) -> Stream:
+    async def _secure(self, stream: trio.SocketStream, peer: _Peer) -> Stream:
         """The stream, wrapped for TLS as the settings require. Raises TlsFailed."""
         await trio.lowlevel.checkpoint()
         if self._certificate is None:
             return stream
         with trio.move_on_after(self._settings.idle_seconds_max) as waiting:
-            return await secured(stream, self._certificate.context, must=self._settings.tls_mode == "enforcing")
+            return await secure(stream, self._certificate.context, must=self._settings.tls_mode == "enforcing")
         assert waiting.cancelled_caught, "no stream came, and nothing was cancelled"
         raise TlsFailed("the client sent no TLS handshake in time")
 
@@ -324,7 +324,7 @@ class _Server:
                 del received[:consumed]
                 peer.answering_bytes = consumed
                 peer.unfinished = False
-                self._partial_requests.finished(peer)
+                self._partial_requests.on_frame_end(peer)
                 self._unidentified.discard(peer)
                 await self._answer(stream, peer, frames)
                 # Only a complete request extends the deadline: single bytes do not keep a connection open.

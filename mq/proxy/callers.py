@@ -96,7 +96,7 @@ def caller_of(call: Call) -> Caller:
     return Caller(client_id, call.peer, call.metadata.get(CLIENT_VERSION, ""), call.deadline)
 
 
-def parsed(kind: type[RequestT], data: bytes | None) -> RequestT:
+def parse_request(kind: type[RequestT], data: bytes | None) -> RequestT:
     """A request. Raises CallRefused if there is none, or it is not of this kind."""
     if data is None:
         raise CallRefused(Status.INTERNAL, "the call has no request")
@@ -115,7 +115,7 @@ def unary(
     """The method for one request and one answer; what `serve` refuses is answered with `refuse`."""
 
     async def method(call: Call) -> None:
-        request = parsed(kind, await call.receive())
+        request = parse_request(kind, await call.receive())
         try:
             answer = await serve(request, await identify(call))
         except CodedError as refused:

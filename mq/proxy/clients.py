@@ -102,7 +102,7 @@ class Clients:
         self._heard_at: dict[str, float] = {}
         self._of_topic: dict[str, dict[TelemetryStream, None]] = {}
 
-    def heard(self, client_id: str) -> None:
+    def on_call(self, client_id: str) -> None:
         """Note that a client has called: it is connected from now on."""
         self._heard_at.pop(client_id, None)
         self._heard_at[client_id] = trio.current_time()
@@ -130,11 +130,11 @@ class Clients:
         """The open telemetry streams."""
         return sum(map(len, self._streams.values()))
 
-    def opened(self, stream: TelemetryStream) -> None:
+    def add_stream(self, stream: TelemetryStream) -> None:
         """Add a stream that begins."""
         self._streams.setdefault(stream.client_id, []).append(stream)
 
-    def closed(self, stream: TelemetryStream) -> None:
+    def remove_stream(self, stream: TelemetryStream) -> None:
         """Forget a stream that has ended."""
         streams = self._streams[stream.client_id]
         streams.remove(stream)
@@ -142,7 +142,7 @@ class Clients:
             del self._streams[stream.client_id]
         self.produces(stream, frozenset())
 
-    def gone(self, client_id: str) -> None:
+    def on_leave(self, client_id: str) -> None:
         """Forget a client that has said that it leaves."""
         self._heard_at.pop(client_id, None)
 

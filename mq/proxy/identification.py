@@ -37,12 +37,12 @@ class Identification:
         """Identify the caller of a call, and note it as connected once it is proved. Raises CodedError, ClientError."""
         caller = caller_of(call)
         if self._signed is None:
-            self._clients.heard(caller.client_id)
+            self._clients.on_call(caller.client_id)
             return caller  # noqa: ASYNC910 - without accounts, no broker is asked
         address = call.peer.rpartition(":")[0].strip("[]")
         user = user_of(call.metadata, address, self._wall_clock_ms(), self._signed)
         await self._known.get(user)
         # Users have no slash in their names, so a client of another user never is the same one.
         client_id = f"{user.user}/{caller.client_id}"
-        self._clients.heard(client_id)
+        self._clients.on_call(client_id)
         return replace(caller, client_id=client_id, extra=user.fields())

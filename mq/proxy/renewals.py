@@ -41,7 +41,7 @@ _Key = tuple[str, str, str]
 Defer = Callable[[str, str, Handle, int, Fields], Awaitable[Handle]]
 
 
-class _Held:
+class _HiddenMessage:
     """A message that is kept hidden for a client.
 
     Attributes:
@@ -107,7 +107,7 @@ class Renewals:
         self._defer = defer
         self._is_here = is_here
         self._log = log
-        self._held: dict[_Key, _Held] = {}
+        self._held: dict[_Key, _HiddenMessage] = {}
         self._of_client: Counter[str] = Counter()
 
     def check_room(self, client_id: str) -> None:
@@ -136,10 +136,10 @@ class Renewals:
         """Keep a message hidden, which was popped and written to a call just now."""
         key = client_id, group, handle.encode()
         self._drop(key)
-        self._held[key] = _Held(group, topic, handle, extra, call, trio.current_time())
+        self._held[key] = _HiddenMessage(group, topic, handle, extra, call, trio.current_time())
         self._of_client[client_id] += 1
 
-    def _drop(self, key: _Key) -> _Held | None:
+    def _drop(self, key: _Key) -> _HiddenMessage | None:
         message = self._held.pop(key, None)
         if message is not None:
             self._of_client[key[0]] -= 1
@@ -153,7 +153,7 @@ class Renewals:
             message.settled = True
 
     @asynccontextmanager
-    async def taken(self, client_id: str, group: str, text: str) -> AsyncGenerator[Handle]:
+    async def take(self, client_id: str, group: str, text: str) -> AsyncGenerator[Handle]:
         """Yield the present handle of a message that a client settles; afterwards it is no longer kept hidden.
 
         If the block fails, it stays as it was. Raises CodedError for an invalid handle.
@@ -179,7 +179,7 @@ class Renewals:
         """Keep messages hidden, until cancelled. A broker that does not answer delays only its own."""
         busy: set[str] = set()
 
-        async def renew(broker: str, due: list[tuple[_Key, _Held]]) -> None:  # noqa: ASYNC910 - something is due
+        async def renew(broker: str, due: list[tuple[_Key, _HiddenMessage]]) -> None:  # noqa: ASYNC910 - something is due
             for at in range(0, len(due), _AT_ONCE):
                 async with trio.open_nursery() as nursery:
                     for key, message in due[at : at + _AT_ONCE]:
@@ -194,15 +194,15 @@ class Renewals:
                         busy.add(broker)
                         brokers.start_soon(renew, broker, due)
 
-    def _due(self, now: float) -> dict[str, list[tuple[_Key, _Held]]]:
+    def _due(self, now: float) -> dict[str, list[tuple[_Key, _HiddenMessage]]]:
         """The messages that would become visible soon, by broker."""
-        due: dict[str, list[tuple[_Key, _Held]]] = {}
+        due: dict[str, list[tuple[_Key, _HiddenMessage]]] = {}
         for key, message in self._held.items():
             if message.renew_at <= now:
                 due.setdefault(message.handle.receipt.broker, []).append((key, message))
         return due
 
-    async def _renew(self, key: _Key, each: _Held) -> None:
+    async def _renew(self, key: _Key, each: _HiddenMessage) -> None:
         if each.lock.locked():
             return  # noqa: ASYNC910 - it is being settled
         async with each.lock:
@@ -222,7 +222,7 @@ class Renewals:
             except ClientError as error:  # asked again a second later
                 self._log.warning("message_not_kept_hidden", group=each.group, topic=each.topic, reason=str(error))
 
-    async def _give_back(self, message: _Held) -> None:
+    async def _give_back(self, message: _HiddenMessage) -> None:
         async with message.lock:
             if message.settled:
                 return

@@ -248,7 +248,7 @@ class ConsumeQueue:
             piece = bytes((offset - start) * QUEUE_ENTRY_BYTES) + entries[at : at + size]
             block, checksum = seal(piece, start, self._seed(start), per_block)
             self._files.write(self._path(start), self._position(start), block)
-            self._files.restored(self, start)
+            self._files.forget_damage(self, start)
             offset, at = stop, at + size
         if end == self._flushed_offset:
             self._checksum = checksum
@@ -278,7 +278,7 @@ class ConsumeQueue:
             self._files.write(self._path(start), self._position(start), block)
             if damaged_range[1] == self._flushed_offset:
                 self._checksum = checksum
-        self._files.restored(self, start)
+        self._files.forget_damage(self, start)
         return True
 
     def expire(self, log_start: PhysicalOffset) -> QueueOffset:
@@ -421,7 +421,7 @@ class ConsumeQueue:
             elif (value := zlib.crc32(data[: count * QUEUE_ENTRY_BYTES], seed)) != self._checksum:
                 raise BlockDamaged("checksum of the block", self._checksum or 0, value)
         except BlockDamaged as damage:
-            raise self._damaged(start, damage.reason, damage.expected, damage.actual) from damage
+            raise self._damage_error(start, damage.reason, damage.expected, damage.actual) from damage
         return self._files.keep_block(self, start, data[: count * QUEUE_ENTRY_BYTES])
 
     def _continue_block(self, start: QueueOffset, count: int) -> None:
@@ -430,20 +430,20 @@ class ConsumeQueue:
         try:
             self._checksum = verify_count(data, start, count, self._seed(start), self._entries_per_block)
         except BlockDamaged as damage:
-            raise self._damaged(start, damage.reason, damage.expected, damage.actual) from damage
+            raise self._damage_error(start, damage.reason, damage.expected, damage.actual) from damage
 
     def _read_block(self, start: QueueOffset) -> bytes:
         size = block_bytes(self._entries_per_block)
         try:
             return self._files.read(self._path(start), self._position(start), size)
         except FileNotFoundError as error:
-            raise self._damaged(start, "the file is missing", size, 0) from error
+            raise self._damage_error(start, "the file is missing", size, 0) from error
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            raise self._damaged(start, "the disk cannot read it", size, 0) from error
+            raise self._damage_error(start, "the disk cannot read it", size, 0) from error
 
-    def _damaged(self, start: QueueOffset, reason: str, expected: int, actual: int) -> QueueFileDamaged:
+    def _damage_error(self, start: QueueOffset, reason: str, expected: int, actual: int) -> QueueFileDamaged:
         error = QueueFileDamaged(self._path(start), f"block of offset {start}: {reason}", expected, actual)
         self._files.damaged.setdefault((self, start), str(error))
         return error

@@ -15,12 +15,12 @@ DROPPED: Final = ".dropped"
 
 def remove_dropped(root: str, dropped_count: int) -> None:
     """Remove the files of all topics dropped before the count was ``dropped_count``. Blocks. Raises OSError."""
-    for number, directory in _dropped(root):
+    for number, directory in _dropped_files(root):
         if number < dropped_count:
             shutil.rmtree(directory)
 
 
-def _dropped(root: str) -> list[tuple[int, str]]:
+def _dropped_files(root: str) -> list[tuple[int, str]]:
     directory = os.path.join(root, DROPPED)
     if not os.path.isdir(directory):
         return []
@@ -34,7 +34,7 @@ def restore_dropped(root: str, queues: Mapping[str, Sequence[QueueRow]], dropped
     """
     remove_dropped(root, dropped_count)
     restored_topics: set[str] = set()
-    for _, directory in _dropped(root):
+    for _, directory in _dropped_files(root):
         for topic in os.listdir(directory):
             if topic in queues and topic not in restored_topics:
                 # Only the oldest belongs to the checkpoint; the others were created after it.

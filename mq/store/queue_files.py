@@ -94,7 +94,7 @@ class QueueFiles:
             self._blocks.popitem(last=False)
         return entries
 
-    def restored(self, queue: Hashable, start: QueueOffset) -> None:
+    def forget_damage(self, queue: Hashable, start: QueueOffset) -> None:
         """Forget a damaged block that is restored, or no longer needed."""
         self._blocks.pop((queue, start), None)
         self.damaged.pop((queue, start), None)

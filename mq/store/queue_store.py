@@ -419,7 +419,7 @@ class QueueStore:
         """Whether there are damaged blocks that are not restored yet."""
         return bool(self._files.damaged)
 
-    def damaged(self) -> list[DamagedBlock]:
+    def damaged_blocks(self) -> list[DamagedBlock]:
         """Damaged blocks that are not restored yet, in order of detection."""
         return [
             DamagedBlock(queue, start, reason)
@@ -516,7 +516,7 @@ class QueueStore:
         assert names == usual, f"{len(names)} queues by encoded name, {len(usual)} by name"
         lite = len(self._queues) - len(usual)
         assert self.lite_count == lite, f"{self.lite_count} queues of lite topics were counted, {lite} are there"
-        damaged_keys = {block.queue.key for block in self.damaged()}
+        damaged_keys = {block.queue.key for block in self.damaged_blocks()}
         for key, queue in self._queues.items():
             assert queue.key == key, f"{queue} is listed as {key}"
             queue.check_invariants()

@@ -13,7 +13,7 @@ _DIGEST_LENGTH: Final = 32
 _ESCAPED: Final = re.compile(rb"[^A-Za-z0-9_-]")
 
 
-def escaped(name: str) -> str:
+def escape(name: str) -> str:
     """The name in characters of topics, as in a URL: `a.b` is `a%2Eb`. Two names are never the same."""
     return _ESCAPED.sub(lambda found: b"%%%02X" % found[0][0], name.encode("utf-8", "surrogatepass")).decode()
 
@@ -21,30 +21,30 @@ def escaped(name: str) -> str:
 @lru_cache(maxsize=4096)
 def queue_topic(prefix: str, queue: str) -> str:
     """The topic of a queue, and the name of the consumer group that shares its messages."""
-    return _fitted(f"{escaped(prefix)}%q_{escaped(queue)}")
+    return _fit(f"{escape(prefix)}%q_{escape(queue)}")
 
 
 def is_queue_topic(prefix: str, topic: str) -> bool:
     """Whether `topic` is the topic of a queue."""
-    return topic.startswith(f"{escaped(prefix)}%q_")
+    return topic.startswith(f"{escape(prefix)}%q_")
 
 
 def exchange_topic(prefix: str, exchange: str) -> str:
     """The topic of messages that are broadcast to an exchange."""
-    return _fitted(f"{escaped(prefix)}%x_{escaped(exchange)}")
+    return _fit(f"{escape(prefix)}%x_{escape(exchange)}")
 
 
 def bindings_topic(prefix: str) -> str:
     """The topic whose attribute says whether bindings have changed."""
-    return _fitted(f"{escaped(prefix)}%bindings")
+    return _fit(f"{escape(prefix)}%bindings")
 
 
 def broadcast_group(prefix: str) -> str:
     """The group under which processes read broadcasts; it stores no offsets."""
-    return _fitted(f"{escaped(prefix)}%broadcasts")
+    return _fit(f"{escape(prefix)}%broadcasts")
 
 
-def _fitted(name: str) -> str:
+def _fit(name: str) -> str:
     """The name, or its beginning and a digest if it is too long; no escaped name has the character between them."""
     if len(name) <= NAME_LENGTH_MAX:
         return name

@@ -59,11 +59,11 @@ class QueueCalls(Admin):
 
     async def leader(self, source: Source) -> str:
         """The address of the leader, as far as is known. Raises ClientError."""
-        return await leader_address(self._opened(), source.topic, source.broker_name)
+        return await leader_address(self._open_core(), source.topic, source.broker_name)
 
     async def connect(self, address: str) -> Connection:
         """Open a connection that is not shared; its `run` must be run. Raises ConnectFailed."""
-        settings = self._opened().settings
+        settings = self._open_core().settings
         return await open_connection(
             address,
             connect_seconds=settings.connect_seconds,
@@ -74,7 +74,7 @@ class QueueCalls(Admin):
 
     async def pop(self, source: Source, queue_id: int, count_max: int, invisible: float) -> list[PoppedMessage]:
         """Messages that are there now, hidden from others for `invisible` seconds. Raises ClientError."""
-        connection = await self._opened().connection(await self.leader(source))
+        connection = await self._open_core().connection(await self.leader(source))
         return await self.pop_at(connection, source, queue_id, count_max, invisible)
 
     async def pop_at(
@@ -136,7 +136,7 @@ class QueueCalls(Admin):
 
     async def wait(self, source: Source, seconds: float) -> bool:
         """Whether the queue has something to pop; a broker answers when it has, or after `seconds`."""
-        remoting = self._opened()
+        remoting = self._open_core()
         connection = await remoting.connection(await leader_address(remoting, source.topic, source.broker_name))
         ext = NotificationExt(
             consumer_group=source.topic,
@@ -158,11 +158,11 @@ class QueueCalls(Admin):
 
     async def refresh(self, topic: str) -> None:
         """Look for the present leaders."""
-        await self._opened().route(topic, refresh=True)
+        await self._open_core().route(topic, refresh=True)
 
     async def sources(self, topic: str) -> dict[Source, int]:
         """The broker groups of a queue's topic, and how many levels of priority it has there. Raises TopicNotFound."""
-        route = await self._opened().route(topic)
+        route = await self._open_core().route(topic)
         levels: dict[Source, int] = {}
         for queue in route.read_queues:
             source = Source(topic, queue.broker_name)
@@ -211,7 +211,7 @@ class QueueCalls(Admin):
     ) -> PopTimes | None:
         try:
             answer, _ = await call_leader(
-                self._opened(),
+                self._open_core(),
                 source.topic,
                 source.broker_name,
                 code,
@@ -231,7 +231,7 @@ class QueueCalls(Admin):
     async def bury(self, source: Source, message: PoppedMessage, reason: str) -> None:
         """Store a message in the dead letter topic of its queue's group. Raises NotADeadLetter."""
         is_stored = await give_back(
-            self._opened(),
+            self._open_core(),
             source.topic,
             message,
             max_reconsume_times=None,
@@ -255,14 +255,14 @@ class QueueCalls(Admin):
         stats = await self.topic_stats(topic)
         progress = await self.group_progress(topic)
 
-        def done(each: GroupProgress) -> int:
+        def end_offset(each: GroupProgress) -> int:
             return each.offset if counts_delivered else max(each.offset, each.pulled)
 
         own = sum(
-            ends.max_offset - (done(found) if (found := progress.get(queue)) is not None else ends.min_offset)
+            ends.max_offset - (end_offset(found) if (found := progress.get(queue)) is not None else ends.min_offset)
             for queue, ends in stats.items()
         )
-        again = sum(each.end - done(each) for queue, each in progress.items() if queue.topic != topic)
+        again = sum(each.end - end_offset(each) for queue, each in progress.items() if queue.topic != topic)
         return max(own + again, 0)
 
     async def purge(self, topic: str) -> int:
@@ -284,7 +284,7 @@ class QueueCalls(Admin):
         """The configuration of all topics. Raises BrokerError without the permission of an administrator."""
         configs: dict[str, TopicConfig] = {}
         for address in (await self._leaders(None, None)).values():
-            _, body = await self._opened().call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+            _, body = await self._open_core().call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
             for name, config in read_body(TopicConfigTable.decode, body).topics.items():
                 configs.setdefault(name, config)
         return configs

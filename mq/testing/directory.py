@@ -31,7 +31,7 @@ def new_directory() -> Iterator[Path]:
     """An empty directory, until the block ends. Raises OSError."""
     parent = _MEMORY if _has_room(_MEMORY) else Path(tempfile.gettempdir())
     _sweep(parent)
-    directory, lock = _locked(parent)
+    directory, lock = _lock_new(parent)
     with lock:
         _open[directory] = os.getpid()
         try:
@@ -41,7 +41,7 @@ def new_directory() -> Iterator[Path]:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _locked(parent: Path) -> tuple[Path, TextIO]:
+def _lock_new(parent: Path) -> tuple[Path, TextIO]:
     """A new directory, and the file that says whose it is."""
     while True:
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))

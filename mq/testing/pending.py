@@ -17,7 +17,7 @@ from mq.protocol.messages.records import Host, StoredMessage
 from mq.protocol.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mq.protocol.numbers import FIRST_OFFSET, LOG_BEGIN, NO_OFFSET, QueueOffset
 from mq.protocol.requests.schedules import DUE_MS, SCHEDULE, ScheduleDefinition
-from mq.testing.stored import received, record_at
+from mq.testing.stored import record_at, to_received
 
 PendingKind = Literal["delayed", "popped", "transaction", "schedule"]
 
@@ -49,7 +49,13 @@ class Pending(NamedTuple):
 
 def pending_of(context: BrokerContext) -> list[Pending]:
     """List all messages, transactions and schedules that wait in the broker, by due time."""
-    pending = [*_levels(context), *_timers(context), *_popped(context), *_transactions(context), *_ticks(context)]
+    pending = [
+        *_levels(context),
+        *_timers(context),
+        *_pops(context),
+        *_transactions(context),
+        *_ticks(context),
+    ]
     return sorted(pending, key=lambda each: each.due_ms)
 
 
@@ -63,7 +69,7 @@ def _levels(context: BrokerContext) -> Iterator[Pending]:
                 record = record_at(context, queue, offset)
                 topic = record.properties.get(props.REAL_TOPIC, record.topic)
                 due = due_ms(record.store_timestamp_ms, level - 1)
-                yield Pending("delayed", topic, due, received(context, record))
+                yield Pending("delayed", topic, due, to_received(context, record))
 
 
 def _timers(context: BrokerContext) -> Iterator[Pending]:
@@ -75,10 +81,10 @@ def _timers(context: BrokerContext) -> Iterator[Pending]:
                 record = record_at(context, queue, offset)
                 due = int(record.properties.get(props.TIMER_OUT_MS, "0"))
                 topic = record.properties.get(props.REAL_TOPIC, record.topic)
-                yield Pending("delayed", topic, due, received(context, record))
+                yield Pending("delayed", topic, due, to_received(context, record))
 
 
-def _popped(context: BrokerContext) -> Iterator[Pending]:
+def _pops(context: BrokerContext) -> Iterator[Pending]:
     for (_, topic, queue_id), pops in list(context.metadata.pops.queues.items()):
         queue = context.store.get(topic, queue_id)
         if queue is None:
@@ -93,7 +99,9 @@ def _popped(context: BrokerContext) -> Iterator[Pending]:
             waiting += [(pops.ordered.start + bit, until) for bit in _bits(pops.ordered.bits)]
         for offset, until in waiting:
             if queue.min_offset <= offset < queue.max_offset:
-                yield Pending("popped", topic, until, received(context, record_at(context, queue, QueueOffset(offset))))
+                yield Pending(
+                    "popped", topic, until, to_received(context, record_at(context, queue, QueueOffset(offset)))
+                )
 
 
 def _transactions(context: BrokerContext) -> Iterator[Pending]:
@@ -110,7 +118,7 @@ def _transactions(context: BrokerContext) -> Iterator[Pending]:
         if due <= now_ms:
             due += ((now_ms - due) // interval_ms + 1) * interval_ms
         topic = record.properties.get(props.REAL_TOPIC, record.topic)
-        yield Pending("transaction", topic, due, received(context, record))
+        yield Pending("transaction", topic, due, to_received(context, record))
 
 
 def _ticks(context: BrokerContext) -> Iterator[Pending]:
@@ -118,7 +126,7 @@ def _ticks(context: BrokerContext) -> Iterator[Pending]:
         definition = schedule.definition
         due = next_due(rule_of(definition), definition, schedule.settled_ms) if definition.enabled else None
         if due is not None:
-            message = received(context, _to_be_sent(definition, due))
+            message = to_received(context, _to_be_sent(definition, due))
             yield Pending("schedule", definition.topic, due, message)
 
 

@@ -23,7 +23,7 @@ def stored_messages(context: BrokerContext, topic: str) -> list[ReceivedMessage]
         queue = context.store.get(topic, queue_id)
         if queue is not None:
             offsets = offset_range(queue.min_offset, queue.max_offset)
-            messages += [received(context, record_at(context, queue, offset)) for offset in offsets]
+            messages += [to_received(context, record_at(context, queue, offset)) for offset in offsets]
     return sorted(messages, key=lambda message: message.record.physical_offset)
 
 
@@ -34,7 +34,7 @@ def record_at(context: BrokerContext, queue: ConsumeQueue, offset: QueueOffset) 
     return record
 
 
-def received(context: BrokerContext, record: StoredMessage) -> ReceivedMessage:
+def to_received(context: BrokerContext, record: StoredMessage) -> ReceivedMessage:
     """A record as a consumer gets it."""
     body = record.body
     with contextlib.suppress(DecompressionError, CodecMissing):

@@ -417,7 +417,7 @@ async def test_console_shows_readers_that_hold_log_leases(kit: SyncKit, browser:
             row for each in (await admin.cluster_info()).brokers.values() for row in each.broker_addrs.values()
         ]
         fields = {"leaseId": f"spark-{HOSTILE[0]}", "position": "0", "seconds": "600"}
-        await admin._opened().call(address, RequestCode.HOLD_LOG, fields)
+        await admin._open_core().call(address, RequestCode.HOLD_LOG, fields)
 
     async def is_shown() -> bool:
         row = (await browser.get("/readers")).content

@@ -12,7 +12,7 @@ import trio
 
 from mq.client import Admin, Message, Producer, PushConsumer, ReceivedMessage
 from mq.console import tails, watch
-from mq.console.tails import Followed, TailLimits, Tails
+from mq.console.tails import TailFilter, TailLimits, Tails
 from mq.inspection.cluster import GroupStatus
 from mq.protocol.codes import RequestCode
 from mq.testing import SyncKit
@@ -141,10 +141,10 @@ async def test_filter_does_not_reveal_hidden_properties(kit: SyncKit) -> None:
 
 
 async def test_tabs_that_follow_one_topic_share_its_pulls(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[Followed] = []
+    opened: list[TailFilter] = []
     begin = Tails._read
 
-    async def noted(self: Tails, followed: Followed, tail: tails.Tail, show: tails.Show) -> None:
+    async def noted(self: Tails, followed: TailFilter, tail: tails.Tail, show: tails.Show) -> None:
         opened.append(followed)
         await begin(self, followed, tail, show)
 
@@ -168,7 +168,7 @@ async def test_tabs_that_follow_one_topic_share_its_pulls(kit: SyncKit, monkeypa
                 await event.wait()
             async with Producer(kit.namesrv) as producer:
                 await producer.send(Message("Orders", b"one more"))
-        assert opened == [Followed("Orders", "", "")]
+        assert opened == [TailFilter("Orders", "", "")]
 
 
 ONE_TAIL = TailLimits(tails_max=1, watched_seconds=0.1)
@@ -198,7 +198,7 @@ async def test_console_stops_reading_a_topic_without_viewers(kit: SyncKit) -> No
 async def test_console_drops_an_unanswered_topic_without_viewers(kit: SyncKit, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Tails._follow
 
-    async def wait(self: Tails, followed: Followed, tail: tails.Tail, show: tails.Show) -> None:
+    async def wait(self: Tails, followed: TailFilter, tail: tails.Tail, show: tails.Show) -> None:
         if followed.topic == "Orders":
             await trio.sleep_forever()
         await answer(self, followed, tail, show)

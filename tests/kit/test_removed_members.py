@@ -189,7 +189,7 @@ async def test_removed_stock_clients_get_no_locks_or_messages(admin: Admin) -> N
     """A Java client gives up its queues only if the list of members has somebody, and it is not in it."""
     address = (await admin.route("Orders")).leader_address("broker-a")
     assert address is not None
-    remoting = admin._opened()
+    remoting = admin._open_core()
     heartbeat = HeartbeatData(
         client_id="10.0.0.7@1", consumers=[ConsumerData("javas", [SubscriptionData("Orders")])]
     ).encode()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mq.store.archive.archiver import archive
-from mq.store.archive.reader import ArchiveReader, Wanted
+from mq.store.archive.reader import ArchiveReader, MessageQuery
 from mq.store.archive.topic_blocks import ArchivePlace, TopicBlocks
 from mq.store.archive.worker_protocol import ArchiveStep
 from raftlog.segment.backup_store import ManifestChanged, NotStored, StoreFailed
@@ -99,7 +99,7 @@ def test_archive_is_complete_and_verified(place: tuple[str, str]) -> None:
     log = archived(place)
     reader = ArchiveReader(open_s3(*place))
     assert reader.verify() > 5
-    found = [(each.queue_id, each.queue_offset, each.body) for each in reader.messages(Wanted(topic="T"))]
+    found = [(each.queue_id, each.queue_offset, each.body) for each in reader.messages(MessageQuery(topic="T"))]
     sent = [row[1:] for number, row in enumerate(log.sent) if row[0] == "T" and number < reader.manifest.last.index]
     assert found == sent
     end = reader.manifest.archived

@@ -22,7 +22,7 @@ from hyperframe.frame import Frame, GoAwayFrame
 from mq.protocol.incoming.partial_requests import PartialRequests
 from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.connection import ConnectionFailed, GrpcConnection
-from mq.proxy.grpc.framing import MessageReader, framed
+from mq.proxy.grpc.framing import MessageReader, frame_message
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.status import Status
 
@@ -101,7 +101,7 @@ class GrpcClient:
         if "method" in replaced:
             pseudo[":method"] = replaced["method"]
         fields = [*pseudo.items(), *plain.items(), *headers]
-        sent = [framed(message, compress=False) for message in messages]
+        sent = [frame_message(message, compress=False) for message in messages]
         self.answers[stream_id] = Answer()
         self.http2.send_headers(stream_id, fields, end_stream=end and not sent)
         if sent:
@@ -226,7 +226,7 @@ class Loop:
     def answer(self, stream: CallStream, *messages: bytes, status: Status = Status.OK, reason: str = "") -> None:
         """Act as a method that sends these messages and ends the call."""
         for message in messages:
-            self.server.send(stream, framed(message, compress=False))
+            self.server.send(stream, frame_message(message, compress=False))
             self.turn()
         self.server.finish(stream, status, reason)
         self.turn()

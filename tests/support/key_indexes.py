@@ -92,7 +92,7 @@ class Home:
         while made < limit and (jobs := self.index.jobs()):
             for job in jobs[: limit - made]:
                 write(job, build_key_file(self.log.read_range, job.begin, job.end))
-                self.index.made(job.target)
+                self.index.on_build(job.target)
                 made += 1
         return made
 

@@ -25,8 +25,8 @@ from mq.broker.base.rate_limited_log import Log
 from mq.broker.state.user_quotas import UserQuotas
 from mq.broker.state.users import User, Users
 from mq.protocol.access.acting import NOT_AUTHENTICATED, ActsFor, acts_for
-from mq.protocol.access.address_patterns import compiled
-from mq.protocol.access.expected_fields import unexpected
+from mq.protocol.access.address_patterns import compile_pattern
+from mq.protocol.access.expected_fields import unexpected_part
 from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNED_CODE, Signer, header_fields
 from mq.protocol.errors import HeaderError
 from mq.protocol.incoming.chunks import Incoming, headers_of
@@ -35,7 +35,7 @@ from mq.protocol.names import RETRY_PREFIX
 from mq.protocol.requests.accounts import AccountList
 from mq.protocol.requests.quota_attributes import EVERYBODY
 
-_NOWHERE: Final = compiled("")
+_NOWHERE: Final = compile_pattern("")
 _NOT_REQUESTS: Final = (Response, HeaderError)
 _ANYBODY: Final = Role.ANYBODY
 
@@ -171,7 +171,7 @@ class AccessControl:
     def _more(self, request: Any, fields: Mapping[str, str], body: bytes) -> str | None:
         if isinstance(request, UnknownRequest):
             return None  # refused later
-        return unexpected(request, fields, body, self._broker_name)
+        return unexpected_part(request, fields, body, self._broker_name)
 
     def keys_of_sends(self, address: str) -> Callable[[bytes, bytes], bytes | None] | None:
         """Finds the keys that sends have to be signed with; valid until the event loop turns. None: no signature.

@@ -13,7 +13,7 @@ from typing import Final
 
 from mq.accounts import Account, Permission
 from mq.broker.state.users import Policy
-from mq.protocol.access.address_patterns import Matches, compiled
+from mq.protocol.access.address_patterns import Matches, compile_pattern
 from mq.protocol.names import RETRY_PREFIX
 
 _ACTIONS: Final = {
@@ -93,6 +93,6 @@ def _rule(policy: Policy) -> _Rule:
         name=name.removesuffix("*"),
         is_prefix=name.endswith("*"),
         actions=frozenset(policy.actions),
-        matches=compiled(",".join(policy.sources)) if policy.sources else None,
+        matches=compile_pattern(",".join(policy.sources)) if policy.sources else None,
         allow=policy.allow,
     )

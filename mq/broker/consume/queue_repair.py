@@ -53,7 +53,7 @@ class QueueRepair(Service):
 
     def run(self) -> None:
         """Start restoring a damaged block unless one is being restored; called by a timer."""
-        if self._at_work or not (blocks := self._store.damaged()):
+        if self._at_work or not (blocks := self._store.damaged_blocks()):
             return
         now = self._clock()
         self._wait_until = {key: at for key, at in self._wait_until.items() if at > now}

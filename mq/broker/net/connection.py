@@ -298,7 +298,7 @@ class ClientConnection:
         """Note that the rest of a partial request has arrived."""
         if self._unfinished:
             self._unfinished = False
-            self._partial_requests.finished(self)
+            self._partial_requests.on_frame_end(self)
 
     def _serve_share(self, incoming: list[Incoming]) -> None:
         """Serve requests until this client's share of the turn is used, and defer the rest. Replicas have no limit.
@@ -384,7 +384,7 @@ class ClientConnection:
 
     def _closed(self, reason: str) -> None:
         self._requests.sends.forget(self.descriptor)
-        self._partial_requests.finished(self)
+        self._partial_requests.on_frame_end(self)
         self._unread.forget(self)
         self._questions.connection_closed(self)
         self._on_closed(self)

@@ -20,7 +20,7 @@ from mq.broker.context import BrokerContext
 from mq.store.key_index.archived_parts import ArchivedRecords, copy_part
 from mq.store.key_index.index import KeyIndex
 from mq.store.key_index.job import IndexJob
-from mq.store.key_index.record_keys import Damaged
+from mq.store.key_index.record_keys import EntriesDamaged
 from mq.store.key_index.search import KeyQuery, SearchResult
 from raftlog import SegmentError
 
@@ -83,7 +83,7 @@ class ArchivedKeys:
         def job() -> Callable[[], None]:
             try:
                 return partial(ended, search.run())
-            except (SegmentError, Damaged) as error:
+            except (SegmentError, EntriesDamaged) as error:
                 return partial(ended, error)
 
         self._under_way += 1

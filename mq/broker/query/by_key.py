@@ -299,9 +299,9 @@ class KeyQueries(Service):
         else:
             result = IndexResult(job.target, "the index builder process has ended")
         if result.failure is None:
-            self._index.made(job.target)
+            self._index.on_build(job.target)
             return True
-        self._index.failed(job.target)
+        self._index.on_failure(job.target)
         self._log.warning("key_index_failed", path=job.target, reason=result.failure)
         if result.damaged_at is not None and not job.is_copy:
             await this_machine().in_thread(partial(self._index.report_damage, result.damaged_at))

@@ -201,7 +201,7 @@ def _run(
         await _find_topic(plan.topic, queues, namesrv)
         return await load(plan, namesrv)
 
-    with _opened(percentiles) as file, _opened(plot) as picture:
+    with _open_output(percentiles) as file, _open_output(plot) as picture:
         with client_errors():
             result = run_trio(main)
         latencies = result.delivered or result.acknowledged
@@ -218,7 +218,7 @@ def _run(
 
 
 @contextmanager
-def _opened(path: Path | None) -> Iterator[BinaryIO | None]:
+def _open_output(path: Path | None) -> Iterator[BinaryIO | None]:
     """An output file, opened before the measurement. Raises CommandFailed."""
     try:
         with nullcontext() if path is None else path.open("wb") as file:

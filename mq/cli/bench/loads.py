@@ -12,7 +12,7 @@ from typing import NamedTuple
 import trio
 
 from mq.cli.bench.plan import Plan, Schedule
-from mq.cli.bench.results import Counted, Latencies, Result
+from mq.cli.bench.results import DirectionCounts, Latencies, Result
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
@@ -47,15 +47,15 @@ class Arrivals:
         self._due: dict[int, float] = {}
         self._acknowledged: set[int] = set()
 
-    def sent(self, numbers: range, due_at: float) -> None:
+    def on_send(self, numbers: range, due_at: float) -> None:
         """Note sent messages and the time ``due_at``, in seconds, at which they were due."""
         self._due.update(dict.fromkeys(numbers, due_at))
 
-    def acknowledged(self, numbers: range) -> None:
+    def on_acknowledge(self, numbers: range) -> None:
         """Note that messages are stored, so that they must be delivered."""
         self._acknowledged.update(number for number in numbers if number in self._due)
 
-    def delivered(self, number: int, now: float) -> bool:
+    def on_delivery(self, number: int, now: float) -> bool:
         """Record the delivery of a message. Returns whether it was the first; repeated deliveries are not measured."""
         due_at = self._due.pop(number, None)
         if due_at is None:
@@ -83,7 +83,7 @@ class _Sender:
 
     def forget(self) -> None:
         """Reset the counts."""
-        self.counted, self.latencies = Counted(), Latencies()
+        self.counted, self.latencies = DirectionCounts(), Latencies()
         self.failed = {"not stored": 0, "outcome unknown": 0, _UNSENT: 0}
         self.examples: list[str] = []
 
@@ -114,7 +114,7 @@ class _Sender:
         self._number = numbers.stop
         due_at = trio.current_time() if due_at is None else due_at
         if self._arrivals is not None:
-            self._arrivals.sent(numbers, due_at)
+            self._arrivals.on_send(numbers, due_at)
         messages = [Message(self._plan.topic, self._plan.body(number)) for number in numbers]
         on_outcome = partial(self._on_outcome, numbers, due_at)
         if len(messages) > 1:
@@ -142,7 +142,7 @@ class _Sender:
             self.counted.add(len(numbers), len(numbers) * self._plan.body_bytes, now)
             self.latencies.add(now - due_at, len(numbers))
             if self._arrivals is not None:
-                self._arrivals.acknowledged(numbers)
+                self._arrivals.on_acknowledge(numbers)
             return
         self.failed["outcome unknown" if outcome.stored == "unknown" else "not stored"] += len(numbers)
         if len(self.examples) < EXAMPLES_MAX:
@@ -173,7 +173,7 @@ async def produce(plan: Plan, namesrv: str) -> Result:
         sender = _Sender(plan, producer)
         await sender.run(plan.warm_up_seconds)
         sender.forget()
-        async with _measured(result, namesrv):
+        async with _measure(result, namesrv):
             await sender.run(plan.seconds)
             sender.report(result)
     return result
@@ -220,8 +220,8 @@ async def _read(
     remaining = sum(end - begin for begin, end in spans.values())
     if not remaining:
         raise CommandFailed(f"topic {topic} is empty; fill it with raftmq bench produce", EXIT_FAILED)
-    counts = result.consumed = Counted()
-    async with PullConsumer(namesrv, GROUP, consume_from="first") as consumer, _measured(result, namesrv):
+    counts = result.consumed = DirectionCounts()
+    async with PullConsumer(namesrv, GROUP, consume_from="first") as consumer, _measure(result, namesrv):
         await consumer.assign(spans)
         for queue, (begin, _) in spans.items():
             await consumer.seek(queue, begin)
@@ -236,7 +236,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
 
     Raises ClientError if the cluster is unreachable; failed sends are in the result.
     """
-    result, arrivals, counts = Result(), Arrivals(), Counted()
+    result, arrivals, counts = Result(), Arrivals(), DirectionCounts()
     news = trio.Event()
 
     async def receive() -> None:
@@ -246,7 +246,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
             now = trio.current_time()
             for message in messages:
                 number = plan.number_of(message.body)
-                if number is not None and arrivals.delivered(number, now):
+                if number is not None and arrivals.on_delivery(number, now):
                     counts.add(1, len(message.body), now)
             news.set()
             news = trio.Event()
@@ -265,8 +265,8 @@ async def both(plan: Plan, namesrv: str) -> Result:
         await sender.run(plan.warm_up_seconds)
         sender.forget()
         arrivals.forget()
-        counts = Counted()
-        async with _measured(result, namesrv):
+        counts = DirectionCounts()
+        async with _measure(result, namesrv):
             await sender.run(plan.seconds)
             while arrivals.missing:
                 with trio.move_on_after(SILENCE_SECONDS_MAX) as silence:
@@ -280,7 +280,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
 
 
 @asynccontextmanager
-async def _measured(result: Result, namesrv: str) -> AsyncIterator[None]:
+async def _measure(result: Result, namesrv: str) -> AsyncIterator[None]:
     """Note how long the block takes, and what every process uses in it. Raises ClientError."""
     before = await _usage(namesrv)
     began = trio.current_time()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-from mq.cli.bench.results import Counted, Latencies, Result
+from mq.cli.bench.results import DirectionCounts, Latencies, Result
 
 WIDTH: Final = 960
 HEIGHT: Final = 320
@@ -83,7 +83,7 @@ def _percentiles(latencies: Latencies) -> Line:
     ]
 
 
-def _rates(counts: Counted) -> Line:
+def _rates(counts: DirectionCounts) -> Line:
     """The counts of each whole second; the last, incomplete second is left out."""
     last = max(counts.by_second)
     return [(float(second), float(counts.by_second.get(second, 0))) for second in range(max(last, 1))]

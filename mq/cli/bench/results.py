@@ -35,7 +35,7 @@ class Latencies:
 
 
 @dataclass(slots=True)
-class Counted:
+class DirectionCounts:
     """Messages of one direction within the measured time; ``by_second`` counts them from the first one on."""
 
     messages: int = 0
@@ -73,8 +73,8 @@ class Result:
     """
 
     seconds: float = 0.0
-    produced: Counted | None = None
-    consumed: Counted | None = None
+    produced: DirectionCounts | None = None
+    consumed: DirectionCounts | None = None
     acknowledged: Latencies | None = None
     delivered: Latencies | None = None
     failed: dict[str, int] = field(default_factory=dict)

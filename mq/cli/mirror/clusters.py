@@ -32,7 +32,7 @@ STORE_SECONDS: Final = 30.0
 _SUSPEND, _SUBSCRIPTION = 2, 4
 
 
-class Pulled(NamedTuple):
+class PullResult(NamedTuple):
     """The answer to a pull.
 
     ``next_offset`` is where to continue; ``begin`` and ``end`` are the queue's. ``moved`` says that the offset
@@ -52,7 +52,7 @@ class ClusterAdmin(CatalogueAdmin):
     @property
     def core(self) -> ClientCore:
         """The connections to the cluster."""
-        return self._opened()
+        return self._open_core()
 
     async def leaders(self) -> dict[str, str]:
         """The address of the leader of each broker group. Raises NoRoute."""
@@ -60,12 +60,12 @@ class ClusterAdmin(CatalogueAdmin):
 
     async def delay_offsets(self, address: str) -> dict[int, int]:
         """Map each delay level of one broker to the offset of the next message to deliver."""
-        _, body = await self._opened().call(address, RequestCode.GET_ALL_DELAY_OFFSET)
+        _, body = await self._open_core().call(address, RequestCode.GET_ALL_DELAY_OFFSET)
         return {int(level): int(offset) for level, offset in read_body(read_offset_rows, body).items()}
 
     async def pull(
         self, queue: MessageQueue, offset: int, *, hold: bool = False, count_max: int = PULL_MESSAGES_MAX
-    ) -> Pulled:
+    ) -> PullResult:
         """Messages from an offset on, none at the end; with ``hold`` the broker waits for one, 5 s at most."""
         ext = PullExt(
             consumer_group=READER_GROUP,
@@ -80,7 +80,7 @@ class ClusterAdmin(CatalogueAdmin):
             sub_version=int(time.time() * 1000),
             expression_type="TAG",
         )
-        core = self._opened()
+        core = self._open_core()
         connection = await core.connection(await leader_address(core, queue.topic, queue.broker_name))
         response, body = await connection.request(
             RequestCode.PULL_MESSAGE,
@@ -97,8 +97,8 @@ class ClusterAdmin(CatalogueAdmin):
             if (message.topic, message.queue_id) != (queue.topic, queue.queue_id):
                 raise UnreadableAnswer(f"{queue}: a message of queue {message.queue_id} of {message.topic}")
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
-            return Pulled([], reply.next_begin_offset, begin, end, moved=True)
-        return Pulled(messages, max(reply.next_begin_offset, offset), begin, end, moved=False)
+            return PullResult([], reply.next_begin_offset, begin, end, moved=True)
+        return PullResult(messages, max(reply.next_begin_offset, offset), begin, end, moved=False)
 
     async def message_at(self, queue: MessageQueue, offset: int) -> StoredMessage | None:
         """The message at an offset; None if the queue has none there, or has deleted it."""
@@ -115,7 +115,7 @@ class ClusterAdmin(CatalogueAdmin):
         None if it was stored before, and the broker no longer knows where.
         """
         answer, _ = await call_leader(
-            self._opened(),
+            self._open_core(),
             fields[SEND_FIELDS["topic"]],
             fields[SEND_FIELDS["broker_name"]],
             RequestCode.SEND_BATCH_MESSAGE,
@@ -129,7 +129,7 @@ class ClusterAdmin(CatalogueAdmin):
 
     async def look_again(self, topic: str) -> None:
         """Ask the name servers for the leaders of a topic."""
-        await self._opened().route(topic, refresh=True)
+        await self._open_core().route(topic, refresh=True)
 
 
 class QueueReading:

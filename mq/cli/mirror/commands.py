@@ -24,7 +24,7 @@ from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.progress import Figures, Progress
 from mq.cli.mirror.setup import create_users, extend_mirror
 from mq.cli.mirror.state import FORMAT, MirroredQueue, MirrorState
-from mq.cli.mirror.state_file import load, locked, save
+from mq.cli.mirror.state_file import load, lock_state, save
 from mq.cli.mirror.verification import Comparison, verify
 from mq.cli.output import Json, JsonLines, print_json
 from mq.client.errors import ClientError
@@ -109,7 +109,7 @@ def mirror(
                 *clusters, state_file, choice, once=once, users=users, skip_refused=skip_refused, as_json=as_json
             )
 
-    with nullcontext() if compare else locked(state_file), failures():
+    with nullcontext() if compare else lock_state(state_file), failures():
         good = run_trio(main)
     if not good:
         raise typer.Exit(EXIT_FAILED)
@@ -264,7 +264,7 @@ async def _follow(
                 if topic not in reported_topics:
                     reported_topics.add(topic)
                     show.print_line(f"topic {topic} is left out: {why}")
-            copier.changed()
+            copier.on_state_change()
             copier.save()
             for queue in state.queues:
                 if queue.number in extension.ended and queue.number not in said_ended:
@@ -424,7 +424,7 @@ def cut_over_command(
                 say=lambda text: print(f"raftmq mirror: {text}", file=sys.stderr, flush=True),
             )
 
-    with locked(state_file), failures():
+    with lock_state(state_file), failures():
         report = run_trio(main)
     if as_json:
         print_json(

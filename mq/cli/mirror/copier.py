@@ -53,7 +53,7 @@ class MirrorStopped(Exception):
     """The mirror cannot continue without the operator; the message says what to do."""
 
 
-class _Blocked(Exception):
+class _BlockedQueue(Exception):
     """A queue cannot be copied further without the operator."""
 
 
@@ -136,7 +136,7 @@ class Copier:
             self._dirty = False
             save(self._path, self._state)
 
-    def changed(self) -> None:
+    def on_state_change(self) -> None:
         """Note that another task changed the state."""
         self._dirty = True
 
@@ -166,9 +166,9 @@ class Copier:
             error: Exception | None = None
             try:
                 await self._copy(queue)
-            except* (_Blocked, ClientError) as errors:
+            except* (_BlockedQueue, ClientError) as errors:
                 error = _gravest(errors)
-            if isinstance(error, _Blocked):
+            if isinstance(error, _BlockedQueue):
                 self.blocked[queue.number] = str(error)
                 self.troubles.pop(queue.number, None)
                 return
@@ -208,7 +208,7 @@ class Copier:
         begin = queue.target_next or 0
         edges = await self._target.pull(goal, begin, count_max=1)
         if begin > edges.end:
-            raise _Blocked(
+            raise _BlockedQueue(
                 f"{queue}: the target has lost copies, its queue ends at {edges.end}, and there were messages up to "
                 f"{begin}: was topic {queue.target_topic} deleted there?"
             )
@@ -221,7 +221,7 @@ class Copier:
                 if place is None or place[:3] != (queue.topic, queue.broker, queue.queue_id):
                     continue
                 if queue.next_offset is None or place.offset >= queue.next_offset:
-                    queue.copied(place.offset, message.queue_offset, 1)
+                    queue.add_copies(place.offset, message.queue_offset, 1)
         if reading.next_offset < edges.end:
             raise UnreadableAnswer(
                 f"the target queue ends at {edges.end}, but returns no messages from {reading.next_offset} on"
@@ -230,7 +230,7 @@ class Copier:
         self._dirty = True
 
     async def _compare_last(self, queue: MirroredQueue) -> None:
-        """Raises _Blocked if the source has another message than the last copied one, ClientError at first."""
+        """Raises _BlockedQueue if the source has another message than the last copied one, ClientError at first."""
         if not queue.stretches:
             return
         first, target_first, count = queue.stretches[-1]
@@ -245,7 +245,7 @@ class Copier:
         looks = self._doubts[queue.number] = self._doubts.get(queue.number, 0) + 1
         if looks <= self._looks_max:
             raise UnreadableAnswer(what)
-        raise _Blocked(
+        raise _BlockedQueue(
             f"{queue}: {what}: was the topic deleted and created again, or did the source lose messages? To copy it "
             f"from the beginning, delete topic {queue.target_topic} at the target, and start with another state"
         )
@@ -256,7 +256,7 @@ class Copier:
         sending: trio.MemorySendChannel[tuple[list[StoredMessage], int]],
         batch_count: list[int],
     ) -> None:
-        """Read ahead. Raises _Blocked, ClientError."""
+        """Read ahead. Raises _BlockedQueue, ClientError."""
         assert queue.next_offset is not None, f"{queue} is read before its beginning is known"
         place, offset = _source_queue(queue), queue.next_offset
         while True:
@@ -288,7 +288,7 @@ class Copier:
         receiving: trio.MemoryReceiveChannel[tuple[list[StoredMessage], int]],
         batch_count: list[int],
     ) -> None:
-        """Store the messages that were read. Raises _Blocked, ClientError, MirrorStopped."""
+        """Store the messages that were read. Raises _BlockedQueue, ClientError, MirrorStopped."""
         while True:
             messages, behind = await receiving.receive()
             pulls = int(bool(messages))
@@ -327,39 +327,39 @@ class Copier:
         try:
             offset = await self._target.store(fields, batch.body(queue.broker))
         except BodyError as error:  # with the additional ones of a copy, the properties are too long
-            await self._refused(queue, batch, str(error))
+            await self._on_refusal(queue, batch, str(error))
             return
         except BrokerError as error:
             if error.code != ResponseCode.MESSAGE_ILLEGAL:
                 raise
             if _FORGOTTEN in (error.remark or ""):
-                raise _Blocked(
+                raise _BlockedQueue(
                     f"{queue}: the target no longer knows whether message {batch.first} was stored: the state file is "
                     "older than the last copy. Move it away: then the mirror finds out from the target"
                 ) from error
-            await self._refused(queue, batch, error.remark or str(error))
+            await self._on_refusal(queue, batch, error.remark or str(error))
             return
         if offset is None:  # sent before, and divided differently
             before = queue.next_offset
             await self._catch_up_with_target(queue)
             if queue.next_offset < batch.first + len(batch.messages):
-                raise _Blocked(
+                raise _BlockedQueue(
                     f"{queue}: the target says that the messages from {before} on are stored, but its queue "
                     f"lacks them: was topic {queue.target_topic} deleted there?"
                 )
         else:
-            queue.copied(batch.first, offset, len(batch.messages))
+            queue.add_copies(batch.first, offset, len(batch.messages))
         self.copied += len(batch.messages)
         self._dirty = True
 
-    async def _refused(self, queue: MirroredQueue, batch: CopyBatch, why: str) -> None:
+    async def _on_refusal(self, queue: MirroredQueue, batch: CopyBatch, why: str) -> None:
         if halves := batch.halves():
             for half in halves:
                 await self._store(queue, half)
             return
         [message] = batch.messages
         if self._on_refused is None:
-            raise _Blocked(
+            raise _BlockedQueue(
                 f"{queue}: the target refuses message {message.queue_offset}: {why}. Raise the limit there "
                 "(message_bytes_max), or start with --skip-refused FILE, which leaves out such messages and lists them"
             )
@@ -379,4 +379,4 @@ def _target_queue(queue: MirroredQueue) -> MessageQueue:
 def _gravest(group: BaseExceptionGroup[Exception]) -> Exception:
     """The error that blocks a queue, if there is one; else the first error."""
     errors = [_gravest(error) if isinstance(error, BaseExceptionGroup) else error for error in group.exceptions]
-    return next((error for error in errors if isinstance(error, _Blocked)), errors[0])
+    return next((error for error in errors if isinstance(error, _BlockedQueue)), errors[0])

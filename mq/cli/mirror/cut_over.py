@@ -73,7 +73,7 @@ async def cut_over(
 
     Raises CommandFailed if it is too early; ClientError.
     """
-    offsets = _wanted(await source.group_offsets(), state.queues, groups)
+    offsets = _offsets_to_move(await source.group_offsets(), state.queues, groups)
     await _check_stopped(source, offsets, "the source")
     await _check_stopped(target, offsets, "the target")
     report = Report()
@@ -89,7 +89,7 @@ async def cut_over(
         looks_max=looks_max,
     )
     # Consumers that stopped a moment ago have stored their last offsets by now.
-    offsets = _wanted(await source.group_offsets(), state.queues, groups)
+    offsets = _offsets_to_move(await source.group_offsets(), state.queues, groups)
     await _check_stopped(source, offsets, "the source")
     await _move(target, state.queues, offsets, report, back=False, dry_run=dry_run)
     report.waiting = await waiting_delays(source)
@@ -101,7 +101,7 @@ async def go_back(
 ) -> Report:
     """Store the groups' progress at the target as offsets of the source. Raises CommandFailed, ClientError."""
     queues = state.queues
-    offsets = _wanted(await target.group_offsets(), queues, groups, back=True)
+    offsets = _offsets_to_move(await target.group_offsets(), queues, groups, back=True)
     await _check_stopped(target, offsets, "the target")
     await _check_stopped(source, offsets, "the source")
     report = Report()
@@ -109,7 +109,7 @@ async def go_back(
     return report
 
 
-def _wanted(
+def _offsets_to_move(
     offsets: Mapping[str, Mapping[MessageQueue, int]],
     queues: Sequence[MirroredQueue],
     groups: Choice,
@@ -174,7 +174,7 @@ async def _finish_copying(
     copier = Copier(source, target, state, path, on_copied=note, looks_max=looks_max)
     extension = await extend_mirror(source, target, state, Choice(state.wanted, state.unwanted), lambda _: None)
     if extension.queues:
-        copier.changed()
+        copier.on_state_change()
         copier.save()
     if extension.refused:
         raise CommandFailed("; ".join(extension.refused.values()), EXIT_FAILED)

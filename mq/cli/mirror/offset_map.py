@@ -58,14 +58,14 @@ class OffsetMap:
 
         A group at a message that was not copied continues at the next one.
         """
-        return _translated(self._stretches, offset, [each.source for each in self._stretches], 0, 1)
+        return _translate(self._stretches, offset, [each.source for each in self._stretches], 0, 1)
 
     def to_source(self, offset: int) -> int | None:
         """The opposite direction. An offset at a message that is not a copy is mapped like the next copy."""
-        return _translated(self._stretches, offset, [each.target for each in self._stretches], 1, 0)
+        return _translate(self._stretches, offset, [each.target for each in self._stretches], 1, 0)
 
 
-def _translated(stretches: list[Stretch], offset: int, begins: list[int], from_side: int, to_side: int) -> int | None:
+def _translate(stretches: list[Stretch], offset: int, begins: list[int], from_side: int, to_side: int) -> int | None:
     if not stretches:
         return None
     at = bisect_right(begins, offset) - 1

@@ -139,11 +139,11 @@ def extend(
     known_count = len(queues) - len(new_queues)
     new_topics, reasons = _new_topics(topics, queues, known_count, ends, source, target)
     new_queues = [each for each in new_queues if each.topic not in reasons]
-    ended_numbers = _ended([*queues[:known_count], *new_queues], source, source_brokers)
+    ended_numbers = _queues_at_end([*queues[:known_count], *new_queues], source, source_brokers)
     return Extension(new_queues, new_topics, left_out, ended_numbers, reasons)
 
 
-def _ended(queues: Iterable[MirroredQueue], source: Topics, source_brokers: Collection[str]) -> frozenset[int]:
+def _queues_at_end(queues: Iterable[MirroredQueue], source: Topics, source_brokers: Collection[str]) -> frozenset[int]:
     """The numbers of queues that brokers refuse to read. Not those of a missing broker group, which may return."""
     numbers: set[int] = set()
     for each in queues:
@@ -193,7 +193,7 @@ def _new_topics(
         new: list[NewTopic] = []
         for broker, from_brokers in sorted(origins[topic].items()):
             queue_count = ends[name, broker]
-            config = _merged(
+            config = _merge(
                 name, queue_count, [source[topic][each] for each in sorted(from_brokers & source[topic].keys())]
             )
             there = target.get(name, {}).get(broker)
@@ -220,7 +220,7 @@ def _new_topics(
     return new_topics, reasons
 
 
-def _merged(name: str, queues: int, configs: Sequence[TopicConfig]) -> TopicConfig:
+def _merge(name: str, queues: int, configs: Sequence[TopicConfig]) -> TopicConfig:
     """The settings of a topic that takes the queues of one or more source groups."""
     first = configs[0]
     attributes = {key.removeprefix("+"): value for key, value in first.attributes.items()}

@@ -43,7 +43,7 @@ class MirroredQueue(msgspec.Struct):
         """The map of its offsets."""
         return OffsetMap(self.stretches)
 
-    def copied(self, source: int, target: int, count: int) -> None:
+    def add_copies(self, source: int, target: int, count: int) -> None:
         """Record that the next messages were copied. Raises ValueError unless they are behind all earlier ones."""
         last = self.stretches[-1] if self.stretches else None
         if last is not None and (source, target) == (last[0] + last[2], last[1] + last[2]):

@@ -47,7 +47,7 @@ def save(path: Path, state: MirrorState) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_state(path: Path) -> Iterator[None]:
     """Keep other processes from using the state during the block. Raises CommandFailed."""
     lock = path.with_name(path.name + ".lock")
     try:

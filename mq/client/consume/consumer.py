@@ -60,7 +60,7 @@ answer must not block closing for longer.
 class Consumer(Client, Generic[BodyT]):
     """The base of all consumers. Subclasses override the steps of the life cycle, which are called in this order:
 
-    `_connected`, `_start`, then the block of the user, `_stop`, `_closed`, `_leave`.
+    `_on_connect`, `_start`, then the block of the user, `_stop`, `_on_close`, `_leave`.
     """
 
     _kind: ClassVar[str]
@@ -129,8 +129,8 @@ class Consumer(Client, Generic[BodyT]):
             ) as core,
         ):
             self._core, self._recorder = core, recorder
-            self._decoding.on_settled = None if recorder is None else recorder.settled
-            self._connected(core)
+            self._decoding.on_settled = None if recorder is None else recorder.on_settle
+            self._on_connect(core)
             try:
                 async with open_task_group() as tasks:
                     self._tasks = tasks
@@ -149,7 +149,7 @@ class Consumer(Client, Generic[BodyT]):
                             await tracer.finish()  # noqa: ASYNC102 - shields itself, for a second at most
             finally:
                 self._tasks = None
-                self._closed()
+                self._on_close()
                 with anyio.move_on_after(LEAVE_SECONDS, shield=True):
                     await self._leave(core)
 
@@ -159,7 +159,7 @@ class Consumer(Client, Generic[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, core: ClientCore) -> None:
+    def _on_connect(self, core: ClientCore) -> None:
         """Called when connections can be opened and nothing runs yet. An exception prevents entering the block."""
 
     async def _start(self, core: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
@@ -168,7 +168,7 @@ class Consumer(Client, Generic[BodyT]):
     def _stop(self) -> None:
         """Deliver nothing more, at the end of the block. `_tasks` still run, and are cancelled next."""
 
-    def _closed(self) -> None:
+    def _on_close(self) -> None:
         """Wake tasks that wait for a message, after assigning and pulling have ended."""
 
     @abstractmethod
@@ -244,7 +244,7 @@ class Consumer(Client, Generic[BodyT]):
         Raises NotARequest, ReplyNotDelivered (the sender is gone), MessageRefused, and after `timeout` seconds the last
         error. A reply does not acknowledge the message: that happens when its handler ends, as for any other.
         """
-        core = self._opened()
+        core = self._open_core()
         own_id = self._unique_keys.next()
         reply_codec = check_body_codec(codec) or self._codec
         if reply_codec is not None:
@@ -257,7 +257,7 @@ class Consumer(Client, Generic[BodyT]):
         This does not acknowledge it: a handler returns afterwards, others acknowledge the delivery. Raises
         NotADeadLetter if no broker took it within 5 s, TypeError for a value that is not a received message.
         """
-        core = self._opened()
+        core = self._open_core()
         unchecked: Any = message
         if not isinstance(unchecked, ReceivedMessage):
             raise TypeError(f"pass a message that this consumer has received, not {unchecked!r}")
@@ -268,7 +268,7 @@ class Consumer(Client, Generic[BodyT]):
 
     # State.
 
-    def _opened(self) -> ClientCore:
+    def _open_core(self) -> ClientCore:
         """The connections of the open consumer. Raises ClientClosed."""
         self._check_open()
         assert self._core is not None, "open without connections"
@@ -293,7 +293,7 @@ class PositionedConsumer(Consumer[BodyT]):
 
         Includes messages that no filter selects. Raises ClientError if a leader does not answer.
         """
-        return await lag_of(self._opened(), self.positions)
+        return await lag_of(self._open_core(), self.positions)
 
     def _lag_to_show(self) -> Lag:
         return self.lag

@@ -83,10 +83,10 @@ class Decoding:
         if isinstance(policy, StopConsumer):
             raise error
         if isinstance(policy, RetryLater):
-            self._settled(message, "retried")
+            self._on_settle(message, "retried")
             return policy.seconds
         if isinstance(policy, Skip):
-            self._settled(message, "skipped")
+            self._on_settle(message, "skipped")
             log.info("message_skipped", group=self._group, message=message, reason=failure_text(error))
             return None
         with anyio.CancelScope(shield=True):
@@ -94,9 +94,9 @@ class Decoding:
         if not is_stored:
             return RETRY_SECONDS
         log.warning("message_given_up", group=self._group, message=message, attempts=message.attempt)
-        self._settled(message, "dead_letter")
+        self._on_settle(message, "dead_letter")
         return None
 
-    def _settled(self, message: ReceivedMessage[Any], outcome: str) -> None:
+    def _on_settle(self, message: ReceivedMessage[Any], outcome: str) -> None:
         if self.on_settled is not None:
             self.on_settled(message.topic, outcome)

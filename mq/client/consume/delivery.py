@@ -214,7 +214,7 @@ class Delivery(Generic[BodyT]):
         """
         self._finish("acknowledged")
         if self._trace is not None:
-            self._trace.ended(ContextCode.SUCCESS)
+            self._trace.record_end(ContextCode.SUCCESS)
         self._board.finish(self._queue, self.message)
         if self._exclusive:
             self._board.release(self._queue)
@@ -226,7 +226,7 @@ class Delivery(Generic[BodyT]):
         """
         self._finish("given back")
         if self._trace is not None:
-            self._trace.ended(ContextCode.FAILED)
+            self._trace.record_end(ContextCode.FAILED)
         at = self._board.retry_at(self.message) if delay is None else anyio.current_time() + delay
         self.message.attempt += 1
         if self._exclusive:
@@ -241,9 +241,9 @@ class Delivery(Generic[BodyT]):
             raise DeliveryFinished(self.message, self._outcome)
         self._outcome = outcome
         if self.work is not None:
-            self.work.settled(outcome)
+            self.work.on_settle(outcome)
         if self._timer is not None:
-            self._timer.settled("done" if outcome == "acknowledged" else "retried")
+            self._timer.on_settle("done" if outcome == "acknowledged" else "retried")
 
 
 class DeliveryStream(Generic[BodyT]):

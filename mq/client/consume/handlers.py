@@ -24,7 +24,7 @@ from mq.client.consume.policies import (
 )
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.send_back import failure_text
-from mq.client.consume.subscription import Subscribed
+from mq.client.consume.subscription import TopicSubscription
 from mq.client.errors import AlreadyOpen, ClientError
 from mq.client.logs import log
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
@@ -66,7 +66,7 @@ class HandlerPool:
     def __init__(
         self,
         board: DeliveryBoard,
-        topics: Mapping[str, Subscribed],
+        topics: Mapping[str, TopicSubscription],
         *,
         group: str,
         concurrency: int,
@@ -334,14 +334,14 @@ class HandlerPool:
                 error = raised_policy(error) or error
         if error is None:
             if trace is not None:
-                trace.ended(ContextCode.SUCCESS)
+                trace.record_end(ContextCode.SUCCESS)
             self._finish(process_queue, part)
             return None
         policy = self._policy(error, part[0])
         if policy is not error and not is_told:
             log.exception("handler_failed", error, message=part[0], attempt=part[0].attempt)
         if trace is not None:
-            trace.ended(ContextCode.EXCEPTION)
+            trace.record_end(ContextCode.EXCEPTION)
         retry_at = self._board.retry_at(part[0])
         seconds = policy.seconds if isinstance(policy, RetryLater) else None
         if seconds is not None:
@@ -352,7 +352,7 @@ class HandlerPool:
             return 0.0
         if isinstance(policy, Skip):
             log.info("message_skipped", group=self._group, message=part[0], reason=failure_text(error))
-            self._settled("skipped", part)
+            self._on_settle("skipped", part)
             self._finish(process_queue, part)
         elif isinstance(policy, DeadLetter) and await self._are_dead(error, process_queue, part):
             pass
@@ -360,11 +360,11 @@ class HandlerPool:
             await self._give_all_back(self._give_back, error, process_queue, part, retry_at, seconds)
         elif self._give_back is not None:
             self._count_failure(part)
-            self._settled("retried", part)
+            self._on_settle("retried", part)
             process_queue.give_back(part, retry_at)
         elif not await self._has_given_up(error, process_queue, part):
             self._count_failure(part)
-            self._settled("retried", part)
+            self._on_settle("retried", part)
             if self._ordered:
                 return retry_at
             process_queue.give_back(part, retry_at)
@@ -388,7 +388,7 @@ class HandlerPool:
                 if not await self._give_up(message, error):
                     return False  # those before it may be stored twice
         log.warning("message_given_up", group=self._group, message=messages[0], attempts=messages[0].attempt)
-        self._settled("dead_letter", messages)
+        self._on_settle("dead_letter", messages)
         self._finish(process_queue, messages)
         return True
 
@@ -416,9 +416,9 @@ class HandlerPool:
                 self._attempts.pop(_identity(message), None)
         self._board.finish_all(process_queue, messages)
 
-    def _settled(self, outcome: str, messages: Sequence[ReceivedMessage[Any]]) -> None:
+    def _on_settle(self, outcome: str, messages: Sequence[ReceivedMessage[Any]]) -> None:
         if self.recorder is not None:
-            self.recorder.settled(messages[0].topic, outcome, len(messages))
+            self.recorder.on_settle(messages[0].topic, outcome, len(messages))
 
     async def _has_given_up(
         self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]
@@ -433,7 +433,7 @@ class HandlerPool:
             is_stored = await self._give_up(message, error)
         if is_stored:
             log.warning("message_given_up", group=self._group, message=message, attempts=message.attempt)
-            self._settled("dead_letter", messages)
+            self._on_settle("dead_letter", messages)
             self._finish(process_queue, messages)
         return is_stored
 
@@ -450,10 +450,10 @@ class HandlerPool:
 
         async def give(message: ReceivedMessage[Any]) -> None:
             if await give_back(message, error, seconds):
-                self._settled("sent_back", [message])
+                self._on_settle("sent_back", [message])
                 self._finish(process_queue, [message])
             else:
-                self._settled("retried", [message])
+                self._on_settle("retried", [message])
                 message.attempt += 1
                 process_queue.give_back([message], retry_at)
 

@@ -87,7 +87,7 @@ class KeyLanes:
         wakes = anyio.Event()
         self._waiting.add(wakes)
         try:
-            with process_queue.watched(wakes.set), anyio.move_on_at(until):
+            with process_queue.watch(wakes.set), anyio.move_on_at(until):
                 await wakes.wait()
         finally:
             self._waiting.discard(wakes)

@@ -179,7 +179,7 @@ class LiteConsumer(PopConsumer[BodyT]):
         await self._change(Action.PARTIAL_REMOVE, _check_names(lite_topics), None)
 
     async def _change(self, action: Action, lites: set[str], start: LiteStart | None) -> None:
-        core = self._opened()
+        core = self._open_core()
         if self._wanted is None:
             raise ValueError("this consumer reads all lite topics")
         if not lites:
@@ -238,8 +238,8 @@ class LiteConsumer(PopConsumer[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, core: ClientCore) -> None:
-        super()._connected(core)
+    def _on_connect(self, core: ClientCore) -> None:
+        super()._on_connect(core)
         self._subscribed_at.clear()
         self._begun.clear()
 

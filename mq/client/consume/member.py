@@ -22,7 +22,7 @@ from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings
 from mq.client.consume.queue_lock import RENEW_SECONDS, QueueLocker
 from mq.client.consume.rebalance import Assignment
-from mq.client.consume.subscription import Subscribed
+from mq.client.consume.subscription import TopicSubscription
 from mq.client.errors import ClientError
 from mq.client.logs import log
 from mq.client.message import MessageQueue
@@ -48,7 +48,7 @@ class GroupMember:
         core: ClientCore,
         offsets: GroupOffsets | LocalOffsets,
         board: DeliveryBoard,
-        topics: Mapping[str, Subscribed],
+        topics: Mapping[str, TopicSubscription],
         *,
         group: str,
         client_id: str,

@@ -132,7 +132,7 @@ class GroupOffsets:
 
     `by_hand`: offsets are stored only on request, not with pulls, and `consume_from` always applies. Otherwise a group
     begins at 0 in a young queue: consumers notice new queues seconds after their first message. `begin`, `store` and
-    `stored` retry for `seconds`, or not if that is None.
+    `load` retry for `seconds`, or not if that is None.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class GroupOffsets:
             if self._stored.get(queue) == offset:
                 continue
             try:
-                connection = self._core.connected(known_leader(self._core, queue.topic, queue.broker_name))
+                connection = self._core.find_connection(known_leader(self._core, queue.topic, queue.broker_name))
                 if connection is None:
                     postponed_topics.add(queue.topic)
                     continue
@@ -280,7 +280,7 @@ class GroupOffsets:
         code = RequestCode.UPDATE_CONSUMER_OFFSET
         await _call(self._core, queue, code, self._ext(queue, offset), self._seconds)
 
-    async def stored(self, queue: MessageQueue) -> int | None:
+    async def load(self, queue: MessageQueue) -> int | None:
         """The stored offset, None if there is none. Raises ClientError."""
         return await stored_offset(self._core, self._group, queue, seconds=self._seconds)
 

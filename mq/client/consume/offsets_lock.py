@@ -27,7 +27,7 @@ class OffsetsLock:
         self._path = os.path.realpath(path)
         if _held.get(self._path) == forks():
             raise self._refusal("this process")
-        self._file = self._locked()
+        self._file = self._lock_file()
         _held[self._path] = forks()
 
     def release(self) -> None:
@@ -38,7 +38,7 @@ class OffsetsLock:
         if _held.get(self._path) == forks():
             del _held[self._path]
 
-    def _locked(self) -> IO[bytes] | None:
+    def _lock_file(self) -> IO[bytes] | None:
         lock = Path(f"{self._path}.lock")
         try:
             make_directory(lock.parent)

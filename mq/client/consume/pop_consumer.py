@@ -178,7 +178,7 @@ class PopConsumer(Consumer[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, core: ClientCore) -> None:
+    def _on_connect(self, core: ClientCore) -> None:
         self._inbox = Inbox(self._ahead, ordered=self._ordered)
         self._polled.clear()
         self._held.clear()
@@ -195,7 +195,7 @@ class PopConsumer(Consumer[BodyT]):
         if self._renewals is not None:
             tasks.start_soon(self._renewals.run)
 
-    def _closed(self) -> None:
+    def _on_close(self) -> None:
         for batch in self._acks.values():
             batch.fail()
         self._acks.clear()
@@ -242,16 +242,16 @@ class PopConsumer(Consumer[BodyT]):
 
     async def __anext__(self) -> PoppedMessage[BodyT]:
         """Raises ClientClosed; BodyNotDecoded only if `on_error` says `StopConsumer`."""
-        self._opened()
+        self._open_core()
         began_ns = 0 if self._spans is None else now_ns()
         message = await self._inbox.get()
         while (error := self._decoding.failure(message)) is not None:
             await self._put_aside(message, error)
             message = await self._inbox.get()
         if self._spans is not None:
-            self._spans.received("pop", [message], began_ns, is_batch=False)
+            self._spans.on_receive("pop", [message], began_ns, is_batch=False)
         if self._recorder is not None:
-            self._recorder.received([message])
+            self._recorder.on_receive([message])
         return message
 
     async def _put_aside(self, message: PoppedMessage[Any], error: BodyNotDecoded) -> None:
@@ -276,15 +276,15 @@ class PopConsumer(Consumer[BodyT]):
         check_popped(message)
         if self._renewals is not None:
             await self._renewals.release(message)
-        self._opened()
-        self._inbox.done(message)
+        self._open_core()
+        self._inbox.release_next(message)
         batch = self._queue_ack(message)
         with nullcontext() if self._spans is None else self._spans.settling("ack", message.topic, [message]):
             await batch.answered.wait()
             if batch.error is not None:
                 raise batch.error
         if self._recorder is not None:
-            self._recorder.settled(message.topic, "done")
+            self._recorder.on_settle(message.topic, "done")
 
     def _queue_ack(self, message: PoppedMessage[Any]) -> AckBatch:
         """Have a message acknowledged with others of its broker group; returns the answer."""
@@ -319,13 +319,13 @@ class PopConsumer(Consumer[BodyT]):
             raise ValueError(f"a delay of {delay} seconds; allowed: 0 to {INVISIBLE_SECONDS_MAX}")
         if self._renewals is not None:
             await self._renewals.release(message)
-        self._opened()
+        self._open_core()
         with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
             errors = await self._give_back(self._inbox.drop(message), delay, suspend=suspend)
             if errors:
                 raise errors[0]
         if self._recorder is not None:
-            self._recorder.settled(message.topic, "sent_back")
+            self._recorder.on_settle(message.topic, "sent_back")
 
     async def extend(self, message: PoppedMessage[Any], seconds: float) -> bool:
         """Hide a message for `seconds` from now on. Returns whether it was still hidden for this consumer.
@@ -340,8 +340,8 @@ class PopConsumer(Consumer[BodyT]):
         check_popped(message)
         if not 0.001 <= seconds <= INVISIBLE_SECONDS_MAX:
             raise ValueError(f"seconds is {seconds}; allowed: 0.001 to {INVISIBLE_SECONDS_MAX}")
-        async with nullcontext() if self._renewals is None else self._renewals.paused(message):
-            self._opened()
+        async with nullcontext() if self._renewals is None else self._renewals.pause(message):
+            self._open_core()
             return await self._extend(message, seconds)
 
     async def _extend(self, message: PoppedMessage, seconds: float) -> bool:
@@ -518,7 +518,7 @@ class PopConsumer(Consumer[BodyT]):
         left_out: list[LeftOut] = []
         # Only now: the pop may have been held for longer than the invisible time.
         hidden_until = anyio.current_time() + self.invisible
-        messages = self._subscribed(self._read_popped(broker_name, response, body, hidden_until, left_out))
+        messages = self._matching(self._read_popped(broker_name, response, body, hidden_until, left_out))
         deliverable = self._deliverable(messages, left_out)
         if self._renewals is not None:
             self._renewals.hold(deliverable)
@@ -537,7 +537,7 @@ class PopConsumer(Consumer[BodyT]):
     ) -> list[PoppedMessage[Any]]:
         return read_popped(self.topic, broker_name, response, body, hidden_until, left_out=left_out)
 
-    def _subscribed(self, messages: list[PoppedMessage[Any]]) -> list[PoppedMessage[Any]]:
+    def _matching(self, messages: list[PoppedMessage[Any]]) -> list[PoppedMessage[Any]]:
         """The messages with the tags of the subscription; the others are acknowledged.
 
         Brokers compare only hash codes of tags, and different tags can have the same one.

@@ -79,7 +79,7 @@ class Inbox:
 
     With `ahead` 0 there is room while a task waits in `get`.
 
-    With `ordered`, a message comes out when the previous one popped with it from its queue is `done`.
+    With `ordered`, a message comes out when the previous one popped with it from its queue is released.
     """
 
     def __init__(self, ahead: int, *, ordered: bool) -> None:
@@ -151,7 +151,7 @@ class Inbox:
             finally:
                 self._waiting -= 1
 
-    def done(self, message: PoppedMessage[Any]) -> None:
+    def release_next(self, message: PoppedMessage[Any]) -> None:
         """Release the next message of its queue."""
         if not self._ordered:
             return

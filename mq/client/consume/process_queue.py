@@ -117,7 +117,7 @@ class ProcessQueue:
             watcher()
 
     @contextmanager
-    def watched(self, watcher: Callable[[], None]) -> Iterator[None]:
+    def watch(self, watcher: Callable[[], None]) -> Iterator[None]:
         """Call `watcher` when the queue is dropped during the block."""
         self._watchers.add(watcher)
         try:

@@ -28,7 +28,7 @@ from mq.client.consume.offsets import ConsumeFrom, GroupOffsets, check_position,
 from mq.client.consume.policies import OnError
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.consume.pull_loop import Puller, PullSettings, check_pull_settings
-from mq.client.consume.subscription import Subscribed, subscription_of
+from mq.client.consume.subscription import TopicSubscription, subscription_of
 from mq.client.errors import BodyNotDecoded, ClientError, NoRoute, TopicNotFound
 from mq.client.events import OnEvent
 from mq.client.filters import Filter
@@ -38,7 +38,7 @@ from mq.client.net.client_core import ClientCore, RemotingSettings
 from mq.client.net.leader_calls import why_no_leader
 from mq.client.net.routes import TopicRoute
 from mq.client.options import ClientOptions
-from mq.client.produce.consumed import Consumed
+from mq.client.produce.consumed import ConsumedOffsets
 from mq.client.spans import TracerProvider, now_ns
 from mq.protocol.messages.trace import ContextCode
 from mq.protocol.names import check_topic
@@ -125,7 +125,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._consume_from = consume_from
         self._pull_settings = pull or PullSettings()
         self._board = DeliveryBoard(self._note_progress, retry_seconds=RETRY_SECONDS)
-        self._subscribed: dict[str, Subscribed] = {}
+        self._subscribed: dict[str, TopicSubscription] = {}
         self._pullers: dict[MessageQueue, Puller] = {}
         self._paused: set[MessageQueue] = set()
         self._uncommitted: dict[MessageQueue, int] = {}
@@ -134,7 +134,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, core: ClientCore) -> None:
+    def _on_connect(self, core: ClientCore) -> None:
         # Messages returned by `poll` may be unfinished, so offsets are only sent by `commit`.
         self._offsets = GroupOffsets(core, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
         self._uploads = FilterUploads(self.group)
@@ -146,7 +146,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._in_transaction = False
         self._board.open()
 
-    def _closed(self) -> None:
+    def _on_close(self) -> None:
         self._board.close()
 
     def _troubles(self) -> Iterator[str]:
@@ -170,7 +170,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         until = anyio.current_time() + NEW_TOPIC_SECONDS
         while True:
             try:
-                return list((await self._opened().route(topic, refresh=True)).read_queues)
+                return list((await self._open_core().route(topic, refresh=True)).read_queues)
             except TopicNotFound:
                 if anyio.current_time() >= until:
                     raise
@@ -185,13 +185,13 @@ class PullConsumer(PositionedConsumer[BodyT]):
         queue that the topic does not have, and ClientError if a queue's leader does not answer in time; then nothing
         has changed.
         """
-        self._opened()
+        self._open_core()
         new_queues = set(queues)
         check_queues(*new_queues)
         for queue in new_queues:
             check_topic(queue.topic)
         topics = {
-            topic: Subscribed(subscription_of(topic, tags), int(time.time() * 1000), handler=None, batch=None)
+            topic: TopicSubscription(subscription_of(topic, tags), int(time.time() * 1000), handler=None, batch=None)
             for topic in {queue.topic for queue in new_queues}
         }
         same = {queue for queue in new_queues & self._pullers.keys() if self._same_choice(queue.topic, topics)}
@@ -207,7 +207,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
 
     async def _check_known(self, queues: Iterable[MessageQueue]) -> None:
         """Raises NoRoute if the name servers still do not know one of the queues after `NEW_TOPIC_SECONDS`."""
-        core, until, refresh = self._opened(), anyio.current_time() + NEW_TOPIC_SECONDS, False
+        core, until, refresh = self._open_core(), anyio.current_time() + NEW_TOPIC_SECONDS, False
         for queue in sorted(queues):
             while True:
                 try:
@@ -225,7 +225,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 await anyio.sleep(LOOK_SECONDS)
                 refresh = True
 
-    def _same_choice(self, topic: str, topics: Mapping[str, Subscribed]) -> bool:
+    def _same_choice(self, topic: str, topics: Mapping[str, TopicSubscription]) -> bool:
         before = self._subscribed.get(topic)
         return before is not None and before.subscription == topics[topic].subscription
 
@@ -251,7 +251,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             offset = position
         else:
             check_position(position)
-            offset = await queue_offset(self._opened(), queue, position, seconds=self.timeout)
+            offset = await queue_offset(self._open_core(), queue, position, seconds=self.timeout)
         self._puller(queue).stop()
         self._read_from(queue, offset)
 
@@ -287,7 +287,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         Messages of one queue are in order. If cancelled, none is taken. Raises ValueError if there is no `timeout` and
         no queue is assigned, since it would wait forever.
         """
-        self._opened()
+        self._open_core()
         if count_max < 1:
             raise ValueError(f"count_max {count_max} must be at least 1")
         if timeout is None and not self._pullers:
@@ -317,12 +317,12 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 raise
             board.finish_all(process_queue, readable)
             if self._tracer is not None:
-                self._tracer.handling(readable).ended(ContextCode.SUCCESS)
+                self._tracer.handling(readable).record_end(ContextCode.SUCCESS)
             if self._recorder is not None:
-                self._recorder.received(readable)
+                self._recorder.on_receive(readable)
             batch += readable
         if self._spans is not None and batch:
-            self._spans.received("poll", batch, began_ns, is_batch=True)
+            self._spans.on_receive("poll", batch, began_ns, is_batch=True)
         return batch
 
     async def _readable(
@@ -351,17 +351,17 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 self._board.offer(process_queue)
         return []
 
-    def _returned(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:
+    def _on_return(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:
         """Finish a message that the application gets now, and record it."""
         self._board.finish(process_queue, message)
         if self._tracer is not None:
-            self._tracer.handling([message]).ended(ContextCode.SUCCESS)
+            self._tracer.handling([message]).record_end(ContextCode.SUCCESS)
         if self._recorder is not None:
-            self._recorder.received([message])
+            self._recorder.on_receive([message])
 
     def __aiter__(self) -> PulledMessages[BodyT]:
         """The messages of all assigned queues, one after the other and for ever, as `poll` returns them."""
-        self._opened()
+        self._open_core()
         return PulledMessages(self, self._board, None)
 
     async def read_to_end(self) -> PulledMessages[BodyT]:
@@ -371,7 +371,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         `poll`. It does not end while one with unread messages is paused. Raises ClientError if a leader does not
         answer.
         """
-        core, positions = self._opened(), self.positions
+        core, positions = self._open_core(), self.positions
         lag = await lag_of(core, positions)
         return PulledMessages(self, self._board, {queue: positions[queue] + count for queue, count in lag.items()})
 
@@ -404,7 +404,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         Raises ClientError if that is not certain for one of the queues; repeating it is safe. If a member of the group
         has locked a queue, only that member may store its offset: BrokerError with code 16.
         """
-        self._opened()
+        self._open_core()
         check_queues(*(offsets or ()))
         for queue, offset in sorted((self.positions if offsets is None else offsets).items()):
             check_topic(queue.topic)
@@ -415,18 +415,18 @@ class PullConsumer(PositionedConsumer[BodyT]):
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset stored for the group, None if there is none. Raises ClientError, and TypeError for no queue."""
-        self._opened()
+        self._open_core()
         check_queues(queue)
         check_topic(queue.topic)
-        return await self._offsets.stored(queue)
+        return await self._offsets.load(queue)
 
     def _note_committed(self, queue: MessageQueue, offset: int) -> None:
         if queue in self._uncommitted:
             self._uncommitted[queue] = offset
 
-    def _consumed(self, messages: Sequence[ReceivedMessage[Any]] | None) -> Consumed:
+    def _consumed_offsets(self, messages: Sequence[ReceivedMessage[Any]] | None) -> ConsumedOffsets:
         """The messages that `poll` has returned since the last commit, for a transaction. Raises ValueError."""
-        self._opened()
+        self._open_core()
         if messages is not None:
             raise ValueError("a pull consumer gives all that it has returned since its last commit: pass no messages")
         if self._in_transaction:
@@ -437,7 +437,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         }
         self._in_transaction = True
 
-        async def committed() -> None:
+        async def on_commit() -> None:
             self._in_transaction = False
             for queue, (_, end) in ranges.items():
                 self._note_committed(queue, end)
@@ -447,15 +447,15 @@ class PullConsumer(PositionedConsumer[BodyT]):
             for queue, (first, _) in ranges.items():
                 self._reread(queue, first)
 
-        async def fenced() -> None:
+        async def on_fence() -> None:
             try:
                 for queue, (first, _) in ranges.items():
-                    self._reread(queue, max(await self._offsets.stored(queue) or 0, first))
+                    self._reread(queue, max(await self._offsets.load(queue) or 0, first))
             except ClientError:
                 await not_committed()  # the next transaction is refused as well, and asks again
             self._in_transaction = False
 
-        return Consumed(self.group, ranges, committed, not_committed, fenced)
+        return ConsumedOffsets(self.group, ranges, on_commit, not_committed, on_fence)
 
     # Pullers.
 
@@ -541,7 +541,7 @@ class PulledMessages(Generic[BodyT]):
                         readable = await self._consumer._readable(process_queue, [message])
                     if not readable:
                         continue
-                    self._consumer._returned(process_queue, message)
+                    self._consumer._on_return(process_queue, message)
                     return message
                 process_queue.block([message], anyio.current_time() + LATER_SECONDS)
                 self._board.offer(process_queue)  # it was taken from the board with its last message

@@ -34,7 +34,7 @@ from mq.client.consume.pull_loop import PullSettings, check_pull_settings
 from mq.client.consume.send_back import failure_text, give_back
 from mq.client.consume.stop_signals import check_seconds, drain_on_signals
 from mq.client.consume.subscribing_consumer import SubscribingConsumer
-from mq.client.consume.subscription import Subscribed
+from mq.client.consume.subscription import TopicSubscription
 from mq.client.errors import ClientError, TransactionFenced
 from mq.client.events import OnEvent
 from mq.client.long_wait import LongWait
@@ -45,7 +45,7 @@ from mq.client.net.connection import RespondLater
 from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
 from mq.client.options import ClientOptions
-from mq.client.produce.consumed import Consumed
+from mq.client.produce.consumed import ConsumedOffsets
 from mq.client.spans import TracerProvider
 from mq.client.task_group import open_task_group
 from mq.protocol.codes import ResponseCode
@@ -220,7 +220,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._max_reconsume_times = INT32_MAX if max_reconsume_times == -1 else max_reconsume_times
         self._pull_settings = pull or PullSettings()
         self._commit_seconds, self._rebalance_seconds = commit_seconds, rebalance_seconds
-        self._subscribed: dict[str, Subscribed] = {}
+        self._subscribed: dict[str, TopicSubscription] = {}
         self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
         self._handlers = self._new_handlers(concurrency, max_reconsume_times)
         self._paused: set[MessageQueue] = set()
@@ -246,7 +246,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
 
     # Life cycle.
 
-    def _connected(self, core: ClientCore) -> None:
+    def _on_connect(self, core: ClientCore) -> None:
         """Raises OffsetsFileDamaged, AlreadyOpen if another consumer has the file, OSError."""
         self._board.open()
         self._handlers.open()
@@ -293,7 +293,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     def _stop(self) -> None:
         self._handlers.stop()
 
-    def _closed(self) -> None:
+    def _on_close(self) -> None:
         self._board.close()
         if self._member is not None:
             self._member.assignment.changed.set()
@@ -394,11 +394,11 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         if self._member is not None:
             self._member.note_progress(process_queue)
 
-    def _entered(self) -> GroupMember:
+    def _membership(self) -> GroupMember:
         """The current group membership, or the last one after the block. Raises ClientClosed before the block."""
         self._check_process()
         if self._member is None:
-            self._opened()
+            self._open_core()
         assert self._member is not None, "open without a member"
         return self._member
 
@@ -415,8 +415,8 @@ class PushConsumer(SubscribingConsumer[BodyT]):
 
         After 10 s it logs the reason (`not_assigned`), and then every half minute. Raises ClientClosed.
         """
-        self._opened()
-        assignment = self._entered().assignment
+        self._open_core()
+        assignment = self._membership().assignment
         limits = self._limits
         wait = LongWait("not_assigned", limits)
         while not assignment.queues:
@@ -426,26 +426,26 @@ class PushConsumer(SubscribingConsumer[BodyT]):
                 assignment.changed = anyio.Event()
             with anyio.move_on_after(limits.warn_after_seconds):
                 await assignment.changed.wait()
-            self._opened()
+            self._open_core()
         return assignment.queues
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
         """Map each assigned queue to the offset before which all messages are acknowledged."""
-        return self._entered().assignment.commit_offsets()
+        return self._membership().assignment.commit_offsets()
 
     async def commit(self) -> None:
         """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
-        self._opened()
-        await self._entered().commit()
+        self._open_core()
+        await self._membership().commit()
 
-    def _consumed(self, messages: Sequence[ReceivedMessage[Any]] | None) -> Consumed:
-        """Messages of a handler, for a transaction; see `Consumed`. Raises ValueError, TransactionFenced."""
+    def _consumed_offsets(self, messages: Sequence[ReceivedMessage[Any]] | None) -> ConsumedOffsets:
+        """Messages of a handler, for a transaction; see `ConsumedOffsets`. Raises ValueError, TransactionFenced."""
         if not messages:
             raise ValueError("pass the messages that the handler got: commit_offsets(consumer, message)")
         if self._is_broadcast:
             raise ValueError("a broadcast consumer has no offsets at the broker")
-        process_queues = {each.queue: each for each in self._entered().assignment.process_queues}
+        process_queues = {each.queue: each for each in self._membership().assignment.process_queues}
         offsets_by_queue: dict[MessageQueue, list[int]] = {}
         for message in messages:
             offsets_by_queue.setdefault(message.queue, []).append(message.queue_offset)
@@ -460,11 +460,11 @@ class PushConsumer(SubscribingConsumer[BodyT]):
                     f"{offsets[0]} before it. Handle messages in order (ordered=True), and pass whole batches"
                 )
 
-        async def ended() -> None:
+        async def on_end() -> None:
             """Do nothing: the handler acknowledges its messages, or gets them again."""
 
         ranges = {queue: (offsets[0], offsets[-1] + 1) for queue, offsets in offsets_by_queue.items()}
-        return Consumed(self.group, ranges, ended, ended, ended)
+        return ConsumedOffsets(self.group, ranges, on_end, on_end, on_end)
 
     # Pause and resume.
 
@@ -506,7 +506,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
 
     def deliveries(self) -> DeliveryStream[BodyT]:
         """A stream of deliveries, to be acknowledged one by one in any order. Raises AlreadyOpen during `run`."""
-        self._opened()
+        self._open_core()
         self._board.refuse_beside_run()
         return DeliveryStream(
             self._board,
@@ -529,7 +529,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         needs the main thread. Raises the exception for which `StopConsumer` was the policy, and AlreadyOpen while
         another `run` is at work or a task waits for a message of a stream, which continues.
         """
-        self._opened()
+        self._open_core()
         self._handlers.refuse_second_run()
         check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
@@ -550,10 +550,10 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         closed, or by the next `run`. If cancelled, `run` ends all the same when the handlers have finished. In a
         handler, for which it would wait, it raises ClientError.
         """
-        self._opened()
+        self._open_core()
         check_seconds("timeout", timeout)
         finished = await self._handlers.drain(timeout)
-        await self._entered().commit()
+        await self._membership().commit()
         return finished
 
     def stop(self) -> None:

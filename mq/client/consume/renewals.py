@@ -39,7 +39,7 @@ class Renewals:
         self._held.update((id(message), message) for message in messages)
         self._changed.set()
 
-    def held(self) -> list[PoppedMessage]:
+    def messages(self) -> list[PoppedMessage]:
         """List the messages whose invisible time is renewed."""
         return list(self._held.values())
 
@@ -50,10 +50,10 @@ class Renewals:
             await response_event.wait()
 
     @asynccontextmanager
-    async def paused(self, message: PoppedMessage) -> AsyncIterator[None]:
-        """Pause the renewals of this message during the block: each request about it invalidates earlier receipts.
+    async def pause(self, message: PoppedMessage) -> AsyncIterator[None]:
+        """Do not renew this message meanwhile: each request about it makes the receipt of another one invalid.
 
-        Waits for a renewal in flight, and for other tasks that have paused them.
+        Waits for a renewal in flight, and for others who have paused them.
         """
         while (response_event := self._in_flight.get(id(message))) is not None:
             await response_event.wait()
@@ -74,7 +74,7 @@ class Renewals:
                 now = anyio.current_time()
                 if due > now:
                     continue
-                for message in self.held():
+                for message in self.messages():
                     if self._due(message) <= now + TOGETHER * self._seconds:
                         response_event = self._in_flight[id(message)] = anyio.Event()
                         tasks.start_soon(self._renew, message, response_event)
@@ -84,7 +84,7 @@ class Renewals:
         for response_event in self._in_flight.values():
             response_event.set()
         self._in_flight.clear()
-        messages, self._held = self.held(), {}
+        messages, self._held = self.messages(), {}
         return messages
 
     def _due(self, message: PoppedMessage) -> float:

@@ -13,7 +13,7 @@ from mq.client.consume.handler_options import check_handler
 from mq.client.consume.handlers import HandlerPool, MiddlewareT
 from mq.client.consume.policies import OnError, check_policies
 from mq.client.consume.stop_signals import check_seconds
-from mq.client.consume.subscription import Subscribed, subscription_of
+from mq.client.consume.subscription import TopicSubscription, subscription_of
 from mq.client.filters import Filter
 from mq.client.message import BodyT, ReceivedMessage
 from mq.protocol.names import check_topic, retry_topic
@@ -26,7 +26,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     """A consumer with subscriptions and handlers; `_handlers` is made by its subclass."""
 
     _handlers: HandlerPool
-    _subscribed: dict[str, Subscribed]
+    _subscribed: dict[str, TopicSubscription]
     _retries_at_brokers: bool
     """Whether failed messages come back through the group's retry topic."""
 
@@ -182,7 +182,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     ) -> None:
         self._check_process()
         check_topic(topic)
-        self._subscribed[topic] = Subscribed(
+        self._subscribed[topic] = TopicSubscription(
             subscription=subscription_of(topic, tags, filter_),
             sub_version=int(time.time() * 1000),
             handler=handler,

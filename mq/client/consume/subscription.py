@@ -68,7 +68,7 @@ def _program(topic: str, filter_: WasmFilter | BodyFilter) -> FilterProgram:
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribed:
+class TopicSubscription:
     """One topic of a consumer. `handler` takes a message, or with `batch` a list of at most that many.
 
     It has `timeout` seconds, None without a limit. `on_error` are its policies. `codec` None is the consumer's.

@@ -17,7 +17,7 @@ from mq.client.metrics.recorder import Add, ClientMetrics, LabelBook
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_registered: weakref.WeakKeyDictionary[Any, _Registered] = weakref.WeakKeyDictionary()
+_registered: weakref.WeakKeyDictionary[Any, _RegistryMetrics] = weakref.WeakKeyDictionary()
 
 
 class PrometheusMetrics(ClientMetrics):
@@ -46,7 +46,7 @@ class PrometheusMetrics(ClientMetrics):
         options = topics_max, tuple(buckets)
         instruments = _registered.get(used_registry)
         if instruments is None:
-            instruments = _registered[used_registry] = _Registered(used_registry, topics_max, tuple(buckets))
+            instruments = _registered[used_registry] = _RegistryMetrics(used_registry, topics_max, tuple(buckets))
         elif instruments.options != options:
             raise ValueError(
                 f"the registry already has the metrics of clients with different options: {instruments.options}"
@@ -77,7 +77,7 @@ class PrometheusMetrics(ClientMetrics):
             write()
 
 
-class _Registered:
+class _RegistryMetrics:
     """The metrics that a registry has."""
 
     def __init__(self, registry: CollectorRegistry, topics_max: int, buckets: tuple[float, ...]) -> None:
@@ -88,10 +88,10 @@ class _Registered:
         )
         self.reads: dict[tuple[Family, tuple[str, ...]], Callable[[], object]] = {}
         """What writes the gauges, with several processes."""
-        self.families: dict[Family, Any] = {family: _made(family, registry, buckets) for family in ALL}
+        self.families: dict[Family, Any] = {family: _new_metric(family, registry, buckets) for family in ALL}
 
 
-def _made(family: Family, registry: CollectorRegistry, buckets: tuple[float, ...]) -> Counter | Gauge | Histogram:
+def _new_metric(family: Family, registry: CollectorRegistry, buckets: tuple[float, ...]) -> Counter | Gauge | Histogram:
     from prometheus_client import Counter, Gauge, Histogram
 
     name, labels = f"raftmq_client_{family.name}", COMMON + family.labels

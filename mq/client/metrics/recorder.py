@@ -246,7 +246,7 @@ class Recorder:
         """Count messages with an outcome that no broker has answered."""
         self._add(families.SENT, count, topic, outcome)
 
-    def retried(self, topic: str, error: ClientError) -> None:
+    def count_retry(self, topic: str, error: ClientError) -> None:
         """Count a message that is sent again, or must wait, because of `error`."""
         reason = next((text for kind, text in _REASONS if isinstance(error, kind)), "unreadable_answer")
         self._add(families.SEND_RETRIES, 1, topic, reason)
@@ -254,7 +254,7 @@ class Recorder:
     # Deliveries.
 
     @_never_raises
-    def received(self, messages: Sequence[ReceivedMessage[Any]]) -> None:
+    def on_receive(self, messages: Sequence[ReceivedMessage[Any]]) -> None:
         """Count messages that the application gets."""
         now_ms = time.time_ns() // 1_000_000
         for message in messages:
@@ -267,7 +267,7 @@ class Recorder:
                 seconds = max(now_ms - message.record.born_timestamp_ms, 0) / 1000
                 self._add(families.END_TO_END_SECONDS, seconds, topic)
 
-    def settled(self, topic: str, outcome: str, count: int = 1) -> None:
+    def on_settle(self, topic: str, outcome: str, count: int = 1) -> None:
         """Count messages that are acknowledged, or will be redelivered."""
         self._add(families.SETTLED, count, topic, outcome)
 
@@ -281,7 +281,7 @@ class Recorder:
             try:
                 await handler(argument)
                 outcome = "done"
-                self.settled(timer.topic, outcome, len(messages))
+                self.on_settle(timer.topic, outcome, len(messages))
             finally:
                 timer.end(outcome)
 
@@ -289,7 +289,7 @@ class Recorder:
 
     def begin(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlerTimer:
         """Count messages of one topic that a handler gets, and measure its time until it says that it is done."""
-        self.received(messages)
+        self.on_receive(messages)
         self._works += 1
         self._work[self._works] = time.perf_counter()
         return HandlerTimer(self, messages[0].topic, self._works)
@@ -317,9 +317,9 @@ class HandlerTimer:
         """Record the end of the measured call; later calls have no effect."""
         self._recorder.end(self.topic, self._work, outcome)
 
-    def settled(self, outcome: str) -> None:
+    def on_settle(self, outcome: str) -> None:
         """Record the end of the measured call, and that its message is acknowledged or returned."""
-        self._recorder.settled(self.topic, outcome)
+        self._recorder.on_settle(self.topic, outcome)
         self.end(outcome)
 
 

@@ -234,7 +234,7 @@ class ClientCore:
         leaders = {route.leader_address(name) for route in routes for name in route.brokers}
         for address in sorted(address for address in leaders if address is not None):
             slot = self._connecting.get(address)
-            if self.connected(address) is None and slot is not None and slot.failure is not None:
+            if self.find_connection(address) is None and slot is not None and slot.failure is not None:
                 yield str(slot.failure)
         for topic, route in sorted(self._routes.items()):
             for name in sorted(name for name in route.brokers if route.leader_address(name) is None):
@@ -268,19 +268,19 @@ class ClientCore:
     def _is_closed(self) -> bool:
         return self._closed
 
-    def connected(self, address: str) -> Connection | None:
+    def find_connection(self, address: str) -> Connection | None:
         """The open connection to `address`, or None."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.lost is None else None
 
     async def connection(self, address: str) -> Connection:
         """The open connection to `address`, opened if necessary. Raises ConnectFailed, ClientClosed."""
-        if (connection := self.connected(address)) is not None:
+        if (connection := self.find_connection(address)) is not None:
             return connection
         slot = self._connecting.setdefault(address, _Slot())
         attempts_before = slot.attempts
         async with slot.lock:
-            if (connection := self.connected(address)) is not None:
+            if (connection := self.find_connection(address)) is not None:
                 return connection
             if slot.attempts != attempts_before and slot.failure is not None:
                 raise ConnectFailed(address, _reason(slot.failure)) from slot.failure
@@ -477,7 +477,7 @@ class ClientCore:
             except ConnectFailed as error:
                 log.debug("broker_unreachable", address=address, reason=error.reason)
 
-        missing = [address for address in addresses if self.connected(address) is None]
+        missing = [address for address in addresses if self.find_connection(address) is None]
         if missing:
             async with anyio.create_task_group() as tasks:
                 for address in missing:

@@ -68,7 +68,7 @@ def _connected_leader(core: ClientCore, topic: str, broker_name: str) -> Connect
     """The connection to the leader that is known already, as nearly always: then nothing must be waited for."""
     route = core.known_route(topic)
     address = None if route is None else route.leader_address(broker_name)
-    return None if address is None else core.connected(address)
+    return None if address is None else core.find_connection(address)
 
 
 async def call_leader(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from mq.client.message import MessageQueue, ReceivedMessage
 
 
-class Consumed(NamedTuple):
+class ConsumedOffsets(NamedTuple):
     """Messages that a consumer of `group` has taken: for each queue the first offset, and the one behind the last.
 
     One of the functions is called when the transaction has ended. `not_committed` also if it is not known how it ended:
@@ -26,5 +26,5 @@ class Consumed(NamedTuple):
 class ConsumingClient(Protocol):
     """A consumer that can give its offsets to a transaction: `PullConsumer`, `PushConsumer`."""
 
-    def _consumed(self, messages: Sequence[ReceivedMessage[Any]] | None) -> Consumed:
+    def _consumed_offsets(self, messages: Sequence[ReceivedMessage[Any]] | None) -> ConsumedOffsets:
         """The consumed messages, to commit. Raises ValueError if no offset can express them, TransactionFenced."""

@@ -38,7 +38,7 @@ async def send_oneway(
         raise
     connection.send_oneway(RequestCode.SEND_MESSAGE_V2, send_fields(group, message, target), message.body)
     if span is not None:
-        span.sent()
+        span.on_oneway()
     if recorder is not None:
         recorder.not_awaited(message.topic, "oneway")
 

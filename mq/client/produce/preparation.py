@@ -54,7 +54,7 @@ class Preparation:
         span = None
         if self._spans is not None:
             span = self._spans.sending([message], transaction=bool(own and props.TRANSACTION_PREPARED in own))
-            message = message if span is None else span.carried(message)
+            message = message if span is None else span.with_span_context(message)
         try:
             outgoing = make_ready(
                 message,

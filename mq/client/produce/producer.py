@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from mq.client.body_codecs import BodyCodec, check_body_codec, decode_body, encoded
+from mq.client.body_codecs import BodyCodec, check_body_codec, decode_body, encode_message
 from mq.client.errors import ClientError, MessageRefused, ProducerBusy
 from mq.client.events import OnEvent, check_on_event
 from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult
@@ -195,7 +195,7 @@ class Producer(Client, Generic[BodyT]):
                         policy=self._policy,
                         auto_create_topics=self._auto_create_topics,
                         on_finished=self._limit.wake_waiters,
-                        on_retry=None if recorder is None else recorder.retried,
+                        on_retry=None if recorder is None else recorder.count_retry,
                     )
                     tasks.start_soon(pipeline.run)
                     if recorder is not None:
@@ -250,10 +250,10 @@ class Producer(Client, Generic[BodyT]):
     ) -> bytes | None:
         if isinstance(request, PushReplyMessageToClient):
             assert self._requests is not None, "a reply came without a connection"
-            return self._requests.pushed(request, body, wall_clock_ms())
+            return self._requests.on_push(request, body, wall_clock_ms())
         return refuse_server_request(request, body, answer_later)
 
-    def _done(
+    def _on_done(
         self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone, span: SendSpan | None
     ) -> OnDone:
         """The callback for the outcome of `outgoing`, which contains `messages`: `on_done`, after what watches."""
@@ -294,7 +294,7 @@ class Producer(Client, Generic[BodyT]):
         ConnectFailed, NameServersUnavailable (no server reachable within the timeout), ClientClosed. If cancelled, it
         makes no further attempt, and the message may or may not have been stored.
         """
-        return await self._send(encoded(message, self._codec), self._budget(timeout), queue)
+        return await self._send(encode_message(message, self._codec), self._budget(timeout), queue)
 
     async def _send(
         self,
@@ -309,7 +309,7 @@ class Producer(Client, Generic[BodyT]):
         await self._wait_room(pipeline)
         outgoing, span = self._make_ready(message, queue, own)
         pending = Pending(outgoing.unique_key)
-        completion = self._done([message], outgoing, pending.complete, span)
+        completion = self._on_done([message], outgoing, pending.complete, span)
         if own is None:
             abandon = self._start(pipeline, message, outgoing, completion, seconds, queue)
         else:
@@ -359,7 +359,7 @@ class Producer(Client, Generic[BodyT]):
             if not pending.done:
                 abandon()
                 if span is not None:
-                    span.abandoned()
+                    span.on_abandon()
                 if self._recorder is not None:
                     self._recorder.not_awaited(topic, "cancelled", count)
 
@@ -374,11 +374,11 @@ class Producer(Client, Generic[BodyT]):
         Raises MessageRefused and ClientClosed; all other errors are raised where the handle is awaited.
         """
         pipeline = self._open_pipeline()
-        seconds, ready = self._budget(timeout), encoded(message, self._codec)
+        seconds, ready = self._budget(timeout), encode_message(message, self._codec)
         await self._wait_room(pipeline)
         outgoing, span = self._make_ready(ready, queue)
         pending = Pending(outgoing.unique_key)
-        completion = self._done([ready], outgoing, pending.complete, span)
+        completion = self._on_done([ready], outgoing, pending.complete, span)
         self._start(pipeline, ready, outgoing, completion, seconds, queue)
         return pending
 
@@ -398,9 +398,9 @@ class Producer(Client, Generic[BodyT]):
         pipeline = self._open_pipeline()
         if not self._limit.has_room:
             raise ProducerBusy(self._in_flight_max)
-        seconds, ready = self._budget(timeout), encoded(message, self._codec)
+        seconds, ready = self._budget(timeout), encode_message(message, self._codec)
         outgoing, span = self._make_ready(ready, queue)
-        completion = self._done([ready], outgoing, on_done, span)
+        completion = self._on_done([ready], outgoing, on_done, span)
         self._start(pipeline, ready, outgoing, completion, seconds, queue)
         return outgoing.unique_key
 
@@ -410,7 +410,7 @@ class Producer(Client, Generic[BodyT]):
         Raises MessageRefused, TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed.
         """
         self._open_pipeline()
-        outgoing, span = self._make_ready(encoded(message, self._codec), queue)
+        outgoing, span = self._make_ready(encode_message(message, self._codec), queue)
         assert self._core is not None, "a pipeline without connections"
         await send_oneway(
             self._core,
@@ -458,7 +458,7 @@ class Producer(Client, Generic[BodyT]):
         """
         self._open_pipeline()
         codec = check_body_codec(reply_codec) or self._codec
-        ready = encoded(message, self._codec)
+        ready = encode_message(message, self._codec)
         requests = self._requests
         assert self._core is not None and requests is not None, "a pipeline without connections"  # noqa: PT018
         reply = await ask(
@@ -508,7 +508,7 @@ class Producer(Client, Generic[BodyT]):
         offset is -1. Raises the errors of `send`, which apply to all of them.
         """
         pipeline = self._open_pipeline()
-        seconds, ready = self._budget(timeout), [encoded(message, self._codec) for message in messages]
+        seconds, ready = self._budget(timeout), [encode_message(message, self._codec) for message in messages]
         await self._wait_room(pipeline)
         try:
             outgoing, span = self._preparation.batch(ready, queue, properties)
@@ -516,7 +516,7 @@ class Producer(Client, Generic[BodyT]):
             self._limit.wake_waiters()  # this one takes no room
             raise
         pending = Pending(outgoing.unique_key)
-        completion = self._done(ready, outgoing, pending.complete, span)
+        completion = self._on_done(ready, outgoing, pending.complete, span)
         abandon = self._start_alone(pipeline, outgoing, completion, seconds, queue)
         together = await self._outcome(abandon, pending, span, outgoing.topic, len(messages))
         return split_result(together, len(messages))

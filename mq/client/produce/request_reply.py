@@ -83,10 +83,10 @@ class OpenRequests:
             props.TTL: str(int(seconds * 1000)),
         }
 
-    def pushed(self, request: PushReplyMessageToClient, body: memoryview, arrived_ms: int) -> bytes:
+    def on_push(self, request: PushReplyMessageToClient, body: memoryview, arrived_ms: int) -> bytes:
         """A broker pushes a reply; returns the answer for the broker."""
         try:
-            reply = _received(request.ext, bytes(body), arrived_ms)
+            reply = _received_reply(request.ext, bytes(body), arrived_ms)
         except CodecMissing as error:
             log.error("body_not_inflated", topic=request.ext.topic, reason=str(error))
             return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error))
@@ -144,7 +144,7 @@ async def ask(
     raise NoReply(seconds, send_result.message_id)
 
 
-def _received(ext: PushReplyExt, body: bytes, arrived_ms: int) -> ReceivedMessage:
+def _received_reply(ext: PushReplyExt, body: bytes, arrived_ms: int) -> ReceivedMessage:
     properties = props.decode(ext.properties) | {props.ARRIVE_TIME: str(arrived_ms)}
     record = StoredMessage(
         topic=ext.topic,

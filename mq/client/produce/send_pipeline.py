@@ -306,7 +306,7 @@ class SendPipeline:
         address = route.leader_address(queue.broker_name)
         if address is None:
             return NoRoute(route.topic, why_no_leader(route, queue.broker_name))
-        connection = self._core.connected(address)
+        connection = self._core.find_connection(address)
         if connection is not None:
             return connection
         _, reason = self._unreachable.get(address, (0.0, f"not connected yet; {MAYBE_UNREACHABLE}"))
@@ -318,15 +318,15 @@ class SendPipeline:
         send.connection = None
         assert send.queue is not None, "an attempt without a queue was answered"
         if isinstance(response, ConnectionLost):
-            self._lost(send, response)
+            self._on_loss(send, response)
             return
         verdict = judge_answer(response.code, response.remark)
         if verdict.stored == "yes":
             self._succeed(send, send.queue, response)
         else:
-            self._refused(send, send.queue, response, verdict)
+            self._on_refusal(send, send.queue, response, verdict)
 
-    def _lost(self, send: Send, error: ConnectionLost) -> None:
+    def _on_loss(self, send: Send, error: ConnectionLost) -> None:
         now = anyio.current_time()
         if error.sent:
             self._doubt(send, now, error)
@@ -334,7 +334,7 @@ class SendPipeline:
             send.attempts -= 1
             self._park(send, now, error)
 
-    def _refused(self, send: Send, queue: MessageQueue, response: Response, verdict: Verdict) -> None:
+    def _on_refusal(self, send: Send, queue: MessageQueue, response: Response, verdict: Verdict) -> None:
         now = anyio.current_time()
         if verdict.stored == "unknown":
             self._doubt(send, now, BrokerError(response.code, response.remark, queue.broker_name))
@@ -506,7 +506,7 @@ class SendPipeline:
         if route is None:
             return False
         leaders = {route.leader_address(queue.broker_name) for queue in route.write_queues} - {None}
-        missing = [a for a in leaders if a is not None and self._core.connected(a) is None]
+        missing = [a for a in leaders if a is not None and self._core.find_connection(a) is None]
         now = anyio.current_time()
         for address in missing:
             failed_at, _ = self._unreachable.get(address, (float("-inf"), ""))

@@ -223,7 +223,7 @@ class Tracer:
     # Consumers.
 
     def handling(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlingTrace:
-        """Record that these messages are about to be handled together; call `ended` of the result afterwards."""
+        """Record that these messages are about to be handled together; call `record_end` of the result afterwards."""
         return HandlingTrace(self.record, self._group, self._unique_keys.next(), messages)
 
     # Sending records.
@@ -275,18 +275,18 @@ class Tracer:
                     compress="zlib",
                     compress_bytes_min=_COMPRESS_BYTES_MIN,
                 )
-                self._pipeline.start(outgoing, self._written(count), timeout=self._limits.trace_send_seconds)
+                self._pipeline.start(outgoing, self._on_write(count), timeout=self._limits.trace_send_seconds)
             except ClientError as error:
-                self._lost(count, error)
+                self._on_loss(count, error)
 
-    def _written(self, count: int) -> OnDone:
+    def _on_write(self, count: int) -> OnDone:
         def done(outcome: SendResult | ClientError) -> None:
             if isinstance(outcome, ClientError):
-                self._lost(count, outcome)
+                self._on_loss(count, outcome)
 
         return done
 
-    def _lost(self, count: int, error: ClientError) -> None:
+    def _on_loss(self, count: int, error: ClientError) -> None:
         log.debug("trace_not_written", topic=self._topic, records=count, reason=str(error))
         self._drop(count, str(error))
 
@@ -315,7 +315,7 @@ def open_tracer(
 
 
 class HandlingTrace:
-    """Messages that a consumer handles together; call `ended` afterwards."""
+    """Messages that a consumer handles together; call `record_end` afterwards."""
 
     __slots__ = ("_begun", "_begun_ms", "_group", "_messages", "_note", "_request_id")
 
@@ -341,7 +341,7 @@ class HandlingTrace:
                 )
             )
 
-    def ended(self, code: ContextCode) -> None:
+    def record_end(self, code: ContextCode) -> None:
         """Record the result; anything but SUCCESS means that the messages are redelivered."""
         if not self._messages:
             return

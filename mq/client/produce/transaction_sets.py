@@ -14,7 +14,7 @@ from typing import Any, Generic
 
 import anyio.lowlevel
 
-from mq.client.body_codecs import BodyCodec, encoded
+from mq.client.body_codecs import BodyCodec, encode_message
 from mq.client.errors import (
     BrokerError,
     ClientError,
@@ -26,7 +26,7 @@ from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage
 from mq.client.net.client_core import ClientCore
 from mq.client.net.leader_calls import Repeat, call_leader, is_busy
 from mq.client.net.replies import fields_of
-from mq.client.produce.consumed import Consumed, ConsumingClient
+from mq.client.produce.consumed import ConsumedOffsets, ConsumingClient
 from mq.client.produce.outgoing_message import BODY_BYTES_MAX, OutgoingMessage
 from mq.client.produce.preparation import Preparation, wall_clock_ms
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -95,7 +95,7 @@ class SetTransaction(Generic[BodyT]):
         self._may_wait = may_wait
         self._messages: list[tuple[OutgoingMessage, MessageQueue | None]] = []
         self._bytes = 0
-        self._consumed: list[Consumed] = []
+        self._consumed: list[ConsumedOffsets] = []
         self._half: TransactionStaged | None = None
         self._place: MessageQueue | None = None
         """A queue of the broker group that has the half message."""
@@ -115,7 +115,7 @@ class SetTransaction(Generic[BodyT]):
         together; TopicNotFound, NoRoute, NameServersUnavailable. Then it is not part of the transaction.
         """
         self._check_open()
-        outgoing, _ = self._preparation.message(encoded(message, self._codec), queue, None)
+        outgoing, _ = self._preparation.message(encode_message(message, self._codec), queue, None)
         if len(self._messages) >= SET_MESSAGES_MAX:
             raise MessageRefused(f"a transaction has at most {SET_MESSAGES_MAX} messages: divide it")
         nbytes = set_bytes([_set_message(outgoing, MessageQueue(outgoing.topic, "", 0))])
@@ -149,9 +149,9 @@ class SetTransaction(Generic[BodyT]):
         self._check_open()
         await anyio.lowlevel.checkpoint()
         message_list = [messages] if isinstance(messages, ReceivedMessage) else messages
-        self._add(consumer._consumed(message_list))
+        self._add(consumer._consumed_offsets(message_list))
 
-    def _add(self, offsets: Consumed) -> None:
+    def _add(self, offsets: ConsumedOffsets) -> None:
         self._consumed.append(offsets)
 
     async def prepare(self) -> None:
@@ -221,7 +221,7 @@ class SetTransaction(Generic[BodyT]):
             for each in offsets:
                 await (each.committed() if committed else each.not_committed())
 
-    async def _fenced(self, error: BrokerError) -> TransactionFenced:
+    async def _fence(self, error: BrokerError) -> TransactionFenced:
         """End the transaction's consumers; returns the error: another member consumed the messages first."""
         offsets, self._consumed = self._consumed, []
         for each in offsets:
@@ -245,7 +245,7 @@ class SetTransaction(Generic[BodyT]):
             self._half, self._place = await self._call_stage(place, ext, body, seconds), place
         except ClientError as error:
             if isinstance(error, BrokerError) and error.code == ResponseCode.PULL_OFFSET_MOVED:
-                raise await self._fenced(error) from error  # noqa: ASYNC120
+                raise await self._fence(error) from error  # noqa: ASYNC120
             if error.stored == "unknown":
                 raise TransactionOutcomeUnknown(self.id, f"it may be stored, invisible: {error}") from error
             raise
@@ -280,7 +280,7 @@ class SetTransaction(Generic[BodyT]):
             if error.code == ResponseCode.PULL_OFFSET_MOVED:
                 with suppress(ClientError):
                     await self._call_end(ROLLBACK, _END_SECONDS)  # noqa: ASYNC120 - a cancellation comes first
-                raise await self._fenced(error) from error  # noqa: ASYNC120
+                raise await self._fence(error) from error  # noqa: ASYNC120
             if is_busy(error):
                 raise TransactionOutcomeUnknown(self.id, str(error)) from error
             raise

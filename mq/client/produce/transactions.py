@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 
 from mq.client.application_code import failure_of
-from mq.client.body_codecs import BodyCodec, decode_body, encoded
+from mq.client.body_codecs import BodyCodec, decode_body, encode_message
 from mq.client.errors import BrokerError, ClientError, SendOutcomeUnknown
 from mq.client.logs import log
 from mq.client.long_wait import LongWait
@@ -212,7 +212,7 @@ class TransactionProducer(Producer[BodyT]):
         seconds = self._budget(timeout)
         own = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: self.group}
         retries = 0 if self._numbering is None else None  # a numbered one is stored once
-        result = await self._send(encoded(message, self._codec), seconds, queue, own=own, retries=retries)
+        result = await self._send(encode_message(message, self._codec), seconds, queue, own=own, retries=retries)
         transaction = Transaction(message, result)
         if result.status is not SendStatus.OK:
             transaction.rollback()
@@ -290,7 +290,7 @@ class TransactionProducer(Producer[BodyT]):
             try:
                 route = await core.route(AUTO_CREATE_TEMPLATE, refresh=True)
                 await core.connect_all(route.addresses())
-                if any(core.connected(address) is not None for address in route.addresses()):
+                if any(core.find_connection(address) is not None for address in route.addresses()):
                     wait.is_over()
                 else:
                     wait.warn_if_long("no broker can be reached", group=self.group)
@@ -299,7 +299,7 @@ class TransactionProducer(Producer[BodyT]):
                 wait.warn_if_long(error, group=self.group)
             await anyio.sleep(core.settings.limits.stay_connected_seconds)
 
-    def _asked(self, check: Check[BodyT], message: ReceivedMessage[Any]) -> Awaitable[bool | None] | bool | None:
+    def _ask(self, check: Check[BodyT], message: ReceivedMessage[Any]) -> Awaitable[bool | None] | bool | None:
         """Ask about the transaction of one message. Raises BodyNotDecoded, and what `check` raises."""
         if self._codec is not None and (error := decode_body(message, self._codec)) is not None:
             raise error
@@ -333,7 +333,7 @@ class TransactionProducer(Producer[BodyT]):
             elif self._check is None:
                 decision = None
             else:
-                decision = self._asked(self._check, message)
+                decision = self._ask(self._check, message)
             if isawaitable(decision):
                 decision = await decision
             answers.append(None if decision is None else bool(decision))

@@ -256,7 +256,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
 
         Raises ValueError in another thread.
         """
-        thread = self._opened()
+        thread = self._open_thread()
         draining: Future[None] | None = None
 
         async def drain() -> None:

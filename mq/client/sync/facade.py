@@ -172,7 +172,7 @@ class Facade(Generic[C_co]):
 
     # Calls.
 
-    def _opened(self) -> LoopThread:
+    def _open_thread(self) -> LoopThread:
         """Raises ClientClosed, ClientForked."""
         self._check_process()
         if self._thread is None:
@@ -187,7 +187,7 @@ class Facade(Generic[C_co]):
 
     def _call(self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a coroutine function in the event loop."""
-        return self._opened().call(functools.partial(function, *args, **kwargs))
+        return self._open_thread().call(functools.partial(function, *args, **kwargs))
 
     def _call_now(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a plain function in the event loop, or directly if there is none."""

@@ -15,7 +15,7 @@ from mq.client.body_codecs import BodyCodec
 from mq.client.errors import ClientClosed, ClientError
 from mq.client.logs import log
 from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult
-from mq.client.produce.consumed import Consumed
+from mq.client.produce.consumed import ConsumedOffsets
 from mq.client.produce.outgoing_message import Pending
 from mq.client.produce.producer import Producer
 from mq.client.produce.producer_options import ProducerOptions
@@ -124,7 +124,7 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
         """Start sending a message, and return a future; blocks only while `in_flight_max` are in flight."""
         pending = self._call(self._client.submit, message, timeout=timeout, queue=queue)
         future: Future[SendResult] = Future()
-        self._opened().portal.start_task_soon(_complete_future, future, pending)
+        self._open_thread().portal.start_task_soon(_complete_future, future, pending)
         return future
 
     @property
@@ -198,7 +198,7 @@ class SyncTransactionProducer(SyncProducer[BodyT], of=TransactionProducer):
     ) -> AbstractContextManager[Any]:
         """Works like `TransactionProducer.transaction`."""
         begin = cast("Callable[..., AbstractAsyncContextManager[Any]]", self._transactions.transaction)
-        block = self._opened().portal.wrap_async_context_manager(begin(message, timeout=timeout, queue=queue))
+        block = self._open_thread().portal.wrap_async_context_manager(begin(message, timeout=timeout, queue=queue))
         return block if message is not None else self._set_transaction(block)
 
     @contextmanager
@@ -241,7 +241,7 @@ class SyncSetTransaction(Generic[BodyT]):
         """Works like `SetTransaction.commit_offsets`, of a `SyncPullConsumer` or `SyncPushConsumer`."""
         message_list = [messages] if isinstance(messages, ReceivedMessage) else messages
         self._transaction._check_open()
-        used: Consumed = consumer._call_now(consumer._client._consumed, message_list)
+        used: ConsumedOffsets = consumer._call_now(consumer._client._consumed_offsets, message_list)
         there = partial(self._there, consumer)
         self._transaction._add(
             used._replace(
@@ -251,7 +251,7 @@ class SyncSetTransaction(Generic[BodyT]):
 
     @staticmethod
     def _there(consumer: Facade[Any], function: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Wrap a function of `Consumed` so that it runs in the event loop of the consumer."""
+        """Wrap a function of `ConsumedOffsets` so that it runs in the event loop of the consumer."""
 
         def call() -> None:
             with suppress(ClientClosed):  # then the consumer begins at its stored offsets when it is opened again

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mq.client.errors import BrokerError
-from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, integer, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, integer, one, required
 from mq.console.views.accounts import (
     addresses_of,
     connections_of,
@@ -21,7 +21,7 @@ from mq.console.views.accounts import (
     without_user,
 )
 from mq.console.views.links import link
-from mq.console.views.text import matching, paged
+from mq.console.views.text import list_page, matching
 from mq.inspection.cluster_queries import OfReplicas, unless_unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.accounts import AccountList
@@ -44,7 +44,7 @@ QUOTA_FIELDS: Final = {
 
 
 @dataclass(slots=True)
-class _Known:
+class _UserLists:
     """The users that brokers know; ``said`` are sentences about those that they cannot report."""
 
     users: Mapping[str, Sequence[UserInfo]]
@@ -54,7 +54,7 @@ class _Known:
     said: list[str]
 
 
-async def _ask(visit: Visit, part: str = "") -> _Known:
+async def _ask(visit: Visit, part: str = "") -> _UserLists:
     """Send three requests to the leader of each broker group, and one to each replica, for any number of users."""
     querying_admin = visit.watch.querying_admin
     notes = []
@@ -78,7 +78,7 @@ async def _ask(visit: Visit, part: str = "") -> _Known:
     if quotas is None:
         notes.append("These brokers have no quotas: Apache RocketMQ's do not know them.")
     files = await querying_admin.accounts()
-    return _Known(users or {}, policies or {}, quotas, files, notes + file_words(files))
+    return _UserLists(users or {}, policies or {}, quotas, files, notes + file_words(files))
 
 
 async def accounts(visit: Visit) -> Page:
@@ -88,7 +88,7 @@ async def accounts(visit: Visit) -> Page:
     users = user_rows(lists.users, quotas, lists.files)
     policies = policy_rows(lists.policies)
     part = visit.query.get("part", "")
-    page = paged(matching({*users, *(each.user for each in policies)}, part), visit.page)
+    page = list_page(matching({*users, *(each.user for each in policies)}, part), visit.page)
     names_on_page = frozenset(page.rows)
     values = {
         "page": page,
@@ -137,7 +137,7 @@ async def account(visit: Visit) -> Page:
     return Page("account.html", title, values, live=False)
 
 
-async def set_quota(visit: Visit, form: Form) -> Done:
+async def set_quota(visit: Visit, form: Form) -> Outcome:
     """Replace the quota of a user, or of each one without; an empty field means no limit."""
     name = required(form, "name")
     limits = {field: integer(form, field, 1, QUOTA_MAX) for field in QUOTA_FIELDS if one(form, field)}
@@ -147,10 +147,10 @@ async def set_quota(visit: Visit, form: Form) -> Done:
         raise InputInvalid("no limit was given or existed before: nothing was changed")
     await visit.watch.changing_admin.put_quota(name, quota)
     who = "each user without a quota of its own" if name == EVERYBODY else name
-    return Done(link("/account", name=name), f"The quota of {who} is now: {quota}.", f"{name}: {quota}")
+    return Outcome(link("/account", name=name), f"The quota of {who} is now: {quota}.", f"{name}: {quota}")
 
 
-async def create(visit: Visit, form: Form) -> Done:
+async def create(visit: Visit, form: Form) -> Outcome:
     """Create a user in every broker group; it may do nothing until a policy says what."""
     name, kind = required(form, "name"), _kind(form)
     password = _password(form)
@@ -158,10 +158,10 @@ async def create(visit: Visit, form: Form) -> Done:
         raise InputInvalid(f"user {name} already exists; change it on its page")
     await visit.watch.changing_admin.create_user(UserInfo(name=name, password=password, user_type=kind))
     text = f"User {name} was created. It may do nothing until a policy allows it."
-    return Done(link("/account", name=name), text, name)
+    return Outcome(link("/account", name=name), text, name)
 
 
-async def change(visit: Visit, form: Form) -> Done:
+async def change(visit: Visit, form: Form) -> Outcome:
     """Change the type, the password or the state of a user; an empty password stays as it is."""
     name, kind = required(form, "name"), _kind(form)
     is_enabled = one(form, "enabled") == "yes"
@@ -179,11 +179,11 @@ async def change(visit: Visit, form: Form) -> Done:
     text = f"User {name} was changed."
     words = f"{name}: {kind}, {'enabled' if is_enabled else 'disabled'}{', a new password' if password else ''}"
     if is_self and password is not None:  # the session still has the old one, which brokers refuse from now on
-        return Done(link("/login", next="/accounts"), text, words)
-    return Done(link("/account", name=name), text, words)
+        return Outcome(link("/login", next="/accounts"), text, words)
+    return Outcome(link("/account", name=name), text, words)
 
 
-async def delete(visit: Visit, form: Form) -> Done:
+async def delete(visit: Visit, form: Form) -> Outcome:
     """Delete a user and its policies; its name has to be typed."""
     name = required(form, "name")
     if one(form, "typed") != name:
@@ -191,10 +191,10 @@ async def delete(visit: Visit, form: Form) -> Done:
     if name == visit.signed_as:
         raise InputInvalid(LOCKED_OUT)
     await visit.watch.changing_admin.delete_user(name)
-    return Done("/accounts", f"User {name} and its policies were deleted.", name)
+    return Outcome("/accounts", f"User {name} and its policies were deleted.", name)
 
 
-async def put_policy(visit: Visit, form: Form) -> Done:
+async def put_policy(visit: Visit, form: Form) -> Outcome:
     """Allow or deny a user actions on a resource; a policy for the same resource is replaced."""
     name, resource = required(form, "name"), required(form, "resource")
     actions = [each for each in ACTIONS if each in form.get("actions", ())]
@@ -207,14 +207,14 @@ async def put_policy(visit: Visit, form: Form) -> Done:
     entry = PolicyEntryInfo(resource=resource, actions=actions, source_ips=sources, decision=decision)
     await visit.watch.changing_admin.put_policies(name, [entry])
     words = f"{decision.lower()} {', '.join(actions)} on {resource}"
-    return Done(link("/account", name=name), f"{name}: {words}.", f"{name}: {words}")
+    return Outcome(link("/account", name=name), f"{name}: {words}.", f"{name}: {words}")
 
 
-async def delete_policy(visit: Visit, form: Form) -> Done:
+async def delete_policy(visit: Visit, form: Form) -> Outcome:
     """Delete the policies of a user for a resource."""
     name, resource = required(form, "name"), required(form, "resource")
     await visit.watch.changing_admin.delete_policies(name, resource)
-    return Done(link("/account", name=name), f"{name} has no policy for {resource} any more.", f"{name}: {resource}")
+    return Outcome(link("/account", name=name), f"{name} has no policy for {resource} any more.", f"{name}: {resource}")
 
 
 def _kind(form: Form) -> str:

@@ -13,10 +13,10 @@ from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
 from mq.console.change_records import Record
 from mq.console.jobs import ChangeInProgress, TooManyJobs
-from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, one, required
 from mq.console.views.dead_letters import groups_with_letters, letter_rows, place_of, place_text
 from mq.console.views.links import link
-from mq.console.views.text import matching, paged
+from mq.console.views.text import list_page, matching
 from mq.inspection.dead_letters import Letter, Wanted, letter_fields, queue_name, read_letters, wanted_letters
 from mq.inspection.message_fields import message_fields
 from mq.protocol.names import DEAD_LETTER_PREFIX
@@ -34,12 +34,14 @@ async def group_list(visit: Visit) -> Page:
     """The groups with dead letters, a page of them."""
     names = await visit.watch.names.get()
     topics = matching((each for each in names.value or () if each.startswith(DEAD_LETTER_PREFIX)), "")
-    page = paged(topics, visit.page)
+    page = list_page(topics, visit.page)
     counts = None
     fault = fault_of(names)
     try:
         configs = (await visit.watch.topics.get()).value or {}
-        counts = await visit.watch.querying_admin.held({name: list(configs.get(name, ())) for name in page.rows})
+        counts = await visit.watch.querying_admin.message_counts(
+            {name: list(configs.get(name, ())) for name in page.rows}
+        )
     except ClientError as error:
         fault = fault or str(error)
     values = {"page": page, "rows": groups_with_letters(page.rows, counts), "fault": fault}
@@ -84,7 +86,7 @@ def _matching(visit: Visit, key: str, reason: str) -> Wanted:
     return wanted_letters(None, key or None, None if visit.settings.hide_bodies else reason or None, None, None)
 
 
-async def requeue(visit: Visit, form: Form) -> Done:
+async def requeue(visit: Visit, form: Form) -> Outcome:
     """Send dead letters again, the chosen ones, those that match, or all open ones; continues in the background."""
     group = required(form, "group")
     which = one(form, "which")
@@ -112,7 +114,7 @@ async def requeue(visit: Visit, form: Form) -> Done:
     what = (
         f"{which if places is None else len(places)} dead letters of {group}, to {'the topic' if everybody else group}"
     )
-    selection = Picked(everything, places, matches)
+    selection = LetterSelection(everything, places, matches)
     back = link("/dead-letters", group=group)
 
     async def run(job: ChangeInProgress) -> None:
@@ -132,11 +134,11 @@ async def requeue(visit: Visit, form: Form) -> Done:
         job = visit.jobs.start(visit.watch.nursery, visit.session.user, f"Send again {what}", back, run)
     except TooManyJobs as error:
         raise InputInvalid(str(error)) from error
-    return Done(link("/job", number=job.number), "", what)
+    return Outcome(link("/job", number=job.number), "", what)
 
 
 @dataclass(frozen=True, slots=True)
-class Picked:
+class LetterSelection:
     """The dead letters to send again.
 
     Attributes:
@@ -155,7 +157,7 @@ class Picked:
         return self.places is None and self.wanted is None
 
 
-async def _send(visit: Visit, group: str, selection: Picked, everybody: bool, job: ChangeInProgress) -> None:
+async def _send(visit: Visit, group: str, selection: LetterSelection, everybody: bool, job: ChangeInProgress) -> None:
     operator = f"{visit.session.user or 'console'}@console"
     offsets_after: dict[MessageQueue, int] = {}
     places = set(selection.places) if selection.places is not None else None

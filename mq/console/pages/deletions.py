@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, one, required
 from mq.console.views.links import link
 from mq.inspection.deletion_losses import losses_of_group, losses_of_topic
 from mq.protocol.names import is_system_topic
@@ -22,13 +22,13 @@ async def topic_preview(visit: Visit) -> Page:
     return Page("delete.html", f"Delete topic {name}", values, live=False)
 
 
-async def delete_topic(visit: Visit, form: Form) -> Done:
+async def delete_topic(visit: Visit, form: Form) -> Outcome:
     """Delete a topic in every broker group; its name has to be typed."""
-    name = _confirmed(form)
+    name = _confirm(form)
     _check_topic(name)
     losses = await losses_of_topic(visit.watch.changing_admin, name)
     await visit.watch.changing_admin.delete_topic(name, restorable=True)
-    return Done("/topics", f"Topic {name} was deleted.", f"{name}, which {'; '.join(losses)}")
+    return Outcome("/topics", f"Topic {name} was deleted.", f"{name}, which {'; '.join(losses)}")
 
 
 async def group_preview(visit: Visit) -> Page:
@@ -45,17 +45,17 @@ async def group_preview(visit: Visit) -> Page:
     return Page("delete.html", f"Delete consumer group {name}", values, live=False)
 
 
-async def delete_group(visit: Visit, form: Form) -> Done:
+async def delete_group(visit: Visit, form: Form) -> Outcome:
     """Delete a consumer group in every broker group, its retry and dead letter topics too if that is chosen."""
-    name = _confirmed(form)
+    name = _confirm(form)
     await _check_group(visit, name)
     topics = one(form, "topics") == "yes"
     losses = await losses_of_group(visit.watch.changing_admin, name, topics=topics)
     await visit.watch.changing_admin.delete_consumer_group(name, topics=topics)
-    return Done("/groups", f"Consumer group {name} was deleted.", f"{name}, which {'; '.join(losses)}")
+    return Outcome("/groups", f"Consumer group {name} was deleted.", f"{name}, which {'; '.join(losses)}")
 
 
-def _confirmed(form: Form) -> str:
+def _confirm(form: Form) -> str:
     name = required(form, "name")
     if one(form, "typed") != name:
         raise InputInvalid(f"type {name} to confirm: nothing was changed")

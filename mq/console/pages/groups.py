@@ -10,7 +10,7 @@ import trio
 
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
-from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, one, required
 from mq.console.views.charts import lag_chart
 from mq.console.views.groups import (
     lag_rows,
@@ -26,7 +26,7 @@ from mq.console.views.groups import (
 )
 from mq.console.views.links import link
 from mq.console.views.resets import preview_rows
-from mq.console.views.text import duration, matching, number, paged
+from mq.console.views.text import duration, list_page, matching, number
 from mq.inspection.cluster_queries import QueryingAdmin
 
 
@@ -40,7 +40,7 @@ async def group_list(visit: Visit) -> Page:
     names = own_groups(names, with_system=visit.query.get("system") == "yes")
     if order == "behind":
         names = most_behind(names, progress_by_group)
-    page = paged(names, visit.page)
+    page = list_page(names, visit.page)
     values = {
         "page": page,
         "rows": rows(page, configs.value or {}, progress_by_group, visit.now_ms),
@@ -96,16 +96,16 @@ async def reset_preview(visit: Visit) -> Page:
     return Page("reset.html", f"Reset {name}", values, live=False)
 
 
-async def reset(visit: Visit, form: Form) -> Done:
+async def reset(visit: Visit, form: Form) -> Outcome:
     """Reset a group in a topic, as the preview said."""
     name, topic, to = required(form, "name"), required(form, "topic"), required(form, "to")
     position = position_of(to, one(form, "time"))
     offsets = await visit.watch.changing_admin.reset_group(name, topic, position)
     text = f"{name} goes on in {topic} at the {_position_text(position)} in {len(offsets)} queues."
-    return Done(link("/group", name=name), text, f"{name} in {topic} to the {_position_text(position)}")
+    return Outcome(link("/group", name=name), text, f"{name} in {topic} to the {_position_text(position)}")
 
 
-async def enable(visit: Visit, form: Form) -> Done:
+async def enable(visit: Visit, form: Form) -> Outcome:
     """Let a group consume, or stop it from that."""
     name = required(form, "name")
     wanted = one(form, "enabled") == "yes"
@@ -115,7 +115,7 @@ async def enable(visit: Visit, form: Form) -> Done:
     config = msgspec.structs.replace(configs[min(configs)], consume_enable=wanted)
     await visit.watch.changing_admin.put_consumer_group(config)
     text = f"{name} {'goes on' if wanted else 'is paused: it gets no messages'}."
-    return Done(link("/group", name=name), text, f"{name}: {'goes on' if wanted else 'paused'}")
+    return Outcome(link("/group", name=name), text, f"{name}: {'goes on' if wanted else 'paused'}")
 
 
 def position_of(to: str, time: str) -> ConsumeFrom:

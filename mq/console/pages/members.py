@@ -7,7 +7,7 @@ from typing import Final, get_args
 from mq.client.errors import ClientError
 from mq.console.change_records import Record
 from mq.console.jobs import ChangeInProgress, TooManyJobs
-from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, one, required
 from mq.console.views.links import link
 from mq.console.views.members import Change, consequences, member_rows
 from mq.inspection.group_session import GroupSession
@@ -43,7 +43,7 @@ async def preview(visit: Visit) -> Page:
     return Page("member_change.html", change.title, values, live=False)
 
 
-async def make(visit: Visit, form: Form) -> Done:
+async def make(visit: Visit, form: Form) -> Outcome:
     """Make a change, in the background."""
     name = required(form, "name")
     change = change_of(form)
@@ -62,7 +62,7 @@ async def make(visit: Visit, form: Form) -> Done:
         except ClientError as error:
             fault = str(error)
         finally:
-            visit.watch.changed()
+            visit.watch.forget_answers()
             job.done, job.fault = int(not fault), fault
             record = Record(visit.now_ms, visit.session.user, "member change ended", what, fault or "done", not fault)
             visit.records.add(record)
@@ -71,7 +71,7 @@ async def make(visit: Visit, form: Form) -> Done:
         job = visit.jobs.start(visit.watch.nursery, visit.session.user, what, link("/members", name=name), run)
     except TooManyJobs as error:
         raise InputInvalid(str(error)) from error
-    return Done(link("/job", number=job.number), "", what)
+    return Outcome(link("/job", number=job.number), "", what)
 
 
 async def _change(visit: Visit, name: str, change: Change, voter: bool, job: ChangeInProgress) -> GroupAnswer:

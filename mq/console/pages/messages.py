@@ -51,7 +51,7 @@ WITHOUT_SQL: Final = (
 )
 
 
-class Found(NamedTuple):
+class FoundMessage(NamedTuple):
     """A message that was found: its store time, its offset, its queue, and its row."""
 
     stored_ms: int
@@ -218,13 +218,13 @@ async def _ranges(
 
 async def _read(
     visit: Visit, ranges: dict[MessageQueue, tuple[int, int]], count: int, filter_: str | Sql, *, is_newest: bool
-) -> tuple[list[Found], Mapping[MessageQueue, int], bool]:
+) -> tuple[list[FoundMessage], Mapping[MessageQueue, int], bool]:
     """The messages in these ranges of offsets, of which the page shows ``count``; the first message of each queue that
     it does not show, in the order of the page; and whether the time was too short.
 
     Bodies are dropped at once: those of a page may be larger than the memory.
     """
-    messages: list[Found] = []
+    messages: list[FoundMessage] = []
     remaining = set(ranges)
     unshown: dict[MessageQueue, int] = {}
     if remaining:
@@ -236,7 +236,9 @@ async def _read(
                 async for each in await consumer.read_to_end():
                     if each.queue_offset < ranges[each.queue][1]:
                         row = message_row(each, hide_bodies=visit.settings.hide_bodies)
-                        messages.append(Found(each.record.store_timestamp_ms, each.queue_offset, each.queue, row))
+                        messages.append(
+                            FoundMessage(each.record.store_timestamp_ms, each.queue_offset, each.queue, row)
+                        )
                         if len(messages) >= KEPT_MAX:
                             messages = _first(messages, count, unshown, is_newest=is_newest)
                     if consumer.position(each.queue) >= ranges[each.queue][1]:
@@ -248,7 +250,9 @@ async def _read(
     return _first(messages, count, unshown, is_newest=is_newest), unshown, bool(remaining)
 
 
-def _first(messages: list[Found], count: int, unshown: dict[MessageQueue, int], *, is_newest: bool) -> list[Found]:
+def _first(
+    messages: list[FoundMessage], count: int, unshown: dict[MessageQueue, int], *, is_newest: bool
+) -> list[FoundMessage]:
     """The first ``count`` messages by store time, then by offset. Notes the others in ``unshown``."""
     messages = sorted(messages, key=itemgetter(0, 1), reverse=is_newest)
     # Store times may decrease with a new leader, so these need not be behind all that are shown of their queue.

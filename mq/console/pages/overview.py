@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from mq.client.errors import ClientError
-from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, one, required
 from mq.console.views.change_records import event_rows, record_rows
 from mq.console.views.links import link
 from mq.console.views.overview import alarms, card, cards, current_problems, damage_rows, page_of
@@ -72,7 +72,7 @@ async def raft_group(visit: Visit) -> Page:
     return Page("broker_group.html", name, values)
 
 
-async def transfer(visit: Visit, form: Form) -> Done:
+async def transfer(visit: Visit, form: Form) -> Outcome:
     """Hand the leadership of a broker group to another voter."""
     name = required(form, "name")
     node = one(form, "node")
@@ -88,7 +88,7 @@ async def transfer(visit: Visit, form: Form) -> Done:
     answer = await visit.watch.changing_admin.manage_group(leader.address, command, timeout=CHANGE_SECONDS)
     if not answer.done:
         raise InputInvalid(f"{answer.code}: {answer.text}")
-    return Done(link("/broker-group", name=name), answer.text, f"{name} to {node or 'any voter'}")
+    return Outcome(link("/broker-group", name=name), answer.text, f"{name} to {node or 'any voter'}")
 
 
 async def readers(visit: Visit) -> Page:
@@ -122,7 +122,7 @@ async def replica_settings(visit: Visit) -> Page:
     )
 
 
-async def change_setting(visit: Visit, form: Form) -> Done:
+async def change_setting(visit: Visit, form: Form) -> Outcome:
     """Change a setting of a running broker, or of all replicas of its group, until they restart."""
     address, setting, value = required(form, "name"), required(form, "setting"), one(form, "value")
     groups = (await visit.watch.cluster.get()).value or []
@@ -147,7 +147,7 @@ async def change_setting(visit: Visit, form: Form) -> Done:
             raise InputInvalid(f"{each}: {error}. It was changed on {', '.join(changed_at)} alone") from error
         changed_at.append(each)
     text = f"{setting} is {value} on {', '.join(changed_at)}, until the process restarts."
-    return Done(link("/settings", address=address), text, f"{setting} = {value} on {', '.join(changed_at)}")
+    return Outcome(link("/settings", address=address), text, f"{setting} = {value} on {', '.join(changed_at)}")
 
 
 async def event_list(visit: Visit) -> Page:

@@ -7,10 +7,10 @@ from typing import Final
 
 from mq.client.errors import BrokerError, MessageRefused
 from mq.client.schedules import ScheduleStatus
-from mq.console.pages.visit import Done, Form, InputInvalid, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Form, InputInvalid, Outcome, Page, Visit, fault_of, one, required
 from mq.console.views.links import link
 from mq.console.views.pending import PendingView, pending_view, schedule_rows
-from mq.console.views.text import matching, paged
+from mq.console.views.text import list_page, matching
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.pending import KINDS, SHOWN_MAX, PendingKind
 
@@ -38,21 +38,21 @@ async def pending(visit: Visit) -> Page:
     return Page("pending.html", TITLES[kind], values)
 
 
-async def recall(visit: Visit, form: Form) -> Done:
+async def recall(visit: Visit, form: Form) -> Outcome:
     """Recall a timed message: it is not delivered."""
     try:
         message_id = await visit.watch.changing_admin.recall(required(form, "handle"))
     except MessageRefused as error:
         raise InputInvalid(str(error)) from error
-    return Done(link("/pending", kind="timed"), f"Message {message_id} was recalled: nobody gets it.", message_id)
+    return Outcome(link("/pending", kind="timed"), f"Message {message_id} was recalled: nobody gets it.", message_id)
 
 
-async def resume(visit: Visit, form: Form) -> Done:
+async def resume(visit: Visit, form: Form) -> Outcome:
     """Let the producers of a transaction that was given up be asked again."""
     broker, message_id = required(form, "broker"), required(form, "id")
     await visit.watch.changing_admin.resume_transaction(broker, message_id)
     text = f"Transaction {message_id} is open again: its producer group is asked how it ended."
-    return Done(link("/pending", kind="half"), text, f"{broker}: {message_id}")
+    return Outcome(link("/pending", kind="half"), text, f"{broker}: {message_id}")
 
 
 async def schedules(visit: Visit) -> Page:
@@ -68,12 +68,12 @@ async def schedules(visit: Visit) -> Page:
         fault = "These brokers have no schedules; Apache RocketMQ's do not know them"
     by_name = {(each.schedule.name, each.broker_name): each for each in statuses}
     names = set(matching({name for name, _ in by_name}, part))
-    page = paged([each for (name, _), each in sorted(by_name.items()) if name in names], visit.page)
+    page = list_page([each for (name, _), each in sorted(by_name.items()) if name in names], visit.page)
     values = {"page": page, "rows": schedule_rows(page.rows), "part": part, "fault": fault}
     return Page("schedules.html", "Schedules", values)
 
 
-async def change_schedule(visit: Visit, form: Form) -> Done:
+async def change_schedule(visit: Visit, form: Form) -> Outcome:
     """Pause or resume a schedule, or send its message now."""
     name, broker = required(form, "name"), required(form, "broker")
     action = one(form, "action")
@@ -89,4 +89,4 @@ async def change_schedule(visit: Visit, form: Form) -> Done:
         text = f"The message of schedule {name} was sent."
     else:
         raise InputInvalid(f"{action[:40]!r} is not pause, resume or trigger")
-    return Done("/schedules", text, f"{name} in {broker}: {action}")
+    return Outcome("/schedules", text, f"{name} in {broker}: {action}")

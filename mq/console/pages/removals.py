@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, integer, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, integer, one, required
 from mq.console.views.links import link
 from mq.inspection.members import removal_means
 
@@ -32,7 +32,7 @@ async def preview(visit: Visit) -> Page:
     return Page("remove_member.html", f"Remove a member of {name}", values, live=False)
 
 
-async def remove(visit: Visit, form: Form) -> Done:
+async def remove(visit: Visit, form: Form) -> Outcome:
     """Remove a member; the name of its group has to be typed."""
     name, member = required(form, "name"), required(form, "member")
     if one(form, "typed") != name:
@@ -50,12 +50,12 @@ async def remove(visit: Visit, form: Form) -> Done:
     if removal.unreached:
         silent = ", ".join(removal.unreached)
         text += f" {silent} did not answer: the leader tells them. If one of them is the leader, remove it again."
-    return Done(link("/group", name=name), text, f"{member} from {name} for {minutes} minutes: {reason or '-'}")
+    return Outcome(link("/group", name=name), text, f"{member} from {name} for {minutes} minutes: {reason or '-'}")
 
 
-async def readmit(visit: Visit, form: Form) -> Done:
+async def readmit(visit: Visit, form: Form) -> Outcome:
     """Readmit a removed member."""
     name, member = required(form, "name"), required(form, "member")
     removal = await visit.watch.changing_admin.removed_members.let_in(name, member, operator=visit.session.user)
     text = f"{member} may be a member of {name} again." if removal.was_member else f"{member} was not kept out."
-    return Done(link("/group", name=name), text, f"{member} into {name}")
+    return Outcome(link("/group", name=name), text, f"{member} into {name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.client.errors import MessageRefused
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
-from mq.console.pages.visit import Done, Form, InputInvalid, Page, Visit, integer, one, required
+from mq.console.pages.visit import Form, InputInvalid, Outcome, Page, Visit, integer, one, required
 from mq.console.views.links import link
 from mq.inspection.operator_changes import OPERATOR
 from mq.protocol.names import is_system_topic
@@ -19,7 +19,7 @@ async def send_form(visit: Visit) -> Page:
     return Page("send.html", f"Send a message to {topic}", {"topic": topic}, live=False)
 
 
-async def send(visit: Visit, form: Form) -> Done:
+async def send(visit: Visit, form: Form) -> Outcome:
     """Send one message, as its sender would."""
     topic = required(form, "name")
     if is_system_topic(topic):
@@ -43,8 +43,8 @@ async def send(visit: Visit, form: Form) -> Done:
     place = f"{result.queue.broker_name}/{result.queue.queue_id} {result.queue_offset}"
     if delay:
         text = f"Message {result.message_id} is stored, and comes to {topic} in {delay:,} s."
-        return Done(link("/topic", name=topic), text, f"{topic}: {result.message_id}")
-    return Done(_page_of(result), f"Stored at {place}.", f"{topic} {place}: {result.message_id}")
+        return Outcome(link("/topic", name=topic), text, f"{topic}: {result.message_id}")
+    return Outcome(_page_of(result), f"Stored at {place}.", f"{topic} {place}: {result.message_id}")
 
 
 def properties_of(text: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from functools import partial
 import trio
 
 from mq.console.pages.visit import InputInvalid, Page, Visit
-from mq.console.tails import ROWS_MAX, Followed, TooManyTails
+from mq.console.tails import ROWS_MAX, TailFilter, TooManyTails
 from mq.console.views.messages import message_row
 
 BEGIN_SECONDS = 3.0
@@ -24,7 +24,7 @@ def sql_of(visit: Visit) -> str:
 async def tail(visit: Visit) -> Page:
     """The last messages of a topic, and those that come while the page is open."""
     topic = visit.name("topic")
-    choice = Followed(topic, visit.query.get("tags", "").strip(), sql_of(visit))
+    choice = TailFilter(topic, visit.query.get("tags", "").strip(), sql_of(visit))
     hidden = visit.settings.hide_bodies
     try:
         topic_tail = visit.watch.tails.follow(choice, partial(message_row, hide_bodies=hidden))

@@ -6,13 +6,13 @@ from contextlib import suppress
 from typing import Final
 
 from mq.client.errors import BrokerError, ClientError
-from mq.console.pages.visit import Done, Form, InputInvalid, NotFound, Page, Visit, fault_of, integer, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, integer, one, required
 from mq.console.views.links import link
-from mq.console.views.text import matching, paged
+from mq.console.views.text import list_page, matching
 from mq.console.views.topics import (
     age_of_last,
     bytes_words,
-    chosen,
+    names_of_kind,
     only_offsets,
     own_topics,
     queue_rows,
@@ -49,7 +49,7 @@ async def topic_list(visit: Visit) -> Page:
         names = list(configs)
     part, kind = visit.query.get("part", ""), visit.query.get("kind", "ordinary")
     own = own_topics((await visit.watch.cluster.get()).value or ())
-    page = paged(chosen(matching(names, part), kind, own), visit.page)
+    page = list_page(names_of_kind(matching(names, part), kind, own), visit.page)
     readable = {
         name: [broker for broker, config in configs[name].items() if config.perm & 4]
         for name in page.rows
@@ -57,7 +57,7 @@ async def topic_list(visit: Visit) -> Page:
     }
     counts = None
     try:
-        counts = await visit.watch.querying_admin.held(readable)
+        counts = await visit.watch.querying_admin.message_counts(readable)
     except ClientError as error:
         fault = fault or str(error)
     fault = fault or await visit.watch.left_out()
@@ -112,7 +112,7 @@ async def new_topic(visit: Visit) -> Page:
     return Page("new_topic.html", "New topic", {"types": MESSAGE_TYPES}, live=False)
 
 
-async def create(visit: Visit, form: Form) -> Done:
+async def create(visit: Visit, form: Form) -> Outcome:
     """Create a topic in every broker group."""
     name = required(form, "name")
     queues = integer(form, "queues", 1, QUEUES_MAX)
@@ -126,10 +126,10 @@ async def create(visit: Visit, form: Form) -> Done:
     if name in await visit.watch.changing_admin.topics():
         raise InputInvalid(f"topic {name} already exists; change it on its page")
     await visit.watch.changing_admin.create_topic(name, queues, message_type=kind)
-    return Done(link("/topic", name=name), f"Topic {name} was created with {queues} queues per broker group.", name)
+    return Outcome(link("/topic", name=name), f"Topic {name} was created with {queues} queues per broker group.", name)
 
 
-async def change(visit: Visit, form: Form) -> Done:
+async def change(visit: Visit, form: Form) -> Outcome:
     """Change the queues and the access of a topic; all else stays as it is."""
     name = required(form, "name")
     queues = integer(form, "queues", 1, QUEUES_MAX)
@@ -152,10 +152,10 @@ async def change(visit: Visit, form: Form) -> Done:
         sys_flag=config.topic_sys_flag,
     )
     before = f"{largest} queues, access {config.perm}"
-    return Done(link("/topic", name=name), f"Topic {name} was changed.", f"{name}: {before} to {queues}, {perm}")
+    return Outcome(link("/topic", name=name), f"Topic {name} was changed.", f"{name}: {before} to {queues}, {perm}")
 
 
-async def change_attribute(visit: Visit, form: Form) -> Done:
+async def change_attribute(visit: Visit, form: Form) -> Outcome:
     """Set an attribute of a topic in every broker group that has it, or remove it; all else stays as it is."""
     name, attribute = required(form, "name"), required(form, "attribute")
     value = one(form, "value") or None
@@ -179,4 +179,4 @@ async def change_attribute(visit: Visit, form: Form) -> Done:
             broker=broker,
         )
     text = f"{attribute} is {value} now." if value else f"{attribute} was removed."
-    return Done(link("/topic", name=name), text, f"{name}: {attribute} = {value or 'none'}")
+    return Outcome(link("/topic", name=name), text, f"{name}: {attribute} = {value or 'none'}")

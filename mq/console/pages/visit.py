@@ -81,7 +81,7 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Outcome:
     """The page to show after a change, and the text to show there. ``target`` is for the record of changes."""
 
     to: str
@@ -91,7 +91,7 @@ class Done:
 
 Form = Mapping[str, list[str]]
 Build = Callable[[Visit], Awaitable[Page]]
-Change = Callable[[Visit, Form], Awaitable[Done]]
+Change = Callable[[Visit, Form], Awaitable[Outcome]]
 
 
 def fault_of(seen: CachedAnswer[Any]) -> str:

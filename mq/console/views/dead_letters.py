@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mq.client.dead_letters import origin_topic
 from mq.console.views.messages import begin_of, message_link
 from mq.console.views.text import number
-from mq.inspection.cluster_queries import Held
+from mq.inspection.cluster_queries import MessageCount
 from mq.inspection.dead_letters import Letter, letter_fields, queue_name, why
 from mq.protocol.names import DEAD_LETTER_PREFIX
 
@@ -27,7 +27,7 @@ class LetterRow:
     link: str
 
 
-def groups_with_letters(topics: Sequence[str], counts: Mapping[str, Held] | None) -> list[tuple[str, str]]:
+def groups_with_letters(topics: Sequence[str], counts: Mapping[str, MessageCount] | None) -> list[tuple[str, str]]:
     """The groups of dead letter topics, and how many dead letters each has."""
     return [
         (topic.removeprefix(DEAD_LETTER_PREFIX), number(counts[topic].messages if counts and topic in counts else None))

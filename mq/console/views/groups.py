@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mq.client.message import MessageQueue
-from mq.console.views.text import Paged, duration, number
+from mq.console.views.text import ListPage, duration, number
 from mq.inspection.formatting import some_of, time_of
 from mq.inspection.members import Member, disagreement, queue_text, removed_member_text
 from mq.protocol.names import RETRY_PREFIX, SYSTEM_GROUPS
@@ -101,7 +101,7 @@ def lag_seconds(progress: Progress, now_ms: int) -> float | None:
 
 
 def rows(
-    page: Paged[str],
+    page: ListPage[str],
     configs: Mapping[str, Mapping[str, SubscriptionGroupConfig]],
     progress: Mapping[str, Progress],
     now_ms: int,

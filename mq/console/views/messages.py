@@ -166,13 +166,13 @@ def _text(body: bytes, *, is_cut: bool) -> str | None:
 def _json(text: str) -> str | None:
     """Indent JSON; its names and numbers stay as they are written, which a dict or a float would change."""
     try:
-        value = json.loads(text, parse_float=_Written, parse_constant=_refuse, object_pairs_hook=_Pairs)
-        return lines(_indented(value, 0))
+        value = json.loads(text, parse_float=_DecimalText, parse_constant=_refuse, object_pairs_hook=_Pairs)
+        return lines(_indent(value, 0))
     except (ValueError, RecursionError):
         return None
 
 
-class _Written(str):
+class _DecimalText(str):
     """A number with a point or an exponent."""
 
     __slots__ = ()
@@ -182,16 +182,16 @@ class _Pairs(list[tuple[str, object]]):
     """An object; a name may be there twice."""
 
 
-def _indented(value: object, depth: int) -> str:
+def _indent(value: object, depth: int) -> str:
     """Raises ValueError if it is nested too deeply to be read."""
     if depth > DEPTH_MAX:
         raise ValueError(f"more than {DEPTH_MAX} levels")
-    if isinstance(value, _Written):
+    if isinstance(value, _DecimalText):
         return str(value)
     if isinstance(value, _Pairs):
-        inner = [f"{json.dumps(name, ensure_ascii=False)}: {_indented(each, depth + 1)}" for name, each in value]
+        inner = [f"{json.dumps(name, ensure_ascii=False)}: {_indent(each, depth + 1)}" for name, each in value]
     elif isinstance(value, list):
-        inner = [_indented(each, depth + 1) for each in value]
+        inner = [_indent(each, depth + 1) for each in value]
     else:
         return json.dumps(value, ensure_ascii=False)
     begin, end = "{}" if isinstance(value, _Pairs) else "[]"

@@ -62,7 +62,7 @@ def _format(each: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Paged(Generic[T]):
+class ListPage(Generic[T]):
     """One page of a list. ``number`` begins at 1; ``total`` and ``pages`` count the matching rows."""
 
     rows: Sequence[T]
@@ -71,11 +71,11 @@ class Paged(Generic[T]):
     total: int
 
 
-def paged(rows: Sequence[T], page_number: int, per_page: int = PER_PAGE) -> Paged[T]:
+def list_page(rows: Sequence[T], page_number: int, per_page: int = PER_PAGE) -> ListPage[T]:
     """The page ``page_number``, or the nearest one that exists."""
     pages = max(1, -(-len(rows) // per_page))
     page = min(max(1, page_number), pages)
-    return Paged(rows[(page - 1) * per_page : page * per_page], page, pages, len(rows))
+    return ListPage(rows[(page - 1) * per_page : page * per_page], page, pages, len(rows))
 
 
 def matching(names: Iterable[str], part: str) -> list[str]:

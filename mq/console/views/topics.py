@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from mq.client.message import MessageQueue
-from mq.console.views.text import Paged, duration, number, size
+from mq.console.views.text import ListPage, duration, number, size
 from mq.inspection.cluster import GroupStatus
-from mq.inspection.cluster_queries import Held
+from mq.inspection.cluster_queries import MessageCount
 from mq.inspection.formatting import time_of
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE
 from mq.protocol.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUPS, is_system_topic, reply_topic
@@ -38,7 +38,7 @@ def kind_of(topic: str, own: Collection[str] = ()) -> str:
     return "system" if topic in own or is_system_topic(topic) else "ordinary"
 
 
-def chosen(names: Sequence[str], kind: str, own: Collection[str]) -> list[str]:
+def names_of_kind(names: Sequence[str], kind: str, own: Collection[str]) -> list[str]:
     """The names of one kind, or all for an unknown kind."""
     return [name for name in names if kind_of(name, own) == kind] if kind in _KINDS else list(names)
 
@@ -57,9 +57,9 @@ class TopicRow:
 
 
 def rows(
-    page: Paged[str],
+    page: ListPage[str],
     configs: Mapping[str, Mapping[str, TopicConfig]],
-    counts: Mapping[str, Held],
+    counts: Mapping[str, MessageCount],
     own: Collection[str],
 ) -> list[TopicRow]:
     """The topics of a page."""

@@ -39,7 +39,7 @@ def consumer_findings(survey: Survey) -> Iterator[Finding]:
         yield from _at_risk(group, lagging, consumers)
         yield from _at_risk_by_size(group, lagging, consumers)
         yield from _at_risk_in_log(group, lagging, consumers)
-        yield from _stuck(group, lagging, consumers)
+        yield from _stuck_groups(group, lagging, consumers)
     yield from _differing(consumers)
     yield from _dead_letters(consumers)
 
@@ -142,7 +142,7 @@ def _at_risk_in_log(
             )
 
 
-def _stuck(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
+def _stuck_groups(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
     if not lagging:
         return
     waiting = sum(each.end - each.offset for each in lagging.values())

@@ -211,7 +211,7 @@ def _archive(group: GroupStatus) -> Iterator[Finding]:
     )
 
 
-def _throttled(subject: str, users: Iterable[Throttled]) -> Iterator[Finding]:
+def _throttled_users(subject: str, users: Iterable[Throttled]) -> Iterator[Finding]:
     for each in users:
         what = f"throttles {each.kind} {each.name} ({each.direction}): its quota is used up"
         if each.refused:
@@ -255,7 +255,7 @@ def _replica(group: GroupStatus, replica: ReplicaStatus, survey: Survey) -> Iter
             "set acl_file",
             "docs/security.md#accounts",
         )
-    yield from _throttled(subject, survey.throttled.get(replica.address or "", ()))
+    yield from _throttled_users(subject, survey.throttled.get(replica.address or "", ()))
     errors: Mapping[str, int] = json.loads(replica.figures.get("raftmq.errorsLogged", "{}"))
     if errors:
         events = ", ".join(f"{name} ({count:,})" for name, count in errors.items())

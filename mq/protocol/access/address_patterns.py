@@ -20,9 +20,9 @@ _BRACES: Final = re.compile(r"(.*)\{([^{}]*)\}(.*)")
 _OUTSIDE_BRACES: Final = re.compile(r",(?![^{}]*\})")
 
 
-def compiled(pattern: str) -> Matches:
+def compile_pattern(pattern: str) -> Matches:
     """Compile a pattern; a blank one matches nothing. Raises ValueError if it is malformed."""
-    alternatives = [_one(text) for part in _OUTSIDE_BRACES.split(pattern) for text in _expanded(part.strip()) if text]
+    alternatives = [_one(text) for part in _OUTSIDE_BRACES.split(pattern) for text in _expand(part.strip()) if text]
     return lambda address: any(matches(_canonical(address)) for matches in alternatives)
 
 
@@ -36,7 +36,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _expanded(part: str) -> list[str]:
+def _expand(part: str) -> list[str]:
     braces = _BRACES.fullmatch(part)
     if braces is None:
         return [part]
@@ -78,12 +78,12 @@ def _range(part: str) -> tuple[int, int]:
 def _ipv6(text: str) -> Matches:
     if text.endswith("*"):
         start = text.rstrip("*").lower()
-        return lambda address: ":" in address and ipaddress.IPv6Address(address).exploded.startswith(_exploded(start))
+        return lambda address: ":" in address and ipaddress.IPv6Address(address).exploded.startswith(_explode(start))
     pattern = ipaddress.IPv6Address(text)
     return lambda address: ":" in address and ipaddress.IPv6Address(address) == pattern
 
 
-def _exploded(start: str) -> str:
+def _explode(start: str) -> str:
     groups = start.split(":")
     return ":".join([*(group.zfill(4) for group in groups[:-1]), groups[-1]])
 

@@ -83,7 +83,7 @@ _BROKER_NAMES: Final = {
 """The field with the name of the broker, where it is not ``bname``; it would take bytes of the body."""
 
 
-def unexpected(request: Any, fields: Mapping[str, str], body: bytes, broker_name: str | None) -> str | None:
+def unexpected_part(request: Any, fields: Mapping[str, str], body: bytes, broker_name: str | None) -> str | None:
     """Name the part of a signed request that no request of its kind has; None if there is no such part.
 
     Clients of RocketMQ 5 name the broker to which they send; nothing reads that.

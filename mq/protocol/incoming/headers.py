@@ -85,7 +85,7 @@ def read_loosely(
             language=loose.language,
             ext=loose.ext,
         )
-    return _fitted(loose, kind)
+    return _fit(loose, kind)
 
 
 def is_strict(request: type[Request]) -> bool:
@@ -106,7 +106,7 @@ class _Shape(NamedTuple):
     fields: tuple[_Field, ...]
 
 
-def _fitted(loose: LooseHeader, kind: type[Request]) -> Request:
+def _fit(loose: LooseHeader, kind: type[Request]) -> Request:
     shape = _shape(kind)
     arguments: dict[str, Any] = {}
     if shape.ext is not None:

@@ -98,7 +98,7 @@ class PartialRequests(Generic[ConnectionT]):
         heapq.heappush(self._shortest, (nbytes, self._number, frame))
         return False
 
-    def finished(self, connection: ConnectionT) -> None:
+    def on_frame_end(self, connection: ConnectionT) -> None:
         """Release the room of a frame that is complete, or never will be; no effect if the connection has none."""
         frame = self._admitted.pop(connection, None)
         if frame is None:
@@ -133,7 +133,7 @@ class PartialRequests(Generic[ConnectionT]):
     def _close(self, connection: ConnectionT, reason: str) -> None:
         self._on_closed(connection, reason)
         connection.close("unfinished request")
-        self.finished(connection)
+        self.on_frame_end(connection)
 
     def _admit(self, frame: _Frame[ConnectionT]) -> None:
         frame.received = frame.connection.unfinished_bytes

@@ -153,7 +153,7 @@ def encode_trace(record: TraceRecord) -> str:
     values = [getattr(record, name) for name in names]
     if names[-1] == "client_host" and values[-1] is None:
         values.pop()
-    return _FIELD.join([_FORMATS[type(record)][0], *map(_written, values)]) + _RECORD
+    return _FIELD.join([_FORMATS[type(record)][0], *map(_field_text, values)]) + _RECORD
 
 
 def decode_trace(text: str) -> tuple[list[TraceRecord], int]:
@@ -185,7 +185,7 @@ def _record(fields: list[str]) -> TraceRecord:
     return msgspec.convert(values, kind)
 
 
-def _written(value: object) -> str:
+def _field_text(value: object) -> str:
     if value is None:
         return _NULL
     if isinstance(value, bool):

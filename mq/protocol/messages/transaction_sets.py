@@ -59,7 +59,7 @@ class TransactionSet(NamedTuple):
     def encode(self) -> bytes:
         """The body. Raises BodyError if the properties of a message are too long."""
         offsets = msgspec.json.encode(self.offsets)
-        return _HEAD.pack(_VERSION, len(offsets)) + offsets + encode_batch(map(_batched, self.messages))
+        return _HEAD.pack(_VERSION, len(offsets)) + offsets + encode_batch(map(_to_batched, self.messages))
 
     @classmethod
     def decode(cls, body: bytes | memoryview) -> TransactionSet:
@@ -80,10 +80,10 @@ class TransactionSet(NamedTuple):
 
 def set_bytes(messages: Iterable[SetMessage]) -> int:
     """Bytes of the messages in a body."""
-    return len(encode_batch(map(_batched, messages)))
+    return len(encode_batch(map(_to_batched, messages)))
 
 
-def _batched(message: SetMessage) -> BatchedMessage:
+def _to_batched(message: SetMessage) -> BatchedMessage:
     place = props.encode({props.REAL_TOPIC: message.topic, props.REAL_QUEUE_ID: str(message.queue_id)})
     return BatchedMessage(message.body, place + message.properties, message.flag)
 

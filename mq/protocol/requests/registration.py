@@ -104,7 +104,7 @@ class _UncompressedBody(Body, rename=wire(filter_servers="filterServerList", tab
     table: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
 
 
-def _sized(data: bytes) -> bytes:
+def _with_size(data: bytes) -> bytes:
     return _I32.pack(len(data)) + data
 
 
@@ -137,7 +137,7 @@ def _read_topic_line(line: bytes) -> TopicConfig:
     return topic
 
 
-def _inflated(data: bytes | memoryview) -> bytes:
+def _inflate(data: bytes | memoryview) -> bytes:
     stream = zlib.decompressobj()
     try:
         content = stream.decompress(data, INFLATED_BYTES_MAX + 1)
@@ -160,7 +160,7 @@ class _Reader:
         self._at += _I32.size
         return int(number)
 
-    def sized(self, bytes_max: int = INFLATED_BYTES_MAX) -> bytes:
+    def read_sized(self, bytes_max: int = INFLATED_BYTES_MAX) -> bytes:
         size = self._number()
         start = self._at
         if not 0 <= size <= min(bytes_max, len(self._data) - start):
@@ -173,7 +173,7 @@ class _Reader:
         if not 0 <= count <= TOPICS_MAX:
             raise BodyError(f"registration has {count} topics; maximum: {TOPICS_MAX}")
         for _ in range(count):
-            yield self.sized()
+            yield self.read_sized()
 
 
 class RegisterBrokerBody(msgspec.Struct):
@@ -195,9 +195,9 @@ class RegisterBrokerBody(msgspec.Struct):
     def encode_compressed(self) -> bytes:
         """The compressed form. It cannot represent a topic's ``order``."""
         lines = [_topic_line(topic).encode() for topic in self.topics.values()]
-        parts = [_sized(self.data_version.encode()), _I32.pack(len(lines))]
-        parts += map(_sized, lines)
-        parts.append(_sized(msgspec.json.encode(self.filter_servers)))
+        parts = [_with_size(self.data_version.encode()), _I32.pack(len(lines))]
+        parts += map(_with_size, lines)
+        parts.append(_with_size(msgspec.json.encode(self.filter_servers)))
         return zlib.compress(b"".join(parts), level=9)
 
     @classmethod
@@ -209,10 +209,10 @@ class RegisterBrokerBody(msgspec.Struct):
                 raise BodyError(f"registration of {len(data)} bytes has more than {TOPICS_MAX} topics")
             body = _UncompressedBody.decode(data)
             return cls(body.table.topics, body.table.data_version, body.filter_servers)
-        reader = _Reader(_inflated(data))
-        version = DataVersion.decode(reader.sized(_PART_BYTES_MAX))
+        reader = _Reader(_inflate(data))
+        version = DataVersion.decode(reader.read_sized(_PART_BYTES_MAX))
         topics = {}
         for line in reader.lines():
             topic = _read_topic_line(line)
             topics[topic.topic_name] = topic
-        return cls(topics, version, decode_as(list[str], reader.sized(_PART_BYTES_MAX)))
+        return cls(topics, version, decode_as(list[str], reader.read_sized(_PART_BYTES_MAX)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import trio
 
 from mq.proxy.grpc.call_stream import CallStream
-from mq.proxy.grpc.framing import framed
+from mq.proxy.grpc.framing import frame_message
 from mq.proxy.grpc.status import BrokenCall
 
 
@@ -108,7 +108,7 @@ class Call:
         stream = self._stream
         compress = stream.head is not None and stream.head.gzip_answers
         self._sent = trio.Event()
-        is_sent = stream.connection.send(stream, framed(message, compress=compress))
+        is_sent = stream.connection.send(stream, frame_message(message, compress=compress))
         self._wake()
         if not is_sent:
             with trio.move_on_after(self._send_seconds_max) as waiting:

@@ -13,7 +13,7 @@ from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.floods import FloodGuard
 from mq.proxy.grpc.frames import ErrorCode, FrameSplitter, Http2Error
 from mq.proxy.grpc.framing import ENCODINGS
-from mq.proxy.grpc.header_blocks import Field, encoded
+from mq.proxy.grpc.header_blocks import Field, encode_fields
 from mq.proxy.grpc.http2 import Http2
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.request_headers import MalformedRequest, NoGrpc, RequestHead, announced_bytes, parse_head
@@ -32,10 +32,10 @@ before they have read the status lose it, and some of them never end then.
 """
 _UNENDED_MAX: Final = 100
 _TEXT: Final = (b"content-type", b"text/plain; charset=utf-8")
-_OK: Final = encoded((b":status", b"200"), (b"content-type", b"application/grpc"))
-_COMPRESSED: Final = encoded((b"grpc-encoding", b"gzip"))
-_STATUS: Final = {status: encoded((b"grpc-status", b"%d" % status)) for status in Status}
-_ACCEPTED: Final = encoded((b"grpc-accept-encoding", ",".join(ENCODINGS).encode()))
+_OK: Final = encode_fields((b":status", b"200"), (b"content-type", b"application/grpc"))
+_COMPRESSED: Final = encode_fields((b"grpc-encoding", b"gzip"))
+_STATUS: Final = {status: encode_fields((b"grpc-status", b"%d" % status)) for status in Status}
+_ACCEPTED: Final = encode_fields((b"grpc-accept-encoding", ",".join(ENCODINGS).encode()))
 
 
 class ConnectionFailed(Exception):
@@ -115,7 +115,7 @@ class GrpcConnection:
             reason = f"the client floods: {error.reason}" if error.flood else error.reason
             raise self._fail(error.code, reason, flood=error.flood) from error
 
-    def lost(self) -> None:
+    def on_loss(self) -> None:
         """End all calls, since the connection is lost. No effect the second time."""
         self._failed = True
         for stream in list(self.streams.values()):
@@ -124,7 +124,7 @@ class GrpcConnection:
 
     def _fail(self, code: ErrorCode, reason: str, *, flood: bool = False, of_client: bool = True) -> ConnectionFailed:
         self._http2.go_away(code, self._http2.last_stream)
-        self.lost()
+        self.on_loss()
         return ConnectionFailed(reason, flood=flood, of_client=of_client)
 
     # What `Requests` of HTTP/2 needs.
@@ -168,7 +168,7 @@ class GrpcConnection:
 
     def _answer_with_text(self, stream: CallStream, answer: NoGrpc) -> None:
         stream.headers_sent = stream.finishing = True
-        block = encoded((b":status", b"%d" % answer.http_status), _TEXT)
+        block = encode_fields((b":status", b"%d" % answer.http_status), _TEXT)
         self._http2.send_headers(stream.stream_id, block, end=False)
         stream.unsent = memoryview(answer.text.encode())
         self._send_rest(stream)
@@ -205,7 +205,7 @@ class GrpcConnection:
         if data == _DRAIN_PING and self._drained_at is not None and self._last_stream is None:
             self._refuse_new_calls()
 
-    def ended(self, stream_id: int) -> None:
+    def on_end(self, stream_id: int) -> None:
         """Note that the client sends no more for a call."""
         self._unended.pop(stream_id, None)
         if (stream := self.streams.get(stream_id)) is not None:
@@ -238,7 +238,7 @@ class GrpcConnection:
             return
         if messages:
             if has_begun:
-                self._partial_requests.finished(stream)
+                self._partial_requests.on_frame_end(stream)
                 has_begun = False
             stream.waiting = False
             stream.messages.extend(messages)
@@ -290,7 +290,7 @@ class GrpcConnection:
             return
         stream.trailers = _STATUS[status]
         if reason:
-            stream.trailers += encoded((b"grpc-message", percent_encoded(reason)))
+            stream.trailers += encode_fields((b"grpc-message", percent_encoded(reason)))
         if encodings:
             stream.trailers += _ACCEPTED
         stream.finishing = True
@@ -347,7 +347,7 @@ class GrpcConnection:
             stream = self._waiting.pop(stream_id)
             has_sent = self._send_frame(stream)
             if not stream.unsent:
-                self._sent(stream)
+                self._on_sent(stream)
                 continue
             self._wait(stream)
             if not has_sent and stream_id in self._waiting:
@@ -373,7 +373,7 @@ class GrpcConnection:
         elif stream_id not in self._waiting and stream_id not in self._shut:
             self._wait(stream)
 
-    def _sent(self, stream: CallStream) -> None:
+    def _on_sent(self, stream: CallStream) -> None:
         if stream.finishing:
             self._end(stream)
         else:
@@ -423,7 +423,7 @@ class GrpcConnection:
         self._forget_input(stream)
 
     def _forget_input(self, stream: CallStream) -> None:
-        self._partial_requests.finished(stream)
+        self._partial_requests.on_frame_end(stream)
         stream.messages.clear()
         stream.waiting = False
         owed, stream.owed = stream.owed, 0
@@ -469,7 +469,7 @@ class GrpcConnection:
         if self._last_stream is None and now - drained_at >= _SECONDS_TO_HEAR:
             self._refuse_new_calls()
         if self._last_stream is not None and not self.streams:
-            self.lost()
+            self.on_loss()
             raise ConnectionFailed("the server stops", of_client=False)
 
     def _refuse_new_calls(self) -> None:

@@ -85,14 +85,14 @@ class MessageReader:
 
     def _complete(self, body: bytes) -> bytes:
         self.begun, self.announced_bytes = False, 0
-        return decompressed(body, self._bytes_max) if self._compressed else body
+        return decompress(body, self._bytes_max) if self._compressed else body
 
 
 def _too_large(bytes_max: int) -> CallRefused:
     return CallRefused(Status.RESOURCE_EXHAUSTED, f"the message has more than {bytes_max} bytes")
 
 
-def decompressed(data: bytes, bytes_max: int) -> bytes:
+def decompress(data: bytes, bytes_max: int) -> bytes:
     """The content of a gzip member. Raises CallRefused if it is damaged, or its content exceeds ``bytes_max``; no more
     than that is decompressed.
     """
@@ -108,7 +108,7 @@ def decompressed(data: bytes, bytes_max: int) -> bytes:
     return content
 
 
-def framed(message: bytes, *, compress: bool) -> bytes:
+def frame_message(message: bytes, *, compress: bool) -> bytes:
     """A message with its prefix; ``compress``: by gzip, if it is long enough and gets shorter."""
     data = bytes(message)
     if compress and len(data) >= COMPRESS_FROM_BYTES:

@@ -41,7 +41,7 @@ class HeaderDecoder:
         try:
             return self._decode(block)
         except IndexError as error:
-            raise _damaged("a field that is not in the table, or an end within a field") from error
+            raise _block_error("a field that is not in the table, or an end within a field") from error
 
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
@@ -54,7 +54,7 @@ class HeaderDecoder:
             elif first & 0xE0 == 0x20:
                 size, at = _integer(block, at, 0x1F)
                 if fields or size > _TABLE_BYTES_MAX:
-                    raise _damaged(f"a table of {size} bytes")
+                    raise _block_error(f"a table of {size} bytes")
                 self._table_bytes_max = size
                 self._evict()
                 continue
@@ -81,7 +81,7 @@ class HeaderDecoder:
         if index >= _DYNAMIC_FROM:
             return self._table[index - _DYNAMIC_FROM]
         if not index:
-            raise _damaged("a field with the index 0")
+            raise _block_error("a field with the index 0")
         return _STATIC[index]
 
     def _evict(self) -> None:
@@ -102,7 +102,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
         number += (byte & 0x7F) << shift
         if byte < 0x80:
             return number, at
-    raise _damaged("an integer that is too long")
+    raise _block_error("an integer that is too long")
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
@@ -110,23 +110,23 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     length, start = (first & 0x7F, at + 1) if first & 0x7F != 0x7F else _integer(block, at, 0x7F)
     end = start + length
     if end > len(block):
-        raise _damaged("a block that ends within a field")
+        raise _block_error("a block that ends within a field")
     text = block[start:end]
     if first < 0x80:
         return text, end
     try:
-        return (_remembered(text) if length <= _REMEMBERED_BYTES_MAX else decode_huffman(text)), end
+        return (_cached_text(text) if length <= _REMEMBERED_BYTES_MAX else decode_huffman(text)), end
     except HPACKDecodingError as error:
-        raise _damaged("bytes that are not a Huffman code") from error
+        raise _block_error("bytes that are not a Huffman code") from error
 
 
 @lru_cache(maxsize=1024)
-def _remembered(code: bytes) -> bytes:
+def _cached_text(code: bytes) -> bytes:
     """Decode a Huffman code; cached, since names and most values are repeated."""
     return bytes(decode_huffman(code))
 
 
-def _damaged(what: str) -> Http2Error:
+def _block_error(what: str) -> Http2Error:
     return Http2Error(ErrorCode.COMPRESSION_ERROR, f"the header block has {what}")
 
 
@@ -137,12 +137,12 @@ NO_TABLE: Final = b"\x20"
 _STATIC_INDEX: Final = {field: index for index, field in reversed(list(enumerate(_STATIC)))}
 
 
-def encoded(*fields: Field) -> bytes:
+def encode_fields(*fields: Field) -> bytes:
     """Fields as a part of a block, in no table and without Huffman code: the same bytes on every connection."""
-    return b"".join(_encoded(field) for field in fields)
+    return b"".join(_encode_field(field) for field in fields)
 
 
-def _encoded(field: Field) -> bytes:
+def _encode_field(field: Field) -> bytes:
     if (index := _STATIC_INDEX.get(field)) is not None:
         return bytes([0x80 | index])
     return b"\x00" + b"".join(_length(len(text)) + text for text in field)

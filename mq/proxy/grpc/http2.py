@@ -50,7 +50,7 @@ class Requests(Protocol):
     def data(self, stream_id: int, data: bytes, nbytes: int, *, ended: bool) -> None:
         """Called with data of a stream; give back ``nbytes``, with padding, some time."""
 
-    def ended(self, stream_id: int) -> None:
+    def on_end(self, stream_id: int) -> None:
         """Called when the client sends no more on this stream."""
 
     def reset(self, stream_id: int) -> None:
@@ -239,7 +239,7 @@ class Http2:
             self._break(stream_id, ErrorCode.PROTOCOL_ERROR, 0)
         else:
             self._end_remote(stream_id, open_stream)
-            self._requests.ended(stream_id)
+            self._requests.on_end(stream_id)
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
         if len(payload) != _NUMBER.size:

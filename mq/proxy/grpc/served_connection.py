@@ -28,7 +28,7 @@ _LOG_EVERY_SECONDS: Final = 60.0
 _UNKNOWN: Final = "unknown"
 
 
-class Shared:
+class ServerContext:
     """The objects that all connections of a server share.
 
     Args:
@@ -67,7 +67,7 @@ class Shared:
 class ServedConnection:
     """One connection, from its first byte of HTTP/2 on."""
 
-    def __init__(self, accepted: Accepted, server: Shared) -> None:
+    def __init__(self, accepted: Accepted, server: ServerContext) -> None:
         self._stream = accepted.stream
         self._accepted = accepted
         self._shared = server
@@ -88,7 +88,7 @@ class ServedConnection:
                 with self._reading:
                     await self._read()
             finally:
-                self._connection.lost()
+                self._connection.on_loss()
             self._closing = True
             self.wake_writer()
             with trio.move_on_after(_LAST_BYTES_SECONDS):
@@ -116,7 +116,7 @@ class ServedConnection:
         try:
             self._connection.tick(now)
         except ConnectionFailed as error:
-            self._failed(error)
+            self._on_failure(error)
             self._reading.cancel()
         self.wake_writer()
 
@@ -135,7 +135,7 @@ class ServedConnection:
             try:
                 connection.receive(bytes(data), trio.current_time())
             except ConnectionFailed as error:
-                self._failed(error)
+                self._on_failure(error)
                 return  # noqa: ASYNC910 - receiving is a checkpoint
             self.wake_writer()
             # Answers to frames of the client itself, such as pings, wait for no method.
@@ -176,11 +176,11 @@ class ServedConnection:
                 server.warning("client_does_not_read", "does not read", peer=self._accepted.peer)
                 break
             self._written.set()
-        connection.lost()
+        connection.on_loss()
         assert self._nursery is not None, "the writer runs within the nursery"
         self._nursery.cancel_scope.cancel()
 
-    def _failed(self, error: ConnectionFailed) -> None:
+    def _on_failure(self, error: ConnectionFailed) -> None:
         peer = self._accepted.peer
         if error.flood:
             self._shared.warning("client_floods", "flood", peer=peer, reason=error.reason)

@@ -11,7 +11,7 @@ from mq.proxy.grpc.accepting import Accepted, HandshakeFailed, Trusts, accept
 from mq.proxy.grpc.certificate import TlsContext
 from mq.proxy.grpc.counters import GrpcCounters
 from mq.proxy.grpc.limits import GrpcLimits
-from mq.proxy.grpc.served_connection import Log, Method, ServedConnection, Shared
+from mq.proxy.grpc.served_connection import Log, Method, ServedConnection, ServerContext
 from mq.proxy.grpc.status import CallRefused, Status
 
 _LOOK_SECONDS: Final = 1.0
@@ -49,12 +49,12 @@ async def serve_grpc(
             with UNAVAILABLE then.
     """
     counters = GrpcCounters() if counters is None else counters
-    context = Shared(methods, limits, counters, trio.Event() if drain is None else drain, log)
+    context = ServerContext(methods, limits, counters, trio.Event() if drain is None else drain, log)
     await _Server(context, tls, tls_required=tls_required, trusts=trusts).run(listeners, task_status)
 
 
 class _Server:
-    def __init__(self, context: Shared, tls: TlsContext | None, *, tls_required: bool, trusts: Trusts) -> None:
+    def __init__(self, context: ServerContext, tls: TlsContext | None, *, tls_required: bool, trusts: Trusts) -> None:
         self._shared = context
         self._tls = tls
         self._tls_required = tls_required

@@ -59,7 +59,7 @@ class Handle(NamedTuple):
         """The time at which the message becomes visible again, by the clock of its broker."""
         return self.receipt.pop_time_ms + self.receipt.invisible_ms
 
-    def deferred(self, times: PopTimes) -> Handle:
+    def with_times(self, times: PopTimes) -> Handle:
         """The handle after the invisible time was changed."""
         in_order = times.revive_queue == ORDERED_REVIVE_QUEUE
         receipt = self.receipt._replace(

@@ -26,7 +26,7 @@ _PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 
 def topic_of(resource: pb.Resource) -> str:
     """The topic for brokers. Raises CodedError for an invalid name or a system topic."""
-    name = _joined(resource)
+    name = _full_name(resource)
     try:
         check_topic(name)
     except NameRefused as error:
@@ -38,7 +38,7 @@ def topic_of(resource: pb.Resource) -> str:
 
 def group_of(resource: pb.Resource) -> str:
     """The consumer group for brokers. Raises CodedError for an invalid name or a system group."""
-    name = _joined(resource)
+    name = _full_name(resource)
     try:
         check_group(name)
     except NameRefused as error:
@@ -66,7 +66,7 @@ def resource_of(name: str) -> pb.Resource:
     return pb.Resource(resource_namespace=namespace, name=prefix + rest)
 
 
-def _joined(resource: pb.Resource) -> str:
+def _full_name(resource: pb.Resource) -> str:
     if not resource.resource_namespace:
         return resource.name
     prefix = next((prefix for prefix in _PREFIXES if resource.name.startswith(prefix)), "")

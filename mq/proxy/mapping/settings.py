@@ -25,7 +25,7 @@ _FIRST_RETRY_LEVEL: Final = 2
 """The level, from 0, of the delay before the first redelivery, as for consumers of the older protocol."""
 
 
-def merged(own: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Settings:
+def merge_settings(own: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Settings:
     """The settings for a client that has sent `own`; `group` is the configuration of a consumer's group, if it exists.
 
     Raises CodedError for a kind of client that is not served.

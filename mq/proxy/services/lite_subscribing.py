@@ -53,7 +53,7 @@ _KINDS: Final = {
 Log = structlog.stdlib.BoundLogger
 
 
-class Subscribed:
+class LiteSubscriptionTable:
     """The lite topics that clients have said they subscribe to, by client and group. Pure."""
 
     def __init__(self, names_max: int = NAMES_MAX) -> None:
@@ -70,7 +70,7 @@ class Subscribed:
         entry = self._of.get((client_id, group))
         return entry[1] if entry is not None and entry[0] == topic else None
 
-    def changed(self, client_id: str, group: str, topic: str, action: Action, lites: set[str]) -> None:
+    def on_change(self, client_id: str, group: str, topic: str, action: Action, lites: set[str]) -> None:
         """Note a change that all broker groups have accepted."""
         current = self.get(client_id, group, topic)
         self._forget((client_id, group))
@@ -88,14 +88,14 @@ class Subscribed:
         while self._count > self._names_max:
             self._forget(next(iter(self._of)))
 
-    def lost(self, client_id: str, group: str, lite: str) -> None:
+    def on_loss(self, client_id: str, group: str, lite: str) -> None:
         """Forget a lite topic that another client has taken over."""
         entry = self._of.get((client_id, group))
         if entry is not None and lite in entry[1]:
             entry[1].discard(lite)
             self._count -= 1
 
-    def left(self, client_id: str) -> list[tuple[str, str]]:
+    def forget(self, client_id: str) -> list[tuple[str, str]]:
         """Forget a client; returns the groups and topics in which it subscribed to something."""
         keys = [key for key in self._of if key[0] == client_id]
         return [(group, topic) for client, group in keys for topic in [self._forget((client, group))]]
@@ -118,7 +118,7 @@ class LiteSubscribing:
         self._clients = clients
         self._nursery = nursery
         self._log = log
-        self._subscribed = Subscribed()
+        self._subscribed = LiteSubscriptionTable()
         self._notices = 0
 
     async def sync(self, request: pb.SyncLiteSubscriptionRequest, caller: Caller) -> pb.SyncLiteSubscriptionResponse:
@@ -133,7 +133,7 @@ class LiteSubscribing:
             raise CodedError(pb.BAD_REQUEST, f"the action {request.action} is unknown")
         option = _offset_option(request.offset_option) if request.HasField("offset_option") else None
         await self._send_to_all(caller, group, topic, action, lites, option, caller.seconds_left(_SECONDS))
-        self._subscribed.changed(caller.client_id, group, topic, action, lites)
+        self._subscribed.on_change(caller.client_id, group, topic, action, lites)
         return pb.SyncLiteSubscriptionResponse(status=OK)
 
     def knows(self, caller: Caller, group: str, topic: str) -> bool:
@@ -150,13 +150,13 @@ class LiteSubscribing:
 
     def leave(self, caller: Caller) -> None:
         """End all subscriptions of a client that leaves."""
-        for group, topic in self._subscribed.left(caller.client_id):
+        for group, topic in self._subscribed.forget(caller.client_id):
             self._nursery.start_soon(self._end, caller, group, topic)
 
     def taken_over(self, notice: NotifyUnsubscribeLite) -> None:
         """Tell a client that another client of its group has taken over a lite topic, as a broker says."""
         ext = notice.ext
-        self._subscribed.lost(ext.client_id, ext.consumer_group, ext.lite_topic)
+        self._subscribed.on_loss(ext.client_id, ext.consumer_group, ext.lite_topic)
         command = pb.TelemetryCommand(
             status=OK, notify_unsubscribe_lite_command=pb.NotifyUnsubscribeLiteCommand(lite_topic=ext.lite_topic)
         )

@@ -17,7 +17,7 @@ from mq.protocol.requests.offsets import (
 )
 from mq.protocol.requests.pull import PullExt, PullReply
 from mq.proxy.brokers import Brokers
-from mq.proxy.callers import Call, Caller, Fields, Identify, parsed
+from mq.proxy.callers import Call, Caller, Fields, Identify, parse_request
 from mq.proxy.mapping.incoming import message_of
 from mq.proxy.mapping.names import group_of, topic_of
 from mq.proxy.mapping.refusals import OK, CodedError, refusal_of
@@ -51,7 +51,7 @@ class Pulling:
 
     async def pull(self, call: Call) -> None:
         """The status, the messages, and the offset at which the next pull continues."""
-        request = parsed(pb.PullMessageRequest, await call.receive())
+        request = parse_request(pb.PullMessageRequest, await call.receive())
         try:
             answers = await self._pull(request, await self._identify(call))
         except CodedError as refused:

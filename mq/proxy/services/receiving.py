@@ -20,7 +20,7 @@ from mq.protocol.requests.lite import PopLiteExt
 from mq.protocol.requests.pop import PopExt
 from mq.protocol.requests.topics import TopicConfig
 from mq.proxy.brokers import Brokers
-from mq.proxy.callers import Call, Caller, Fields, Identify, parsed
+from mq.proxy.callers import Call, Caller, Fields, Identify, parse_request
 from mq.proxy.clients import Clients
 from mq.proxy.mapping.handles import Handle
 from mq.proxy.mapping.incoming import message_of
@@ -209,7 +209,7 @@ class Receiving:
 
     async def receive(self, call: Call) -> None:
         """The status, the messages, and when the answer was sent."""
-        request = parsed(pb.ReceiveMessageRequest, await call.receive())
+        request = parse_request(pb.ReceiveMessageRequest, await call.receive())
         try:
             caller = await self._identify(call)
             receive = _Receive(request, caller, self._clients.settings(caller.client_id))

@@ -101,7 +101,7 @@ class PoppedMessages:
             if error.code != ResponseCode.NO_MESSAGE:
                 raise
             raise CodedError(pb.INVALID_RECEIPT_HANDLE, f"the receipt handle is expired: {error.remark}") from error
-        return handle.deferred(fields_of(PopTimes, response))
+        return handle.with_times(fields_of(PopTimes, response))
 
     async def bury(self, group: str, topic: str, handle: Handle, message_id: str, extra: Fields) -> None:
         """Make a message a dead letter, and acknowledge it. Raises CodedError, ClientError."""
@@ -145,7 +145,7 @@ class Settling:
 
         async def acknowledge(entry: pb.AckMessageResultEntry) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
             try:
-                async with self._renewals.taken(caller.client_id, group, entry.receipt_handle) as handle:
+                async with self._renewals.take(caller.client_id, group, entry.receipt_handle) as handle:
                     await self._popped.acknowledge(group, topic, handle, caller.extra, seconds)
                 entry.status.CopyFrom(OK)
             except CodedError as refused:
@@ -172,7 +172,7 @@ class Settling:
                 pb.ILLEGAL_INVISIBLE_TIME, f"the invisible time is {invisible_ms} ms; allowed: 0 to {INVISIBLE_MS_MAX}"
             )
         try:
-            async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
+            async with self._renewals.take(caller.client_id, group, request.receipt_handle) as handle:
                 new_handle = await self._popped.defer(
                     group,
                     topic,
@@ -193,7 +193,7 @@ class Settling:
     ) -> pb.ForwardMessageToDeadLetterQueueResponse:
         """Make a dead letter of a message that the client gives up. Raises CodedError, ClientError."""
         group, topic = group_of(request.group), topic_of(request.topic)
-        async with self._renewals.taken(caller.client_id, group, request.receipt_handle) as handle:
+        async with self._renewals.take(caller.client_id, group, request.receipt_handle) as handle:
             await self._popped.bury(group, topic, handle, request.message_id, caller.extra)
         return pb.ForwardMessageToDeadLetterQueueResponse(status=OK)
 

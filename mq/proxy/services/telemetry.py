@@ -17,7 +17,7 @@ from mq.protocol.requests.relayed import ConsumeMessageDirectly, GetConsumerRunn
 from mq.protocol.requests.transactions import CheckTransactionState
 from mq.protocol.wire.request import Request
 from mq.proxy.brokers import Brokers
-from mq.proxy.callers import Call, Caller, Identify, parsed
+from mq.proxy.callers import Call, Caller, Identify, parse_request
 from mq.proxy.clients import Clients, TelemetryStream
 from mq.proxy.grpc.status import BrokenCall, CallRefused, Status
 from mq.proxy.mapping.handles import TransactionId
@@ -26,7 +26,7 @@ from mq.proxy.mapping.members import member_of
 from mq.proxy.mapping.names import group_of, topic_of
 from mq.proxy.mapping.refusals import OK, CodedError, refusal_of
 from mq.proxy.mapping.routes import kinds_of
-from mq.proxy.mapping.settings import CONSUMERS, LITE, PRODUCERS, merged
+from mq.proxy.mapping.settings import CONSUMERS, LITE, PRODUCERS, merge_settings
 from mq.proxy.renewals import Renewals
 from mq.proxy.services.lite_subscribing import LiteSubscribing
 from mq.proxy.services.member_questions import MemberQuestions, nonce_of_answer
@@ -87,14 +87,14 @@ class Telemetry:
             await call.send(pb.TelemetryCommand(status=refusal_of(error).status).SerializeToString())
             return
         stream = TelemetryStream(call, caller.client_id, self._wall_clock_ms())
-        self._clients.opened(stream)
+        self._clients.add_stream(stream)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._cancel_at_drain, nursery.cancel_scope)
                 await self._serve(call, stream, caller)
                 nursery.cancel_scope.cancel()
         finally:
-            self._clients.closed(stream)
+            self._clients.remove_stream(stream)
             if stream.member is not None:
                 self._announce_soon()
         if self._draining.is_set():
@@ -106,7 +106,7 @@ class Telemetry:
 
     async def _serve(self, call: Call, stream: TelemetryStream, caller: Caller) -> None:
         while (data := await call.receive()) is not None:
-            command = parsed(pb.TelemetryCommand, data)
+            command = parse_request(pb.TelemetryCommand, data)
             if command.HasField("settings"):
                 await stream.send(await self._settings(stream, command.settings, caller))
             elif (nonce := nonce_of_answer(command)) is not None:
@@ -120,7 +120,7 @@ class Telemetry:
                 group = await self._brokers.group(group_of(own.subscription.group))
             else:
                 group = None
-            settings = merged(own, group)
+            settings = merge_settings(own, group)
             if own.HasField("publishing"):
                 await self._produces(stream, {topic_of(topic) for topic in own.publishing.topics}, caller)
             if own.HasField("subscription"):
@@ -190,7 +190,7 @@ class Telemetry:
     ) -> pb.NotifyClientTerminationResponse:
         """Forget a client that leaves, and give its messages back."""
         await trio.lowlevel.checkpoint()
-        self._clients.gone(caller.client_id)
+        self._clients.on_leave(caller.client_id)
         self._lite.leave(caller)
         self._nursery.start_soon(self._renewals.release, caller.client_id)
         return pb.NotifyClientTerminationResponse(status=OK)

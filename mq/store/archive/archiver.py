@@ -109,7 +109,7 @@ class _Archiver:
             target.check_continued(self._source)
             manifest = target.verify_objects(self._copied)
             if manifest.archived.index >= known_index:
-                manifest = self._indexed(manifest)
+                manifest = self._add_indexes(manifest)
             yield _step(manifest)
         while (more := self._next_file()) is not None:
             begin = more.base.pos if manifest is None else manifest.archived.pos
@@ -117,14 +117,14 @@ class _Archiver:
             yield _step(more, nbytes=more.archived.pos - begin)
             manifest = more
         if manifest is not None and self._job.has_retention and manifest.archived.index >= known_index:
-            yield from self._shortened(manifest)
+            yield from self._shorten(manifest)
         if self._job.has_retention:
             keep_pending(self._job.data_dir, self._next_snapshot(), self._source.state.commit_hint)
         else:
             forget_pending(self._job.data_dir)
         yield ArchiveStep(is_last=True)
 
-    def _indexed(self, manifest: BackupManifest) -> BackupManifest:
+    def _add_indexes(self, manifest: BackupManifest) -> BackupManifest:
         """Add indexes for files of `raftmq backup`: brokers read messages by them, and retention needs them."""
         objects, end = manifest.objects, manifest.next_file.pos
         assert objects is not msgspec.UNSET, "an archive without objects"
@@ -180,7 +180,7 @@ class _Archiver:
         newest = manifest.objects.states[-1].index if manifest.objects.states else manifest.snapshot_index
         return LogIndex(max(newest, manifest.base.index) + 1)
 
-    def _shortened(self, manifest: BackupManifest) -> Iterator[ArchiveStep]:
+    def _shorten(self, manifest: BackupManifest) -> Iterator[ArchiveStep]:
         """Report the files to delete, and delete the files that no replica serves."""
         job = self._job
         limits = partial(

@@ -154,13 +154,13 @@ class ColdBlocks:
             raise
 
     def _read_index(self, start: int) -> FileIndex:
-        file = self._stored(start, is_needed=True)
+        file = self._find_file(start, is_needed=True)
         assert file is not None, "a file that is needed is there, or refused"
         self._table(file)
         return decode_file_index(*self._index_content(file))
 
     def _of_file(self, start: int, begin: int, stop: int) -> list[tuple[int, bytes]]:
-        file = self._stored(start, is_needed=start <= begin)
+        file = self._find_file(start, is_needed=start <= begin)
         if file is None:
             return []
         table = self._table(file)
@@ -188,7 +188,7 @@ class ColdBlocks:
         file = table.stored
         begin = table.begins[numbers[0]]
         nbytes = sum(table.sizes[number] for number in numbers)
-        data = self._opened().read_range(file.name, nbytes, begin - file.start)
+        data = self._get_store().read_range(file.name, nbytes, begin - file.start)
         self.requests += 1
         blocks: dict[int, bytes] = {}
         for number in numbers:
@@ -202,7 +202,7 @@ class ColdBlocks:
     def _verify(self, table: _Table, number: int, data: bytes) -> None:
         """Check every entry of a block. Raises BackupDamaged, FormatTooNew."""
         assert 0 <= number < len(table.begins) < len(table.befores), f"block {number} of {len(table.begins)}"
-        path = self._opened().path(table.stored.name)
+        path = self._get_store().path(table.stored.name)
         pos, nbytes = table.begins[number], table.sizes[number]
         if len(data) != nbytes:
             raise BackupDamaged(path, f"{len(data)} bytes were read at {pos}, {nbytes} were written")
@@ -221,18 +221,18 @@ class ColdBlocks:
 
     # -- manifest and indexes ------------------------------------------------------------------------------------------
 
-    def _opened(self) -> RangeStore:
+    def _get_store(self) -> RangeStore:
         if self._store is None:
             self._store = self._open_store()
         return self._store
 
-    def _stored(self, start: int, *, is_needed: bool) -> StoredObject | None:
+    def _find_file(self, start: int, *, is_needed: bool) -> StoredObject | None:
         """The object of the file that begins at a physical offset. Raises as `fetch`."""
         end = self._known.end()
         if start >= end.pos and not is_needed:
             return None  # the manifest may name it already; it is not known yet whether it is of this log
         with self._lock:
-            self._opened()
+            self._get_store()
             is_old = self._clock() >= self._read_at + MANIFEST_SECONDS
             is_behind = start not in self._files and (is_old or start < end.pos > self._read_for)
             if is_behind or (is_old and self._is_doubtful):
@@ -249,10 +249,10 @@ class ColdBlocks:
             )
         else:
             reason = f"it does not have the log file that begins at {start}"
-        raise BackupDamaged(self._opened().path("manifest.json"), reason)
+        raise BackupDamaged(self._get_store().path("manifest.json"), reason)
 
     def _read_manifest(self) -> None:
-        store = self._opened()
+        store = self._get_store()
         known_log = self._known
         known_pos = known_log.end().pos
         manifest = Backup(store).manifest
@@ -281,22 +281,22 @@ class ColdBlocks:
     def _table(self, file: StoredObject) -> _Table:
         """Return the places of the blocks of a file of this log. Raises as `fetch`."""
         assert file.start % self._known.segment_bytes == 0, f"{file.name} is the file at {file.start}"
-        if (kept_table := self._kept(file)) is not None:
+        if (kept_table := self._kept_table(file)) is not None:
             return kept_table
         newer = [self._read_table(file)]
         while (proven := self._proven_at(newer[-1].befores[-1].pos)) is None:
-            following = self._stored(newer[-1].befores[-1].pos, is_needed=True)
+            following = self._find_file(newer[-1].befores[-1].pos, is_needed=True)
             assert following is not None, "a file that is needed is there, or refused"
             newer.append(self._read_table(following))
         for table in reversed(newer):
             if table.befores[-1] != proven:
-                path = self._opened().path(table.stored.name)
+                path = self._get_store().path(table.stored.name)
                 raise BackupDamaged(path, f"its last entry {table.befores[-1].index} differs from the one of this log")
             proven = table.befores[0]
             self._keep(table)
         return newer[0]
 
-    def _kept(self, file: StoredObject) -> _Table | None:
+    def _kept_table(self, file: StoredObject) -> _Table | None:
         if file.index is None:
             return None
         with self._lock:
@@ -336,7 +336,7 @@ class ColdBlocks:
     def _index_content(self, file: StoredObject) -> tuple[bytes, str]:
         """The content of an index, as the manifest has it, and its name in messages. Raises as `fetch`."""
         index = file.index
-        store = self._opened()
+        store = self._get_store()
         if index is None:
             raise BackupRefused(
                 store.path(file.name),

@@ -64,7 +64,7 @@ class DiskCache:
         self._sizes: OrderedDict[str, int] = OrderedDict()
         self._writes = 0
         self.nbytes = 0
-        for _, name, nbytes in sorted(_found(directory)):
+        for _, name, nbytes in sorted(_find_files(directory)):
             self._sizes[name] = nbytes
             self.nbytes += nbytes
         self._shrink(bytes_max)
@@ -134,7 +134,7 @@ class DiskCache:
         return os.path.join(self._directory, name)
 
 
-def _found(directory: str) -> list[tuple[float, str, int]]:
+def _find_files(directory: str) -> list[tuple[float, str, int]]:
     """List the write time, name and size of each file of the cache. Removes unfinished files; leaves all others alone,
     such as a directory that a user has made there.
     """

@@ -38,7 +38,7 @@ class ArchivedFile:
     index: FileIndex | None
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class MessageQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The messages to read; None for all. ``since_ms`` and ``until_ms`` are store times, both ends inclusive."""
 
     topic: str
@@ -117,7 +117,7 @@ class ArchiveReader:
                 f"its files end with entry {begin.index}, but its manifest with entry {self.manifest.last.index}",
             )
 
-    def messages(self, query: Wanted) -> Iterator[StoredMessage]:
+    def messages(self, query: MessageQuery) -> Iterator[StoredMessage]:
         """Wanted messages in the order of the log. Raises as `files`; all messages before an error are intact."""
         name = query.topic.encode()
         for file in self.files():
@@ -194,7 +194,7 @@ class ArchiveReader:
         if (len(data), zlib.crc32(data)) != (state.nbytes, state.crc):
             raise BackupDamaged(path, "its content differs from what was written")
 
-    def _wanted_runs(self, file: ArchivedFile, query: Wanted) -> Iterator[EntryRun]:
+    def _wanted_runs(self, file: ArchivedFile, query: MessageQuery) -> Iterator[EntryRun]:
         if file.index is None:
             yield from self._runs(file.stored, file.begin)
             return
@@ -260,7 +260,7 @@ class ArchiveReader:
         return self._store.path(file.name)
 
 
-def _messages(body: bytes, topic: bytes, query: Wanted) -> Iterator[StoredMessage]:
+def _messages(body: bytes, topic: bytes, query: MessageQuery) -> Iterator[StoredMessage]:
     view = memoryview(body)
     for at, size, queue_id, offset, _, sys_flag, its_topic, tag_code in scan_fixed(body):
         if (

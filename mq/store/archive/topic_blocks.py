@@ -102,7 +102,7 @@ class TopicBlocks:
         self._proven: dict[int, LogPlace] = {}
         self._stores: list[RangeStore] = []
 
-        def opened() -> RangeStore:
+        def open_counted() -> RangeStore:
             store = (
                 open_s3(place.url, place.endpoint_url, answer_seconds=answer_seconds)
                 if open_store is None
@@ -112,7 +112,7 @@ class TopicBlocks:
             return store
 
         known_log = KnownLog(place.log_identity, place.segment_bytes, lambda: self._end, lambda: self._end)
-        self._blocks = ColdBlocks(opened, known_log, _Latest(INDEX_BYTES_MAX), blocks_max=BLOCKS_MAX, clock=clock)
+        self._blocks = ColdBlocks(open_counted, known_log, _Latest(INDEX_BYTES_MAX), blocks_max=BLOCKS_MAX, clock=clock)
 
     def close(self) -> None:
         """Close the connections to the store."""

@@ -50,7 +50,7 @@ def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
 
     rate = CopyRate(job.bytes_per_second, sleep=sleep)
 
-    def copied(nbytes: int) -> None:
+    def on_copy(nbytes: int) -> None:
         rate.copied(nbytes)
         lives()
 
@@ -67,7 +67,7 @@ def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
             source,
             job,
             now_ms=lambda: time.time_ns() // 1_000_000,
-            on_copy=copied,
+            on_copy=on_copy,
         )
     finally:
         source.close()

@@ -25,7 +25,7 @@ import msgspec
 
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.key_file_build import build_key_file
-from mq.store.key_index.record_keys import Damaged
+from mq.store.key_index.record_keys import EntriesDamaged
 from raftlog.segment.errors import FrameCorrupt
 
 
@@ -56,7 +56,7 @@ Build = Callable[[Callable[[int, int], bytes], int, int], bytes]
 
 
 def make_index(job: IndexJob, build: Build = build_key_file) -> None:
-    """Build one file: complete or absent, also after a crash. Raises FrameCorrupt, Damaged, OSError."""
+    """Build one file: complete or absent, also after a crash. Raises FrameCorrupt, EntriesDamaged, OSError."""
     pace = Pace(job.share)
     fd = os.open(job.segment, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -84,7 +84,7 @@ def run_job(job: IndexJob, build: Build = build_key_file) -> IndexResult:
         make_index(job, build)
     except FrameCorrupt as error:
         return IndexResult(job.target, str(error), error.physical_offset)
-    except (Damaged, OSError) as error:
+    except (EntriesDamaged, OSError) as error:
         return IndexResult(job.target, f"{job.segment}: {error}")
     return IndexResult(job.target)
 

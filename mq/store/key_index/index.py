@@ -154,7 +154,7 @@ class KeyIndex:
             for part in self.local_parts:
                 self.discard(self.path_of(part))
 
-    def made(self, path: str) -> None:
+    def on_build(self, path: str) -> None:
         """Note that the file of a job was built."""
         part = self._part_of(path)
         if part >= self._begin:
@@ -163,7 +163,7 @@ class KeyIndex:
         else:
             _remove(path)
 
-    def failed(self, path: str) -> None:
+    def on_failure(self, path: str) -> None:
         """Skip the part of a job whose file could not be built, until `retry`."""
         self._failed.add(self._part_of(path))
 

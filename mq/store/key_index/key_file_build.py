@@ -33,7 +33,7 @@ def build_key_file(read: Read, begin: int, end: int) -> bytes:
 
     Raises:
         FrameCorrupt: an entry is damaged, or the bytes are not entries.
-        Damaged: an intact entry does not contain records.
+        EntriesDamaged: an intact entry does not contain records.
         Exception: from ``read``.
     """
     assert end - begin < 1 << 32, f"{end - begin} bytes are more than one file can be about"
@@ -54,7 +54,7 @@ def build_key_file(read: Read, begin: int, end: int) -> bytes:
 
 
 def _windows(read: Read, begin: int, end: int) -> Iterator[_Window]:
-    """The entries in ascending order. Raises FrameCorrupt, Damaged.
+    """The entries in ascending order. Raises FrameCorrupt, EntriesDamaged.
 
     The entry before the first one is unknown, so for the first one only body, size and position are verified.
     """

@@ -28,7 +28,7 @@ from mq.store.key_index.record_keys import (
     KEY_HASH_BITS,
     TOPIC_FACTOR,
     WORD_FACTORS,
-    Damaged,
+    EntriesDamaged,
 )
 
 Integers = npt.NDArray[np.int64]
@@ -45,7 +45,7 @@ _HASH_SHIFT: Final = np.uint64(32)
 
 
 def record_starts(data: bytes, at: int, end: int) -> list[int]:
-    """The positions in ``data[at:end]``, the body of an entry, at which its records begin. Raises Damaged."""
+    """The positions in ``data[at:end]``, the body of an entry, at which its records begin. Raises EntriesDamaged."""
     starts: list[int] = []
     append, size_at = starts.append, _SIZE.unpack_from
     last = end - FIXED
@@ -53,10 +53,10 @@ def record_starts(data: bytes, at: int, end: int) -> list[int]:
         append(at)
         size = size_at(data, at)[0]
         if size < FIXED:
-            raise Damaged(at, f"a record has {size} bytes; minimum: {FIXED}")
+            raise EntriesDamaged(at, f"a record has {size} bytes; minimum: {FIXED}")
         at += size
     if at != end:
-        raise Damaged(at, f"no record begins here, and the entry ends at {end}")
+        raise EntriesDamaged(at, f"no record begins here, and the entry ends at {end}")
     return starts
 
 
@@ -64,7 +64,7 @@ def key_rows(data: bytes, starts: Integers, shift: int) -> tuple[Rows, Integers]
     """The rows of the records that begin at ``starts`` in ``data``, and the store times of records with keys.
 
     ``data`` ends with `PADDING`. ``shift`` plus a start is the distance in the file. Rolled-back records have no keys.
-    Raises Damaged. For the layout of records see `mq.protocol.messages.records`.
+    Raises EntriesDamaged. For the layout of records see `mq.protocol.messages.records`.
     """
     flags = _integers(data, starts + 36, ">i4")
     born_more = 12 * ((flags & BORN_HOST_IPV6) != 0)
@@ -90,7 +90,7 @@ def key_rows(data: bytes, starts: Integers, shift: int) -> tuple[Rows, Integers]
     store_ms = _integers(data, starts[with_keys] + 56 + born_more[with_keys], ">i8")
     topics = np.zeros(len(starts), np.uint64)
     topics[with_keys] = hashes(data, topic_at[with_keys], topic_bytes[with_keys])
-    key_hashes = mixed(topics[record], hashes(texts, key_at, key_end - key_at))
+    key_hashes = mix(topics[record], hashes(texts, key_at, key_end - key_at))
     return key_hashes << _HASH_SHIFT | (starts[record] + shift).astype(np.uint64), store_ms
 
 
@@ -105,7 +105,7 @@ def _keys(data: bytes, begin: Integers, end: Integers) -> tuple[bytes, Integers,
     flat = np.frombuffer(texts, np.uint8)
     ends = np.flatnonzero(flat == _END[0])
     starts = np.append(0, ends[:-1] + 1)
-    unique, keys = _named(flat, starts, _UNIQUE), _named(flat, starts, _KEYS)
+    unique, keys = _with_name(flat, starts, _UNIQUE), _with_name(flat, starts, _KEYS)
     word_at, word_end = starts[keys] + len(_KEYS), ends[keys]
     if word_at.size:
         # A blank within the value of KEYS separates words.
@@ -121,7 +121,7 @@ def _keys(data: bytes, begin: Integers, end: Integers) -> tuple[bytes, Integers,
     return texts, owner, key_at, key_end
 
 
-def _named(flat: npt.NDArray[np.uint8], starts: Integers, name: bytes) -> Integers:
+def _with_name(flat: npt.NDArray[np.uint8], starts: Integers, name: bytes) -> Integers:
     """The indices of the properties that have this name, including its separator, of those that begin at ``starts``."""
     # From the last byte backwards: few names match there, and many share a prefix.
     matches = np.arange(len(starts))
@@ -130,7 +130,7 @@ def _named(flat: npt.NDArray[np.uint8], starts: Integers, name: bytes) -> Intege
     return matches
 
 
-def mixed(topics: Rows, keys: Rows) -> Rows:
+def mix(topics: Rows, keys: Rows) -> Rows:
     """The second half of `key_hash`, from the hashes of topics and keys."""
     both = topics * np.uint64(TOPIC_FACTOR) + keys
     both ^= both >> np.uint64(32)
@@ -163,4 +163,4 @@ def _integers(data: bytes, at: Integers, kind: str) -> Integers:
 def _check(starts: Integers, is_right: npt.NDArray[np.bool_], reason: str) -> None:
     wrong = np.flatnonzero(~is_right)
     if wrong.size:
-        raise Damaged(int(starts[wrong[0]]), reason)
+        raise EntriesDamaged(int(starts[wrong[0]]), reason)

@@ -41,7 +41,7 @@ _KEYS: Final = f"{props.KEYS}{props.NAME_END}".encode()
 _BLANK: Final = b" "
 
 
-class Damaged(Exception):
+class EntriesDamaged(Exception):
     """The bytes are not entries with records; ``at`` is the position of the error."""
 
     def __init__(self, at: int, reason: str) -> None:
@@ -84,26 +84,26 @@ def has_key(data: bytes, record: KeyedRecord, topic: bytes, key: bytes, *, uniqu
 
 
 def bodies_in(data: bytes) -> Iterator[tuple[int, int]]:
-    """The ranges in ``data``, contiguous log entries, of bodies that contain records. Raises Damaged."""
+    """The ranges in ``data``, contiguous log entries, of bodies that contain records. Raises EntriesDamaged."""
     at, end = 0, len(data)
     unpack = HEADER.unpack_from
     while at < end:
         if at + HEADER_BYTES > end:
-            raise Damaged(at, f"{end - at} bytes are not an entry")
+            raise EntriesDamaged(at, f"{end - at} bytes are not an entry")
         kind, size, _, _, _, _, _, _, body_len = unpack(data, at)
         if size != HEADER_BYTES + body_len or at + size > end:
-            raise Damaged(at, f"expected an entry of {size} bytes, got {end - at}")
+            raise EntriesDamaged(at, f"expected an entry of {size} bytes, got {end - at}")
         if kind == NORMAL:
             yield at + HEADER_BYTES, at + size
         at += size
 
 
 def records_in(data: bytes, at: int, end: int) -> Iterator[KeyedRecord]:
-    """The records in ``data[at:end]`` that have properties and are not rolled back. Raises Damaged."""
+    """The records in ``data[at:end]`` that have properties and are not rolled back. Raises EntriesDamaged."""
     unpack, new = _HEAD.unpack_from, tuple.__new__  # a NamedTuple's own constructor takes four times as long
     while at < end:
         if at + FIXED > end:
-            raise Damaged(at, f"{end - at} bytes are not a record")
+            raise EntriesDamaged(at, f"{end - at} bytes are not a record")
         size, magic, sys_flag, store_ms, body_length = unpack(data, at)
         body_at = at + 88
         if sys_flag & _IPV6:
@@ -113,19 +113,21 @@ def records_in(data: bytes, at: int, end: int) -> Iterator[KeyedRecord]:
             if sys_flag & STORE_HOST_IPV6:
                 body_at += 12
             if body_at > end:
-                raise Damaged(at, f"{end - at} bytes are not a record with such hosts")
+                raise EntriesDamaged(at, f"{end - at} bytes are not a record with such hosts")
             (body_length,) = _I32.unpack_from(data, body_at - 4)
         topic_at = body_at + body_length + 1
         stop = at + size
         if not body_at < topic_at < stop <= end:
-            raise Damaged(at, f"expected a record of {size} bytes with a body of {body_length}, got {end - at} bytes")
+            raise EntriesDamaged(
+                at, f"expected a record of {size} bytes with a body of {body_length}, got {end - at} bytes"
+            )
         if magic == MAGIC_V1:
             text_at = topic_at + data[topic_at - 1] + 2
         elif magic == MAGIC_V2:
             text_at = topic_at + 1 + (data[topic_at - 1] << 8 | data[topic_at]) + 2
             topic_at += 1
         else:
-            raise Damaged(at, f"the magic number is {magic & 0xFFFFFFFF:#x}")
+            raise EntriesDamaged(at, f"the magic number is {magic & 0xFFFFFFFF:#x}")
         if text_at < stop and sys_flag & TRANSACTION_MASK != ROLLBACK:
             yield new(KeyedRecord, (at, stop, store_ms, data[topic_at : text_at - 2], text_at))
         at = stop

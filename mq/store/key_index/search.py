@@ -15,7 +15,7 @@ from typing import Final
 from mq.protocol.messages.records import FIXED
 from mq.store.key_index.file import KeyFile, KeyFileDamaged, Read
 from mq.store.key_index.limits import DEFAULT, KeyIndexLimits
-from mq.store.key_index.record_keys import Damaged, KeyedRecord, bodies_in, has_key, key_hash, records_in
+from mq.store.key_index.record_keys import EntriesDamaged, KeyedRecord, bodies_in, has_key, key_hash, records_in
 from raftlog.segment import EntryGone
 
 _SIZE: Final = struct.Struct(">i")
@@ -88,7 +88,7 @@ class KeySearch:
     times: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def run(self) -> SearchResult:
-        """Search. Raises raftlog.SegmentError or Damaged if the log cannot be read."""
+        """Search. Raises raftlog.SegmentError or EntriesDamaged if the log cannot be read."""
         return _RunningSearch(self).run()
 
 
@@ -151,7 +151,7 @@ class _RunningSearch:
                 file.close()
         except (KeyFileDamaged, OSError) as error:
             self._is_damaged(path, str(error))
-        except Damaged as error:
+        except EntriesDamaged as error:
             if self._search.checks_files:
                 raise
             # What the archive returns is verified, so the file is about another log.
@@ -175,10 +175,10 @@ class _RunningSearch:
             head = read(place, _SIZE.size)
             size = _SIZE.unpack(head)[0] if len(head) == _SIZE.size else 0
             if not FIXED <= size <= scope.end - place:
-                raise Damaged(0, f"a record of {size} bytes at {place}")
+                raise EntriesDamaged(0, f"a record of {size} bytes at {place}")
             data = read(place, size)
             if len(data) < size:
-                raise Damaged(0, f"{len(data)} bytes of a record of {size} bytes at {place}")
+                raise EntriesDamaged(0, f"{len(data)} bytes of a record of {size} bytes at {place}")
             self._take_wanted(data, records_in(data, 0, size))
             if self._is_done():
                 return

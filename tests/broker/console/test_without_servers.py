@@ -10,7 +10,7 @@ from mq.client.errors import ClientError, NameServersUnavailable
 from mq.console.pages.visit import fault_of
 from mq.console.sessions import FAILURES_MAX
 from mq.console.views.overview import alarms
-from mq.console.watch import Shared
+from mq.console.watch import SharedAnswer
 from mq.inspection.survey import Survey
 from tests.support.console_browser import console
 
@@ -65,7 +65,7 @@ async def test_data_seen_before_an_outage_is_not_shown_as_current() -> None:
             raise answer
         return answer
 
-    shared = Shared(ask, 0.0)
+    shared = SharedAnswer(ask, 0.0)
     assert fault_of(await shared.get()) == ""
     seen = await shared.get()
     assert seen.value == "so it is"

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from mq.cli.errors import CommandFailed, lone_errors
-from mq.cli.mirror.clusters import ClusterAdmin, Pulled, check_different
+from mq.cli.mirror.clusters import ClusterAdmin, PullResult, check_different
 from mq.cli.mirror.commands import open_state
 from mq.cli.mirror.copier import Copier, MirrorStopped
 from mq.cli.mirror.cut_over import go_back, instructions, waiting_delays
@@ -282,9 +282,9 @@ async def test_mirror_counts_messages_deleted_before_copying(tmp_path: Path) -> 
         await send_orders(producer, 0, 10)
         pull = source.pull
 
-        async def without_the_first(queue: MessageQueue, offset: int, **options: Any) -> Pulled:
+        async def without_the_first(queue: MessageQueue, offset: int, **options: Any) -> PullResult:
             if queue.topic == "Orders" and 3 <= offset < 6:
-                return Pulled([], 6, 6, 10, moved=True)
+                return PullResult([], 6, 6, 10, moved=True)
             pulled = await pull(queue, offset, **options)
             kept = [each for each in pulled.messages if not 3 <= each.queue_offset < 6]
             return pulled._replace(messages=kept[:3] if offset < 3 else kept, next_offset=3 if offset < 3 else 10)

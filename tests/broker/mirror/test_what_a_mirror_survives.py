@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from mq.cli.errors import CommandFailed
-from mq.cli.mirror.clusters import ClusterAdmin, Pulled
+from mq.cli.mirror.clusters import ClusterAdmin, PullResult
 from mq.cli.mirror.commands import _mirror
 from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.verification import verify
@@ -42,7 +42,7 @@ async def test_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
         await producer.send(Message("Orders", b"1"))
         pull = source.pull
 
-        async def longer(*args: object, **given: object) -> Pulled:
+        async def longer(*args: object, **given: object) -> PullResult:
             """As of an original that a broker of RocketMQ has stored."""
             answer = await pull(*args, **given)  # type: ignore[arg-type]
             for each in answer.messages:
@@ -79,12 +79,12 @@ async def test_target_queue_not_read_to_its_end_is_read_again(tmp_path: Path) ->
         path.unlink()
         pull, asked = target.pull, 0
 
-        async def nothing_yet(queue: MessageQueue, offset: int, **given: object) -> Pulled:
+        async def nothing_yet(queue: MessageQueue, offset: int, **given: object) -> PullResult:
             nonlocal asked
             answer = await pull(queue, offset, **given)  # type: ignore[arg-type]
             asked += queue.topic == "Orders"
             if queue.topic == "Orders" and asked == 2:
-                return Pulled([], offset, answer.begin, answer.end, moved=False)
+                return PullResult([], offset, answer.begin, answer.end, moved=False)
             return answer
 
         with mock.patch.object(target, "pull", nothing_yet):
@@ -128,11 +128,11 @@ async def test_mirror_waits_for_a_source_that_is_still_recovering(tmp_path: Path
         await producer.send(Message("Orders", b"2"))
         pull, looks = source.pull, 0
 
-        async def shorter(queue: MessageQueue, offset: int, **given: object) -> Pulled:
+        async def shorter(queue: MessageQueue, offset: int, **given: object) -> PullResult:
             nonlocal looks
             if queue.topic == "Orders" and looks < 2:
                 looks += 1
-                return Pulled([], 0, 0, 0, moved=True)
+                return PullResult([], 0, 0, 0, moved=True)
             return await pull(queue, offset, **given)  # type: ignore[arg-type]
 
         with mock.patch.object(source, "pull", shorter):
@@ -190,10 +190,10 @@ async def test_expired_original_of_the_last_copy_does_not_block_its_queue(tmp_pa
         await producer.send(Message("Orders", b"3"))
         pull, asked = source.pull, list[int]()
 
-        async def without_the_first(queue: MessageQueue, offset: int, **given: object) -> Pulled:
+        async def without_the_first(queue: MessageQueue, offset: int, **given: object) -> PullResult:
             if queue.topic == "Orders" and offset < 3:
                 asked.append(offset)
-                return Pulled([], 3, 3, 4, moved=True)
+                return PullResult([], 3, 3, 4, moved=True)
             return await pull(queue, offset, **given)  # type: ignore[arg-type]
 
         with mock.patch.object(source, "pull", without_the_first):

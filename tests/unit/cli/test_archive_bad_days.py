@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mq.cli.app import app
 from mq.store.archive.archiver import archive
-from mq.store.archive.reader import ArchiveReader, Wanted
+from mq.store.archive.reader import ArchiveReader, MessageQuery
 from mq.store.archive.worker_protocol import ArchiveStep, Trouble
 from raftlog.segment import s3_storage
 from raftlog.segment.backup_store import StoreFailed
@@ -37,7 +37,7 @@ def check_archived(log: MessageLog, storage: ObjectStorage) -> None:
     reader = ArchiveReader(open_s3(URL, storage.url))
     assert reader.manifest.archived.index == log.complete_index
     reader.verify()
-    found = [each.body for each in reader.messages(Wanted(topic="U"))]
+    found = [each.body for each in reader.messages(MessageQuery(topic="U"))]
     assert found == [body for topic, _, _, body in log.sent[: log.complete_index] if topic == "U"]
     reader.close()
 

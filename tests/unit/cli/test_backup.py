@@ -75,11 +75,11 @@ def test_rate_holds_and_a_pause_is_not_caught_up() -> None:
     clock = Clock()
     pace = command.Pace(1000.0, clock=clock.read, sleep=clock.sleep)
     for _ in range(20):
-        pace.copied(100)
+        pace.on_copy(100)
     assert clock.slept == pytest.approx(2.0)
     clock.now += 60.0
     for _ in range(20):
-        pace.copied(100)
+        pace.on_copy(100)
     assert clock.slept == pytest.approx(4.0 - CATCH_UP_SECONDS)
     assert pace.nbytes == 4000
 

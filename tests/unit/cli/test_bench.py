@@ -12,7 +12,7 @@ from mq.cli.bench.commands import app
 from mq.cli.bench.loads import Arrivals
 from mq.cli.bench.plan import BODY_BYTES_MIN, Plan, Schedule
 from mq.cli.bench.plot import drawing
-from mq.cli.bench.results import Counted, Latencies, Result
+from mq.cli.bench.results import DirectionCounts, Latencies, Result
 from mq.cli.errors import CommandFailed
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -54,31 +54,31 @@ def test_batch_schedule_keeps_the_message_rate() -> None:
 
 def test_message_is_missing_from_its_acknowledgement_to_its_delivery() -> None:
     arrivals = Arrivals()
-    arrivals.sent(range(2), due_at=1.0)
+    arrivals.on_send(range(2), due_at=1.0)
     assert arrivals.missing == 0
-    arrivals.acknowledged(range(2))
+    arrivals.on_acknowledge(range(2))
     assert arrivals.missing == 2
-    assert arrivals.delivered(1, now=1.5)
+    assert arrivals.on_delivery(1, now=1.5)
     assert arrivals.missing == 1
     assert arrivals.latencies.as_milliseconds()["max"] == pytest.approx(500, rel=0.01)
 
 
 def test_message_delivered_before_its_acknowledgement_is_not_missing() -> None:
     arrivals = Arrivals()
-    arrivals.sent(range(1), due_at=1.0)
-    assert arrivals.delivered(0, now=1.1)
-    arrivals.acknowledged(range(1))
+    arrivals.on_send(range(1), due_at=1.0)
+    assert arrivals.on_delivery(0, now=1.1)
+    arrivals.on_acknowledge(range(1))
     assert arrivals.missing == 0
 
 
 def test_latency_counts_only_first_deliveries() -> None:
     arrivals = Arrivals()
-    arrivals.sent(range(1), due_at=1.0)
-    assert arrivals.delivered(0, now=1.1)
-    assert not arrivals.delivered(0, now=1.2)
-    arrivals.sent(range(1, 2), due_at=1.0)
+    arrivals.on_send(range(1), due_at=1.0)
+    assert arrivals.on_delivery(0, now=1.1)
+    assert not arrivals.on_delivery(0, now=1.2)
+    arrivals.on_send(range(1, 2), due_at=1.0)
     arrivals.forget()
-    assert not arrivals.delivered(1, now=1.1)
+    assert not arrivals.on_delivery(1, now=1.1)
     assert arrivals.latencies.count == 0
 
 
@@ -93,7 +93,7 @@ def test_latency_beyond_the_histogram_is_put_into_its_last_bucket() -> None:
 def a_result() -> Result:
     acknowledged = Latencies()
     acknowledged.add(0.002, 1000)
-    produced = Counted()
+    produced = DirectionCounts()
     produced.add(600, 600_000, now=100.0)
     produced.add(390, 390_000, now=101.5)
     produced.add(10, 10_000, now=102.0)

@@ -21,7 +21,7 @@ from mq.cli.servers import broker, load_settings, split_address, split_settings
 from mq.client.message import MessageQueue, SendResult
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ReplicaStatus
 from mq.local_cluster.cluster import DevCluster, _in_words
-from mq.local_cluster.ports import Ports, choose_ports, held
+from mq.local_cluster.ports import Ports, choose_ports, lock_directory
 from mq.local_cluster.processes import ServersFailed, last_words
 from mq.protocol.message_ids import offset_message_id
 from mq.protocol.numbers import PhysicalOffset
@@ -186,12 +186,12 @@ def test_directory_remembers_its_ports(tmp_path: Path) -> None:
 def test_directory_with_a_running_group_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     ports = Ports.free(1)
     with (
-        held(tmp_path),
+        lock_directory(tmp_path),
         pytest.raises(ServersFailed, match=f"{tmp_path} is in use: .* started by process {os.getpid()}$"),
     ):
         trio.run(open_cluster, tmp_path, ports)
     assert {path.name for path in tmp_path.iterdir()} == {"lock", "logs"}
-    with held(tmp_path):
+    with lock_directory(tmp_path):
         pass
 
 

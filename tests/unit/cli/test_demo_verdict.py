@@ -22,11 +22,11 @@ class Story:
 
     def send(self, number: int, queue: Queue, offset: int, *, first_attempt: bool = True) -> Story:
         self.history.sent += 1
-        self.history.acknowledged(number, queue, offset, first_attempt=first_attempt)
+        self.history.on_acknowledge(number, queue, offset, first_attempt=first_attempt)
         return self
 
     def get(self, number: int, queue: Queue, offset: int, *, by: str = "c1", intact: bool = True) -> Story:
-        self.history.delivered(by, queue, offset, number, intact=intact)
+        self.history.on_delivery(by, queue, offset, number, intact=intact)
         return self
 
 

@@ -26,7 +26,7 @@ from mq.client import (
     TextCodec,
     tombstone,
 )
-from mq.client.body_codecs import check_body_codec, decode_body, encode_body, encoded
+from mq.client.body_codecs import check_body_codec, decode_body, encode_body, encode_message
 from mq.client.message import ReceivedMessage
 from tests.unit.client.popping import received_message
 
@@ -127,10 +127,10 @@ def test_wrong_body_is_named_and_kept(codec: BodyCodec[Any], body: bytes, reason
 
 def test_empty_text_does_not_delete_the_value_of_its_keys() -> None:
     with pytest.raises(MessageRefused, match=r"TextCodec encodes '' as an empty body.*send tombstone"):
-        encoded(Message("T", "", keys=["k"]), TextCodec())
-    assert encoded(Message("T", "", keys=[]), TextCodec()).body == b"", "refused later, as any empty body"
+        encode_message(Message("T", "", keys=["k"]), TextCodec())
+    assert encode_message(Message("T", "", keys=[]), TextCodec()).body == b"", "refused later, as any empty body"
     deletes: Message[Any] = tombstone("T", "k")
-    assert encoded(deletes, TextCodec()).body == b""
+    assert encode_message(deletes, TextCodec()).body == b""
 
 
 def test_deeply_nested_json_is_a_wrong_body() -> None:

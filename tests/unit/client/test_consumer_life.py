@@ -32,7 +32,7 @@ class Recorded(Consumer):
         if name == self._fails:
             raise ZeroDivisionError(name)
 
-    def _connected(self, remoting: ClientCore) -> None:
+    def _on_connect(self, remoting: ClientCore) -> None:
         self._step("connected")
 
     async def _start(self, remoting: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
@@ -50,7 +50,7 @@ class Recorded(Consumer):
     def _stop(self) -> None:
         self._step("stop")
 
-    def _closed(self) -> None:
+    def _on_close(self) -> None:
         self._step("closed")
 
     async def _leave(self, remoting: ClientCore) -> None:
@@ -105,7 +105,7 @@ async def test_consumer_that_cannot_start_is_not_open(cluster: FakeCluster, fail
             pytest.fail("the block was entered")
     assert consumer.steps == steps
     with pytest.raises(ClientClosed):
-        consumer._opened()
+        consumer._open_core()
 
 
 @pytest.mark.parametrize("kind", ["push", "pull", "pop"])
@@ -120,12 +120,12 @@ async def test_repr_shows_the_state_of_every_client_kind(cluster: FakeCluster, k
             consumer = PopConsumer(cluster.namesrv, "G", "T")
     name = type(consumer).__name__
     with pytest.raises(ClientClosed, match=f"open it first: async with {name}"):
-        consumer._opened()
+        consumer._open_core()
     async with consumer:
-        consumer._opened()
+        consumer._open_core()
         assert not repr(consumer).endswith("closed>")
     with pytest.raises(ClientClosed, match=f"this {name} is closed"):
-        consumer._opened()
+        consumer._open_core()
     assert repr(consumer).endswith("closed>")
 
 

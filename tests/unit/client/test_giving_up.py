@@ -108,7 +108,7 @@ async def test_attempts_are_counted_on_when_a_queue_comes_back() -> None:
         async with running(consumer):
             await until(lambda: (POISON, 2) in seen)
             [queue] = consumer.assignment
-            member = consumer._entered()
+            member = consumer._membership()
             member.reset({queue: 1})  # the queue is read anew, as after its loss
             await until(lambda: offset_of(cluster) == 2)
         attempts = [attempt for body, attempt in seen if body == POISON]

@@ -23,7 +23,7 @@ from tests.unit.client.popping import popped_message
 @contextmanager
 def interrupted(client: Facade[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The next call of this thread ends in the event loop, and ctrl-C comes before the thread learns of it."""
-    thread = client._opened()
+    thread = client._open_thread()
     start = thread.portal.start_task_soon
 
     def start_interrupted(*args: Any) -> Any:

@@ -82,7 +82,7 @@ class Brokers:
             raise TopicNotFound(topic)
         return route
 
-    def connected(self, address: str) -> Connection | None:
+    def find_connection(self, address: str) -> Connection | None:
         return None if address in self.silent else Connection(self, address)
 
     async def connection(self, address: str) -> Connection:

@@ -66,7 +66,7 @@ async def test_ordered_message_popped_again_replaces_its_earlier_copy() -> None:
     got = []
     for _ in range(2):
         got.append(await inbox.get())
-        inbox.done(got[-1])
+        inbox.release_next(got[-1])
     assert [(each.receipt.offset, each.receipt.pop_time_ms) for each in got] == [(0, 2000), (1, 2000)]
     with anyio.fail_after(10):
         await inbox.room()
@@ -79,6 +79,6 @@ async def test_replaced_messages_free_their_room() -> None:
     for pop_time_ms in (1000, 2000, 3000):
         inbox.put([popped_message(0, pop_time_ms), popped_message(1, pop_time_ms)])
     for _ in range(2):
-        inbox.done(await inbox.get())
+        inbox.release_next(await inbox.get())
     with anyio.fail_after(10):
         await inbox.room()

@@ -78,7 +78,7 @@ async def test_failed_renewal_is_repeated_while_there_is_time(autojump_clock: Mo
         broker.failing = False
         await trio.sleep(50)
         assert message.hidden_until > trio.current_time()
-        assert broker.renewals.held() == [message]
+        assert broker.renewals.messages() == [message]
 
 
 @pytest.mark.parametrize("kind", ["gone", "failing"])
@@ -90,7 +90,7 @@ async def test_message_with_a_failed_renewal_is_not_handed_out(autojump_clock: M
         broker.renewals.hold([lost])
         inbox.put([lost])
         await trio.sleep(100)
-        assert broker.renewals.held() == []
+        assert broker.renewals.messages() == []
         good.hidden_until = trio.current_time() + 60
         inbox.put([good])
         assert await inbox.get() is good
@@ -114,7 +114,7 @@ async def test_message_is_not_renewed_while_its_receipt_changes(autojump_clock: 
         broker.renewals.hold([message])
         start = trio.current_time()
         await trio.sleep(31)
-        async with broker.renewals.paused(message):
+        async with broker.renewals.pause(message):
             assert trio.current_time() - start == 37  # the renewal in flight was waited for
             await trio.sleep(100)
             assert len(broker.asked) == 1

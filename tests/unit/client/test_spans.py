@@ -22,7 +22,7 @@ from mq.client import (
     SendRejected,
     TopicNotFound,
 )
-from mq.client.semantic_names import OPT_IN, named
+from mq.client.semantic_names import OPT_IN, rename
 from tests.support.waiting import cancelled_when, until
 from tests.unit.client.fake_cluster import FakeCluster, Misdeed
 from tests.unit.client.sending import sending
@@ -130,7 +130,7 @@ NEW = {"messaging.system": "rocketmq", "rocketmq.message.tag": "a"}
     ],
 )
 def test_opt_in_chooses_the_names(opt_in: str | None, attributes: dict[str, str]) -> None:
-    assert named(OLD, opt_in) == attributes
+    assert rename(OLD, opt_in) == attributes
     assert set(OLD) == {"messaging.system", "messaging.rocketmq.message.tag"}, "the argument stays as it was"
 
 

@@ -11,7 +11,7 @@ from mq.client.net.client_core import RemotingSettings
 from mq.console.lags import EVERY_SECONDS, GROUPS_MAX, SECONDS, Lag, LagHistory
 from mq.console.views.charts import lag_chart
 from mq.console.views.groups import member_rows, reasons
-from mq.console.watch import Shared, Watch
+from mq.console.watch import SharedAnswer, Watch
 from mq.inspection.cluster import GroupStatus
 from mq.inspection.cluster_queries import QueryingAdmin
 from mq.inspection.members import Member
@@ -109,7 +109,7 @@ async def test_broker_that_answers_nonsense_does_not_end_the_console(autojump_cl
 
     async with trio.open_nursery() as nursery:
         watch = watch_of(nursery)
-        watch.cluster = Shared(groups, 0)
+        watch.cluster = SharedAnswer(groups, 0)
         nursery.start_soon(watch.keep_history)
         await trio.sleep(100)
         nursery.cancel_scope.cancel()
@@ -128,7 +128,7 @@ async def test_lags_are_kept_while_a_broker_group_has_no_leader(autojump_clock: 
 
     async with trio.open_nursery() as nursery:
         watch = watch_of(nursery)
-        watch.cluster, watch.progress = Shared(groups, 0), Shared(progress, 0)
+        watch.cluster, watch.progress = SharedAnswer(groups, 0), SharedAnswer(progress, 0)
         nursery.start_soon(watch.keep_history)
         await trio.sleep(200)
         leader = None

@@ -164,7 +164,7 @@ def test_failed_logins_have_to_wait() -> None:
     limit = LoginLimit()
     for number in range(FAILURES_MAX):
         assert limit.wait_seconds(KEYS, float(number)) == 0
-        limit.failed(KEYS, float(number))
+        limit.on_failure(KEYS, float(number))
     assert limit.wait_seconds(KEYS, 10.0) == FAILURES_SECONDS - 10
     assert limit.wait_seconds(("host 10.0.0.2", "user alice"), 10.0) > 0, "from another address"
     assert limit.wait_seconds(("host 10.0.0.1", "user bob"), 10.0) > 0, "as another user"
@@ -176,7 +176,7 @@ def test_successful_login_is_not_recorded_as_a_failure() -> None:
     limit = LoginLimit()
     for _ in range(3 * FAILURES_MAX):
         assert limit.wait_seconds(KEYS, 0.0) == 0
-        limit.failed(KEYS, 0.0)
+        limit.on_failure(KEYS, 0.0)
         limit.taken_back(KEYS, 0.0)
 
 
@@ -185,7 +185,7 @@ def test_valid_own_key_does_not_bypass_the_login_limit() -> None:
     own = ("host 10.0.0.1", "user own")
     for number in range(FAILURES_MAX):
         assert limit.wait_seconds(own, 0.0) == 0
-        limit.failed(own, 0.0)
+        limit.on_failure(own, 0.0)
         limit.taken_back(own, 0.0)
-        limit.failed(("host 10.0.0.1", f"user victim-{number}"), 0.0)
+        limit.on_failure(("host 10.0.0.1", f"user victim-{number}"), 0.0)
     assert limit.wait_seconds(("host 10.0.0.1", "user victim-9"), 1.0) > 0

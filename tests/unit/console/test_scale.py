@@ -24,9 +24,9 @@ from mq.console.settings import ConsoleSettings
 from mq.console.tails import ROWS_MAX, Tail
 from mq.console.users import Users
 from mq.console.views.messages import MessageRow
-from mq.console.watch import Shared, Watch
+from mq.console.watch import SharedAnswer, Watch
 from mq.inspection.cluster import GroupStatus, ReplicaStatus
-from mq.inspection.cluster_queries import Held, OfReplicas, QueryingAdmin
+from mq.inspection.cluster_queries import MessageCount, OfReplicas, QueryingAdmin
 from mq.inspection.members import Member
 from mq.protocol.messages.records import Host, StoredMessage
 from mq.protocol.names import dead_letter_topic
@@ -94,9 +94,9 @@ class Answers(QueryingAdmin):
     async def messages_by_key(self, *arguments: Any, **more: Any) -> list[ReceivedMessage]:
         return []
 
-    async def held(self, topics: Mapping[str, Sequence[str]]) -> dict[str, Held]:
+    async def message_counts(self, topics: Mapping[str, Sequence[str]]) -> dict[str, MessageCount]:
         assert len(topics) <= 50, "a page"
-        return {name: Held(1000, QUEUES) for name in topics}
+        return {name: MessageCount(1000, QUEUES) for name in topics}
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueEnds]:
         ends = QueueEnds(QueueOffset(0), QueueOffset(1000), NOW_MS)
@@ -190,11 +190,11 @@ def received(queue: MessageQueue, offset: int) -> ReceivedMessage:
     return ReceivedMessage(record, queue, record.body)
 
 
-def known(value: Any) -> Shared[Any]:
+def known(value: Any) -> SharedAnswer[Any]:
     async def ask() -> Any:
         return value
 
-    return Shared(ask, 1e9)
+    return SharedAnswer(ask, 1e9)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from mq.console.views.links import link
 from mq.console.views.messages import BodyForm, begin_of, body_of
 from mq.console.views.overview import page_of
 from mq.console.views.resets import preview_rows
-from mq.console.views.text import duration, matching, paged, visible
+from mq.console.views.text import duration, list_page, matching, visible
 from mq.console.views.topics import kind_of, own_topics, reader_rows, sent_words
 from mq.inspection.cluster import GroupStatus
 from mq.inspection.findings.finding import Finding, Severity
@@ -131,12 +131,12 @@ def test_preview_shows_the_effect_of_a_reset() -> None:
 
 @pytest.mark.parametrize(("wanted", "number", "rows"), [(1, 1, 50), (3, 3, 20), (99, 3, 20), (0, 1, 50)])
 def test_missing_page_number_shows_the_nearest_page(wanted: int, number: int, rows: int) -> None:
-    page = paged(list(range(120)), wanted)
+    page = list_page(list(range(120)), wanted)
     assert (page.number, len(page.rows), page.pages, page.total) == (number, rows, 3, 120)
 
 
 def test_empty_list_has_one_page() -> None:
-    assert paged([], 5).pages == 1
+    assert list_page([], 5).pages == 1
 
 
 def test_search_for_names_ignores_case() -> None:

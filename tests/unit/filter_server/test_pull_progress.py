@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from mq.client.errors import UnreadableAnswer
-from mq.filter_server.picking import Picked, Records, pick, records_in, seen_by_filter
+from mq.filter_server.picking import FilterResult, Records, pick, records_in, seen_by_filter
 from mq.filter_server.pull_progress import EXAMINED_MAX, PullHead, PullProgress
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.compression import COMPRESSED
@@ -42,8 +42,8 @@ def found(
     progress: PullProgress, next_offset: int, end: int, now: float, *, passed: int = 0, cut: bool = False
 ) -> None:
     """The broker had messages up to an offset, and the filter let some through."""
-    assert progress.replied(PullHead(FOUND, next_offset, 0, end, None), now) is None
-    progress.picked(Picked([memoryview(b"x")] * passed, passed, next_offset, cut), now)
+    assert progress.on_response(PullHead(FOUND, next_offset, 0, end, None), now) is None
+    progress.add_result(FilterResult([memoryview(b"x")] * passed, passed, next_offset, cut), now)
 
 
 def test_filtered_pull_is_answered_with_all_available_messages() -> None:
@@ -81,39 +81,39 @@ def test_filter_that_lets_nothing_through_moves_on_after_a_second() -> None:
 
 def test_pull_at_the_end_waits_for_its_deadline() -> None:
     progress = PullProgress(7, 32, 15.0, 0.0)
-    progress.replied(PullHead(NOTHING, 7, 0, 7, None), 14.0)
+    progress.on_response(PullHead(NOTHING, 7, 0, 7, None), 14.0)
     assert not progress.is_over()
-    progress.replied(PullHead(NOTHING, 7, 0, 7, None), 15.0)
+    progress.on_response(PullHead(NOTHING, 7, 0, 7, None), 15.0)
     assert progress.is_over()
     assert progress.answer()[:2] == (NOTHING, 7)
 
 
 def test_pull_fails_only_before_messages_were_examined() -> None:
-    assert PullProgress(0, 32, 15.0, 0.0).failed()
+    assert PullProgress(0, 32, 15.0, 0.0).on_failure()
     progress = PullProgress(0, 32, 15.0, 0.0)
     found(progress, 10, 20, 0.0)
-    assert not progress.failed()
+    assert not progress.on_failure()
     assert progress.answer()[:2] == (AGAIN, 10)
 
 
 def test_moved_offset_waits_for_the_next_pull_after_progress() -> None:
     moved = PullHead(ResponseCode.PULL_OFFSET_MOVED, 50, 50, 60, "gone")
-    answer = PullProgress(0, 32, 15.0, 0.0).replied(moved, 0.0)
+    answer = PullProgress(0, 32, 15.0, 0.0).on_response(moved, 0.0)
     assert answer is not None
     assert answer[:2] == (ResponseCode.PULL_OFFSET_MOVED, 50)
     progress = PullProgress(0, 32, 15.0, 0.0)
     found(progress, 10, 20, 0.0)
-    assert progress.replied(moved, 0.0) is None
+    assert progress.on_response(moved, 0.0) is None
     assert progress.is_over()
     assert progress.answer().next_offset == 10
 
 
 def test_requested_messages_are_capped_at_the_broker_limit() -> None:
-    assert PullProgress(0, 1_000_000, 0.0, 0.0).wanted == EXAMINED_MAX
-    assert PullProgress(0, -5, 0.0, 0.0).wanted == 1
+    assert PullProgress(0, 1_000_000, 0.0, 0.0).room_count == EXAMINED_MAX
+    assert PullProgress(0, -5, 0.0, 0.0).room_count == 1
 
 
-def picked(data: bytes, passes: list[bool], **limits: int) -> Picked:
+def picked(data: bytes, passes: list[bool], **limits: int) -> FilterResult:
     return pick(data, records_in(data), passes, 100, **{"count_max": 32, "room": 1_000_000, **limits})
 
 

@@ -36,11 +36,11 @@ def shell(text: str) -> list[str]:
 def test_unexpected_end_is_named_with_the_last_line(processes: Processes) -> None:
     processes.start("server", shell("echo it starts; echo no room; exit 3"))
     wait_until(lambda: not processes.is_running("server"))
-    assert processes.ended() == {"server": 3}
+    assert processes.exit_codes() == {"server": 3}
     with pytest.raises(ServersFailed, match=r"^server stopped with exit code 3: no room \(see .*server\.log\)$"):
         processes.check()
     processes.may_end("server")
-    assert not processes.ended()
+    assert not processes.exit_codes()
 
 
 def test_killed_process_has_not_ended_unexpectedly(processes: Processes) -> None:

@@ -26,7 +26,7 @@ class Work:
 async def test_longest_step_is_between_two_checkpoints() -> None:
     work = Work()
     assert work.steps.longest() == (0.0, 0.0)
-    with work.steps.measured():
+    with work.steps.measure():
         work.take(0.002, 0.002)
         work.take(0.001, 0.001)
         await trio.lowlevel.checkpoint()
@@ -36,7 +36,7 @@ async def test_longest_step_is_between_two_checkpoints() -> None:
 
 async def test_step_times_include_the_last_step_of_the_block() -> None:
     work = Work()
-    with work.steps.measured():
+    with work.steps.measure():
         await trio.lowlevel.checkpoint()
         work.take(0.004, 0.001)
     work.take(1.0, 1.0)
@@ -52,7 +52,7 @@ async def test_step_times_exclude_other_tasks() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(other)
-        with work.steps.measured():
+        with work.steps.measure():
             work.take(0.001, 0.001)
             await trio.testing.wait_all_tasks_blocked()
             assert work.now > 1000.5
@@ -63,7 +63,7 @@ async def test_concurrent_tasks_are_measured_separately() -> None:
     work = Work()
 
     async def one(seconds: float) -> None:
-        with work.steps.measured():
+        with work.steps.measure():
             for _ in range(3):
                 work.take(seconds, seconds)
                 await trio.lowlevel.checkpoint()

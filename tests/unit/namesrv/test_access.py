@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from mq.accounts import parse_accounts
 from mq.broker.base.name_server_registration import Registrar, Registration
 from mq.credentials import Credentials
-from mq.namesrv.access import OF_ADMINISTRATORS, OF_BROKERS, denied
+from mq.namesrv.access import OF_ADMINISTRATORS, OF_BROKERS, denial
 from mq.namesrv.handlers import Handlers
 from mq.namesrv.kv_config import KvConfig
 from mq.namesrv.route_table import RouteTable, TableLimits
@@ -75,7 +75,7 @@ def refusal(
     ((_, header, data),) = split_frames(memoryview(frame))[0]
     request = decode_header(serialization, header)
     assert not isinstance(request, Response)
-    return denied(ACCOUNTS, request, serialization, header, data, address)
+    return denial(ACCOUNTS, request, serialization, header, data, address)
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 import pytest
 
-from mq.protocol.access.expected_fields import unexpected
+from mq.protocol.access.expected_fields import unexpected_part
 from mq.protocol.codes import RequestCode
 from mq.protocol.errors import ReplyError
 from mq.protocol.frames import JSON, split_frames
@@ -204,6 +204,6 @@ def test_fields_of_released_clients_are_expected(code: RequestCode) -> None:
     if code in {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}:
         fields["n"] = "broker-a"
     request = decode_header(JSON, memoryview(encode_header(code, 1, 0, ext=fields)))
-    assert unexpected(request, fields, b"", "broker-a") is None
+    assert unexpected_part(request, fields, b"", "broker-a") is None
     more = fields | {"zz": "1"}
-    assert unexpected(request, more, b"", "broker-a") == "the field 'zz'"
+    assert unexpected_part(request, more, b"", "broker-a") == "the field 'zz'"

@@ -41,9 +41,9 @@ def test_requests_within_the_room_continue() -> None:
     assert first.reads
     assert second.reads
     assert receiver.partial_requests.nbytes == 4 * MIB
-    receiver.partial_requests.finished(first)
+    receiver.partial_requests.on_frame_end(first)
     assert receiver.partial_requests.nbytes == MIB
-    receiver.partial_requests.finished(first)
+    receiver.partial_requests.on_frame_end(first)
     assert receiver.partial_requests.nbytes == MIB
 
 
@@ -52,11 +52,11 @@ def test_shortest_waiting_request_is_read_first() -> None:
     first = receiver.begin(4 * MIB)
     long, short, gone = receiver.begin(3 * MIB), receiver.begin(2 * MIB), receiver.begin(MIB)
     assert [each.reads for each in (long, short, gone)] == [False, False, False]
-    receiver.partial_requests.finished(gone)
-    receiver.partial_requests.finished(first)
+    receiver.partial_requests.on_frame_end(gone)
+    receiver.partial_requests.on_frame_end(first)
     assert [each.reads for each in (long, short, gone)] == [False, True, False]
     assert (receiver.partial_requests.nbytes, receiver.partial_requests.waiting) == (2 * MIB, 1)
-    receiver.partial_requests.finished(short)
+    receiver.partial_requests.on_frame_end(short)
     assert long.reads
 
 
@@ -64,7 +64,7 @@ def test_request_larger_than_all_the_room_is_read_alone() -> None:
     receiver = Receiver(MIB)
     first, second = receiver.begin(2 * MIB), receiver.begin(2 * MIB)
     assert [first.reads, second.reads] == [True, False]
-    receiver.partial_requests.finished(first)
+    receiver.partial_requests.on_frame_end(first)
     assert second.reads
 
 
@@ -154,6 +154,6 @@ def test_waiting_requests_and_their_memory_are_bounded() -> None:
     assert refused.closed
     assert receiver.partial_requests.waiting == room
     for _ in range(1000):
-        receiver.partial_requests.finished(waiting.pop(0))
+        receiver.partial_requests.on_frame_end(waiting.pop(0))
         waiting.append(receiver.begin(MIB))
     assert len(receiver.partial_requests._shortest) <= 2 * room + 65

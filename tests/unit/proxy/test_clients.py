@@ -13,14 +13,14 @@ from mq.protocol.requests.clients import ClientBehindProxy
 from mq.protocol.requests.lite import Action
 from mq.proxy.clients import MEMBERS_BYTES_MAX, Clients, TelemetryStream
 from mq.proxy.mapping.refusals import refusal_of
-from mq.proxy.services.lite_subscribing import Subscribed
+from mq.proxy.services.lite_subscribing import LiteSubscriptionTable
 from mq.proxy.wire import messaging_pb2 as pb
 
 
 def opened(clients: Clients, client_id: str, expression: str) -> None:
     stream = TelemetryStream(cast("Any", None), client_id, 0)
     stream.member = ClientBehindProxy(client_id, "G", "192.0.2.1:1", subscriptions=[("T", expression, "TAG")])
-    clients.opened(stream)
+    clients.add_stream(stream)
 
 
 def test_heartbeat_lists_members_up_to_its_size_limit() -> None:
@@ -46,20 +46,20 @@ def test_broker_quota_refusals_map_to_grpc_codes(code: int, expected: pb.Code) -
 
 
 def test_proxy_remembers_a_limited_number_of_lite_topics() -> None:
-    known = Subscribed(names_max=6)
-    known.changed("c1", "g", "T", Action.PARTIAL_ADD, {"a", "b"})
-    known.changed("c1", "g", "T", Action.PARTIAL_ADD, {"b", "c"})
-    known.changed("c1", "g", "T", Action.PARTIAL_REMOVE, {"a"})
+    known = LiteSubscriptionTable(names_max=6)
+    known.on_change("c1", "g", "T", Action.PARTIAL_ADD, {"a", "b"})
+    known.on_change("c1", "g", "T", Action.PARTIAL_ADD, {"b", "c"})
+    known.on_change("c1", "g", "T", Action.PARTIAL_REMOVE, {"a"})
     assert (known.get("c1", "g", "T"), len(known)) == ({"b", "c"}, 3)
     assert known.get("c1", "g", "U") is None
-    known.changed("c2", "g", "T", Action.PARTIAL_REMOVE, {"a"})
+    known.on_change("c2", "g", "T", Action.PARTIAL_REMOVE, {"a"})
     assert known.get("c2", "g", "T") is None
-    known.changed("c2", "g", "T", Action.COMPLETE_ADD, {"x", "y"})
-    known.lost("c2", "g", "x")
-    known.lost("c2", "g", "x")
+    known.on_change("c2", "g", "T", Action.COMPLETE_ADD, {"x", "y"})
+    known.on_loss("c2", "g", "x")
+    known.on_loss("c2", "g", "x")
     assert (known.get("c2", "g", "T"), len(known)) == ({"y"}, 5)
-    known.changed("c3", "g", "T", Action.COMPLETE_ADD, {"z"})
+    known.on_change("c3", "g", "T", Action.COMPLETE_ADD, {"z"})
     assert (known.get("c1", "g", "T"), len(known)) == (None, 4)
-    assert known.left("c2") == [("g", "T")]
-    known.changed("c3", "g", "T", Action.COMPLETE_REMOVE, set())
+    assert known.forget("c2") == [("g", "T")]
+    known.on_change("c3", "g", "T", Action.COMPLETE_REMOVE, set())
     assert len(known) == 0

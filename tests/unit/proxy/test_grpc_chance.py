@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from mq.proxy.grpc.call_stream import CallStream
-from mq.proxy.grpc.framing import framed
+from mq.proxy.grpc.framing import frame_message
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.status import BrokenCall, Status
 from tests.support.grpc_client import Loop
@@ -82,7 +82,7 @@ class ByChance:
         if self.client.http2.open_outbound_streams < LIMITS.streams_max:
             stream_id = self.client.call(end=False)
             self.sent[stream_id] = [self._message() for _ in range(self.chance.randrange(4))]
-            self.unsent[stream_id] = b"".join(framed(each, compress=False) for each in self.sent[stream_id])
+            self.unsent[stream_id] = b"".join(frame_message(each, compress=False) for each in self.sent[stream_id])
 
     def _feed(self) -> None:
         if self.unsent:
@@ -121,7 +121,7 @@ class ByChance:
         if waiting:
             call, message = self.chance.choice(waiting), self._message()
             try:
-                self.loop.server.send(call, framed(message, compress=False))
+                self.loop.server.send(call, frame_message(message, compress=False))
             except BrokenCall:
                 return
             self.answered[call.stream_id].append(message)
@@ -250,7 +250,7 @@ def feed_damaged(seed: int) -> None:
         loop.taken()
         if loop.failed is not None:
             break
-    loop.server.lost()
+    loop.server.on_loss()
     assert not loop.server.streams
     assert loop.partial_requests.nbytes == loop.partial_requests.waiting == 0
 

@@ -14,7 +14,7 @@ from hyperframe.frame import GoAwayFrame, PingFrame, RstStreamFrame, WindowUpdat
 from mq.proxy.grpc import http2
 from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.connection import ConnectionFailed
-from mq.proxy.grpc.framing import framed
+from mq.proxy.grpc.framing import frame_message
 from mq.proxy.grpc.limits import GrpcLimits
 from mq.proxy.grpc.status import BrokenCall, CallRefused, Status
 from tests.support.grpc_client import Loop, frames_of
@@ -59,7 +59,7 @@ def test_server_answers_a_unary_call(loop: Loop) -> None:
 
 def test_several_messages_in_a_frame_and_one_in_several(loop: Loop) -> None:
     stream_id = loop.client.call(end=False)
-    data = b"".join(framed(bytes([number]) * 1000, compress=False) for number in range(10))
+    data = b"".join(frame_message(bytes([number]) * 1000, compress=False) for number in range(10))
     for at in range(0, len(data), 777):
         loop.client.send(stream_id, data[at : at + 777])
         loop.turn()
@@ -72,10 +72,10 @@ def test_both_sides_of_a_stream_take_turns(loop: Loop) -> None:
     stream_id = begin(loop, end=False)
     [call] = loop.begun
     for number in range(5):
-        loop.client.send(stream_id, framed(b"%d" % number, compress=False))
+        loop.client.send(stream_id, frame_message(b"%d" % number, compress=False))
         loop.turn()
         assert messages_of(loop, call) == [b"%d" % number]
-        assert loop.server.send(call, framed(b"re %d" % number, compress=False))
+        assert loop.server.send(call, frame_message(b"re %d" % number, compress=False))
         loop.turn()
     assert loop.client.answers[stream_id].messages == [b"re %d" % number for number in range(5)]
     loop.client.send(stream_id, b"", end=True)
@@ -149,7 +149,7 @@ def test_cancelled_unread_calls_give_their_window_back() -> None:
 def test_method_without_reads_stops_only_its_client() -> None:
     loop = Loop(GrpcLimits(stream_window_bytes=WINDOW))
     stream_id = begin(loop, end=False)
-    message = framed(bytes(10_000), compress=False)
+    message = frame_message(bytes(10_000), compress=False)
     sent = 0
     while loop.client.http2.local_flow_control_window(stream_id) >= len(message):
         loop.client.send(stream_id, message)
@@ -166,7 +166,7 @@ def test_method_without_reads_stops_only_its_client() -> None:
 def test_message_may_be_larger_than_the_window() -> None:
     loop = Loop(GrpcLimits(stream_window_bytes=WINDOW, connection_window_bytes=WINDOW))
     stream_id = loop.client.call(end=False)
-    data = framed(bytes(1_000_000), compress=False)
+    data = frame_message(bytes(1_000_000), compress=False)
     while data:
         room = min(loop.client.http2.local_flow_control_window(stream_id), 16_384, len(data))
         assert room > 0, f"the window stays closed, with {len(data)} bytes to go"
@@ -182,7 +182,7 @@ def test_large_answer_waits_for_a_client_that_does_not_read(loop: Loop) -> None:
     [call] = loop.begun
     sent: list[bool] = []
     call.on_sent = lambda: sent.append(True)
-    assert not loop.server.send(call, framed(bytes(300_000), compress=False))
+    assert not loop.server.send(call, frame_message(bytes(300_000), compress=False))
     loop.turn()
     answer = loop.client.answers[stream_id]
     assert len(answer.body) == WINDOW
@@ -201,7 +201,7 @@ def test_large_answer_waits_for_a_client_that_does_not_read(loop: Loop) -> None:
 def test_smaller_initial_window_is_respected_while_an_answer_waits(loop: Loop) -> None:
     loop.client.reads = False
     stream_id = begin(loop, messages=[b"x"])
-    assert not loop.server.send(loop.begun[0], framed(bytes(100_000), compress=False))
+    assert not loop.server.send(loop.begun[0], frame_message(bytes(100_000), compress=False))
     loop.turn()
     loop.client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10})
     loop.turn()
@@ -220,7 +220,7 @@ def test_cancelled_answers_leave_the_window_to_others() -> None:
     loop = Loop()
     for _ in range(50):
         stream_id = begin(loop, messages=[b"x"])
-        loop.server.send(loop.begun.pop(), framed(bytes(300_000), compress=False))
+        loop.server.send(loop.begun.pop(), frame_message(bytes(300_000), compress=False))
         loop.client.receive(loop.taken())
         loop.client.http2.reset_stream(stream_id, ErrorCodes.CANCEL)
         loop.turn()
@@ -235,7 +235,7 @@ def test_unsent_output_is_bounded() -> None:
     loop.client.http2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 10_000_000})
     loop.client.http2.increment_flow_control_window(50_000_000)
     begin(loop, messages=[b"x"])
-    assert not loop.server.send(loop.begun[0], framed(bytes(5_000_000), compress=False))
+    assert not loop.server.send(loop.begun[0], frame_message(bytes(5_000_000), compress=False))
     assert loop.server.unsent_bytes < limits.output_bytes_max + 2 * 16_384
     loop.turn()
     assert loop.client.answers[1].messages == [bytes(5_000_000)]
@@ -247,7 +247,7 @@ def test_answers_take_turns_by_frame(loop: Loop) -> None:
         loop.client.call(messages=[b"x"])
     loop.turn()
     for call in loop.begun:
-        loop.server.send(call, framed(bytes(200_000), compress=False))
+        loop.server.send(call, frame_message(bytes(200_000), compress=False))
     loop.turn()
     loop.client.http2.increment_flow_control_window(6 * 16_384)
     for stream_id in (1, 3, 5):
@@ -267,7 +267,7 @@ def test_window_update_costs_the_same_for_any_number_of_answers() -> None:
         loop.client.http2.increment_flow_control_window(100_000_000)
         loop.turn()
         for call in loop.begun:
-            loop.server.send(call, framed(bytes(100_000), compress=False))
+            loop.server.send(call, frame_message(bytes(100_000), compress=False))
         loop.turn()
         updates = b"".join(WindowUpdateFrame(number, window_increment=1).serialize() for number in [0, 1] * 100)
         called = 0
@@ -291,7 +291,7 @@ def test_window_update_costs_the_same_for_any_number_of_answers() -> None:
 def test_answer_continues_when_settings_open_its_window(loop: Loop) -> None:
     loop.client.reads = False
     stream_id = begin(loop, messages=[b"x"])
-    assert not loop.server.send(loop.begun[0], framed(bytes(100_000), compress=False))
+    assert not loop.server.send(loop.begun[0], frame_message(bytes(100_000), compress=False))
     loop.turn()
     loop.client.http2.increment_flow_control_window(200_000)
     loop.turn()
@@ -310,7 +310,7 @@ def test_client_cancelling_ends_call(loop: Loop) -> None:
     loop.turn()
     assert ended == [True]
     with pytest.raises(BrokenCall):
-        loop.server.send(call, framed(b"too late", compress=False))
+        loop.server.send(call, frame_message(b"too late", compress=False))
     loop.server.finish(call, Status.OK)
     assert loop.failed is None
     assert not loop.server.streams
@@ -347,7 +347,7 @@ def test_messages_are_compressed_both_ways(loop: Loop) -> None:
     [call] = loop.begun
     assert messages_of(loop, call) == [body]
     assert call.head is not None
-    loop.server.send(call, framed(body, compress=call.head.gzip_answers))
+    loop.server.send(call, frame_message(body, compress=call.head.gzip_answers))
     loop.answer(call)
     answer = loop.client.answers[1]
     assert answer.headers["grpc-encoding"] == "gzip"
@@ -395,7 +395,7 @@ def test_calls_beyond_the_limit_are_refused_as_retryable() -> None:
 def test_large_messages_wait_for_memory_and_still_arrive() -> None:
     limits = GrpcLimits(unfinished_bytes_max=150_000, unfinished_seconds_max=10, stream_window_bytes=WINDOW)
     loop = Loop(limits)
-    data = framed(bytes(100_000), compress=False)
+    data = frame_message(bytes(100_000), compress=False)
     first, second = loop.client.call(end=False), loop.client.call(end=False)
     for stream_id in (first, second):
         loop.client.send(stream_id, data[:WINDOW])
@@ -414,7 +414,7 @@ def test_large_messages_wait_for_memory_and_still_arrive() -> None:
 def test_message_that_never_arrives_whole_ends_its_call() -> None:
     loop = Loop(GrpcLimits(unfinished_seconds_max=10, ping_after_seconds=1_000))
     loop.client.call(end=False)
-    loop.client.send(1, framed(bytes(100_000), compress=False)[:5_000])
+    loop.client.send(1, frame_message(bytes(100_000), compress=False)[:5_000])
     loop.turn()
     for _ in range(12):
         loop.tick(1)
@@ -484,7 +484,7 @@ def test_drain_lets_calls_end_and_serves_calls_in_flight(loop: Loop) -> None:
     assert [frame.last_stream_id for frame in goaways] == [2**31 - 1, crossing]
     assert {frame.error_code for frame in goaways} == {ErrorCodes.NO_ERROR}
     for call in loop.begun:
-        loop.server.send(call, framed(b"done", compress=False))
+        loop.server.send(call, frame_message(b"done", compress=False))
         loop.server.finish(call, Status.OK)
     answered = [frame.stream_id for frame in frames_of(loop.taken()) if "END_STREAM" in frame.flags]
     assert answered == [first, crossing]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.proxy.grpc.framing import COMPRESS_FROM_BYTES, MessageReader, framed
+from mq.proxy.grpc.framing import COMPRESS_FROM_BYTES, MessageReader, frame_message
 from mq.proxy.grpc.request_headers import NoGrpc, parse_head, parse_timeout
 from mq.proxy.grpc.status import REASON_BYTES_MAX, CallRefused, Status, percent_encoded
 from mq.proxy.mapping.authorization import AllowedTimes, user_of
@@ -32,7 +32,7 @@ def refusal(reader: MessageReader, data: bytes) -> Status:
 
 @given(messages=st.lists(st.binary(max_size=60), max_size=8), seed=st.integers(0, 1_000))
 def test_messages_arrive_whole_wherever_frames_end(messages: list[bytes], seed: int) -> None:
-    data = b"".join(framed(message, compress=False) for message in messages)
+    data = b"".join(frame_message(message, compress=False) for message in messages)
     chance, reader, read = random.Random(seed), MessageReader("identity", LIMIT), []
     while data:
         nbytes = chance.choice((1, 4, 5, 6, 40, len(data)))
@@ -46,7 +46,7 @@ def test_messages_arrive_whole_wherever_frames_end(messages: list[bytes], seed: 
 @pytest.mark.parametrize("nbytes", [1, 4, 5, 8])
 def test_stream_that_ends_within_a_message_is_refused(nbytes: int) -> None:
     reader = MessageReader("identity", LIMIT)
-    assert reader.feed(framed(b"four", compress=False)[:nbytes]) == []
+    assert reader.feed(frame_message(b"four", compress=False)[:nbytes]) == []
     with pytest.raises(CallRefused, match="incomplete"):
         reader.end()
 
@@ -54,7 +54,7 @@ def test_stream_that_ends_within_a_message_is_refused(nbytes: int) -> None:
 def test_too_large_message_is_refused_by_its_length() -> None:
     reader = MessageReader("identity", LIMIT)
     assert refusal(reader, b"\0" + (LIMIT + 1).to_bytes(4, "big")) is Status.RESOURCE_EXHAUSTED
-    assert MessageReader("identity", LIMIT).feed(framed(bytes(LIMIT), compress=False)) == [bytes(LIMIT)]
+    assert MessageReader("identity", LIMIT).feed(frame_message(bytes(LIMIT), compress=False)) == [bytes(LIMIT)]
 
 
 def test_unannounced_message_flags_are_refused() -> None:
@@ -63,17 +63,17 @@ def test_unannounced_message_flags_are_refused() -> None:
 
 
 def test_compressed_and_uncompressed_messages_mix() -> None:
-    packed = framed(bytes(COMPRESS_FROM_BYTES), compress=True)
+    packed = frame_message(bytes(COMPRESS_FROM_BYTES), compress=True)
     assert packed[0] == 1
     assert len(packed) < COMPRESS_FROM_BYTES
     reader = MessageReader("gzip", 2_000)
-    assert reader.feed(packed + framed(b"plain", compress=False)) == [bytes(COMPRESS_FROM_BYTES), b"plain"]
+    assert reader.feed(packed + frame_message(b"plain", compress=False)) == [bytes(COMPRESS_FROM_BYTES), b"plain"]
 
 
 def test_answer_that_gets_no_shorter_is_not_compressed() -> None:
     noise = random.Random(1).randbytes(COMPRESS_FROM_BYTES)
-    assert framed(noise, compress=True) == framed(noise, compress=False)
-    assert framed(b"short", compress=True) == framed(b"short", compress=False)
+    assert frame_message(noise, compress=True) == frame_message(noise, compress=False)
+    assert frame_message(b"short", compress=True) == frame_message(b"short", compress=False)
 
 
 def test_decompression_bomb_is_refused_and_not_unpacked() -> None:

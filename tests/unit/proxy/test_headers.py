@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mq.proxy.grpc.first_bytes import Addresses, BadProxyHeader, ProxyHeader, may_be_proxy_header, parse_proxy_header
 from mq.proxy.grpc.frames import PREFACE, ErrorCode, Http2Error
-from mq.proxy.grpc.header_blocks import NO_TABLE, HeaderDecoder, encoded
+from mq.proxy.grpc.header_blocks import NO_TABLE, HeaderDecoder, encode_fields
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 FOUR = Addresses(("192.0.2.1", 5000), ("198.51.100.7", 8081))
@@ -114,15 +114,15 @@ def test_hpack_decodes_encoded_headers(fields: list[tuple[str, str]]) -> None:
     raw = [(name.encode(), value.encode()) for name, value in fields]
     decoder = Decoder()
     decoder.max_allowed_table_size = 0
-    assert list(decoder.decode(NO_TABLE + encoded(*raw), raw=True)) == raw
-    assert list(decoder.decode(encoded(*raw), raw=True)) == raw
-    assert HeaderDecoder(1 << 20).decode(encoded(*raw)) == raw
+    assert list(decoder.decode(NO_TABLE + encode_fields(*raw), raw=True)) == raw
+    assert list(decoder.decode(encode_fields(*raw), raw=True)) == raw
+    assert HeaderDecoder(1 << 20).decode(encode_fields(*raw)) == raw
 
 
 @pytest.mark.parametrize("nbytes", [126, 127, 128, 254, 255, 256, 400, 20_000])
 def test_long_values_survive_encoding(nbytes: int) -> None:
     field = (b"x-long", b"v" * nbytes)
-    assert HeaderDecoder(1 << 20).decode(encoded(field)) == [field]
+    assert HeaderDecoder(1 << 20).decode(encode_fields(field)) == [field]
     assert HeaderDecoder(1 << 20).decode(Encoder().encode([field], huffman=True)) == [field]
 
 
@@ -157,9 +157,9 @@ def test_damaged_blocks_are_refused(block: bytes) -> None:
 
 def test_header_fields_are_counted_by_the_http2_rule() -> None:
     field = (b"x-a", b"12345")
-    assert HeaderDecoder(40).decode(encoded(field)) == [field]
+    assert HeaderDecoder(40).decode(encode_fields(field)) == [field]
     with pytest.raises(Http2Error) as refused:
-        HeaderDecoder(39).decode(encoded(field))
+        HeaderDecoder(39).decode(encode_fields(field))
     assert refused.value.flood
 
 

@@ -73,7 +73,7 @@ async def test_only_the_client_that_settles_nothing_is_refused_new_messages(auto
         assert may(renewals, "c2")
         renewals.hold("c2", "billing", "Orders", handle("fast", offset), {}, Call("c2"))
     assert not may(renewals, "c3")
-    async with renewals.taken("c1", "billing", handle("fast", 0).encode()):
+    async with renewals.take("c1", "billing", handle("fast", 0).encode()):
         pass
     assert may(renewals, "c1")
     assert may(renewals, "c3")
@@ -102,9 +102,9 @@ async def test_settlement_after_a_failed_one_uses_the_newest_handle(autojump_clo
         await renewals.run()
     assert broker.asked == 1
     with pytest.raises(BrokerError):
-        async with renewals.taken("c1", "billing", popped.encode()):
+        async with renewals.take("c1", "billing", popped.encode()):
             raise BrokerError(ResponseCode.SYSTEM_ERROR, "no leader", "fast")
     assert renewals.count == 1
-    async with renewals.taken("c1", "billing", popped.encode()) as newest:
+    async with renewals.take("c1", "billing", popped.encode()) as newest:
         assert newest.receipt.pop_time_ms == 2
     assert renewals.count == 0

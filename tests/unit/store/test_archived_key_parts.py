@@ -90,7 +90,7 @@ def test_failed_archived_part_is_not_recopied_at_once(home: Home) -> None:
     assert (home.index.archived_missing(end), home.index.archived_jobs(end)) == (0, 0)
     for part in (0, SEGMENT_BYTES):
         home.index.discard(home.index.path_of(part))
-    home.index.failed(home.index.path_of(SEGMENT_BYTES))
+    home.index.on_failure(home.index.path_of(SEGMENT_BYTES))
     assert (home.index.archived_missing(end), home.index.archived_jobs(end)) == (2, 1)
     assert [part for part, _ in home.index.unindexed_archived(end)] == [0]
     home.index.retry()

@@ -199,7 +199,7 @@ def test_expiry_waits_for_a_damaged_block(tmp_path: Path) -> None:
     queue = store.get("A", 0)
     assert queue is not None
     assert queue.min_offset == 0
-    while blocks := store.damaged():
+    while blocks := store.damaged_blocks():
         for block in blocks:
             wanted = queue.damaged_entries(block.start)
             assert wanted is not None
@@ -219,11 +219,11 @@ def test_damage_of_a_dropped_topic_is_forgotten(tmp_path: Path) -> None:
     assert queue is not None
     with pytest.raises(QueueFileDamaged):
         queue.read(QueueOffset(0), 1)
-    (block,) = store.damaged()
+    (block,) = store.damaged_blocks()
     apply(store, log.drop("A"))
-    assert store.damaged() == []
+    assert store.damaged_blocks() == []
     assert store.restore(block, QueueOffset(0), b"")
-    assert store.damaged() == []
+    assert store.damaged_blocks() == []
 
 
 def test_files_of_blocks_are_whole_pages_by_default() -> None:

@@ -21,9 +21,9 @@ from mq.store.key_index.file import KeyFile, KeyFileDamaged
 from mq.store.key_index.index import JOBS_MAX
 from mq.store.key_index.job import IndexJob, IndexResult
 from mq.store.key_index.key_file_build import build_key_file
-from mq.store.key_index.key_table import PADDING, hashes, mixed
+from mq.store.key_index.key_table import PADDING, hashes, mix
 from mq.store.key_index.limits import KeyIndexLimits
-from mq.store.key_index.record_keys import Damaged, key_hash, records_in, text_hash
+from mq.store.key_index.record_keys import EntriesDamaged, key_hash, records_in, text_hash
 from mq.store.key_index.search import KeyQuery
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import CONFIG, HEADER_BYTES, NORMAL, FrameCorrupt, StorageCorrupt, frame
@@ -89,7 +89,7 @@ def test_index_and_query_use_the_same_key_hashes(texts: list[tuple[bytes, bytes]
         [text_hash(topic) for topic, _ in texts],
         [text_hash(key) for _, key in texts],
     ]
-    assert [int(each) for each in mixed(*found)] == [key_hash(*text) for text in texts]
+    assert [int(each) for each in mix(*found)] == [key_hash(*text) for text in texts]
 
 
 def test_all_but_the_open_part_gets_a_file(home: Home) -> None:
@@ -132,7 +132,7 @@ def test_times_are_exact_and_included(home: Home) -> None:
 
 
 def test_search_ignores_equal_key_hashes_of_another_topic(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq.store.key_index.key_table.mixed", lambda topics, keys: np.zeros_like(keys))
+    monkeypatch.setattr("mq.store.key_index.key_table.mix", lambda topics, keys: np.zeros_like(keys))
     monkeypatch.setattr("mq.store.key_index.search.key_hash", lambda topic, key: 0)
     fill(home)
     home.make()
@@ -239,7 +239,7 @@ def test_key_index_files_are_deleted_with_the_log(home: Home) -> None:
 def test_record_without_room_for_its_hosts_is_refused() -> None:
     record = bytearray(FIXED)
     record[36:40] = (BORN_HOST_IPV6 | STORE_HOST_IPV6).to_bytes(4, "big")
-    with pytest.raises(Damaged, match="not a record with such hosts"):
+    with pytest.raises(EntriesDamaged, match="not a record with such hosts"):
         list(records_in(bytes(record), 0, FIXED))
 
 
@@ -247,7 +247,7 @@ def test_failed_key_file_jobs_wait_for_a_retry(home: Home) -> None:
     fill(home)
     jobs = home.index.jobs()
     for job in jobs:
-        home.index.failed(job.target)
+        home.index.on_failure(job.target)
     assert home.index.jobs() == []
     home.index.retry()
     assert home.index.jobs() == jobs
@@ -259,7 +259,7 @@ def test_indexing_takes_more_processor_the_more_parts_wait(home: Home) -> None:
     while jobs := home.index.jobs():
         assert len({job.share for job in jobs}) == 1
         shares.append((len(jobs), jobs[0].share))
-        home.index.made(jobs[0].target)
+        home.index.on_build(jobs[0].target)
     assert shares[-1] == (1, 1 / JOBS_MAX)
     assert all(share == waiting / JOBS_MAX for waiting, share in shares)
 
@@ -291,7 +291,7 @@ def test_bytes_that_are_not_a_log_are_refused() -> None:
 
 def test_intact_entry_without_records_is_refused() -> None:
     data = framed(b"no record")
-    with pytest.raises(Damaged):
+    with pytest.raises(EntriesDamaged):
         build_key_file(lambda pos, nbytes: data[pos : pos + nbytes], 0, len(data))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mq.accounts import Permission, parse_accounts
 from mq.broker.access.needs import ROWS, Role
-from mq.protocol.access.address_patterns import compiled, is_loopback
+from mq.protocol.access.address_patterns import compile_pattern, is_loopback
 from mq.protocol.access.plain_acl import AclFileInvalid
 from mq.protocol.requests.filters import RegisterFilterClassExt, RegisterMessageFilterClass
 
@@ -132,7 +132,7 @@ def test_parser_refuses_meaningless_account_entries(text: str, fault: str) -> No
     ],
 )
 def test_white_lists_match_address_patterns(pattern: str, yes: list[str], no: list[str]) -> None:
-    matches = compiled(pattern)
+    matches = compile_pattern(pattern)
     assert [address for address in (*yes, *no) if matches(address)] == yes
 
 

@@ -22,7 +22,7 @@ from mq.broker.state.users import (
     UpdateUser,
     Users,
 )
-from mq.protocol.access.address_patterns import compiled
+from mq.protocol.access.address_patterns import compile_pattern
 from mq.protocol.access.signing import Signer
 
 PUB, SUB = Permission.PUB, Permission.SUB
@@ -32,7 +32,11 @@ NONCE = bytes(NONCE_BYTES)
 
 def account(*policies: Policy, admin: bool = False) -> UserAccount:
     return UserAccount(
-        access_key="u", signer=Signer("secret-key"), white_listed=compiled(""), admin=admin, rules=rules_of(policies)
+        access_key="u",
+        signer=Signer("secret-key"),
+        white_listed=compile_pattern(""),
+        admin=admin,
+        rules=rules_of(policies),
     )
 
 

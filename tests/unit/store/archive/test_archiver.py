@@ -10,7 +10,7 @@ import pytest
 from chaos.object_store import Bucket, BucketStore, Killed
 from mq.store.archive.archiver import archive
 from mq.store.archive.file_index import FileIndexBuilder
-from mq.store.archive.reader import ArchiveReader, Wanted
+from mq.store.archive.reader import ArchiveReader, MessageQuery
 from mq.store.archive.worker_protocol import ArchiveStep, Trouble
 from raftlog.log_numbers import LogIndex, Term
 from raftlog.segment import NORMAL
@@ -40,7 +40,7 @@ def archived(bucket: Bucket) -> list[tuple[str, int, int, bytes]]:
     for topic in ("T", "U"):
         reader = ArchiveReader(BucketStore(bucket))
         reader.verify()
-        found += [(each.physical_offset, each) for each in reader.messages(Wanted(topic=topic))]
+        found += [(each.physical_offset, each) for each in reader.messages(MessageQuery(topic=topic))]
         reader.close()
     return [(m.topic, m.queue_id, m.queue_offset, m.body) for _, m in sorted(found, key=lambda row: row[0])]
 

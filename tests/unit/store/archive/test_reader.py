@@ -9,7 +9,7 @@ from chaos.object_store import Bucket, BucketStore
 from mq.protocol.hashes import tag_code
 from mq.protocol.numbers import QueueOffset
 from mq.store.archive.file_index import FileIndexBuilder, decode_file_index
-from mq.store.archive.reader import ArchiveReader, Wanted
+from mq.store.archive.reader import ArchiveReader, MessageQuery
 from raftlog.segment.backup import BackupTarget
 from raftlog.segment.backup_manifest import decode_backup_manifest, encode_backup_manifest
 from raftlog.segment.backup_store import MANIFEST_NAME, BackupDamaged
@@ -25,7 +25,7 @@ def filled(entries: int = 100) -> tuple[MessageLog, Bucket]:
     return log, bucket
 
 
-def read(bucket: Bucket, wanted: Wanted) -> list[tuple[str, int, int, bytes]]:
+def read(bucket: Bucket, wanted: MessageQuery) -> list[tuple[str, int, int, bytes]]:
     reader = ArchiveReader(BucketStore(bucket))
     return [(each.topic, each.queue_id, each.queue_offset, each.body) for each in reader.messages(wanted)]
 
@@ -34,20 +34,20 @@ def test_only_selected_messages_are_returned() -> None:
     log, bucket = filled()
     sent = log.sent[: log.complete_index]
     numbered = list(enumerate(sent))
-    assert read(bucket, Wanted(topic="T")) == [each for each in sent if each[0] == "T"]
-    assert read(bucket, Wanted(topic="T", queue_id=1)) == [each for each in sent if each[:2] == ("T", 1)]
-    assert read(bucket, Wanted(topic="U", queue_id=0, first_offset=QueueOffset(sent[60][2]))) == [
+    assert read(bucket, MessageQuery(topic="T")) == [each for each in sent if each[0] == "T"]
+    assert read(bucket, MessageQuery(topic="T", queue_id=1)) == [each for each in sent if each[:2] == ("T", 1)]
+    assert read(bucket, MessageQuery(topic="U", queue_id=0, first_offset=QueueOffset(sent[60][2]))) == [
         each for each in sent if each[0] == "U" and each[2] >= sent[60][2]
     ]
-    assert read(bucket, Wanted(topic="T", tag_code=tag_code(TAGS[1]))) == [
+    assert read(bucket, MessageQuery(topic="T", tag_code=tag_code(TAGS[1]))) == [
         each for number, each in numbered if each[0] == "T" and number % 3 == 1
     ]
     since, until = BEGIN_MS + 20_000, BEGIN_MS + 40_000
-    assert read(bucket, Wanted(topic="T", since_ms=since, until_ms=until)) == [
+    assert read(bucket, MessageQuery(topic="T", since_ms=since, until_ms=until)) == [
         each for number, each in numbered if each[0] == "T" and 20 <= number <= 40
     ]
-    assert read(bucket, Wanted(topic="V")) == []
-    assert read(bucket, Wanted(topic="T", tag_code=12345)) == []
+    assert read(bucket, MessageQuery(topic="V")) == []
+    assert read(bucket, MessageQuery(topic="T", tag_code=12345)) == []
 
 
 def test_blocks_without_selected_messages_are_not_read() -> None:
@@ -55,10 +55,10 @@ def test_blocks_without_selected_messages_are_not_read() -> None:
     files = [name for name in bucket.objects if name.startswith("log/")]
     touched: set[str] = set()
     bucket.before = lambda what, name: touched.add(name)
-    assert read(bucket, Wanted(topic="T", since_ms=BEGIN_MS + 1000 * (log.complete_index - 2)))
+    assert read(bucket, MessageQuery(topic="T", since_ms=BEGIN_MS + 1000 * (log.complete_index - 2)))
     assert len(touched & {*files}) == 1
     touched.clear()
-    assert read(bucket, Wanted(topic="absent")) == []
+    assert read(bucket, MessageQuery(topic="absent")) == []
     assert touched.isdisjoint(files)
 
 
@@ -67,7 +67,7 @@ def test_newest_file_of_a_backup_is_read_without_an_index() -> None:
     target, source = BackupTarget(BucketStore(bucket)), log.source()
     target.extend(source, conf=b"", snapshot=None, now_ms=BEGIN_MS + 1)
     target.close()
-    assert read(bucket, Wanted(topic="T")) == [each for each in log.sent if each[0] == "T"]
+    assert read(bucket, MessageQuery(topic="T")) == [each for each in log.sent if each[0] == "T"]
     assert ArchiveReader(BucketStore(bucket)).verify() == len([name for name in bucket.objects if "index/" in name])
 
 
@@ -94,7 +94,7 @@ def test_archive_reader_stops_at_a_damaged_block() -> None:
     bucket.objects[name] = content[:100] + b"\xff" + content[101:]
     shown: list[bytes] = []
     with pytest.raises(BackupDamaged, match=name):
-        shown.extend(message.body for message in ArchiveReader(BucketStore(bucket)).messages(Wanted(topic="T")))
+        shown.extend(message.body for message in ArchiveReader(BucketStore(bucket)).messages(MessageQuery(topic="T")))
     whole = [body for topic, _, _, body in log.sent if topic == "T"]
     assert shown == whole[: len(shown)]
     assert 0 < len(shown) < len(whole)

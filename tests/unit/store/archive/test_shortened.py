@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chaos.object_store import Bucket, BucketStore, Killed
-from mq.store.archive.reader import ArchiveReader, Wanted
+from mq.store.archive.reader import ArchiveReader, MessageQuery
 from mq.store.archive.worker_protocol import Trouble
 from mq.store.backup_checkpoint import PENDING_NAME, forget_pending
 from raftlog.segment.backup_layouts import objects_for, stored_at_ms
@@ -167,7 +167,7 @@ def test_reader_that_retention_overtakes_is_refused(tmp_path: Path) -> None:
         home.log.send(30)
         home.checkpoint()
         home.run(bytes_max=KEPT, begin_pos=2**62)
-    for read in (readers[0].verify, lambda: list(readers[1].messages(Wanted(topic="T")))):
+    for read in (readers[0].verify, lambda: list(readers[1].messages(MessageQuery(topic="T")))):
         with pytest.raises(BackupRefused, match=r"deleted during the reading.* begin again"):
             read()
     name = home.files()[-1]
