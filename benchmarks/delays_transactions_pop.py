@@ -25,7 +25,7 @@ from typing import Any
 import trio
 
 from benchmarks.lateness import measure_lateness
-from benchmarks.load.dialogues import DialogueJob, Report
+from benchmarks.load.dialogues import DialogueJob, DialogueReport
 from benchmarks.procfs import rss_bytes
 from benchmarks.suites.case_load import (
     Arguments,
@@ -47,10 +47,10 @@ POP_MESSAGES = 3_000_000
 _MINUTE_MS = 60_000
 
 
-async def run_flows(cluster: DevCluster, node_id: str, job: DialogueJob) -> tuple[Report, float]:
+async def run_flows(cluster: DevCluster, node_id: str, job: DialogueJob) -> tuple[DialogueReport, float]:
     """Run the job in a separate process; also returns the broker's CPU seconds over the windows."""
     report, cpu = await run_beside(
-        "benchmarks.load.dialogues", cluster, job, Report, node_id, may_end_early=bool(job.total)
+        "benchmarks.load.dialogues", cluster, job, DialogueReport, node_id, may_end_early=bool(job.total)
     )
     return report, sum(cpu)
 

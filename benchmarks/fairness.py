@@ -22,8 +22,8 @@ import trio
 
 from benchmarks.latency import share_of
 from benchmarks.load.frames import TOPIC
+from benchmarks.load.paced_client import PacedReport, run_paced_client
 from benchmarks.load.paced_client import PacedSendJob as PacedJob
-from benchmarks.load.paced_client import Report, run_paced_client
 from benchmarks.noisy_clients import PULLED_BYTES, NeighbourJob, neighbours
 from benchmarks.procfs import load_average
 from benchmarks.pulling import fill
@@ -103,7 +103,7 @@ async def _measure(
     """Measure a steady client; its neighbours, if there are any, start when its warm-up is over."""
     seconds = args.seconds if args.quick else seconds
     job = PacedJob(cluster.namesrv, STEADY_TOPIC, RATE, args.warmup, seconds)
-    reports: list[Report] = []
+    reports: list[PacedReport] = []
     watch = _Watch(cluster, leader)
     pid = cluster.pid(leader)
     load, cpu = load_average(), cpu_seconds(pid)

@@ -1,8 +1,9 @@
 """Measures the time from a send to a push consumer's callback: one message at a time, three replicas, all synced.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.latency`` reads one JSON
-object from standard input (`LatencyJob`) and writes one to standard output (`Report`). The next message is sent when
-the previous one has been passed to the callback and acknowledged to the producer. Messages take turns in the queues.
+object from standard input (`LatencyJob`) and writes one to standard output (`LatencyReport`). The next message is sent
+when the previous one has been passed to the callback and acknowledged to the producer. Messages take turns in the
+queues.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class LatencyJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class LatencyReport:
     """The seconds to the callback, and to the producer's acknowledgement, in the order of the messages."""
 
     delivered: list[float]
@@ -56,9 +57,9 @@ class MessageLost(Exception):
     """A message did not reach the callback within `_SILENCE_SECONDS_MAX`."""
 
 
-async def ping(job: LatencyJob) -> Report:
+async def ping(job: LatencyJob) -> LatencyReport:
     """Send and receive. Raises ClientError, MessageLost."""
-    report = Report([], [])
+    report = LatencyReport([], [])
     arrivals: dict[str, float] = {}
     news = trio.Event()
     consumer = PushConsumer(job.namesrv, "bench_consumers", consume_from="first")
@@ -102,7 +103,7 @@ async def measure_latency(args: Arguments, directory: Path, note: Note) -> None:
     async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = LatencyJob(cluster.namesrv, TOPIC, 1024, int(messages * _WARM_UP_SHARE), messages)
-        report = await run_generator("benchmarks.latency", job, Report)
+        report = await run_generator("benchmarks.latency", job, LatencyReport)
         cluster.check()
     delivered, acknowledged = report.delivered, report.acknowledged
     note(Figure("latency", "send to callback, p50", 1e3 * share_of(delivered, 0.5), "ms", 5))

@@ -1,9 +1,9 @@
 """Measures how late delayed messages arrive: 1,000 a second at the shortest level, from send to callback.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.lateness`` reads one JSON
-object from standard input (`LatenessJob`) and writes one to standard output (`Report`). Lateness begins with the call
-of `send`, so it includes the time until the message is stored; a message is early if it arrives before its delay has
-passed since then.
+object from standard input (`LatenessJob`) and writes one to standard output (`LatenessReport`). Lateness begins with
+the call of `send`, so it includes the time until the message is stored; a message is early if it arrives before its
+delay has passed since then.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LatenessJob:
 
 
 @dataclass(slots=True)
-class Report:
+class LatenessReport:
     """Seconds between the end of its delay and the callback, for each message; negative for early ones."""
 
     late: list[float] = field(default_factory=list)
@@ -55,9 +55,9 @@ class Report:
     repeated: int = 0
 
 
-async def watch(job: LatenessJob) -> Report:
+async def watch(job: LatenessJob) -> LatenessReport:
     """Send and receive. Raises ClientError."""
-    report = Report()
+    report = LatenessReport()
     sent_at: dict[bytes, float] = {}
     bodies: set[bytes] = set()
     consumer = PushConsumer(job.namesrv, "bench_consumers", consume_from="first", ordered=False)
@@ -98,7 +98,7 @@ async def measure_lateness(args: Arguments, directory: Path, note: Note) -> None
     async with DevCluster.open(directory / "lateness", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = LatenessJob(cluster.namesrv, TOPIC, RATE, args.windows * args.seconds)
-        report = await run_generator("benchmarks.lateness", job, Report)
+        report = await run_generator("benchmarks.lateness", job, LatenessReport)
         cluster.check()
     note(Figure("lateness", f"messages of level 1, {RATE:,} a second", len(report.late), ""))
     note(Figure("lateness", "p50", 1e3 * share_of(report.late, 0.5), "ms"))

@@ -29,7 +29,7 @@ from chaos.broker_sim.schedule import draw_broker_scenario
 from chaos.broker_sim.workloads import WORKLOADS
 from chaos.log_sim import busy_host
 from chaos.log_sim.busy_host import draw_busy_host
-from chaos.log_sim.cluster import Outcome, outcome_of, simulate
+from chaos.log_sim.cluster import RunResult, outcome_of, simulate
 from chaos.log_sim.schedule import SAFETY_SECONDS, Scenario, draw_scenario
 from chaos.report import Totals
 from mq.compiled import ALL_COMPILED, PURE_PYTHON
@@ -67,7 +67,7 @@ def _print_line(line: str) -> None:
 
 def simulate_seed(
     seed: int, seconds: float | None = None, workload: str = LOG, trace: Callable[[str], object] | None = None
-) -> Outcome:
+) -> RunResult:
     """Run one seed of a workload; without ``seconds``, for the workload's usual time."""
     if workload in LOGS:
         return simulate(_log_scenario(seed, seconds, workload), trace=trace)
@@ -88,7 +88,7 @@ def broker_cluster(
     return BrokerCluster(WORKLOADS[workload].adapted(scenario), WORKLOADS[workload], trace)
 
 
-def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tuple[Outcome, float]:
+def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tuple[RunResult, float]:
     """Run one seed without a trace; returns its outcome and the CPU seconds it took."""
     start = time.process_time()
     return simulate_seed(seed, seconds, workload), time.process_time() - start
@@ -96,13 +96,13 @@ def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tu
 
 def _run_all(
     seeds: Iterable[int], seconds: float | None, workload: str, jobs: int
-) -> Generator[tuple[Outcome, float], None, None]:
+) -> Generator[tuple[RunResult, float], None, None]:
     """Yield outcomes as they complete; closing the iterator stops the workers."""
     if jobs == 1:
         yield from (run_seed(seed, seconds, workload) for seed in seeds)
         return
     waiting = iter(seeds)
-    running: set[Future[tuple[Outcome, float]]] = set()
+    running: set[Future[tuple[RunResult, float]]] = set()
     # The collector need not look at modules again and again.
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork"), initializer=gc.freeze)
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from chaos.buggify import POINTS
-from chaos.log_sim.cluster import Outcome
+from chaos.log_sim.cluster import RunResult
 
 
 def written_at() -> list[str]:
@@ -44,7 +44,7 @@ class Totals:
     counts: Counter[str] = field(default_factory=Counter)
     broken: list[tuple[int, str]] = field(default_factory=list)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RunResult) -> None:
         """Count one run."""
         self.seeds += 1
         self.seconds += outcome.seconds

@@ -18,7 +18,7 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class FaultStep:
     """A rest, then a fault, with durations."""
 
     rest_seconds: float
@@ -187,7 +187,7 @@ def draw(
     *,
     quick: bool = False,
     kinds: Mapping[str, tuple[Variant, ...]] = KINDS,
-) -> list[Step]:
+) -> list[FaultStep]:
     """Draw steps that take ``seconds`` in total, or one of each kind if that takes longer; none for `CALM` alone.
 
     All variants of a kind come before one repeats. ``quick``: many short faults, with short rests between them.
@@ -195,7 +195,7 @@ def draw(
     """
     wanted = [kind for kind in wanted_kinds if kind != CALM]
     decks: dict[str, list[Variant]] = {kind: [] for kind in wanted}
-    steps: list[Step] = []
+    steps: list[FaultStep] = []
     total = 0.0
     while wanted:
         for kind in rng.sample(wanted, len(wanted)):
@@ -203,7 +203,7 @@ def draw(
                 decks[kind] = rng.sample(kinds[kind], len(kinds[kind]))
             variant = decks[kind].pop()
             rest_seconds = rng.uniform(*(QUICK_REST_SECONDS if quick else REST_SECONDS))
-            step = Step(rest_seconds, kind, variant, rng.uniform(*_lasts(variant, quick=quick)))
+            step = FaultStep(rest_seconds, kind, variant, rng.uniform(*_lasts(variant, quick=quick)))
             total += step.rest_seconds + step.seconds
             if total > seconds and {each.kind for each in steps} >= set(wanted):
                 return steps

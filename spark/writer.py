@@ -139,7 +139,7 @@ class TaskWriter:
         self._routes: dict[str, TopicRoute] = {}
         self._producers: dict[Destination, _Producer] = {}
         self._gathered_bytes = 0
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _GroupSender] = {}
         self._in_flight_bytes = 0
         self._progress_at = 0.0
         self._pause = _PAUSE_SECONDS
@@ -213,7 +213,7 @@ class TaskWriter:
         batch = self._batch(producer, messages)
         line = self._lines.get(batch.group)
         if line is None:
-            line = self._lines[batch.group] = _Line(batch.group)
+            line = self._lines[batch.group] = _GroupSender(batch.group)
         self._make_room(len(batch.body))
         self._in_flight_bytes += len(batch.body)
         self.written.nbytes += len(batch.body)
@@ -293,7 +293,7 @@ class TaskWriter:
             # Of several groups the one with the most in flight.
             self._receive_one(max(self._lines.values(), key=lambda line: len(line.under_way)))
 
-    def _post(self, line: _Line, batch: _Batch) -> None:
+    def _post(self, line: _GroupSender, batch: _Batch) -> None:
         while len(line.under_way) >= _UNDER_WAY_MAX:
             self._receive_one(line)
         line.under_way.append(request := _BatchInFlight(batch))
@@ -303,7 +303,7 @@ class TaskWriter:
             except Unreachable as error:
                 line.lose(error)
 
-    def _receive_one(self, line: _Line) -> None:
+    def _receive_one(self, line: _GroupSender) -> None:
         """Wait for the response to the first request in flight; or take a step towards getting one."""
         try:
             if line.connection is None:
@@ -327,7 +327,7 @@ class TaskWriter:
                 f"{batch.rows} were refused: broker group {ServerError(line.group, answer.code, answer.remark)}"
             )
 
-    def _stored(self, line: _Line, batch: _Batch, response: BrokerResponse) -> None:
+    def _stored(self, line: _GroupSender, batch: _Batch, response: BrokerResponse) -> None:
         already = response.ext.get(ALREADY_STORED)
         if already is None:
             raise WriteFailed(
@@ -341,7 +341,7 @@ class TaskWriter:
         self._progress_at = self._clock()
         self._pause = _PAUSE_SECONDS
 
-    def _connect_again(self, line: _Line) -> None:
+    def _connect_again(self, line: _GroupSender) -> None:
         """Connect to the next replica and resend the batches in flight, in order. Raises Unreachable."""
         if not line.addresses:
             topic = line.under_way[0].batch.producer.destination.topic
@@ -376,7 +376,7 @@ class _BatchInFlight:
     opaque: int | None = None
 
 
-class _Line:
+class _GroupSender:
     """The traffic to one broker group, over one connection at a time.
 
     Attributes:

@@ -101,7 +101,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Step:
+class UpgradeStep:
     """A replica was restarted with the other version. ``pause_ms``: the longest time without an acknowledgement."""
 
     what: str
@@ -111,10 +111,10 @@ class Step:
 
 
 @dataclass(slots=True)
-class Outcome:
+class SendOutcomes:
     """The outcomes of all sends; ``waits_ms`` are the times until acknowledgement, in ascending order."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[UpgradeStep] = field(default_factory=list)
     seconds: float = 0.0
     sent: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -203,7 +203,7 @@ class Upgrade:
         self._cluster = cluster
         self._load = load
         self._earlier = earlier
-        self.steps: list[Step] = []
+        self.steps: list[UpgradeStep] = []
 
     async def run(self) -> None:
         """Run all steps. Raises UpgradeFailed."""
@@ -240,7 +240,7 @@ class Upgrade:
         await cluster.wait_ready()
         await safe_report(cluster)
         end = trio.current_time()
-        step = Step(what, end - begin, 1000 * load.longest_pause(begin, end), len(load.failed) - failures_before)
+        step = UpgradeStep(what, end - begin, 1000 * load.longest_pause(begin, end), len(load.failed) - failures_before)
         self.steps.append(step)
         print(
             f"{what}: {step.seconds:.1f} s, longest pause {step.pause_ms:.0f} ms, {step.failed} failed sends",
@@ -293,9 +293,9 @@ async def read_all(namesrv: str, count: int) -> Counter[bytes]:
                 return counts
 
 
-async def measure(directory: Path, earlier: Path, rate: int) -> Outcome:
+async def measure(directory: Path, earlier: Path, rate: int) -> SendOutcomes:
     """Run the upgrade, and print figures."""
-    outcome = Outcome()
+    outcome = SendOutcomes()
     async with DevCluster.open(directory, ports=Ports.free(3), checkout=earlier) as cluster:
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, QUEUES)

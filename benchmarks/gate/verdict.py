@@ -38,7 +38,7 @@ def per_message(cases: Sequence[tuple[str, int]], instructions: Sequence[int]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class GateVerdict:
     """The verdict on one figure. ``before`` is None for one that has no baseline yet."""
 
     name: str
@@ -62,6 +62,6 @@ class Verdict:
         return f"{self.name:<38} {self.now:>10,.0f}   {self.before:>10,.0f}   {100 * self.change:+6.1f} %{mark}"
 
 
-def judge(now: Mapping[str, float], baseline: Mapping[str, float]) -> list[Verdict]:
+def judge(now: Mapping[str, float], baseline: Mapping[str, float]) -> list[GateVerdict]:
     """A verdict for each figure, in their order."""
-    return [Verdict(name, value, baseline.get(name)) for name, value in now.items()]
+    return [GateVerdict(name, value, baseline.get(name)) for name, value in now.items()]

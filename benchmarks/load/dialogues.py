@@ -2,7 +2,7 @@
 
 A dialogue is a generator of requests, which gets the response to each. Many of them share a few connections: the opaque
 is the number of the dialogue. Run as ``python -m benchmarks.load.dialogues``: a `DialogueJob` on standard input, a
-`Report` on standard output.
+`DialogueReport` on standard output.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class DialogueJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DialogueReport:
     """The operations in each window, and in total, and the CPU seconds of this process."""
 
     done: list[int]
@@ -177,7 +177,7 @@ class _Connection:
         return [header for header, _ in pairs]
 
 
-def run(job: DialogueJob) -> Report:
+def run(job: DialogueJob) -> DialogueReport:
     """Run all flows until the last window ends or the total is reached. Raises LoadFailed, OSError."""
     count = 0
 
@@ -206,7 +206,7 @@ def run(job: DialogueJob) -> Report:
             connection = by_fd[fd]
             requests = [_encode(each.opaque, flows[each.opaque].send(each)) for each in connection.answers()]
             connection.sock.sendall(b"".join(requests))
-    return Report(
+    return DialogueReport(
         done=[after - before for before, after in itertools.pairwise(marks)],
         total=count,
         cpu_seconds=process_cpu_seconds(),

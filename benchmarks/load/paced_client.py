@@ -1,7 +1,7 @@
 """A well-behaved client beside others: a few messages a second, timed from when each is due to the consumer's callback.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.load.paced_client`` reads a
-`PacedSendJob` from standard input and writes a `Report` to standard output. Messages are sent when they are due,
+`PacedSendJob` from standard input and writes a `PacedReport` to standard output. Messages are sent when they are due,
 whether earlier ones were answered or not, so every delay of the broker shows in full.
 """
 
@@ -38,7 +38,7 @@ class PacedSendJob:
 
 
 @dataclass(slots=True)
-class Report:
+class PacedReport:
     """The seconds from when a message was due, for each measured message, in order of arrival."""
 
     acknowledged: list[float] = field(default_factory=list)
@@ -54,12 +54,12 @@ class Report:
 class _Client:
     def __init__(self, job: PacedSendJob) -> None:
         self._job = job
-        self.report = Report()
+        self.report = PacedReport()
         self._begin = 0.0
         self._acknowledged: set[int] = set()
         self._arrived: set[int] = set()
 
-    async def run(self) -> Report:
+    async def run(self) -> PacedReport:
         """Send and receive. Raises ClientError."""
         job, report = self._job, self.report
         consumer = PushConsumer(job.namesrv, "steady_consumers", consume_from="first", ordered=False)
@@ -119,9 +119,9 @@ class _Client:
         self._arrived.add(number)
 
 
-async def run_paced_client(job: PacedSendJob) -> Report:
+async def run_paced_client(job: PacedSendJob) -> PacedReport:
     """Run the job in a separate process. Raises GeneratorFailed."""
-    return await run_generator("benchmarks.load.paced_client", job, Report)
+    return await run_generator("benchmarks.load.paced_client", job, PacedReport)
 
 
 if __name__ == "__main__":

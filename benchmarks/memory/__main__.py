@@ -22,7 +22,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.load.generators import ROOT, GeneratorFailed
-from benchmarks.memory.clients import MemoryJob, Report
+from benchmarks.memory.clients import MemoryJob, MemoryReport
 from benchmarks.memory.page import BEGIN, END, WARM_UP_SECONDS, Sample, growths, picture, section
 from benchmarks.procfs import load_average, process_tree, rss_bytes
 from benchmarks.report.run_record import RunRecord
@@ -72,9 +72,9 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
     return args
 
 
-async def measure(args: Arguments, directory: Path, samples: list[Sample]) -> Report:
+async def measure(args: Arguments, directory: Path, samples: list[Sample]) -> MemoryReport:
     """Run the load and collect samples. Raises ServersFailed, GeneratorFailed, ClientError."""
-    reports = list[Report]()
+    reports = list[MemoryReport]()
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=SETTINGS) as cluster:
         async with Admin(cluster.namesrv) as admin:
             for topic in TOPICS:
@@ -104,7 +104,10 @@ def _sample(seconds: float, pids: dict[str, int], clients: int) -> Sample:
 
 
 async def _run_clients(
-    job: MemoryJob, reports: list[Report], *, task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED
+    job: MemoryJob,
+    reports: list[MemoryReport],
+    *,
+    task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "benchmarks.memory.clients"],
@@ -121,13 +124,13 @@ async def _run_clients(
         output = b"".join([chunk async for chunk in process.stdout])
         if await process.wait():
             raise GeneratorFailed("the clients ended early")
-        reports.append(Report(**json.loads(output)))
+        reports.append(MemoryReport(**json.loads(output)))
     finally:
         if process.returncode is None:
             process.kill()
 
 
-def write(args: Arguments, samples: Sequence[Sample], report: Report) -> None:
+def write(args: Arguments, samples: Sequence[Sample], report: MemoryReport) -> None:
     """Write the section, the picture, and the raw figures."""
     record = RunRecord("memory")
     rows = [{"seconds": sample.seconds, "rssMib": dict(sample.rss_mib)} for sample in samples]

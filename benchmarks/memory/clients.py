@@ -1,7 +1,7 @@
 """The clients of the memory benchmark: a producer with a fixed rate, and consumer groups, in a separate process.
 
 ``python -m benchmarks.memory.clients`` reads one JSON object from standard input (`MemoryJob`) and writes one to
-standard output (`Report`).
+standard output (`MemoryReport`).
 
 Messages are sent to the topics in turn, in bursts of `TICK_SECONDS`, but to the last topic only one in twenty; each has
 a key and a tag, and one in a hundred a delay. Two groups of push consumers read: one all topics, one the first topic
@@ -49,7 +49,7 @@ class MemoryJob:
 
 
 @dataclass(slots=True)
-class Report:
+class MemoryReport:
     """The numbers of messages acknowledged by the broker, handled or popped (with redeliveries), and sent without an
     acknowledgement.
     """
@@ -69,9 +69,9 @@ class _HandlerFailed(Exception):
 class _Clients:
     def __init__(self, job: MemoryJob) -> None:
         self._job = job
-        self.report = Report()
+        self.report = MemoryReport()
 
-    async def run(self) -> Report:
+    async def run(self) -> MemoryReport:
         """Send and consume. Raises ClientError."""
         job = self._job
         everything = PushConsumer(job.namesrv, "memory_all", consume_from="first", ordered=False)

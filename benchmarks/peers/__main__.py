@@ -28,7 +28,7 @@ from benchmarks.peers.rabbitmq import RABBITMQ
 from benchmarks.peers.raftmq import RAFTMQ
 from benchmarks.peers.rocketmq import ROCKETMQ
 from benchmarks.peers.samples import PeerMeasurements
-from benchmarks.peers.turns import Arguments, Outcome, measure
+from benchmarks.peers.turns import Arguments, PeerResults, measure
 from benchmarks.procfs import load_average
 from benchmarks.report.run_record import RunRecord, earlier_run
 from mq.cli.errors import run_trio
@@ -68,7 +68,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def prepare(peer: Peer, outcome: Outcome) -> str | None:
+def prepare(peer: Peer, outcome: PeerResults) -> str | None:
     """Make a peer ready to run; returns the reason if this machine cannot run it. Raises as `Peer.prepare`."""
     if (reason := peer.missing()) is None:
         peer.prepare()
@@ -116,7 +116,7 @@ def main() -> None:
     """Measure, print, and write docs/benchmarks/peers.md, its picture and benchmarks/results/."""
     args = parse_arguments(sys.argv[1:])
     try:
-        outcome = Outcome() if args.after is None else earlier_run(args.after, Outcome)
+        outcome = PeerResults() if args.after is None else earlier_run(args.after, PeerResults)
     except (OSError, ValueError) as error:
         sys.exit(f"bench: {error}")
     prepares = partial(prepare, outcome=outcome)
@@ -127,14 +127,14 @@ def main() -> None:
         write(list(PEERS.values()), outcome, args)
 
 
-def keep(outcome: Outcome) -> RunRecord:
+def keep(outcome: PeerResults) -> RunRecord:
     """Write the results so far to benchmarks/results/, where ``--after`` can continue."""
     record = RunRecord("peers")
     record.keep(**asdict(outcome))
     return record
 
 
-def write(peers: Sequence[Peer], outcome: Outcome, args: Arguments) -> None:
+def write(peers: Sequence[Peer], outcome: PeerResults, args: Arguments) -> None:
     """Put a run into docs/benchmarks/peers.md and benchmarks/results/."""
     record = keep(outcome)
     (ROOT / "docs" / PICTURE).write_text(draw(peers, outcome.measured))

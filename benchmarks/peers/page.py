@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.samples import LOADS, Load, PeerMeasurements, Spread
-from benchmarks.peers.turns import Arguments, Outcome
+from benchmarks.peers.turns import Arguments, PeerResults
 
 OTHERS_MAX = 0.1
 """Cores used by other processes above which the page mentions them."""
@@ -16,7 +16,9 @@ BEGIN = "<!-- measured by `make bench-peers`: begin -->"
 END = "<!-- measured by `make bench-peers`: end -->"
 
 
-def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command: str, machine: str, date: str) -> str:
+def section(
+    peers: Sequence[Peer], outcome: PeerResults, args: Arguments, *, command: str, machine: str, date: str
+) -> str:
     """The section of the page: how the systems were measured, the systems, and a table for each load."""
     loads = outcome.load_averages
     lines = [
@@ -64,7 +66,7 @@ def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command
     return "\n".join(lines).rstrip()
 
 
-def _others(outcome: Outcome) -> str:
+def _others(outcome: PeerResults) -> str:
     """The sentence about other load on the machine."""
     each = [
         sample.others

@@ -47,7 +47,7 @@ class Arguments(argparse.Namespace):
 
 
 @dataclass(slots=True)
-class Outcome:
+class PeerResults:
     """The outcome of a run. ``left_out``: by name of a peer, the reason that it cannot run here."""
 
     measured: dict[str, PeerMeasurements] = field(default_factory=dict)
@@ -61,9 +61,9 @@ async def measure(
     directory: Path,
     *,
     args: Arguments,
-    outcome: Outcome,
+    outcome: PeerResults,
     say: Say,
-    keep: Callable[[Outcome], object],
+    keep: Callable[[PeerResults], object],
 ) -> None:
     """Measure all rounds that the time allows. Failures are recorded, and the others continue.
 

@@ -58,11 +58,11 @@ class System:
     address: str
     proxy: int
     broker: int
-    figures: dict[tuple[str, int], list[Figures]] = field(default_factory=dict)
+    figures: dict[tuple[str, int], list[TurnFigures]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TurnFigures:
     """The figures of one turn: CPU in microseconds per message, latency in milliseconds."""
 
     proxy_us: float
@@ -178,7 +178,7 @@ async def _start_proxy(servers: Processes, home: Path, namesrv: str, ports: Port
     return f"{HOST}:{port}", pid
 
 
-async def turn(system: System, work: str, in_flight: int, count: int) -> Figures:
+async def turn(system: System, work: str, in_flight: int, count: int) -> TurnFigures:
     """Put one load on one system, in a process of its own."""
     before = own_cpu_seconds(system.proxy), own_cpu_seconds(system.broker)
     topic = LITE_PARENT if work.endswith("lite") else TOPIC
@@ -187,7 +187,7 @@ async def turn(system: System, work: str, in_flight: int, count: int) -> Figures
     report = json.loads(process.stdout)
     proxy, broker = own_cpu_seconds(system.proxy) - before[0], own_cpu_seconds(system.broker) - before[1]
     per_message = 1e6 / count
-    return Figures(
+    return TurnFigures(
         proxy * per_message,
         broker * per_message,
         report["p50_ms"],

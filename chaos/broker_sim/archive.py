@@ -28,7 +28,7 @@ from chaos.broker_sim.archive_bucket import MOODS, ArchiveBucket, ArchiveBucketS
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss, pull_fields
 from chaos.broker_sim.former_group import former_archive
 from chaos.broker_sim.schedule import BrokerScenario
-from chaos.broker_sim.workload import Brokers, Workload
+from chaos.broker_sim.workload import SimulatedBrokers, Workload
 from chaos.limits import replaced
 from chaos.log_sim.node import DIRECTORY, Node
 from chaos.log_sim.process import CLUSTER_ID
@@ -74,7 +74,7 @@ class Archive(Workload):
         segment_bytes = min(scenario.segment_bytes, 16 * 1024)
         return replace(scenario, segment_bytes=segment_bytes, proposal_seconds=0.02, config=config)
 
-    def __init__(self, cluster: Brokers) -> None:
+    def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
         self._bucket_rng = random.Random(f"{cluster.scenario.seed} bucket")
         self.bucket = ArchiveBucket(cluster, self._bucket_rng, self.counts)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from chaos.broker_sim.sockets import Line, SocketWorld, stops_midway
+from chaos.broker_sim.sockets import SimConnection, SocketWorld, stops_midway
 from chaos.log_sim.node import Node
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.incoming.headers import Response
@@ -44,7 +44,7 @@ OnRequest = Callable[["Connection", Any, bytes], None]
 class Connection:
     """A client's connection to one broker."""
 
-    def __init__(self, cluster: SocketWorld, client: Client, node: Node, line: Line) -> None:
+    def __init__(self, cluster: SocketWorld, client: Client, node: Node, line: SimConnection) -> None:
         self.node = node
         self._cluster = cluster
         self.open = True
@@ -122,7 +122,7 @@ class Client:
             return current
         if node.process is None:
             return None
-        line = Line(self._cluster, (None, node))
+        line = SimConnection(self._cluster, (None, node))
         new = self._connections[node] = Connection(self._cluster, self, node, line)
         self._cluster.accept(node, line, 1, self.address)
         return new

@@ -15,11 +15,11 @@ from chaos.broker_sim import sockets
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.progress import Progress
 from chaos.broker_sim.schedule import BrokerScenario
-from chaos.broker_sim.sockets import Line, SimDialing
+from chaos.broker_sim.sockets import SimConnection, SimDialing
 from chaos.broker_sim.workload import Workload
 from chaos.faults import Restart, Stop
 from chaos.limits import replaced
-from chaos.log_sim.cluster import Cluster, Outcome
+from chaos.log_sim.cluster import Cluster, RunResult
 from chaos.log_sim.node import NewProcess, Node, Process
 from chaos.violation import Violation
 from mq.broker.context import ArchiveAccess
@@ -180,7 +180,7 @@ class BrokerCluster(Cluster):
         if process.node.process is process:
             self.on(process.node, what, step)
 
-    def accept(self, node: Node, line: Line, side: int, peer: tuple[str, int]) -> None:
+    def accept(self, node: Node, line: SimConnection, side: int, peer: tuple[str, int]) -> None:
         """Open a connection to a broker; it is closed at once if the broker does not run."""
         process = node.process
         if isinstance(process, BrokerProcess):
@@ -348,7 +348,7 @@ class BrokerCluster(Cluster):
         self.restart(node)
         self._run_until_quiet(patience)
 
-    def outcome(self, broke: str | None) -> Outcome:
+    def outcome(self, broke: str | None) -> RunResult:
         counts = dict(sorted((self.workload.counts + self.socket_counts).items()))
         return replace(super().outcome(broke), acknowledged=self.workload.counts["acknowledged"], counts=counts)
 

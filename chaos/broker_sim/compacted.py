@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, CommittedRecord, SentMessage
 from chaos.broker_sim.process import BrokerProcess
-from chaos.broker_sim.workload import Brokers, Workload
+from chaos.broker_sim.workload import SimulatedBrokers, Workload
 from chaos.limits import replaced
 from chaos.violation import Violation
 from checkers import Checker
@@ -50,7 +50,7 @@ class CompactedTopic(Workload):
     name = "compacted"
     topic = "C"
 
-    def __init__(self, cluster: Brokers) -> None:
+    def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
         self._exists = False
         self._newest: dict[tuple[int, str], _Newest] = {}

@@ -1,7 +1,7 @@
 """The workload "crowded": clients ask for more topics, groups, offsets and queue locks than brokers keep.
 
-Brokers have the smallest limits. Clients create and delete topics and groups of many names, commit offsets of each
-group in each topic, and lock queues for each group, while others send messages.
+SimulatedBrokers have the smallest limits. Clients create and delete topics and groups of many names, commit offsets of
+each group in each topic, and lock queues for each group, while others send messages.
 
 What must hold:
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.process import BrokerProcess
-from chaos.broker_sim.workload import Brokers, Workload
+from chaos.broker_sim.workload import SimulatedBrokers, Workload
 from chaos.violation import Violation
 from mq.broker.limits import TEST_MIN, BrokerLimits
 from mq.broker.state.commands import DeleteGroup, DeleteTopic, PutGroup, PutTopic
@@ -69,7 +69,7 @@ class Names:
 class CrowdedTables(Workload):
     name = "crowded"
 
-    def __init__(self, cluster: Brokers) -> None:
+    def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
         self._topics = Names("topics", TEST_MIN.state.topics_max)
         self._groups = Names("groups", TEST_MIN.state.groups_max)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.process import BrokerProcess
-from chaos.broker_sim.workload import Brokers, Workload
+from chaos.broker_sim.workload import SimulatedBrokers, Workload
 from chaos.limits import replaced
 from chaos.violation import Violation
 from checkers import Checker
@@ -33,7 +33,7 @@ class Expiring(Workload):
     checkers: ClassVar[tuple[Checker, ...]] = (check_log, check_order)
     name = "expiring"
 
-    def __init__(self, cluster: Brokers) -> None:
+    def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
         self._is_limited = False
         self._begins: dict[tuple[str, int], int] = {}

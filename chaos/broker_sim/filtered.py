@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss, pull_fields
-from chaos.broker_sim.workload import Brokers, Workload
+from chaos.broker_sim.workload import SimulatedBrokers, Workload
 from chaos.violation import Violation
 from mq.broker.state.filter_programs import PutFilter
 from mq.client.errors import UnreadableAnswer
@@ -36,7 +36,7 @@ _RESTARTS: Final = 0.01
 class FilteredPulls(Workload):
     name = "filtered"
 
-    def __init__(self, cluster: Brokers) -> None:
+    def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
         self.loaded: dict[str, SqlProgram] = {}
         """The programs in the filter server's memory, by name."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import CommittedRecord
-from chaos.broker_sim.workload import Brokers, Workload
+from chaos.broker_sim.workload import SimulatedBrokers, Workload
 from chaos.violation import Violation
 from mq.broker.base.quota_buckets import BURST_SECONDS
 from mq.protocol.codes import ResponseCode
@@ -29,7 +29,7 @@ _CLOCK_RATE: Final = 1.2
 class LimitedSends(Workload):
     name = "limited"
 
-    def __init__(self, cluster: Brokers) -> None:
+    def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
         self._limited_at = -1.0
         self._total = 0

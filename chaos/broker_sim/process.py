@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from chaos.broker_sim.schedule import BrokerScenario
-from chaos.broker_sim.sockets import Line, SimReactor, SocketWorld
+from chaos.broker_sim.sockets import SimConnection, SimReactor, SocketWorld
 from chaos.log_sim.history import Entry
 from chaos.log_sim.node import DIRECTORY, Node, World
 from chaos.log_sim.process import LogProcess
@@ -315,7 +315,7 @@ class BrokerProcess(LogProcess):
             shutil.rmtree(self.settings.data_dir)
             shutil.copytree(self._durable_copy, self.settings.data_dir)
 
-    def accept(self, line: Line, side: int, peer: tuple[str, int]) -> None:
+    def accept(self, line: SimConnection, side: int, peer: tuple[str, int]) -> None:
         """Serve a new connection."""
         sock = self.reactor.socket(line, side, peer)
         self._cluster.in_process(self, "is connected to", lambda: self.broker.accept(cast("Any", sock)))

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, CommittedRecord
 from chaos.broker_sim.process import BrokerProcess
-from chaos.broker_sim.workload import Brokers, Workload
+from chaos.broker_sim.workload import SimulatedBrokers, Workload
 from chaos.violation import Violation
 from checkers import Checker
 from mq.broker.state.commands import DeleteTopic, ForgetTopic, PutTopic, RestoreTopic
@@ -48,7 +48,7 @@ class RecreatedTopic(Workload):
     """None: checkers know neither restored topics nor readers that begin at the stored offset."""
     name = "recreated"
 
-    def __init__(self, cluster: Brokers) -> None:
+    def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
         self._level = 1
         self._exists = False

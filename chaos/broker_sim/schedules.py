@@ -18,7 +18,7 @@ import msgspec
 
 from chaos.broker_sim.clients import ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import CommittedRecord
-from chaos.broker_sim.workload import Brokers, Workload
+from chaos.broker_sim.workload import SimulatedBrokers, Workload
 from chaos.violation import Violation
 from checkers import Checker
 from mq.broker.limits import DEFAULT, BrokerLimits
@@ -58,7 +58,7 @@ class ScheduledMessages(Workload):
     topic = "S"
     queues = 2
 
-    def __init__(self, cluster: Brokers) -> None:
+    def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
         self._there: dict[str, _Model] = {}
         self._versions: dict[int, tuple[str, ScheduleDefinition]] = {}

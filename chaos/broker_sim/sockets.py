@@ -77,11 +77,11 @@ class SocketWorld(Protocol):
     def node_at(self, address: Address) -> Node:
         """The machine with an address."""
 
-    def accept(self, node: Node, line: Line, side: int, peer: Address) -> None:
+    def accept(self, node: Node, line: SimConnection, side: int, peer: Address) -> None:
         """Open a connection to a running broker."""
 
 
-class Line:
+class SimConnection:
     """A connection; ``ends`` are its two sides, ``nodes`` their machines, None for a client's."""
 
     def __init__(self, cluster: SocketWorld, nodes: tuple[Node | None, Node | None]) -> None:
@@ -148,7 +148,9 @@ class SimSocket:
     shown_certificate: bytes | None = None
     """None: the line has no TLS, see `raftlog.net.tls_socket.TlsSocket`."""
 
-    def __init__(self, reactor: SimReactor, line: Line, side: int, peer: Address, faults: SocketFaults) -> None:
+    def __init__(
+        self, reactor: SimReactor, line: SimConnection, side: int, peer: Address, faults: SocketFaults
+    ) -> None:
         self._reactor = reactor
         self._faults = faults
         self._outgoing: list[bytes] = []
@@ -267,7 +269,7 @@ class SimReactor:
         self._fds += 1
         return self._fds
 
-    def socket(self, line: Line, side: int, peer: Address) -> SimSocket:
+    def socket(self, line: SimConnection, side: int, peer: Address) -> SimSocket:
         """Open a new socket of this process."""
         rng = random.Random(self._process.node.socket_faults.getrandbits(64))
         sock = SimSocket(self, line, side, peer, SocketFaults(rng, self._cluster.socket_counts))
@@ -431,7 +433,7 @@ class SimReactor:
             if target.process is None:
                 cluster.in_process(process, "is refused", lambda: on_failed("connection refused"))
                 return
-            line = Line(cluster, (process.node, target))
+            line = SimConnection(cluster, (process.node, target))
             here = self.socket(line, 0, address)
             cluster.accept(target, line, 1, cluster.address_of(process.node))
             cluster.in_process(process, "is connected", lambda: on_connected(here))

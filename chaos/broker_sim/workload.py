@@ -67,7 +67,7 @@ def queue_name(topic: str, queue_id: int | str) -> str:
     return f"{topic}/{queue_id}"
 
 
-class Brokers(SocketWorld, Protocol):
+class SimulatedBrokers(SocketWorld, Protocol):
     """The parts of the simulation that clients need; see `BrokerCluster`."""
 
     scenario: Scenario
@@ -112,7 +112,7 @@ class Workload:
         """The scenario of a run, from the one that was drawn."""
         return scenario
 
-    def __init__(self, cluster: Brokers) -> None:
+    def __init__(self, cluster: SimulatedBrokers) -> None:
         self.cluster = cluster
         self.rng = random.Random(f"{cluster.scenario.seed} {self.drawn_as or self.name}")
         self.ledger = Ledger()

@@ -37,7 +37,7 @@ _PATIENCES_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunResult:
     """The result of a run; ``digest`` is equal for equal runs, ``broke`` describes the first broken promise.
 
     ``injected`` and ``effective`` are the numbers of faults by kind: all, and the ones that changed anything. ``asked``
@@ -462,10 +462,10 @@ class Cluster:
                     if content != first[1]:
                         raise Violation(f"agreement: segment {name} of {node.node_id} differs from that of {first[0]}")
 
-    def outcome(self, broke: str | None) -> Outcome:
+    def outcome(self, broke: str | None) -> RunResult:
         """The result of the run so far."""
         terms = max((node.process.core.term for node in self.nodes.values() if node.process is not None), default=0)
-        return Outcome(
+        return RunResult(
             seed=self.scenario.seed,
             seconds=self.now,
             steps=self.steps,
@@ -489,12 +489,12 @@ def simulate(
     scenario: Scenario,
     core_class: type[RaftCore] = RaftCore,
     trace: Callable[[str], object] | None = None,
-) -> Outcome:
+) -> RunResult:
     """Run a scenario; a broken promise ends it and is in the outcome."""
     return outcome_of(Cluster(scenario, core_class, trace))
 
 
-def outcome_of(cluster: Cluster) -> Outcome:
+def outcome_of(cluster: Cluster) -> RunResult:
     """Run a cluster; a broken promise ends it and is in the outcome."""
     try:
         cluster.run()

@@ -33,7 +33,7 @@ class Order(msgspec.Struct, frozen=True):
     property: str
 
 
-class Report(msgspec.Struct, frozen=True):
+class ClientReport(msgspec.Struct, frozen=True):
     """A client's report; its fields depend on `event`, see the module."""
 
     event: str

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 import trio
 
-from jepsen.clients import Order, Report
+from jepsen.clients import ClientReport, Order
 from jepsen.derived_messages import PROPERTY
 from mq.cli.errors import run_trio
 from mq.client import ClientError, Message, Producer, PushConsumer
@@ -17,7 +17,7 @@ from mq.client import ClientError, Message, Producer, PushConsumer
 PIECE_BYTES = 65536
 
 
-def write_report(report: Report) -> None:
+def write_report(report: ClientReport) -> None:
     """Write one line, unbuffered."""
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
@@ -32,7 +32,7 @@ async def take_part(namesrv: str, topic: str, group: str) -> None:
     ):
         consumer.subscribe(topic)
         nursery.start_soon(_receive, consumer)
-        write_report(Report("ready"))
+        write_report(ClientReport("ready"))
         data = b""
         async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as orders:
             while piece := await orders.receive_some(PIECE_BYTES):
@@ -46,7 +46,9 @@ async def _receive(consumer: PushConsumer) -> None:
     async for message in consumer:
         queue, offset = message.queue.queue_id, message.queue_offset
         own = message.properties.get(PROPERTY)
-        write_report(Report("received", queue=queue, offset=offset, body=message.body, tag=message.tags, property=own))
+        write_report(
+            ClientReport("received", queue=queue, offset=offset, body=message.body, tag=message.tags, property=own)
+        )
 
 
 async def _send(producer: Producer, topic: str, order: Order) -> None:
@@ -54,9 +56,9 @@ async def _send(producer: Producer, topic: str, order: Order) -> None:
     try:
         result = await producer.send(message)
     except ClientError as error:
-        write_report(Report("not-sent", order.value, stored=error.stored, error=str(error)))
+        write_report(ClientReport("not-sent", order.value, stored=error.stored, error=str(error)))
         return
-    write_report(Report("sent", order.value, result.queue.queue_id, result.queue_offset))
+    write_report(ClientReport("sent", order.value, result.queue.queue_id, result.queue_offset))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import trio
 
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS, RAFTMQ, Address, Grudges, Launch
-from jepsen.deployments.proxy import Link, serve
+from jepsen.deployments.proxy import LoopbackProxy, serve
 from mq.local_cluster import HOST, Ports
 from mq.local_cluster.processes import ChildProcess
 
@@ -27,7 +27,7 @@ class Loopback:
 
     listen_ports: dict[str, int]
     replication_ports: dict[str, int]
-    links: dict[tuple[str, str], Link]
+    links: dict[tuple[str, str], LoopbackProxy]
     """The proxies by connecting side and target."""
 
     @property
@@ -99,7 +99,7 @@ async def open_loopback(count: int) -> AsyncIterator[Loopback]:
     listens = {name: next(ports) for name in [*nodes, *NAME_SERVERS]}
     replicates = {node: next(ports) for node in nodes}
     links = {
-        (source, target): Link(next(ports), (listens if source == CLIENTS else listens | replicates)[target])
+        (source, target): LoopbackProxy(next(ports), (listens if source == CLIENTS else listens | replicates)[target])
         for source, target in pairs
     }
     async with trio.open_nursery() as nursery:

@@ -35,7 +35,7 @@ class Shape(msgspec.Struct, frozen=True):
     large: int = 0
 
 
-class Link:
+class PacketPath:
     """One direction between two ports.
 
     Attributes:

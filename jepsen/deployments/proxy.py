@@ -11,7 +11,7 @@ from mq.local_cluster import HOST
 PIECE_BYTES = 65536
 
 
-class Link:
+class LoopbackProxy:
     """A proxy that listens on ``port`` and connects to ``target``, both on the loopback address.
 
     Attributes:
@@ -42,14 +42,14 @@ class Link:
             await self._open[forth].wait()
 
 
-async def serve(link: Link, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def serve(link: LoopbackProxy, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """Forward connections until cancelled. Raises OSError if its port is not available."""
     listeners = await trio.open_tcp_listeners(link.port, host=HOST)
     task_status.started()
     await trio.serve_listeners(partial(_pass_on, link), listeners)
 
 
-async def _pass_on(link: Link, caller: trio.SocketStream) -> None:
+async def _pass_on(link: LoopbackProxy, caller: trio.SocketStream) -> None:
     """Forward one connection, until either side ends it: then both ends are closed at once, as when its process
     dies.
     """

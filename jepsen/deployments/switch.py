@@ -25,7 +25,7 @@ from random import Random
 
 import msgspec
 
-from jepsen.deployments.packets import OUTSIDE_CARD, OUTSIDE_PORT, Link, Shape
+from jepsen.deployments.packets import OUTSIDE_CARD, OUTSIDE_PORT, PacketPath, Shape
 
 FRAME_BYTES_MAX = 65_536
 
@@ -37,7 +37,7 @@ class _Switch:
     def __init__(self, ports: dict[int, int], rng: Random) -> None:
         self._ports = ports
         self._rng = rng
-        self._links: dict[tuple[int, int], Link] = {}
+        self._links: dict[tuple[int, int], PacketPath] = {}
         self._port_of: dict[bytes, int] = {}
         self._waiting: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
@@ -46,7 +46,7 @@ class _Switch:
         counts: Counter[str] = Counter()
         for link in self._links.values():
             counts += link.counts
-        self._links = {(source, target): Link(shape) for source, target, shape in orders}
+        self._links = {(source, target): PacketPath(shape) for source, target, shape in orders}
         return counts
 
     def forward(self, source: int, frame: bytes, now: float) -> None:

@@ -25,7 +25,7 @@ from jepsen.nemeses.rot import rot
 from jepsen.nemeses.shims import clock, disk_error, slow_disk
 from jepsen.nemeses.stores import store_gone, store_rollback, store_rot, store_slow
 from jepsen.nemeses.wrong_starts import wrong_start
-from jepsen.schedule import Step
+from jepsen.schedule import FaultStep
 
 NEMESES: dict[str, CarryOut] = {
     "kill": kill,
@@ -58,7 +58,7 @@ NEMESES: dict[str, CarryOut] = {
 """The functions that inject faults, by kind as in `jepsen.schedule.KINDS`."""
 
 
-async def run_schedule(injection: Injection, steps: Sequence[Step], seconds: float) -> None:
+async def run_schedule(injection: Injection, steps: Sequence[FaultStep], seconds: float) -> None:
     """Run the steps one after the other; after ``seconds`` only the first of each kind that has not run yet.
 
     Healing a fault takes an unpredictable time. Raises ClusterFailed if a leader is missing for a minute after one.

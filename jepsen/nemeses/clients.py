@@ -10,10 +10,10 @@ from jepsen.deployments.network import CLIENTS, NAME_SERVERS
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.nemeses.partitions import cut
 from jepsen.nemeses.processes import paused, state_of_process
-from jepsen.schedule import Step
+from jepsen.schedule import FaultStep
 
 
-async def clients(injection: Injection, step: Step, leader: str) -> None:
+async def clients(injection: Injection, step: FaultStep, leader: str) -> None:
     """Send SIGKILL or SIGSTOP to one client or to all, or drop their packets.
 
     The workload restarts killed ones.

@@ -9,7 +9,7 @@ import trio
 
 from jepsen.deployments.cluster import ClusterFailed
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
-from jepsen.schedule import Step, targets
+from jepsen.schedule import FaultStep, targets
 
 DESCRIPTORS = 256
 """A broker keeps half of them for itself."""
@@ -18,7 +18,7 @@ HUNG_UP_SECONDS_MAX = 0.5
 SERVES_SECONDS_MAX = 30.0
 
 
-async def descriptors(injection: Injection, step: Step, leader: str) -> None:
+async def descriptors(injection: Injection, step: FaultStep, leader: str) -> None:
     """Restart a broker with few descriptors, and use them all up by callers; when they leave, it must serve again.
 
     Confirmed by connections that it closed, and by its open files. Raises ClusterFailed if it does not serve again.

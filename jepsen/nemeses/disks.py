@@ -20,7 +20,7 @@ from jepsen.damage.log_damage import (
 )
 from jepsen.deployments.cluster import Cluster
 from jepsen.nemeses.injection import Injection
-from jepsen.schedule import Step, targets
+from jepsen.schedule import FaultStep, targets
 
 REPAIR_SECONDS_MAX = 60.0
 FILES_MIN = 3
@@ -40,7 +40,7 @@ async def wait_for_closed_files(cluster: Cluster, nodes: Iterable[str]) -> None:
             await trio.sleep(0.1)
 
 
-async def damage(injection: Injection, step: Step, leader: str) -> None:
+async def damage(injection: Injection, step: FaultStep, leader: str) -> None:
     """Kill a broker, damage its files, and restart it: it must get the right bytes from its peers."""
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
@@ -62,7 +62,7 @@ async def damage(injection: Injection, step: Step, leader: str) -> None:
     injection.end(number)
 
 
-async def _damage_running(injection: Injection, step: Step, node: str, commitlog: Path) -> None:
+async def _damage_running(injection: Injection, step: FaultStep, node: str, commitlog: Path) -> None:
     """Flip a bit under a running broker while another one is away, which may need those bytes when it returns.
 
     The broker detects it by itself, when the bytes are read, or at its next start.
@@ -117,7 +117,7 @@ async def repaired(injection: Injection, node: str, files: list[DamagedFile]) ->
     injection.recorder.note("not-repaired", n=node, v=[each.path.name for each in due if each.is_changed])
 
 
-async def fill_disk(injection: Injection, step: Step, leader: str) -> None:
+async def fill_disk(injection: Injection, step: FaultStep, leader: str) -> None:
     """Move a broker's directory to a small file system, fill that, and empty it again. Needs root.
 
     A leader with a full disk must transfer leadership; the replica catches up by itself when there is room again.

@@ -9,7 +9,7 @@ from random import Random
 
 from jepsen.deployments.cluster import Cluster
 from jepsen.recorder import Recorder
-from jepsen.schedule import Step
+from jepsen.schedule import FaultStep
 
 CONFIRM_SECONDS_MAX = 10.0
 
@@ -34,7 +34,7 @@ class Injection:
         self.decks[name] = [each for each in deck if each != card]
         return card
 
-    def begin(self, step: Step, nodes: tuple[str, ...]) -> int:
+    def begin(self, step: FaultStep, nodes: tuple[str, ...]) -> int:
         """Record that a fault begins. Returns its number."""
         return self._begin(step.kind, step.variant.what, nodes, f" for {step.seconds:.1f} s", step.variant.majority)
 
@@ -65,5 +65,5 @@ class Injection:
         self.recorder.fault_ends(number)
 
 
-CarryOut = Callable[[Injection, Step, str], Awaitable[None]]
+CarryOut = Callable[[Injection, FaultStep, str], Awaitable[None]]
 """``carry_out(injection, step, leader)``: begins a fault, confirms it, waits, heals it."""

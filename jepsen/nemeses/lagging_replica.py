@@ -8,7 +8,7 @@ import trio
 
 from jepsen.deployments.cluster import Cluster
 from jepsen.nemeses.injection import Injection
-from jepsen.schedule import Step
+from jepsen.schedule import FaultStep
 
 REMOVED_SECONDS_MAX = 60.0
 CATCH_UP_SECONDS_MAX = 90.0
@@ -19,7 +19,7 @@ MOMENT_SECONDS_MAX = 20.0
 REST_SECONDS = (0.0, 0.0, 0.01, 0.1, 0.5)
 
 
-async def behind(injection: Injection, step: Step, leader: str) -> None:
+async def behind(injection: Injection, step: FaultStep, leader: str) -> None:
     """Stop a follower for a while. Confirmed by its files: afterwards the oldest one is behind all that it had."""
     cluster = injection.cluster
     node = injection.rng.choice([each for each in cluster.nodes if each != leader])

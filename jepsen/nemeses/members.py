@@ -10,7 +10,7 @@ from jepsen.deployments import operators
 from jepsen.deployments.cluster import Cluster, ClusterFailed
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.lagging_replica import has_logged
-from jepsen.schedule import Step, targets
+from jepsen.schedule import FaultStep, targets
 from mq.client import ClientError
 from mq.inspection.group_session import GroupSession
 from mq.protocol.requests.raft_group import GroupAnswer
@@ -24,7 +24,7 @@ ELECTION_SECONDS = 6.0
 """Longer than a possible election takes."""
 
 
-async def members(injection: Injection, step: Step, leader: str) -> None:
+async def members(injection: Injection, step: FaultStep, leader: str) -> None:
     """Change the membership as operators do; confirmed by the members that the leader reports."""
     match step.variant.what:
         case "a fourth replica joins, one of them leaves":
@@ -41,7 +41,7 @@ async def members(injection: Injection, step: Step, leader: str) -> None:
             await _leave_and_come_back(injection, step, *targets(whose, leader, injection.cluster.nodes, injection.rng))
 
 
-async def _leave_and_come_back(injection: Injection, step: Step, node: str) -> None:
+async def _leave_and_come_back(injection: Injection, step: FaultStep, node: str) -> None:
     """Remove a replica, delete its directory, add it again and give it a vote."""
     cluster = injection.cluster
     number = injection.begin(step, (node,))
@@ -61,7 +61,7 @@ async def readd(cluster: Cluster, node: str) -> None:
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
 
 
-async def _join_and_leave(injection: Injection, step: Step, *, kills: bool) -> None:
+async def _join_and_leave(injection: Injection, step: FaultStep, *, kills: bool) -> None:
     """Let a spare join and become a voter; then let any of the four leave. With ``kills``, members die meanwhile."""
     cluster = injection.cluster
     node = await prepare_spare(cluster)
@@ -97,7 +97,7 @@ async def _kill_one_by_one(injection: Injection, nodes: Sequence[str]) -> None:
         await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
 
 
-async def _learner_dies(injection: Injection, step: Step) -> None:
+async def _learner_dies(injection: Injection, step: FaultStep) -> None:
     """Add a spare and kill it twice while it fetches the log; then make it a voter, and remove another one."""
     cluster = injection.cluster
     node = await prepare_spare(cluster)
@@ -118,7 +118,7 @@ async def _learner_dies(injection: Injection, step: Step) -> None:
     injection.end(number)
 
 
-async def _replace(injection: Injection, step: Step) -> None:
+async def _replace(injection: Injection, step: FaultStep) -> None:
     """Kill a member for ever, and replace it by a spare."""
     cluster = injection.cluster
     dead = injection.rng.choice(cluster.nodes)
@@ -139,7 +139,7 @@ async def _replace(injection: Injection, step: Step) -> None:
     injection.end(number)
 
 
-async def _wiped(injection: Injection, step: Step, leader: str) -> None:
+async def _wiped(injection: Injection, step: FaultStep, leader: str) -> None:
     """Restart a follower under its name without data: it must not vote until it is removed and added as a new one.
 
     The other follower requests its vote while the leader is dead: with that vote, everything that only the leader and

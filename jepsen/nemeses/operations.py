@@ -8,7 +8,7 @@ from jepsen.deployments.network import NAME_SERVERS
 from jepsen.deployments.operators import open_session
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.nemeses.processes import state_of_process
-from jepsen.schedule import Step, targets
+from jepsen.schedule import FaultStep, targets
 from mq.cli.errors import CommandFailed
 from mq.client import ClientError
 
@@ -16,7 +16,7 @@ LEVEL_SECONDS_MAX = 60.0
 ROUNDS = 6
 
 
-async def restart(injection: Injection, step: Step, leader: str) -> None:
+async def restart(injection: Injection, step: FaultStep, leader: str) -> None:
     """Send SIGTERM and restart; the next broker when this one has caught up."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
@@ -34,7 +34,7 @@ async def restart(injection: Injection, step: Step, leader: str) -> None:
     injection.end(number)
 
 
-async def transfer(injection: Injection, step: Step, leader: str) -> None:
+async def transfer(injection: Injection, step: FaultStep, leader: str) -> None:
     """Transfer leadership as `raftmq group transfer`; confirmed by the new leader, or by the death of the target."""
     match step.variant.what:
         case "leadership to a follower that is killed":
@@ -45,7 +45,7 @@ async def transfer(injection: Injection, step: Step, leader: str) -> None:
             await _transfer(injection, step, leader, rounds=1)
 
 
-async def _transfer(injection: Injection, step: Step, leader: str, *, rounds: int) -> None:
+async def _transfer(injection: Injection, step: FaultStep, leader: str, *, rounds: int) -> None:
     cluster = injection.cluster
     number = injection.begin(step, (leader,))
     leaders = [leader]
@@ -61,7 +61,7 @@ async def _transfer(injection: Injection, step: Step, leader: str, *, rounds: in
     injection.end(number)
 
 
-async def _transfer_to_dead(injection: Injection, step: Step, leader: str) -> None:
+async def _transfer_to_dead(injection: Injection, step: FaultStep, leader: str) -> None:
     """Kill the follower just before the request: the leader must not wait for it for long."""
     cluster = injection.cluster
     to = injection.rng.choice([node for node in cluster.nodes if node != leader])
@@ -88,7 +88,7 @@ async def _ask_for_transfer(injection: Injection, to: str = "") -> None:
             injection.say(f"  refused: {answer.text}")
 
 
-async def kill_name_servers(injection: Injection, step: Step, leader: str) -> None:
+async def kill_name_servers(injection: Injection, step: FaultStep, leader: str) -> None:
     """Send SIGKILL to one or both name servers; they restart empty until brokers register again."""
     cluster = injection.cluster
     names = {"the first": NAME_SERVERS[:1], "the second": NAME_SERVERS[1:], "both": NAME_SERVERS}[step.variant.what]

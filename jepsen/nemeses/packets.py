@@ -8,7 +8,7 @@ from jepsen.deployments.netns import Networks
 from jepsen.deployments.network import CLIENTS
 from jepsen.deployments.packets import Shape
 from jepsen.nemeses.injection import Injection
-from jepsen.schedule import Step, targets
+from jepsen.schedule import FaultStep, targets
 
 SHAPES = {
     "delay": Shape(delay=0.05, jitter=0.03),
@@ -21,7 +21,7 @@ SHAPES = {
 LOOK_SECONDS = 1.0
 
 
-async def packets(injection: Injection, step: Step, leader: str) -> None:
+async def packets(injection: Injection, step: FaultStep, leader: str) -> None:
     """Disturb all links of some brokers, in both directions, including clients. Confirmed by the switch's counts."""
     cluster = injection.cluster
     network = cluster.network

@@ -9,10 +9,10 @@ import trio
 
 from jepsen.deployments.network import Grudges
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
-from jepsen.schedule import Step, grudges
+from jepsen.schedule import FaultStep, grudges
 
 
-async def partition(injection: Injection, step: Step, leader: str) -> None:
+async def partition(injection: Injection, step: FaultStep, leader: str) -> None:
     """Let some servers receive nothing from others for a while."""
     node_grudges = grudges(step.variant.what, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, tuple(sorted(node_grudges)))

@@ -8,10 +8,10 @@ import trio
 
 from jepsen.deployments.disks import PowerLossEffect
 from jepsen.nemeses.injection import Injection
-from jepsen.schedule import Step, targets
+from jepsen.schedule import FaultStep, targets
 
 
-async def power_loss(injection: Injection, step: Step, leader: str) -> None:
+async def power_loss(injection: Injection, step: FaultStep, leader: str) -> None:
     """Cut the power of the chosen brokers at once, and restart them after a while."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)

@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
-from jepsen.schedule import Step, targets
+from jepsen.schedule import FaultStep, targets
 
 CHECKPOINT = "while it writes a checkpoint"
 UNFINISHED = ("checkpoint.tmp", "snapshot.tmp")
@@ -19,7 +19,7 @@ SHORT_PAUSES = 5
 """Number of consecutive short pauses of a leader."""
 
 
-async def kill(injection: Injection, step: Step, leader: str) -> None:
+async def kill(injection: Injection, step: FaultStep, leader: str) -> None:
     """Send SIGKILL to the chosen brokers at once, and restart them after a while."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
@@ -52,7 +52,7 @@ def _unfinished(directory: Path) -> bool:
     return any((directory / name).exists() for name in UNFINISHED)
 
 
-async def pause(injection: Injection, step: Step, leader: str) -> None:
+async def pause(injection: Injection, step: FaultStep, leader: str) -> None:
     """Send SIGSTOP, and SIGCONT after a while."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)

@@ -12,7 +12,7 @@ import trio
 from jepsen.deployments.cluster import Cluster
 from jepsen.deployments.leftovers import CGROUPS, PREFIX
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
-from jepsen.schedule import Step, targets
+from jepsen.schedule import FaultStep, targets
 
 PERIOD_US, QUOTA_US = 100_000, 8_000
 """8 % of a core: too little for timely heartbeats under load, but not nothing."""
@@ -47,7 +47,7 @@ def _root(controller: str) -> tuple[Path, int] | None:
     return (CGROUPS[1], 2) if controllers.exists() and controller in controllers.read_text().split() else None
 
 
-async def starve(injection: Injection, step: Step, leader: str) -> None:
+async def starve(injection: Injection, step: FaultStep, leader: str) -> None:
     """Give brokers a few milliseconds of each tenth of a second; confirmed by the kernel's throttling figure."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
@@ -66,7 +66,7 @@ def throttled(stat: str) -> int:
     return _figure(stat, "nr_throttled")
 
 
-async def memory(injection: Injection, step: Step, leader: str) -> None:
+async def memory(injection: Injection, step: FaultStep, leader: str) -> None:
     """Give a broker hardly any new memory; if the kernel kills it for that, restart it.
 
     Confirmed by how often the kernel reclaimed memory, or by its death.

@@ -7,7 +7,7 @@ import trio
 from jepsen.damage.log_damage import closed_files, flip_property
 from jepsen.nemeses.disks import REPAIR_SECONDS_MAX, repaired, wait_for_closed_files
 from jepsen.nemeses.injection import Injection
-from jepsen.schedule import Step
+from jepsen.schedule import FaultStep
 from jepsen.wire import ask_once, pull_fields
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.records import RecordError, StoredMessage, decode_records
@@ -22,7 +22,7 @@ def serves(message: StoredMessage, body: bytes) -> bool:
     return [(each.body, each.properties) for each in records] == [(message.body, message.properties)]
 
 
-async def rot(injection: Injection, step: Step, leader: str) -> None:
+async def rot(injection: Injection, step: FaultStep, leader: str) -> None:
     """Change a property of an old message on the disk of a running broker, and read the message there.
 
     The broker is restarted before, since it trusts the page cache for its own writes. It must not serve the damaged

@@ -9,7 +9,7 @@ import trio
 
 from jepsen.deployments.shim import Shim
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
-from jepsen.schedule import Step, targets
+from jepsen.schedule import FaultStep, targets
 
 SKEWS_SECONDS = {"steps ahead": 60.0, "a day ahead": 86_400.0, "steps back": -3600.0, "strobes": 2.0}
 STROBE_SECONDS = 0.01
@@ -17,7 +17,7 @@ SLOW_SYNC_SECONDS = (0.05, 0.5)
 _END_SECONDS_MAX = 15.0
 
 
-async def clock(injection: Injection, step: Step, leader: str) -> None:
+async def clock(injection: Injection, step: FaultStep, leader: str) -> None:
     """Let a wall clock jump, and jump back at the end; or let it strobe. Confirmed by the number of wrong times."""
     whose, _, how = step.variant.what.partition(": ")
     nodes = targets(whose, leader, injection.cluster.nodes, injection.rng)
@@ -35,7 +35,7 @@ async def clock(injection: Injection, step: Step, leader: str) -> None:
     injection.end(number)
 
 
-async def slow_disk(injection: Injection, step: Step, leader: str) -> None:
+async def slow_disk(injection: Injection, step: FaultStep, leader: str) -> None:
     """Make each sync take much longer."""
     nodes = targets(step.variant.what, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -49,7 +49,7 @@ async def slow_disk(injection: Injection, step: Step, leader: str) -> None:
     injection.end(number)
 
 
-async def disk_error(injection: Injection, step: Step, leader: str) -> None:
+async def disk_error(injection: Injection, step: FaultStep, leader: str) -> None:
     """Let writes or syncs of a broker fail with EIO. It must exit, and is restarted on a good disk.
 
     A broker that continues without its disk is killed: messages that it acknowledged since must be on the others.

@@ -11,7 +11,7 @@ from jepsen.deployments.cluster import Cluster
 from jepsen.deployments.object_storage import ObjectStorage
 from jepsen.nemeses.disks import REPAIR_SECONDS_MAX
 from jepsen.nemeses.injection import Injection
-from jepsen.schedule import Step
+from jepsen.schedule import FaultStep
 
 PREFIX = "broker-a"
 MANIFEST = "manifest.json"
@@ -55,7 +55,7 @@ async def _restart(injection: Injection) -> str:
     return node
 
 
-async def store_gone(injection: Injection, step: Step, leader: str) -> None:
+async def store_gone(injection: Injection, step: FaultStep, leader: str) -> None:
     """Kill the store, and start it again with all objects; in one variant restart a broker meanwhile."""
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
@@ -70,7 +70,7 @@ async def store_gone(injection: Injection, step: Step, leader: str) -> None:
     injection.end(number)
 
 
-async def store_slow(injection: Injection, step: Step, leader: str) -> None:
+async def store_slow(injection: Injection, step: FaultStep, leader: str) -> None:
     """Let each request take two seconds longer, and restart a broker, which has to read everything again."""
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
@@ -85,7 +85,7 @@ async def store_slow(injection: Injection, step: Step, leader: str) -> None:
     injection.end(number)
 
 
-async def store_rot(injection: Injection, step: Step, leader: str) -> None:
+async def store_rot(injection: Injection, step: FaultStep, leader: str) -> None:
     """Flip bits in all objects with messages, and restart a broker: it may refuse, and must not serve them."""
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
@@ -112,7 +112,7 @@ def rotten(rng: Random, content: bytes) -> bytes:
     return bytes(data)
 
 
-async def store_rollback(injection: Injection, step: Step, leader: str) -> None:
+async def store_rollback(injection: Injection, step: FaultStep, leader: str) -> None:
     """Replace the manifest by an older one, and restart a broker: missing files are refused, or archived again.
 
     If no broker has replaced the older one meanwhile, the newer one is put back at the end, as an operator would.

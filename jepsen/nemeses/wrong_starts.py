@@ -11,7 +11,7 @@ import trio
 
 from jepsen.deployments.cluster import Cluster
 from jepsen.nemeses.injection import Injection
-from jepsen.schedule import Step
+from jepsen.schedule import FaultStep
 
 REFUSED_SECONDS_MAX = 60.0
 CATCH_UP_SECONDS_MAX = 60.0
@@ -49,7 +49,7 @@ def _start(what: str, cluster: Cluster, node: str, other: str) -> _Start:
             raise ValueError(f"there is no wrong start called {what!r}")
 
 
-async def wrong_start(injection: Injection, step: Step, leader: str) -> None:
+async def wrong_start(injection: Injection, step: FaultStep, leader: str) -> None:
     """Start a broker with wrong options. Confirmed by its exit code and its message."""
     cluster = injection.cluster
     node = injection.rng.choice([each for each in cluster.nodes if each != leader])

@@ -17,7 +17,7 @@ LINES_MAX = 20
 BEGAN = "%Y-%m-%d %H:%M:%S UTC"
 
 
-class Line(msgspec.Struct, frozen=True):
+class HistoryLine(msgspec.Struct, frozen=True):
     """An operation that names a value: the line of the history where it begins, from 1, and its text."""
 
     number: int
@@ -31,16 +31,16 @@ def values_in_examples(examples: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(value for example in examples for value in VALUE.findall(example)))
 
 
-def lines_of(history: History, values: Iterable[str]) -> Mapping[str, list[Line]]:
+def lines_of(history: History, values: Iterable[str]) -> Mapping[str, list[HistoryLine]]:
     """Map each value to the first operations that sent, read or ended it, at most `LINES_MAX`."""
-    lines: dict[str, list[Line]] = {value: [] for value in values}
+    lines: dict[str, list[HistoryLine]] = {value: [] for value in values}
     if not lines:
         return lines
     for operation in history.operations:
         for value in _named(operation, lines):
             if len(lines[value]) < LINES_MAX:
                 lines[value].append(
-                    Line(operation.index + 1, _says(operation, history.began), operation.began, operation.node)
+                    HistoryLine(operation.index + 1, _says(operation, history.began), operation.began, operation.node)
                 )
     return lines
 

@@ -9,7 +9,7 @@ from html import escape
 from checkers.history import Fault, History
 from checkers.verdict import Result, Verdict, in_words
 from jepsen.report.charts import charts
-from jepsen.report.evidence import Line, lines_of, time_of_day, values_in_examples
+from jepsen.report.evidence import HistoryLine, lines_of, time_of_day, values_in_examples
 from jepsen.report.timeline import draw
 
 STYLE = """
@@ -92,7 +92,7 @@ def _anomalies(history: History, result: Result) -> str:
     return "".join(parts)
 
 
-def _evidence(history: History, example: str, lines_by_value: Mapping[str, Sequence[Line]]) -> str:
+def _evidence(history: History, example: str, lines_by_value: Mapping[str, Sequence[HistoryLine]]) -> str:
     """The lines of the history that name the values of an example, and the logs of its replicas at that time."""
     lines = [line for value in values_in_examples([example]) for line in lines_by_value.get(value, ())]
     if not lines:

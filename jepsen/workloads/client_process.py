@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from checkers.recording import Worker
-from jepsen.clients import Order, Report
+from jepsen.clients import ClientReport, Order
 from jepsen.derived_messages import body_of, new_value, properties_of, tag_of, value_of
 from jepsen.workloads.workload import SIZES, Workload
 
@@ -18,7 +18,7 @@ AWAY_SECONDS = (0.1, 2.0)
 """Delay before a process that ended is restarted."""
 PIECE_BYTES = 65536
 
-_REPORTS = msgspec.json.Decoder(Report)
+_REPORTS = msgspec.json.Decoder(ClientReport)
 
 
 async def serve_client_process(workload: Workload, name: str, command: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ class _Life:
             await self._answered.wait()
             await trio.sleep(REST_SECONDS * self._rng.random())
 
-    def _record_report(self, report: Report) -> None:
+    def _record_report(self, report: ClientReport) -> None:
         """Record a report of the client."""
         workload, worker = self._workload, self._producer
         queue = f"{workload.topic}/{report.queue}"

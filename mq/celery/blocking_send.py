@@ -60,7 +60,7 @@ class TaskProducer(Producer[bytes]):
             await remoting.route(topic, refresh=True)
 
 
-class _Line:
+class _PooledConnection:
     """A connection that one thread uses at a time."""
 
     __slots__ = ("__weakref__", "address", "opaque", "socket")
@@ -132,7 +132,7 @@ class BlockingSends:
         self._remoting = remoting
         self._unique_keys = new_unique_keys(new_random(None, os.getpid()))
         self._lock = threading.Lock()
-        self._idle: deque[_Line] = deque()
+        self._idle: deque[_PooledConnection] = deque()
         self._is_closed = False
 
     def send(
@@ -203,7 +203,7 @@ class BlockingSends:
         address = route.leader_address(name)
         return None if address is None else (MessageQueue(topic, name, level), address)
 
-    def _line_to(self, address: str) -> _Line:
+    def _line_to(self, address: str) -> _PooledConnection:
         """Take an idle connection to `address`, or open one. Raises OSError."""
         for _ in range(len(self._idle)):
             try:
@@ -213,9 +213,9 @@ class BlockingSends:
             if line.address == address and line.is_silent:
                 return line
             line.close()
-        return _Line(address, self._remoting.tls, self.seconds / 2)
+        return _PooledConnection(address, self._remoting.tls, self.seconds / 2)
 
-    def _put_back(self, line: _Line) -> None:
+    def _put_back(self, line: _PooledConnection) -> None:
         if self._is_closed or len(self._idle) >= IDLE_MAX:
             line.close()
         else:

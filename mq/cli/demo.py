@@ -27,7 +27,7 @@ from mq.cli.client_errors import client_errors
 from mq.cli.demo_consumer import parse_line
 from mq.cli.demo_leftovers import GROUP, leave_work
 from mq.cli.demo_text import source_directory, source_lines, tag_of
-from mq.cli.demo_verdict import History, Queue, Verdict
+from mq.cli.demo_verdict import DemoVerdict, History, Queue
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
 from mq.client.admin import Admin
 from mq.client.errors import ClientError
@@ -112,12 +112,12 @@ def next_steps(directory: Path, key: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoResult:
     """The verdict, and the times. ``failover_seconds``: from SIGKILL to the first acknowledgement of a message stored
     by another broker; None if there was none.
     """
 
-    verdict: Verdict
+    verdict: DemoVerdict
     killed: str
     new_leader: str
     failover_seconds: float | None
@@ -130,7 +130,7 @@ class Outcome:
         return self.verdict.is_good and self.killed != self.new_leader and self.failover_seconds is not None
 
 
-def table_of(outcome: Outcome) -> Table:
+def table_of(outcome: DemoResult) -> Table:
     """The outcome as text."""
     verdict = outcome.verdict
     failover = outcome.failover_seconds
@@ -204,7 +204,7 @@ class _DemoState:
         await self.moved.wait()
 
 
-async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, for_a_look: bool = False) -> Outcome:
+async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, for_a_look: bool = False) -> DemoResult:
     """Run the whole demonstration in ``directory``. Raises ServersFailed, ClientError, OSError.
 
     ``for_a_look``: then let a consumer group fail, so that there is something to find with the console.
@@ -232,7 +232,7 @@ async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, 
         new_leader = await cluster.leader()
         if for_a_look:
             await leave_work(cluster, TOPIC)
-    return Outcome(
+    return DemoResult(
         verdict=state.history.verdict(),
         killed=killed_node,
         new_leader=new_leader,

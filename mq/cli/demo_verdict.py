@@ -33,7 +33,7 @@ class Acknowledgement(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DemoVerdict:
     """Counts of events; the lists describe the first few violations."""
 
     sent: int
@@ -109,13 +109,13 @@ class History:
         """Acknowledged messages that have not been consumed (yet)."""
         return sum(number not in self.consumed for number in self.acknowledgements)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> DemoVerdict:
         """Evaluate the recorded events."""
         lost_numbers = [number for number in self.acknowledgements if number not in self.consumed]
         for number in lost_numbers[:_EXAMPLES_MAX]:
             self._add_example(f"message {number} was acknowledged and never consumed")
         misplaced_count = self._count_misplaced()
-        return Verdict(
+        return DemoVerdict(
             sent=self.sent,
             acknowledged=len(self.acknowledgements),
             outcome_unknown=len(self.unknown),

@@ -16,7 +16,7 @@ from raftlog.log_numbers import LogIndex, Term
 if TYPE_CHECKING:
     from raftlog.consensus.types import ConfState
     from raftlog.segment.meta import MetaState
-    from raftlog.segment.verify import Report
+    from raftlog.segment.verify import DirectoryReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def force(
         print("nothing was changed; pass --yes to make this change")
 
 
-def _plan(report: Report, address: str | None) -> tuple[Plan, MetaState]:
+def _plan(report: DirectoryReport, address: str | None) -> tuple[Plan, MetaState]:
     """Raises CommandFailed if this replica cannot continue alone."""
     from raftlog import NodeId
     from raftlog.forced_members import newest_configuration

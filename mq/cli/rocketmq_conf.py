@@ -28,7 +28,7 @@ class ConvertedConf(NamedTuple):
     origins: dict[str, str]
 
 
-class _Line(NamedTuple):
+class _ConfLine(NamedTuple):
     number: int
     key: str
     value: str
@@ -216,8 +216,8 @@ def convert(text: str, directory: Path) -> ConvertedConf:
     return ConvertedConf(settings, warnings, origins)
 
 
-def _parse(text: str) -> dict[str, _Line]:
-    lines: dict[str, _Line] = {}
+def _parse(text: str) -> dict[str, _ConfLine]:
+    lines: dict[str, _ConfLine] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         content = raw.strip()
         if not content or content[0] in "#!":
@@ -227,18 +227,18 @@ def _parse(text: str) -> dict[str, _Line]:
             raise ConfInvalid(f"line {number}: {content[:60]!r} is not KEY=VALUE")
         if key in lines:
             raise ConfInvalid(f"line {number}: {key} is given twice, first in line {lines[key].number}")
-        lines[key] = _Line(number, key, value)
+        lines[key] = _ConfLine(number, key, value)
     return lines
 
 
-def _convert_value(line: _Line, convert_value: Callable[[str], Any]) -> Any:
+def _convert_value(line: _ConfLine, convert_value: Callable[[str], Any]) -> Any:
     try:
         return convert_value(line.value)
     except ValueError as error:
         raise ConfInvalid(f"line {line.number}: {line.key}: {error}") from error
 
 
-def _why_not(line: _Line) -> str:
+def _why_not(line: _ConfLine) -> str:
     """The reason that a key does not apply. Raises ConfInvalid for a misspelled key."""
     if (reason := NOT_APPLICABLE.get(line.key)) is not None:
         return reason
@@ -251,7 +251,7 @@ def _why_not(line: _Line) -> str:
     return "unknown to this version of raftmq"
 
 
-def _add_address(lines: Mapping[str, _Line], settings: dict[str, Any], origins: dict[str, str]) -> None:
+def _add_address(lines: Mapping[str, _ConfLine], settings: dict[str, Any], origins: dict[str, str]) -> None:
     """``listenPort`` and ``brokerIP1``: RocketMQ listens on all addresses, and advertises one."""
     if not lines.keys() & {"listenPort", "brokerIP1"}:
         return

@@ -14,7 +14,7 @@ from mq.client.net.replies import received_messages
 from mq.client.net.routes import TopicRoute
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.message_ids import MessageIdInvalid, parse_offset_message_id
-from mq.protocol.messages.trace import HandlingBegun, MessageTrace, Sent, TraceRecord, build_trace, decode_trace
+from mq.protocol.messages.trace import HandlingBegun, MessageTrace, SendTrace, TraceRecord, build_trace, decode_trace
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.namesrv import ClusterInfo
 from mq.protocol.requests.queries import QueryMessageExt, ViewMessageByIdExt
@@ -129,7 +129,7 @@ def trace_of(message_id: str, messages: Iterable[ReceivedMessage]) -> MessageTra
         host = message.born_host.ip
         records += [
             msgspec.structs.replace(each, client_host=host)
-            if isinstance(each, Sent | HandlingBegun) and not each.client_host
+            if isinstance(each, SendTrace | HandlingBegun) and not each.client_host
             else each
             for each in steps
         ]

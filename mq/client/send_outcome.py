@@ -25,21 +25,21 @@ class Retry(Enum):
     """Send again until the caller's timeout: no broker can serve the queue now, as during an election."""
 
 
-class Verdict(NamedTuple):
+class StoreCertainty(NamedTuple):
     """Whether a message is stored, as far as this answer alone tells."""
 
     stored: Literal["yes", "no", "unknown"]
     retry: Retry
 
 
-STORED = Verdict("yes", Retry.NEVER)
-REFUSED = Verdict("no", Retry.NEVER)
-REFUSED_HERE = Verdict("no", Retry.ELSEWHERE)
-UNKNOWN_HERE = Verdict("no", Retry.COUNTED)
-NOT_NOW = Verdict("no", Retry.UNTIL_TIMEOUT)
-VAGUE = Verdict("unknown", Retry.COUNTED)
+STORED = StoreCertainty("yes", Retry.NEVER)
+REFUSED = StoreCertainty("no", Retry.NEVER)
+REFUSED_HERE = StoreCertainty("no", Retry.ELSEWHERE)
+UNKNOWN_HERE = StoreCertainty("no", Retry.COUNTED)
+NOT_NOW = StoreCertainty("no", Retry.UNTIL_TIMEOUT)
+VAGUE = StoreCertainty("unknown", Retry.COUNTED)
 
-_VERDICTS: dict[int, Verdict] = {
+_VERDICTS: dict[int, StoreCertainty] = {
     ResponseCode.SUCCESS: STORED,
     ResponseCode.FLUSH_DISK_TIMEOUT: STORED,
     ResponseCode.SLAVE_NOT_AVAILABLE: STORED,
@@ -61,7 +61,7 @@ _VERDICTS: dict[int, Verdict] = {
 _BUSY_BEFORE_STORE = ("[REJECTREQUEST]", "[OVERLOAD]", "[TIMEOUT_CLEAN_QUEUE]")
 
 
-def judge_answer(code: int, remark: str | None) -> Verdict:
+def judge_answer(code: int, remark: str | None) -> StoreCertainty:
     """The meaning of a broker's answer `code` with `remark` to a send. Unlisted codes are permanent refusals."""
     if code == ResponseCode.SYSTEM_BUSY:
         return NOT_NOW if (remark or "").startswith(_BUSY_BEFORE_STORE) else VAGUE

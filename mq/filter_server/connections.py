@@ -22,7 +22,7 @@ from mq.filter.programs import (
 )
 from mq.filter.subscription import ALL_TAGS
 from mq.filter_server.broker_link import BrokerLink
-from mq.filter_server.figures import Figures
+from mq.filter_server.figures import FilterCounters
 from mq.filter_server.filtered_pulls import SUSPEND, FilteredPulls, refusal
 from mq.filter_server.java_filters import java_program
 from mq.filter_server.loaded_programs import Programs
@@ -65,7 +65,7 @@ class Connections:
         link: BrokerLink,
         programs: Programs,
         pulls: FilteredPulls,
-        figures: Figures,
+        figures: FilterCounters,
         *,
         certificate: Certificate | None,
         must_use_tls: bool,

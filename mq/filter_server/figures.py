@@ -26,7 +26,7 @@ class GroupFigures:
     throttled_seconds: float = 0.0
 
 
-class Figures:
+class FilterCounters:
     """The counters of a filter server.
 
     Attributes:
@@ -72,7 +72,7 @@ _BY_GROUP: Final = (
 )
 
 
-def collect(figures: Figures) -> Generator[None, None, Families]:
+def collect(figures: FilterCounters) -> Generator[None, None, Families]:
     """All metrics of a filter server; see `mq.monitoring.families.Collect`."""
     families: list[Family | Histogram] = [*process_families({})]
     yield

@@ -16,7 +16,7 @@ from mq.client.errors import BrokerError, ClientError
 from mq.client.net.replies import fields_of
 from mq.filter.programs import CLASS_FILTER, ProgramInvalid, ProgramName
 from mq.filter_server.broker_link import BrokerLink
-from mq.filter_server.figures import Figures
+from mq.filter_server.figures import FilterCounters
 from mq.filter_server.loaded_programs import Program, Programs
 from mq.filter_server.picking import FilterResult, Records, pick, records_in, seen_by_filter
 from mq.filter_server.pull_progress import EXAMINED_MAX, PullHead, PullProgress, PullResponse
@@ -43,7 +43,7 @@ class FilteredPulls:
         self,
         link: BrokerLink,
         programs: Programs,
-        figures: Figures,
+        figures: FilterCounters,
         *,
         threads: int,
         body_bytes_max: int,

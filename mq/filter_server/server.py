@@ -15,7 +15,7 @@ from mq.client.net.client_core import RemotingSettings, parse_addresses
 from mq.client.net.identity import new_client_id
 from mq.filter_server.broker_link import BrokerLink
 from mq.filter_server.connections import Connections
-from mq.filter_server.figures import Figures, collect
+from mq.filter_server.figures import FilterCounters, collect
 from mq.filter_server.filtered_pulls import FilteredPulls
 from mq.filter_server.java_filters import JavaSandbox
 from mq.filter_server.loaded_programs import Programs
@@ -59,7 +59,7 @@ async def serve(
     listeners = await trio.open_tcp_listeners(settings.listen_port, host=settings.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
     address = settings.advertise or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-    figures = Figures()
+    figures = FilterCounters()
     log.info("listening", host=host, port=port)
     try:
         async with (

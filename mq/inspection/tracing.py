@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mq.protocol.messages.trace import ContextCode, MessageKind, MessageTrace, Sent, TracedHandling
+from mq.protocol.messages.trace import ContextCode, MessageKind, MessageTrace, SendTrace, TracedHandling
 
 _KINDS = {MessageKind.HALF: "half ", MessageKind.DELAY: "delayed ", MessageKind.ORDER: "ordered "}
 
@@ -41,7 +41,7 @@ def trace_summary(story: MessageTrace) -> list[str]:
     return lines or ["no consumer with tracing handled it"]
 
 
-def _send_text(send: Sent) -> str:
+def _send_text(send: SendTrace) -> str:
     what = f"{_KINDS.get(MessageKind(send.kind), '') if send.kind in set(MessageKind) else ''}message"
     result = "sent" if send.success else "failed to send"
     more = "".join(f", {name} {_name(value)}" for name, value in (("tags", send.tags), ("keys", send.keys)) if value)

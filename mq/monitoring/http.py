@@ -39,7 +39,7 @@ Ready = Callable[[], Awaitable[str | None]]
 """The reason why the server is not ready; None if it is."""
 
 
-class Response(NamedTuple):
+class HttpResponse(NamedTuple):
     """An answer to a GET."""
 
     status: HTTPStatus
@@ -81,19 +81,19 @@ class Monitoring:
         """Serve until cancelled; closes the listeners."""
         await trio.serve_listeners(self._serve_connection, listeners)
 
-    async def respond(self, path: str, accept: str) -> Response:
+    async def respond(self, path: str, accept: str) -> HttpResponse:
         """The answer to a GET of a path."""
         if path == "/metrics":
             content_type, body = await self._metrics(accept)
-            return Response(HTTPStatus.OK, content_type, body)
+            return HttpResponse(HTTPStatus.OK, content_type, body)
         await trio.lowlevel.checkpoint()
         if path == "/healthz":
-            return Response(HTTPStatus.OK, _PLAIN, b"ok\n")
+            return HttpResponse(HTTPStatus.OK, _PLAIN, b"ok\n")
         if path == "/readyz":
             reason = await self._ready()
             status = HTTPStatus.OK if reason is None else HTTPStatus.SERVICE_UNAVAILABLE
-            return Response(status, _PLAIN, f"{reason or 'ok'}\n".encode())
-        return Response(HTTPStatus.NOT_FOUND, _PLAIN, b"there are /metrics, /healthz and /readyz\n")
+            return HttpResponse(status, _PLAIN, f"{reason or 'ok'}\n".encode())
+        return HttpResponse(HTTPStatus.NOT_FOUND, _PLAIN, b"there are /metrics, /healthz and /readyz\n")
 
     async def _metrics(self, accept: str) -> tuple[str, bytes]:
         async with self._lock:
@@ -140,10 +140,10 @@ class Monitoring:
                 return
             connection.start_next_cycle()
 
-    async def _answer(self, request: h11.Request) -> Response:
+    async def _answer(self, request: h11.Request) -> HttpResponse:
         if request.method not in (b"GET", b"HEAD"):
             await trio.lowlevel.checkpoint()
-            return Response(HTTPStatus.METHOD_NOT_ALLOWED, _PLAIN, b"only GET and HEAD\n")
+            return HttpResponse(HTTPStatus.METHOD_NOT_ALLOWED, _PLAIN, b"only GET and HEAD\n")
         accept = next((value.decode("ascii", "replace") for name, value in request.headers if name == b"accept"), "")
         path = request.target.partition(b"?")[0].decode("ascii", "replace")
         return await self.respond(path, accept)
@@ -187,7 +187,7 @@ async def _refuse(connection: h11.Connection, stream: trio.abc.Stream) -> None:
         await stream.send_all((connection.send(head) or b"") + (connection.send(h11.EndOfMessage()) or b""))
 
 
-def _encode(connection: h11.Connection, request: h11.Request, response: Response) -> list[memoryview]:
+def _encode(connection: h11.Connection, request: h11.Request, response: HttpResponse) -> list[memoryview]:
     """The response in parts; its body is not copied."""
     head = h11.Response(
         status_code=response.status,

@@ -90,7 +90,7 @@ class Lane(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Link:
+class _OpenConnection:
     """An open connection to a peer, its frame tags, and its protocol version.
 
     ``is_used``: whether frames were sent since it was looked at the last time.
@@ -157,7 +157,7 @@ class Transport:
         self._after_sync = AfterSync(writer)
         self._log = log
         self._refusal_log = RefusalLog(log, trio.current_time, refusal_log_seconds)
-        self._outbound: dict[tuple[NodeId, Lane], _Link] = {}
+        self._outbound: dict[tuple[NodeId, Lane], _OpenConnection] = {}
         self._incarnations: dict[NodeId, str] = {}
         self._inbound: set[_Inbound] = set()
         self._unidentified: dict[_Inbound, None] = {}
@@ -357,7 +357,7 @@ class Transport:
         closing = trio.Event()
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closing.set())
-        link = self._outbound[peer, lane] = _Link(stream, keys.seal, keys.secret_id, version)
+        link = self._outbound[peer, lane] = _OpenConnection(stream, keys.seal, keys.secret_id, version)
         ping = bytes(wire.stamped(wire.PING, version))
         self._log.info("peer_connected", peer=peer, lane=lane.label, version=version, tls=isinstance(sock, TlsSocket))
         try:

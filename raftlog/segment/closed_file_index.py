@@ -19,7 +19,7 @@ from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import BLANK_BYTES_MIN, FLAGS, HEADER, HEADER_BYTES, EntryRef, chain_after, is_blank
 from raftlog.segment.files import SegmentFiles
 from raftlog.segment.index import IndexPart, SparseIndex
-from raftlog.segment.recovery import Read, Stop, is_intact, scan_file
+from raftlog.segment.recovery import Read, StopReason, is_intact, scan_file
 
 _MAGIC: Final = b"rfqindx1"
 _CRC_BYTES: Final = 4
@@ -100,7 +100,7 @@ def closed_files(
 
 def scan_log(
     files: SegmentFiles, base: EntryRef, trusted_end: int, index: SparseIndex
-) -> tuple[EntryRef, Stop, Sequence[tuple[int, bytes]]]:
+) -> tuple[EntryRef, StopReason, Sequence[tuple[int, bytes]]]:
     """Determine the content of a log: from valid sidecars, and by verifying every entry elsewhere.
 
     Args:
@@ -134,4 +134,4 @@ def scan_log(
                 part = index.part(before.index + 1, last.index + 1)
                 new_sidecars.append((start, encode_sidecar(ClosedFileIndex(before.chain, last, part))))
         start = file_end
-    return last, Stop(start, "the segment file is missing"), new_sidecars
+    return last, StopReason(start, "the segment file is missing"), new_sidecars

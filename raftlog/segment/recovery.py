@@ -53,7 +53,7 @@ _TYPE = re.compile(rb"\x00\x00\x00[\x01-\x03]")
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopReason:
     """The first place that is not an entry, and the reason."""
 
     pos: int
@@ -69,7 +69,7 @@ class Evidence:
     the blank that begins there if ``has_blank``.
     """
 
-    stop: Stop
+    stop: StopReason
     end_pos: int
     last_index: LogIndex
     durable_pos: int
@@ -179,7 +179,7 @@ def in_words(decision: Decision, evidence: Evidence) -> str:
 
 def scan_file(
     read: Read, start: int, segment_bytes: int, last: EntryRef, index: SparseIndex, pos: int | None = None
-) -> tuple[EntryRef, Stop | None]:
+) -> tuple[EntryRef, StopReason | None]:
     """Verify the entries of one file.
 
     Args:
@@ -220,7 +220,7 @@ def scan_file(
                 raise
             except FrameCorrupt as error:
                 reason = f"{error.reason}: expected {error.expected}, found {error.actual}"
-                return last, Stop(pos, reason)
+                return last, StopReason(pos, reason)
             index.append(last.index, last.term, pos)
             if last.kind == CONFIG:
                 index.note_config(last.index, bytes(window[at + HEADER_BYTES : at + last.size]))
@@ -277,7 +277,7 @@ def is_intact(read: Read, pos: int, end: int) -> bool:
 
 
 def gather(
-    read: Read, stop: Stop, end_pos: int, starts: Sequence[int], segment_bytes: int, sync_bytes_max: int
+    read: Read, stop: StopReason, end_pos: int, starts: Sequence[int], segment_bytes: int, sync_bytes_max: int
 ) -> tuple[bool, int | None]:
     """Examine everything from ``end_pos`` on: whether it is all zero, and `Evidence.intact_behind`."""
     stop_start = stop.pos - stop.pos % segment_bytes
@@ -301,7 +301,7 @@ def gather(
 
 def scan_files(
     read: Read, pos: int, starts: Sequence[int], segment_bytes: int, last: EntryRef, index: SparseIndex
-) -> tuple[EntryRef, Stop]:
+) -> tuple[EntryRef, StopReason]:
     """Verify the entries from ``pos`` on, file after file; ``last`` is the one before. See `scan_file`."""
     present = set(starts)
     while (start := pos - pos % segment_bytes) in present:
@@ -309,12 +309,12 @@ def scan_files(
         if stop is not None:
             return last, stop
         pos = start + segment_bytes
-    return last, Stop(pos, "the segment file is missing")
+    return last, StopReason(pos, "the segment file is missing")
 
 
 def examine(
     read: Read,
-    stop: Stop,
+    stop: StopReason,
     last: EntryRef,
     starts: Sequence[int],
     segment_bytes: int,

@@ -29,7 +29,7 @@ from raftlog.segment.recovery import (
     DamagedRange,
     Decision,
     Keep,
-    Stop,
+    StopReason,
     TruncateAt,
     damaged_ranges,
     decide,
@@ -48,7 +48,7 @@ UNUSABLE: Final = "unusable"
 
 
 @dataclass(slots=True)
-class Report:
+class DirectoryReport:
     """The state of a directory, and the effect of opening it.
 
     ``verdict`` is one of `INTACT`, `TORN` (opening cuts off the torn end), `DAMAGED_STATE` (opening refuses until the
@@ -107,7 +107,7 @@ class StoppedLog:
         """Release the directory."""
         self._undo.close()
 
-    def report(self) -> Report:
+    def report(self) -> DirectoryReport:
         """Verify the whole log, and report.
 
         Raises:
@@ -121,11 +121,11 @@ class StoppedLog:
             path = os.path.join(self.directory, f"{pos - pos % self._segment_bytes:020d}")
             raise FormatTooNew(path, f"the entry at physical offset {pos}", error.found, error.newest) from error
 
-    def _report(self) -> Report:
+    def _report(self) -> DirectoryReport:
         findings = [*self._slot_findings()]
         if self.state is None:
             findings.append("no slot of the vote file is valid: term and vote are lost; replace the node")
-            return Report(self.directory, UNUSABLE, findings)
+            return DirectoryReport(self.directory, UNUSABLE, findings)
         state, base = self.state, self.state.starts_at.ref
         if foreign := foreign_names(self._names, self._segment_bytes):
             findings.append(f"not files of a log, left alone: {', '.join(foreign)}")
@@ -140,7 +140,9 @@ class StoppedLog:
                 "damaged: the last durable entry differs from the one in the vote file",
                 _range_in_words(stale),
             ]
-            return Report(self.directory, DAMAGED_STATE, findings, state, base.index + 1, stale.before, [stale])
+            return DirectoryReport(
+                self.directory, DAMAGED_STATE, findings, state, base.index + 1, stale.before, [stale]
+            )
         evidence = examine(self.pread, stop, last, starts, self._segment_bytes, state.durable_pos, state.commit_hint)
         is_clean = state.clean and state.durable_pos == evidence.end_pos
         decision: Decision = Keep() if is_clean else decide(evidence)
@@ -160,7 +162,9 @@ class StoppedLog:
                 pass
         if note := state.notes.get(DAMAGED):
             findings.append(f"the running node found damage at {note.decode(errors='replace')}")
-        return Report(self.directory, verdict, findings, state, base.index + 1, last, ranges, list(index.configs))
+        return DirectoryReport(
+            self.directory, verdict, findings, state, base.index + 1, last, ranges, list(index.configs)
+        )
 
     def entries(self, from_index: LogIndex = FIRST_INDEX) -> Iterator[EntryRef | DamagedRange]:
         """The entries from ``from_index`` on in order, and in between the ranges that are damaged.
@@ -182,7 +186,7 @@ class StoppedLog:
                 last = entry
                 if entry.index >= from_index:
                     yield entry
-            stop = Stop(last.pos + last.size, "no entry")
+            stop = StopReason(last.pos + last.size, "no entry")
             state = self.state
             evidence = examine(
                 self.pread, stop, last, starts, self._segment_bytes, state.durable_pos, state.commit_hint

@@ -39,7 +39,7 @@ from spark.tables.frames import Messages
 from spark.tables.layout import SchemaInvalid
 from spark.tables.loop import Loop, Stopped
 from spark.tables.metrics import Metrics, PortUnusable
-from spark.tables.pace import UNTIL_STDIN_CLOSES, Stop, StopSignal, end_with_input, keep_pace
+from spark.tables.pace import UNTIL_STDIN_CLOSES, StopCondition, StopSignal, end_with_input, keep_pace
 from spark.tables.parquet_directory import DirectoryUnusable, Locked, ParquetDirectory
 from spark.tables.parquet_target import ParquetTarget
 from spark.tables.pipeline import Pipeline, read_pipeline
@@ -146,7 +146,7 @@ def run(
     pipeline: Pipeline,
     spark: SparkSession,
     state: StateDirectory,
-    stop: Stop,
+    stop: StopCondition,
     step: Callable[[str], None] = lambda _: None,
     *,
     backward: bool = False,

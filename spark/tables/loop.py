@@ -141,7 +141,7 @@ class Plans(Protocol):
 
 
 @dataclass(slots=True)
-class Figures:
+class PipelineCounters:
     """The counters of a running pipeline."""
 
     commits: int = 0
@@ -185,7 +185,7 @@ class Loop:
         self._on_commit = on_commit
         self._identity = identity(pipeline.name, pipeline.topic)
         self._last: Commit | None = None
-        self.figures = Figures()
+        self.figures = PipelineCounters()
 
     @property
     def last(self) -> Commit:

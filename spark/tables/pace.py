@@ -15,7 +15,7 @@ IDLE_SECONDS: Final = 0.5
 """Seconds that a continuous pipeline that has read everything waits before it looks again."""
 
 
-class Stop(Protocol):
+class StopCondition(Protocol):
     """Tells whether to end after the current commit."""
 
     def wait(self, timeout: float) -> bool:
@@ -24,7 +24,7 @@ class Stop(Protocol):
 
 
 class StopSignal:
-    """Implements `Stop` for handlers of signals: a `threading.Event` may be locked by the very code that they
+    """Implements `StopCondition` for handlers of signals: a `threading.Event` may be locked by the very code that they
     interrupt.
     """
 
@@ -36,7 +36,7 @@ class StopSignal:
         os.write(self._ask, b"x")
 
     def wait(self, timeout: float) -> bool:
-        """Wait as `Stop.wait`."""
+        """Wait as `StopCondition.wait`."""
         return bool(select.select([self._asked], [], [], timeout)[0])
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ def keep_pace(
     commit: Callable[[], bool],
     every_seconds: float | None,
     is_behind: Callable[[], bool],
-    stop: Stop,
+    stop: StopCondition,
     clock: Callable[[], float],
 ) -> None:
     """Call ``commit`` until nothing is left (``every_seconds`` None) or ``stop`` says so.

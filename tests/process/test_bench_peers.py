@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.peers.__main__ import PEERS, parse_arguments, prepare
 from benchmarks.peers.samples import LOADS
-from benchmarks.peers.turns import Outcome, measure
+from benchmarks.peers.turns import PeerResults, measure
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.nightly]
 
@@ -28,7 +28,7 @@ def left_in(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("name", ["raftmq", "nats", "etcd"])
 async def test_bench_measures_one_turn_of_each_system(name: str, tmp_path: Path) -> None:
-    outcome, args = Outcome(), parse_arguments(["--quick", "--peer", name])
+    outcome, args = PeerResults(), parse_arguments(["--quick", "--peer", name])
     args.seconds, args.first_warmup = 0.3, 0.3
     if (reason := prepare(PEERS[name], outcome)) is not None:
         pytest.skip(reason)

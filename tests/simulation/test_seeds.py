@@ -11,7 +11,7 @@ import pytest
 
 from chaos.__main__ import main, regressions
 from chaos.log_sim.busy_host import draw_busy_host
-from chaos.log_sim.cluster import Outcome, simulate
+from chaos.log_sim.cluster import RunResult, simulate
 from chaos.log_sim.schedule import draw_scenario
 
 HOURS = 0.25  # `make sim HOURS=50` for long
@@ -77,7 +77,7 @@ def test_stalls_cost_no_leadership() -> None:
 
 
 def test_different_seeds_differ() -> None:
-    outcomes: list[Outcome] = [simulate(draw_scenario(seed, 1.0)) for seed in (1, 2)]
+    outcomes: list[RunResult] = [simulate(draw_scenario(seed, 1.0)) for seed in (1, 2)]
     assert outcomes[0].digest != outcomes[1].digest
 
 

@@ -21,7 +21,7 @@ from benchmarks.peers.consuming.cases import CASES, CaseMeasurements
 from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS
 from benchmarks.peers.consuming.load import BY_POSITION
 from benchmarks.peers.consuming.page import BEGIN, END, section
-from benchmarks.peers.consuming.turns import Arguments, Outcome, measure
+from benchmarks.peers.consuming.turns import Arguments, ConsumerResults, measure
 from benchmarks.peers.peer import Peer
 from benchmarks.procfs import REAL_TIME_HELP, run_before_others
 from benchmarks.report.run_record import RunRecord, earlier_run
@@ -61,7 +61,7 @@ def main() -> None:
     if args.real_time:
         run_before_others()
     try:
-        outcome = Outcome() if args.after is None else earlier_run(args.after, Outcome)
+        outcome = ConsumerResults() if args.after is None else earlier_run(args.after, ConsumerResults)
     except (OSError, ValueError) as error:
         sys.exit(f"bench: {error}")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.peers.consuming.cases import CASES, RATE, Case, CaseMeasurements, Sample
 from benchmarks.peers.consuming.clients import CLIENTS
 from benchmarks.peers.consuming.job import DRAIN
-from benchmarks.peers.consuming.turns import Arguments, Outcome
+from benchmarks.peers.consuming.turns import Arguments, ConsumerResults
 from benchmarks.peers.peer import Peer
 
 BUSY = 2.0
@@ -25,7 +25,9 @@ HOW: Mapping[str, tuple[str, str]] = {
 """For each protocol: how a position is confirmed, and how each message."""
 
 
-def section(peers: Sequence[Peer], outcome: Outcome, args: Arguments, *, command: str, machine: str, date: str) -> str:
+def section(
+    peers: Sequence[Peer], outcome: ConsumerResults, args: Arguments, *, command: str, machine: str, date: str
+) -> str:
     """The section of the page: how the systems were measured, the systems, and a table for each case."""
     peers_measured = [peer for peer in peers if peer.name in outcome.measured]
     loads = [

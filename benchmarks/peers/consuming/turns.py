@@ -56,14 +56,16 @@ class Arguments(argparse.Namespace):
 
 
 @dataclass(slots=True)
-class Outcome:
+class ConsumerResults:
     """The outcome of a run. ``left_out``: by name of a peer, the reason that it is not measured."""
 
     measured: dict[str, CaseMeasurements] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-async def measure(peers: Sequence[Peer], directory: Path, *, args: Arguments, outcome: Outcome, say: Say) -> None:
+async def measure(
+    peers: Sequence[Peer], directory: Path, *, args: Arguments, outcome: ConsumerResults, say: Say
+) -> None:
     """Measure all rounds. Failures are recorded, and the others continue."""
     for number in range(args.rounds):
         for peer in peers:

@@ -19,9 +19,9 @@ from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, lone_errors, run_trio
 from mq.cli.mirror.clusters import ClusterAdmin, check_different
 from mq.cli.mirror.copier import Copier, MirrorStopped
-from mq.cli.mirror.cut_over import Report, back_lines, cut_over, go_back, instructions
+from mq.cli.mirror.cut_over import CutOverReport, back_lines, cut_over, go_back, instructions
 from mq.cli.mirror.plan import Choice
-from mq.cli.mirror.progress import Figures, Progress
+from mq.cli.mirror.progress import MirrorFigures, Progress
 from mq.cli.mirror.setup import create_users, extend_mirror
 from mq.cli.mirror.state import FORMAT, MirroredQueue, MirrorState
 from mq.cli.mirror.state_file import load, lock_state, save
@@ -341,7 +341,7 @@ class Display:
                 self._printed.add(text)
                 self.print_line(text)
 
-    def figures(self, figures: Figures, copier: Copier, *, final: bool = False) -> None:
+    def figures(self, figures: MirrorFigures, copier: Copier, *, final: bool = False) -> None:
         """Print the progress, at most once per interval."""
         now = trio.current_time()
         interval = SHOW_SECONDS[0] if self._is_terminal or self._as_json else SHOW_SECONDS[1]
@@ -406,7 +406,7 @@ def cut_over_command(
     _check_addresses(source, target)
     choice = Choice(tuple(groups or ()))
 
-    async def main() -> Report:
+    async def main() -> CutOverReport:
         async with both(source, target, source_keys) as clusters:
             if load(state_file) is None:
                 raise CommandFailed(f"{state_file} does not exist: run `raftmq mirror` first, or name its --state")

@@ -33,7 +33,7 @@ _FROM_DELAYS: Final = (props.REAL_TOPIC, props.TIMER_OUT_MS, props.RETRY_TOPIC)
 
 
 @dataclass
-class Report:
+class CutOverReport:
     """The changes that a cut-over has made, or would make.
 
     Attributes:
@@ -68,7 +68,7 @@ async def cut_over(
     dry_run: bool,
     say: Say = lambda _: None,
     looks_max: int = LOOKS_MAX,
-) -> Report:
+) -> CutOverReport:
     """Copy the remaining messages, and move the offsets of these groups; ``looks_max`` as for `Copier`.
 
     Raises CommandFailed if it is too early; ClientError.
@@ -76,7 +76,7 @@ async def cut_over(
     offsets = _offsets_to_move(await source.group_offsets(), state.queues, groups)
     await _check_stopped(source, offsets, "the source")
     await _check_stopped(target, offsets, "the target")
-    report = Report()
+    report = CutOverReport()
     report.copied = await _finish_copying(
         source,
         target,
@@ -98,13 +98,13 @@ async def cut_over(
 
 async def go_back(
     source: ClusterAdmin, target: ClusterAdmin, state: MirrorState, *, groups: Choice, dry_run: bool
-) -> Report:
+) -> CutOverReport:
     """Store the groups' progress at the target as offsets of the source. Raises CommandFailed, ClientError."""
     queues = state.queues
     offsets = _offsets_to_move(await target.group_offsets(), queues, groups, back=True)
     await _check_stopped(target, offsets, "the target")
     await _check_stopped(source, offsets, "the source")
-    report = Report()
+    report = CutOverReport()
     await _move(source, queues, offsets, report, back=True, dry_run=dry_run)
     return report
 
@@ -223,7 +223,7 @@ async def _move(
     admin: ClusterAdmin,
     queues: Sequence[MirroredQueue],
     offsets: Mapping[str, Mapping[MessageQueue, int]],
-    report: Report,
+    report: CutOverReport,
     *,
     back: bool,
     dry_run: bool,
@@ -274,7 +274,7 @@ async def _waiting_timers(source: ClusterAdmin, broker: str) -> int:
     return len(waiting)
 
 
-def instructions(report: Report, source: str, target: str, *, dry_run: bool) -> list[str]:
+def instructions(report: CutOverReport, source: str, target: str, *, dry_run: bool) -> list[str]:
     """Instructions for the team of each group and for producers, as lines."""
     lines: list[str] = []
     for group, rows in report.groups.items():
@@ -304,7 +304,7 @@ def instructions(report: Report, source: str, target: str, *, dry_run: bool) -> 
     return lines
 
 
-def back_lines(report: Report, source: str) -> list[str]:
+def back_lines(report: CutOverReport, source: str) -> list[str]:
     """The lines about the way back, from the target to the source."""
     return [
         f"consumers of {group}: moved back in {len(rows)} queues. Set their name server to {source}, and start them."

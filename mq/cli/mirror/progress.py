@@ -9,7 +9,7 @@ WINDOW_SECONDS: Final = 30.0
 """Rates are averages over this number of seconds."""
 
 
-class Figures(NamedTuple):
+class MirrorFigures(NamedTuple):
     """The figures of a mirror at one moment.
 
     Attributes:
@@ -41,7 +41,7 @@ class Progress:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
-    def add_sample(self, now: float, copied_count: int, behind: int) -> Figures:
+    def add_sample(self, now: float, copied_count: int, behind: int) -> MirrorFigures:
         """Add a sample, and return the figures with it."""
         samples = self._samples
         samples.append((now, copied_count, behind))
@@ -50,13 +50,13 @@ class Progress:
         began, copied_then, behind_then = samples[0]
         seconds = now - began
         if seconds <= 0:
-            return Figures(copied_count, behind, 0.0, 0.0 if behind == 0 else None)
+            return MirrorFigures(copied_count, behind, 0.0, 0.0 if behind == 0 else None)
         rate = (copied_count - copied_then) / seconds
         closer = (behind_then - behind) / seconds
         eta: float | None = 0.0
         if behind:
             eta = behind / closer if closer > 0 else None
-        return Figures(copied_count, behind, rate, eta)
+        return MirrorFigures(copied_count, behind, rate, eta)
 
 
 def duration(seconds: float) -> str:

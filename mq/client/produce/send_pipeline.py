@@ -44,7 +44,7 @@ from mq.client.net.leader_calls import why_no_leader
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.numbering import is_number_refused, misuse_of
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
-from mq.client.send_outcome import UNKNOWN_HERE, Retry, Verdict, judge_answer
+from mq.client.send_outcome import UNKNOWN_HERE, Retry, StoreCertainty, judge_answer
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import java_string_hash
 from mq.protocol.incoming.headers import Response
@@ -334,7 +334,7 @@ class SendPipeline:
             send.attempts -= 1
             self._park(send, now, error)
 
-    def _on_refusal(self, send: Send, queue: MessageQueue, response: Response, verdict: Verdict) -> None:
+    def _on_refusal(self, send: Send, queue: MessageQueue, response: Response, verdict: StoreCertainty) -> None:
         now = anyio.current_time()
         if verdict.stored == "unknown":
             self._doubt(send, now, BrokerError(response.code, response.remark, queue.broker_name))

@@ -32,7 +32,7 @@ from mq.protocol.messages.trace import (
     HandlingEnded,
     MessageKind,
     Recalled,
-    Sent,
+    SendTrace,
     TraceRecord,
     TransactionEnded,
     trace_messages,
@@ -137,7 +137,7 @@ class Tracer:
             for number, message_id in enumerate(outgoing.unique_key.split(",")):
                 message = messages[number]
                 self.record(
-                    Sent(
+                    SendTrace(
                         timestamp_ms=timestamp_ms,
                         region=props.REGION,
                         group=self._group,

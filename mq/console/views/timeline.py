@@ -16,7 +16,7 @@ from mq.protocol.requests.group_progress import GroupProgress
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TimelineEvent:
     """Something that happened; ``whose`` clock gave the time; ``link`` leads to the copy that was made."""
 
     at: str
@@ -41,7 +41,7 @@ def timeline(
     copies: Sequence[tuple[str, ReceivedMessage]],
     *,
     hide_bodies: bool,
-) -> list[Step]:
+) -> list[TimelineEvent]:
     """The steps of a message, the earliest first.
 
     ``copies`` are those that brokers made for a redelivery or as a dead letter, each with its consumer group.
@@ -71,7 +71,7 @@ def timeline(
     if story is not None:
         steps += [(event.at_ms, "a client", event.text, "", "") for event in trace_events(story)]
     return [
-        Step(time_of(at_ms) or "-", what, whose, to, state)
+        TimelineEvent(time_of(at_ms) or "-", what, whose, to, state)
         for at_ms, whose, what, to, state in sorted(steps, key=lambda step: step[0])
     ]
 

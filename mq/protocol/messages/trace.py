@@ -25,7 +25,7 @@ __all__ = [
     "MessageKind",
     "MessageTrace",
     "Recalled",
-    "Sent",
+    "SendTrace",
     "TraceRecord",
     "TracedHandling",
     "TransactionEnded",
@@ -66,7 +66,7 @@ class ContextCode(IntEnum):
     FAILED = 4
 
 
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
+class SendTrace(msgspec.Struct, frozen=True, kw_only=True):
     """A message was sent (``Pub``). ``keys`` is separated by blanks; ``kind`` is a `MessageKind`, unless it is
     newer.
     """
@@ -144,7 +144,7 @@ class Recalled(msgspec.Struct, frozen=True, kw_only=True):
     success: bool = True
 
 
-TraceRecord = Sent | HandlingBegun | HandlingEnded | TransactionEnded | Recalled
+TraceRecord = SendTrace | HandlingBegun | HandlingEnded | TransactionEnded | Recalled
 
 
 def encode_trace(record: TraceRecord) -> str:
@@ -177,7 +177,7 @@ def _record(fields: list[str]) -> TraceRecord:
     if kind is None:
         raise ValueError(f"{fields[0][:40]!r} is not a kind of trace record")
     (word, least), names, texts = _FORMATS[kind], kind.__struct_fields__, fields[1:]
-    if kind is Sent and len(texts) == least:
+    if kind is SendTrace and len(texts) == least:
         texts.insert(names.index("offset_message_id"), _NULL)  # old clients have none
     if len(texts) < least:
         raise ValueError(f"a trace record {word} has {len(texts)} fields, it needs {least}")
@@ -207,7 +207,7 @@ def _boolean(field: str) -> bool:
 
 
 _FORMATS: Final[dict[type[TraceRecord], tuple[str, int]]] = {
-    Sent: ("Pub", 12),
+    SendTrace: ("Pub", 12),
     HandlingBegun: ("SubBefore", 7),
     HandlingEnded: ("SubAfter", 5),
     TransactionEnded: ("EndTransaction", 12),
@@ -253,7 +253,7 @@ def trace_messages(records: Iterable[TraceRecord]) -> Iterator[_TraceMessage]:
             texts, keys, body_bytes, keys_bytes = [], {}, 0, 0
         texts.append(text)
         body_bytes += nbytes
-        if isinstance(record, Sent | HandlingBegun | HandlingEnded | TransactionEnded) and record.keys:
+        if isinstance(record, SendTrace | HandlingBegun | HandlingEnded | TransactionEnded) and record.keys:
             message_keys += _split(record.keys)
         for key in message_keys:
             if key not in keys and keys_bytes + _key_bytes(key) <= KEYS_BYTES_MAX:
@@ -289,7 +289,7 @@ class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
     """The traced events of a message, in chronological order."""
 
     message_id: str
-    sent: tuple[Sent, ...] = ()
+    sent: tuple[SendTrace, ...] = ()
     handled: tuple[TracedHandling, ...] = ()
     transactions: tuple[TransactionEnded, ...] = ()
     recalled: tuple[Recalled, ...] = ()
@@ -323,7 +323,7 @@ def build_trace(message_id: str, records: Iterable[TraceRecord], unreadable: int
     handlings = [TracedHandling(begun=each, ended=ends.get(each.request_id)) for each in starts]
     return MessageTrace(
         message_id=message_id,
-        sent=tuple(sorted((each for each in of_it if isinstance(each, Sent)), key=_time)),
+        sent=tuple(sorted((each for each in of_it if isinstance(each, SendTrace)), key=_time)),
         handled=tuple(sorted(handlings, key=lambda each: each.begun.timestamp_ms)),
         transactions=tuple(sorted((each for each in of_it if isinstance(each, TransactionEnded)), key=_time)),
         recalled=tuple(sorted((each for each in of_it if isinstance(each, Recalled)), key=_time)),
@@ -331,5 +331,5 @@ def build_trace(message_id: str, records: Iterable[TraceRecord], unreadable: int
     )
 
 
-def _time(record: Sent | TransactionEnded | Recalled) -> int:
+def _time(record: SendTrace | TransactionEnded | Recalled) -> int:
     return record.timestamp_ms

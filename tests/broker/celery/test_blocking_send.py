@@ -68,13 +68,13 @@ def test_message_for_a_known_queue_takes_the_short_way(publishing: Publishing) -
 
 
 def test_message_without_an_answer_is_stored_once(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = blocking_send._Line.ask
+    ask = blocking_send._PooledConnection.ask
 
     def answer_is_lost(line: Any, *args: Any) -> Any:
         ask(line, *args)
         raise TimeoutError
 
-    monkeypatch.setattr(blocking_send._Line, "ask", answer_is_lost)
+    monkeypatch.setattr(blocking_send._PooledConnection, "ask", answer_is_lost)
     publishing.publish("a", "b")
     assert publishing.long_way == 2
     assert publishing.stored() == ["a", "b"]
@@ -84,7 +84,7 @@ def test_republished_message_of_unknown_outcome_is_stored_once(
     publishing: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`apply_async` does so by default, on a new connection; the message went to another queue under a new number."""
-    ask, to_leader = blocking_send._Line.ask, Session._send_to_leader
+    ask, to_leader = blocking_send._PooledConnection.ask, Session._send_to_leader
     attempts = 0
 
     def answer_is_lost(line: Any, *args: Any) -> Any:
@@ -98,7 +98,7 @@ def test_republished_message_of_unknown_outcome_is_stored_once(
             raise SendOutcomeUnknown("lost", options["may_be_in"])
         await to_leader(session, *args, **options)
 
-    monkeypatch.setattr(blocking_send._Line, "ask", answer_is_lost)
+    monkeypatch.setattr(blocking_send._PooledConnection, "ask", answer_is_lost)
     monkeypatch.setattr(Session, "_send_to_leader", first_is_lost)
     policy = {"max_retries": 1, "interval_start": 0}
     publishing.producer.publish("a", routing_key=QUEUE.name, retry=True, retry_policy=policy)

@@ -13,7 +13,7 @@ import trio
 from mq.cli.mirror.clusters import ClusterAdmin
 from mq.cli.mirror.commands import open_state
 from mq.cli.mirror.copier import Copier
-from mq.cli.mirror.cut_over import Report, cut_over
+from mq.cli.mirror.cut_over import CutOverReport, cut_over
 from mq.cli.mirror.plan import Choice
 from mq.cli.mirror.setup import extend_mirror
 from mq.cli.mirror.state import MirrorState
@@ -61,7 +61,7 @@ async def send_orders(producer: Producer, first: int, end: int) -> None:
         await producer.send(Message("Orders", b"%d" % number))
 
 
-async def change_over(source: ClusterAdmin, target: ClusterAdmin, path: Path, **given: Any) -> Report:
+async def change_over(source: ClusterAdmin, target: ClusterAdmin, path: Path, **given: Any) -> CutOverReport:
     """Cut over all groups from the source, which nobody sends to, or as ``given``."""
     options: dict[str, Any] = {"groups": NOTHING, "quiet_seconds": 0.1, "producers_run": False, "dry_run": False}
     return await cut_over(source, target, saved(path), path, **options | given)

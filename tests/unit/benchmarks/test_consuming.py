@@ -16,7 +16,7 @@ from benchmarks.peers.consuming.cases import CASES, CaseMeasurements, Sample, jo
 from benchmarks.peers.consuming.job import DRAIN, ConsumerJob, ConsumerResult
 from benchmarks.peers.consuming.load import BY_MESSAGE, BY_POSITION
 from benchmarks.peers.consuming.page import HOW, section
-from benchmarks.peers.consuming.turns import Outcome, cases_of
+from benchmarks.peers.consuming.turns import ConsumerResults, cases_of
 from benchmarks.report.consuming_goals import goals
 from benchmarks.report.summary import beside_others, by_benchmark
 from benchmarks.wires.amqp_consumer import AmqpConsumer
@@ -144,13 +144,13 @@ def sample(rate: float, us: float, p50_ms: float = 1.0, load: float = 0.5) -> Sa
     return Sample(rate, p50_ms, 2.0, 3.0, us, 4.0, 0, load)
 
 
-def outcome() -> Outcome:
+def outcome() -> ConsumerResults:
     ours, nats = CaseMeasurements("1.0"), CaseMeasurements("2.12.1")
     ours.samples = {"drain-1": [sample(100_000, 4.0)], "pace-1": [sample(500, 300.0)]}
     ours.samples["pace-16"] = [sample(8000, 75.0)]
     nats.samples = {"drain-1": [sample(50_000, 13.0)], "pace-1": [sample(500, 800.0, 0.5)]}
     nats.failures = ["drain-8: gone"]
-    return Outcome({"raftmq": ours, "nats-always": nats}, {"etcd": "no consumers"})
+    return ConsumerResults({"raftmq": ours, "nats-always": nats}, {"etcd": "no consumers"})
 
 
 def test_page_has_a_table_per_case_and_lists_missing_cases() -> None:

@@ -21,7 +21,7 @@ from benchmarks.peers.page import section
 from benchmarks.peers.peer import Target
 from benchmarks.peers.picture import COLOURS, draw
 from benchmarks.peers.samples import LOADS, PeerMeasurements, Sample, samples_of
-from benchmarks.peers.turns import Outcome, measure
+from benchmarks.peers.turns import PeerResults, measure
 from benchmarks.report.run_record import earlier_run
 from mq.local_cluster import ServersFailed
 
@@ -32,12 +32,12 @@ def sample(rate: float, others: float = 0.02) -> Sample:
     return Sample(rate, 1.0, 2.5, 30.0, 4.0, 0.25, others)
 
 
-def outcome() -> Outcome:
+def outcome() -> PeerResults:
     first, second = PeerMeasurements("1.0", resident_mib=[300.0], anonymous_mib=[200.0]), PeerMeasurements("2.10")
     first.samples = {load.name: [sample(rate) for rate in (1000.0, 3000.0, 2000.0)] for load in LOADS}
     second.samples = {"1x1": [sample(500.0)]}
     second.failures = ["64x1: the server closed the connection"]
-    return Outcome({"raftmq": first, "nats": second}, {"etcd": "etcd is not installed"}, [0.5, 1.5], 1)
+    return PeerResults({"raftmq": first, "nats": second}, {"etcd": "etcd is not installed"}, [0.5, 1.5], 1)
 
 
 def test_cpu_and_messages_are_of_all_processes() -> None:
@@ -80,7 +80,11 @@ def test_complete_rounds_are_kept_when_a_run_is_interrupted(tmp_path: Path) -> N
     run = partial(measure, [peer], tmp_path, args=parse_arguments(["--rounds", "3"]), say=print)
     with pytest.raises(KeyboardInterrupt):
         trio.run(
-            partial(run, outcome=Outcome({"nats": PeerMeasurements("1")}), keep=lambda each: kept.append(each.rounds))
+            partial(
+                run,
+                outcome=PeerResults({"nats": PeerMeasurements("1")}),
+                keep=lambda each: kept.append(each.rounds),
+            )
         )
     assert kept == [1, 2]
 
@@ -88,11 +92,11 @@ def test_complete_rounds_are_kept_when_a_run_is_interrupted(tmp_path: Path) -> N
 def test_benchmark_run_continues_from_its_results_file(tmp_path: Path) -> None:
     results = tmp_path / "peers.json"
     results.write_text(json.dumps({"machine": "m", **asdict(outcome())}))
-    assert earlier_run(results, Outcome) == outcome()
+    assert earlier_run(results, PeerResults) == outcome()
     for wrong in ("{}", "[]", "no JSON", '{"measured": {"raftmq": {"speed": 1}}}'):
         results.write_text(wrong)
         with pytest.raises(ValueError, match="results of another benchmark"):
-            earlier_run(results, Outcome)
+            earlier_run(results, PeerResults)
 
 
 def test_page_notes_a_busy_machine() -> None:

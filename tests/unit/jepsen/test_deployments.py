@@ -15,7 +15,7 @@ from jepsen.deployments.docker import Containers
 from jepsen.deployments.local import open_loopback
 from jepsen.deployments.netns import Networks, deaf_to, left_in, packets_counted
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS
-from jepsen.deployments.packets import QUEUE_SECONDS_MAX, Link, Shape
+from jepsen.deployments.packets import QUEUE_SECONDS_MAX, PacketPath, Shape
 from mq.local_cluster import HOST
 from tests.support.waiting import until
 
@@ -104,9 +104,9 @@ def test_server_addresses_are_unique(network: Networks | Containers) -> None:
     assert len({network.clients_reach(name)[0] for name in names}) == len(names)
 
 
-def arrivals(shape: Shape) -> tuple[Link, list[list[float]]]:
+def arrivals(shape: Shape) -> tuple[PacketPath, list[list[float]]]:
     """When each of many packets of 1,000 bytes arrives, sent one a millisecond."""
-    link = Link(shape)
+    link = PacketPath(shape)
     rng = Random(1)
     return link, [link.due(number * 0.001, 1000, rng) for number in range(2000)]
 
@@ -150,7 +150,7 @@ def test_low_rate_delays_and_drops_packets() -> None:
 
 
 def test_large_packets_vanish() -> None:
-    link = Link(Shape(large=600))
+    link = PacketPath(Shape(large=600))
     assert link.due(0.0, 600, Random(1)) == [0.0]
     assert link.due(0.0, 601, Random(1)) == []
 

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from jepsen import nemeses
 from jepsen.nemeses.injection import Injection
-from jepsen.schedule import Step, Variant
+from jepsen.schedule import FaultStep, Variant
 
 
 class FakeCluster:
@@ -25,13 +25,13 @@ async def test_late_fault_steps_are_skipped_except_first_of_their_kind(
 ) -> None:
     done = []
 
-    async def slow(injection: Injection, step: Step, leader: str) -> None:
+    async def slow(injection: Injection, step: FaultStep, leader: str) -> None:
         done.append(step.kind)
         await trio.sleep(60)
 
     monkeypatch.setattr(nemeses, "NEMESES", {"kill": slow, "pause": slow})
     injection = Injection(cast("Any", FakeCluster()), cast("Any", None), Random(1), lambda _: None)
     variant = Variant("leader", 0, 0, majority=True)
-    steps = [Step(1, kind, variant, 0) for kind in ("kill", "kill", "pause", "kill")]
+    steps = [FaultStep(1, kind, variant, 0) for kind in ("kill", "kill", "pause", "kill")]
     await nemeses.run_schedule(injection, steps, 10)
     assert done == ["kill", "pause"]

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from jepsen.logs import LogVerification, differences
 from jepsen.nemeses.lagging_replica import behind
-from jepsen.schedule import KINDS, Step
+from jepsen.schedule import KINDS, FaultStep
 from tests.unit.jepsen.fake_brokers import SEGMENT_BYTES, FakeCluster, injected
 
 SIZE = 100
@@ -74,7 +74,7 @@ class Fetching(FakeCluster):
 
 async def carried_out(cluster: FakeCluster) -> str | None:
     with injected(cluster) as (injection, noted):
-        await behind(injection, Step(0, "behind", AWAY, 0), "n0")
+        await behind(injection, FaultStep(0, "behind", AWAY, 0), "n0")
     assert cluster.running == {"n0", "n1", "n2"}
     return noted.seen
 

@@ -9,7 +9,7 @@ from trio.testing import MockClock
 
 from jepsen.nemeses.members import look_at_wiped
 from jepsen.nemeses.wrong_starts import wrong_start
-from jepsen.schedule import KINDS, Step, Variant
+from jepsen.schedule import KINDS, FaultStep, Variant
 from tests.unit.jepsen.fake_brokers import FakeCluster, injected
 
 VARIANTS = KINDS["wrong-start"]
@@ -18,7 +18,7 @@ OFFLINE = [variant for variant in VARIANTS if not variant.what.startswith("a sec
 
 async def carried_out(cluster: FakeCluster, variant: Variant) -> tuple[list[str], str | None]:
     with injected(cluster) as (injection, noted):
-        await wrong_start(injection, Step(0, "wrong-start", variant, 0), "n0")
+        await wrong_start(injection, FaultStep(0, "wrong-start", variant, 0), "n0")
     return noted.misbehaved, noted.seen
 
 

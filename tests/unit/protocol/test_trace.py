@@ -13,7 +13,7 @@ from mq.protocol.messages.trace import (
     HandlingEnded,
     MessageKind,
     Recalled,
-    Sent,
+    SendTrace,
     TraceRecord,
     TransactionEnded,
     build_trace,
@@ -27,7 +27,14 @@ TEXTS = PLAIN | st.none()
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 RECORDS: st.SearchStrategy[TraceRecord] = st.one_of(
     st.builds(
-        Sent, timestamp_ms=NUMBERS, region=TEXTS, group=PLAIN, topic=PLAIN, message_id=PLAIN, tags=TEXTS, keys=TEXTS,
+        SendTrace,
+        timestamp_ms=NUMBERS,
+        region=TEXTS,
+        group=PLAIN,
+        topic=PLAIN,
+        message_id=PLAIN,
+        tags=TEXTS,
+        keys=TEXTS,
         store_host=TEXTS, body_bytes=NUMBERS, cost_ms=NUMBERS, kind=NUMBERS, offset_message_id=TEXTS,
         success=st.booleans(), client_host=TEXTS,
     ),
@@ -55,8 +62,10 @@ def test_records_survive_encoding_and_decoding(records: list[TraceRecord]) -> No
     assert decode_trace("".join(map(encode_trace, records))) == (records, 0)
 
 
-@given(st.lists(st.builds(Sent, timestamp_ms=st.just(1), tags=st.text(), keys=st.text(), topic=st.text()), max_size=4))
-def test_field_with_separators_leaves_its_neighbours_intact(records: list[Sent]) -> None:
+@given(
+    st.lists(st.builds(SendTrace, timestamp_ms=st.just(1), tags=st.text(), keys=st.text(), topic=st.text()), max_size=4)
+)
+def test_field_with_separators_leaves_its_neighbours_intact(records: list[SendTrace]) -> None:
     read, unreadable = decode_trace("".join(map(encode_trace, records)))
     assert (len(read), unreadable) == (len(records), 0)
 
@@ -75,7 +84,7 @@ JAVA_PUB = "Pub|1700000000123|DefaultRegion|P|T|ID|null|k1 k2|10.0.0.1:10911|5|1
     [
         (
             JAVA_PUB,
-            Sent(
+            SendTrace(
                 timestamp_ms=1700000000123,
                 region="DefaultRegion",
                 group="P",
@@ -136,8 +145,8 @@ def test_lines_of_other_versions() -> None:
     records, unreadable = decode_trace("\x02".join((old, new, before, after)))
     assert unreadable == 0
     first, second, third, fourth = records
-    assert isinstance(first, Sent)
-    assert isinstance(second, Sent)
+    assert isinstance(first, SendTrace)
+    assert isinstance(second, SendTrace)
     assert isinstance(third, HandlingBegun)
     assert isinstance(fourth, HandlingEnded)
     assert (first.success, first.offset_message_id) == (False, None)
@@ -148,7 +157,7 @@ def test_lines_of_other_versions() -> None:
 
 def test_thousands_of_records_become_messages_findable_by_each_id_and_key() -> None:
     records = [
-        Sent(
+        SendTrace(
             timestamp_ms=number, message_id=f"{number:032X}", keys=f"k{number} all é{number}", tags="t" * (number % 300)
         )
         for number in range(5000)
@@ -168,7 +177,7 @@ def test_thousands_of_records_become_messages_findable_by_each_id_and_key() -> N
 
 
 def test_keys_without_end_leave_the_id() -> None:
-    record = Sent(timestamp_ms=1, message_id="ID", keys=" ".join(map(str, range(20_000))))
+    record = SendTrace(timestamp_ms=1, message_id="ID", keys=" ".join(map(str, range(20_000))))
     [(keys, body, _)] = trace_messages([record])
     assert keys[0] == "ID"
     assert len(" ".join(keys).encode()) <= KEYS_BYTES_MAX
@@ -184,8 +193,8 @@ def test_trace_records_are_ordered_by_message() -> None:
         HandlingBegun(timestamp_ms=25, group="H", request_id="R3", message_id="ID"),
         HandlingEnded(request_id="R9", message_id="ID", cost_ms=5, timestamp_ms=45, group="I"),
         HandlingBegun(timestamp_ms=1, group="G", request_id="R1", message_id="another"),
-        Sent(timestamp_ms=10, group="P", message_id="ID"),
-        Sent(timestamp_ms=5, group="P", message_id="first,ID,last"),
+        SendTrace(timestamp_ms=10, group="P", message_id="ID"),
+        SendTrace(timestamp_ms=5, group="P", message_id="first,ID,last"),
         Recalled(timestamp_ms=50, message_id="ID"),
         TransactionEnded(timestamp_ms=15, message_id="ID"),
     ]

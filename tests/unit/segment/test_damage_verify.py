@@ -8,7 +8,7 @@ from raftlog.log_numbers import LogIndex
 from raftlog.segment.codec import EntryRef, blank
 from raftlog.segment.errors import DirectoryLocked, DirectoryUnusable
 from raftlog.segment.meta import SLOT_BYTES
-from raftlog.segment.verify import DAMAGED_STATE, INTACT, TORN, UNUSABLE, Report, StoppedLog
+from raftlog.segment.verify import DAMAGED_STATE, INTACT, TORN, UNUSABLE, DirectoryReport, StoppedLog
 from tests.unit.segment.log_home import DIRECTORY, LogHome
 
 META = f"{DIRECTORY}/meta"
@@ -27,7 +27,7 @@ def everything(home: LogHome) -> dict[str, bytes]:
     return {name: home.disk.content(f"{DIRECTORY}/{name}") for name in home.disk.listdir(DIRECTORY)}
 
 
-def report(home: LogHome) -> Report:
+def report(home: LogHome) -> DirectoryReport:
     before = everything(home)
     stopped = StoppedLog(home.disk, DIRECTORY)
     found = stopped.report()
@@ -36,7 +36,7 @@ def report(home: LogHome) -> Report:
     return found
 
 
-def said(found: Report) -> str:
+def said(found: DirectoryReport) -> str:
     return "\n".join(found.findings)
 
 

@@ -14,7 +14,7 @@ from raftlog.segment.recovery import (
     Decision,
     Evidence,
     Keep,
-    Stop,
+    StopReason,
     TruncateAt,
     decide,
     end_of_data,
@@ -22,7 +22,7 @@ from raftlog.segment.recovery import (
 )
 
 CALM = Evidence(
-    stop=Stop(1000, "unknown type"),
+    stop=StopReason(1000, "unknown type"),
     end_pos=1000,
     last_index=LogIndex(10),
     durable_pos=1000,
@@ -46,10 +46,10 @@ CALM = Evidence(
             {"intact_behind": 5000, "only_zeros": False},
             Corrupt(1000, "unknown type; an intact entry follows at 5000"),
         ),
-        ({"has_blank": True, "stop": Stop(4096, "the segment file is missing")}, TruncateAt(1000, is_blank=True)),
-        ({"has_blank": True, "stop": Stop(4096, "unknown type"), "only_zeros": False}, TruncateAt(1000)),
+        ({"has_blank": True, "stop": StopReason(4096, "the segment file is missing")}, TruncateAt(1000, is_blank=True)),
+        ({"has_blank": True, "stop": StopReason(4096, "unknown type"), "only_zeros": False}, TruncateAt(1000)),
         # Behind a blank that nothing follows, the scan stops in the next file, but the log ends before the blank.
-        ({"stop": Stop(4096, "the segment file is missing"), "only_zeros": False}, TruncateAt(1000)),
+        ({"stop": StopReason(4096, "the segment file is missing"), "only_zeros": False}, TruncateAt(1000)),
     ],
 )
 def test_recovery_decides_by_its_table(changes: dict[str, object], decision: Decision) -> None:
