@@ -50,5 +50,5 @@ async def test_lookup_asks_all_groups_if_none_matches_the_id(silent: str) -> Non
 async def test_message_is_not_missing_while_a_group_is_silent() -> None:
     with pytest.raises(RequestTimeout):
         await message_by_id(core("", "1"), ID, CLUSTER)
-    with pytest.raises(NoRoute, match="no other replica has it"):
+    with pytest.raises(NoRoute, match="no other replica has the message"):
         await message_by_id(core(""), ID, CLUSTER)
