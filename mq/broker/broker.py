@@ -287,42 +287,42 @@ class Broker:
     def _dispatch(self, entry: CommittedEntry) -> None:
         """Apply an entry to queues and metadata. Raises one of `_UNUSABLE`."""
         try:
-            commands, sequenced = self._derive(entry, entry.annotation)
+            commands, sequenced_runs = self._derive(entry, entry.annotation)
         except (AnnotationDamaged, *_UNUSABLE) as error:
             if not entry.annotation:
                 raise
             # The annotation is a hint from the leader; the records contain the same. What was applied from it is
             # skipped.
             self._limited_log.warning("annotation_damaged", index=entry.index, error=str(error))
-            commands, sequenced = self._derive(entry, b"")
+            commands, sequenced_runs = self._derive(entry, b"")
         if self._catch_up is None:
-            for run in sequenced:
+            for run in sequenced_runs:
                 self._metadata.sequences.run_committed(run)
-        for decoded in commands:
+        for command in commands:
             if self._catch_up is not None:
                 # The metadata is ahead of the queues; only the effect on queues is still missing.
-                changed = queue_effects(decoded, self._metadata, self._store.ends)
+                effects = queue_effects(command, self._metadata, self._store.ends)
             else:
-                changed = self._metadata.apply(decoded, self._store.ends, PhysicalOffset(entry.pos))
-                if isinstance(decoded, RaiseLevel):
+                effects = self._metadata.apply(command, self._store.ends, PhysicalOffset(entry.pos))
+                if isinstance(command, RaiseLevel):
                     self._level_reached()
-            for topic in changed.deleted_topics:
+            for topic in effects.deleted_topics:
                 self.queue_tails.deletion_applied(topic)
                 self._store.drop_topic(topic)
                 self.services.topic_deleted(topic)
-            for topic in changed.hidden_topics:
+            for topic in effects.hidden_topics:
                 self.services.topic_deleted(topic)
-            for topic, queue_id, first in changed.begun_queues:
+            for topic, queue_id, first in effects.begun_queues:
                 self._store.begin_queue(topic, queue_id, first)
-            for topic, queue_id, first in changed.expired:
+            for topic, queue_id, first in effects.expired:
                 self._store.begin_at(topic, queue_id, first)
-            for topic in changed.topics:
+            for topic in effects.topics:
                 self.services.topic_changed(topic)
-            if changed.topics:
-                self._on_registration_changed(changed.topics)
-            if changed.replicas:
+            if effects.topics:
+                self._on_registration_changed(effects.topics)
+            if effects.replicas:
                 self.services.replicas_changed()
-            for group in changed.groups:
+            for group in effects.groups:
                 self.services.consumer_group_changed(group)
 
     def _level_reached(self) -> None:
@@ -333,24 +333,24 @@ class Broker:
     def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[Command], list[SequencedRun]]:
         """Add the entry's records to the queues; returns its commands, and its records with sequence numbers."""
         commands: list[bytes] = []
-        sequenced: list[SequencedRun] = []
+        sequenced_runs: list[SequencedRun] = []
         if annotation:
-            built = self.appender.built(entry.index, annotation)
-            if built is None:
+            entry_effects = self.appender.built(entry.index, annotation)
+            if entry_effects is None:
                 commands, records, runs = split_annotation(annotation, entry.body)
                 self._store.append_shipped(runs)
-                sequenced = runs_of_records(records)
+                sequenced_runs = runs_of_records(records)
             else:
                 if annotation.startswith(COMMANDS_START):
                     commands, _ = split_commands(annotation, entry.body)
-                sequenced = built.sequenced
-                self._store.append_built(built.runs)
+                sequenced_runs = entry_effects.sequenced
+                self._store.append_built(entry_effects.runs)
         else:
-            sequenced = runs_of_records(scan_sequenced(entry.body))
+            sequenced_runs = runs_of_records(scan_sequenced(entry.body))
             scanned, commands = scan_runs(entry.body, PhysicalOffset(entry.pos + HEADER_BYTES))
             for run in scanned:
                 self._store.append_run(run)
-        return [decode_command(command) for command in commands] if commands else [], sequenced
+        return [decode_command(command) for command in commands] if commands else [], sequenced_runs
 
     # -- timers ------------------------------------------------------------------------------------------------------
 
@@ -457,16 +457,16 @@ class Broker:
         Contains these topics if only they changed, or all for None. A deletion also sends all topics, since the name
         server drops those that are missing.
         """
-        settings, known = self._settings, self._metadata.topics
+        settings, all_topics = self._settings, self._metadata.topics
         leads = self.appender.is_open
-        whole = topics is None or any(name not in known for name in topics)
-        shown = known.copy() if whole else {name: known[name] for name in topics or ()}
+        whole = topics is None or any(name not in all_topics for name in topics)
+        configs = all_topics.copy() if whole else {name: all_topics[name] for name in topics or ()}
         version = self._metadata.topics_version(self._replica.core.term)
         filter_servers = self.services.filter_servers()
 
         def body() -> bytes:
-            registered = {name: as_registered(config) for name, config in shown.items()}
-            return RegisterBrokerBody(topics=registered, data_version=version, filter_servers=filter_servers).encode()
+            topics = {name: as_registered(config) for name, config in configs.items()}
+            return RegisterBrokerBody(topics=topics, data_version=version, filter_servers=filter_servers).encode()
 
         return Registration(
             cluster=settings.cluster,
@@ -474,7 +474,7 @@ class Broker:
             broker_id=LEADER_ID if leads else broker_id_of(settings.node_id),
             address=self._address,
             body=body,
-            topic_count=len(shown),
+            topic_count=len(configs),
             whole=whole,
         )
 

@@ -43,8 +43,8 @@ class ClientConnections:
         self._clock = environment.clock
         self._limited_log = RateLimitedLog(environment.log, environment.wall_clock_ms)
         self._open: dict[ClientConnection, None] = {}
-        self._dropped = 0
-        self._refused = 0
+        self._drops = 0
+        self._refusals = 0
         self._tls_failures = 0
         self.unsent = Unsent()
         self.unsent_bytes_max = settings.unread_replies_bytes_max
@@ -108,21 +108,21 @@ class ClientConnections:
 
     def _refuse(self, sock: socket.socket, event: str, limit: int) -> None:
         sock.close()
-        self._refused += 1
-        self._limited_log.warning(event, limit=limit, connections=len(self._open), refused=self._refused)
+        self._refusals += 1
+        self._limited_log.warning(event, limit=limit, connections=len(self._open), refused=self._refusals)
 
     def _note_stalled(self, connection: ClientConnection, reason: str) -> None:
-        self._dropped += 1
-        self._limited_log.warning("unfinished_requests", client=connection.peer, reason=reason, dropped=self._dropped)
+        self._drops += 1
+        self._limited_log.warning("unfinished_requests", client=connection.peer, reason=reason, dropped=self._drops)
 
     def _note_too_slow(self, connection: ClientConnection) -> None:
-        self._dropped += 1
+        self._drops += 1
         self._limited_log.warning(
             "clients_too_slow",
             client=connection.peer,
             waiting_bytes=connection.waiting_bytes,
             all_waiting_bytes=self.unsent.nbytes,
-            dropped=self._dropped,
+            dropped=self._drops,
         )
 
     def _closed(self, connection: ClientConnection) -> None:
@@ -179,8 +179,8 @@ class ClientConnections:
         """Assert what holds between two turns; slow, for tests."""
         self._client_requests.check_invariants()
         self._unread.check_invariants()
-        closed = [connection.peer for connection in self._open if connection.closed]
-        assert not closed, f"{len(closed)} of {len(self._open)} connections are closed, such as {closed[0]}"
+        peers = [connection.peer for connection in self._open if connection.closed]
+        assert not peers, f"{len(peers)} of {len(self._open)} connections are closed, such as {peers[0]}"
         count, count_max = len(self._open), self._settings.connections_max
         assert count <= count_max, f"{count} connections; maximum: {count_max}"
 
@@ -188,8 +188,8 @@ class ClientConnections:
         """Counters for metrics and runtime information."""
         return {
             "connections": len(self._open),
-            "connections_refused": self._refused,
-            "connections_dropped": self._dropped,
+            "connections_refused": self._refusals,
+            "connections_dropped": self._drops,
             "tls_failures": self._tls_failures,
             "unfinished_bytes": self._partial_requests.nbytes,
             "unfinished_waiting": self._partial_requests.waiting,

@@ -266,10 +266,10 @@ def broker_context(
         clock=environment.thread_clock,
         turn_within=environment.reactor.turn_within,
     )
-    tier = Tier(url=settings.archive_url if settings.has_tiers else None, log=replica.log, archived=metadata.archived)
-    access, archived = environment.archive, None
+    tier = Tier(url=settings.archive_url if settings.has_tiers else None, log=replica.log, state=metadata.archived)
+    access, archive_reads = environment.archive, None
     if access is not None:
-        archived = ArchivedReads(
+        archive_reads = ArchivedReads(
             fetch=access.fetch,
             end_pos=lambda: metadata.archived.end_at(settings.archive_url).pos,
             in_background=access.in_background,
@@ -306,9 +306,9 @@ def broker_context(
         reads=reads,
         tier=tier,
         records=replica.log
-        if archived is None or access is None
-        else TieredLog(replica.log, tier, archived, access.fetch, settings.segment_bytes),
-        archived=archived,
+        if archive_reads is None or access is None
+        else TieredLog(replica.log, tier, archive_reads, access.fetch, settings.segment_bytes),
+        archived=archive_reads,
         beginning=LogBeginning(replica, tier),
         slow_responses=SlowResponses(
             wake=environment.reactor.wake, clock=environment.clock, slice_seconds=limits.net.slice_seconds

@@ -37,27 +37,27 @@ def open_derived(settings: BrokerSettings, segment_log: SegmentLog, log: Log) ->
     try:
         is_refilled = REFILLED in segment_log.notes
         derives_again = is_refilled or (settings.has_tiers and has_gap(directory))
-        opened = open_store(
+        store = open_store(
             directory, log=bounds, incoming=str(settings.log_dir / SNAPSHOT_NAME), is_refilled=derives_again
         )
         segment_log.set_note(REFILLED, None)
         if not settings.has_tiers and QUEUES_FROM in segment_log.notes:
             note_gap(directory)
-        note_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=opened.is_fresh)
-        if settings.has_tiers and opened.is_fresh:
-            begin_to_note_floors(directory, opened.queues)
+        note_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=store.is_fresh)
+        if settings.has_tiers and store.is_fresh:
+            begin_to_note_floors(directory, store.queues)
     except StoreLost as error:
         raise StartRefused(str(error)) from error
     except OSError as error:
         raise StartRefused(f"{error.filename or directory}: {error.strerror}", may_pass=True) from error
     if is_refilled:
         log.info("log_refilled", first_index=segment_log.first_index, base_pos=segment_log.base_pos)
-    if opened.rebuild_reason is not None:
-        log.warning("queues_rebuilt", reason=opened.rebuild_reason)
+    if store.rebuild_reason is not None:
+        log.warning("queues_rebuilt", reason=store.rebuild_reason)
     if QUEUES_FROM not in segment_log.notes:  # otherwise older messages may be in the archive
-        while opened.queues.expire_some(PhysicalOffset(segment_log.base_pos)):
+        while store.queues.expire_some(PhysicalOffset(segment_log.base_pos)):
             pass
-    return opened
+    return store
 
 
 def restored_metadata(settings: BrokerSettings, checkpoint: Checkpoint, limits: BrokerLimits) -> Metadata:

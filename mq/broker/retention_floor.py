@@ -46,12 +46,12 @@ class RetentionFloor:
         It may be below the beginning of the log while the queues are not updated after a deletion. Takes up to a few
         milliseconds, and the first time a read for each queue. Raises StoreError, OSError.
         """
-        known, self._places = self._places, {}
+        earlier_places, self._places = self._places, {}
         for queue, offset in (*self._heads(), *self._popped()):
             place = queue.key, offset
             low, high = queue.min_offset, queue.max_offset
             assert low <= offset < high, f"message {offset} of {queue.key} waits, which has {low} to {high}"
-            position = known.get(place)
+            position = earlier_places.get(place)
             if position is None:
                 position = PhysicalOffset(QUEUE_ENTRY.unpack(queue.read(offset, 1))[0])
             self._places[place] = position
@@ -76,10 +76,10 @@ class RetentionFloor:
     def _popped(self) -> Iterator[tuple[ConsumeQueue, QueueOffset]]:
         """Each queue with open pops of a group, and an offset below which nothing is open."""
         now_ms = self._wall_clock_ms()
-        for (_, topic, queue_id), popped in self._metadata.pops.queues.items():
+        for (_, topic, queue_id), pop_queue in self._metadata.pops.queues.items():
             queue = self._store.get(topic, queue_id)
             if queue is not None:
-                offset = popped.first_hidden(queue.min_offset, now_ms)
+                offset = pop_queue.first_hidden(queue.min_offset, now_ms)
                 if offset is not None and offset < queue.max_offset:
                     yield queue, offset
 
@@ -94,7 +94,7 @@ class KeptMessages:
 
     def first_pos(self) -> PhysicalOffset:
         """Physical offset of the oldest message of these topics, NOTHING without any. Raises StoreError, OSError."""
-        known, self._places = self._places, {}
+        earlier_places, self._places = self._places, {}
         if self._metadata.format_level.level < LEVEL_OF_COMPACTION:
             return NOTHING
         for topic, config in self._metadata.topics.items():
@@ -105,7 +105,7 @@ class KeptMessages:
                 if queue is None or queue.min_offset == queue.max_offset:
                     continue
                 place = queue.key, queue.min_offset
-                position = known.get(place)
+                position = earlier_places.get(place)
                 if position is None:
                     position = PhysicalOffset(QUEUE_ENTRY.unpack(queue.read(queue.min_offset, 1))[0])
                 self._places[place] = position

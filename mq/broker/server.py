@@ -156,7 +156,7 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
         host.settings = settings
     running = trio.CancelScope(shield=True)
     failures: list[StartRefused | ListenRefused | SecretUnusable | SegmentError] = []
-    ended = trio.Event()
+    end_event = trio.Event()
 
     async def run_node() -> None:  # noqa: ASYNC910 - serving is a checkpoint, also when it is cancelled
         try:
@@ -165,14 +165,14 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
                 await serve_node(node_settings, host.open, log=log, task_status=task_status)
         except (StartRefused, ListenRefused, SecretUnusable, SegmentError) as error:
             failures.append(error)
-        ended.set()
+        end_event.set()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run_node)
         try:
-            await ended.wait()
+            await end_event.wait()
         finally:
-            if not ended.is_set():
+            if not end_event.is_set():
                 with trio.CancelScope(shield=True):
                     await host.drain()
             running.cancel()
@@ -197,10 +197,10 @@ async def _monitoring_listeners(settings: BrokerSettings, log: Log) -> list[trio
     try:
         listeners = await open_listeners(*address)
     except (OSError, UnicodeError) as error:
-        refused = _not_bound("metrics", address, error)
+        refusal = _not_bound("metrics", address, error)
         if settings.metrics_listen is not None:
-            raise refused from error
-        log.warning("metrics_not_served", reason=str(refused))
+            raise refusal from error
+        log.warning("metrics_not_served", reason=str(refusal))
         return []
     log.info("metrics_served", address=format_address(listeners[0].socket.getsockname()[:2]))
     return listeners
@@ -295,33 +295,33 @@ class _Host:
         if broker is None:
             await trio.lowlevel.checkpoint()
             return "the log is being opened, fetched or repaired"
-        confirmed: list[bool] = []
-        told = trio.Event()
+        confirmations: list[bool] = []
+        confirm_event = trio.Event()
 
         def on_known(is_known: bool) -> None:
-            confirmed.append(is_known)
-            told.set()
+            confirmations.append(is_known)
+            confirm_event.set()
 
         broker.confirm(on_known)
         self._wake()
         with trio.move_on_after(READY_SECONDS_MAX):
-            await told.wait()
-        if confirmed == [True]:
+            await confirm_event.wait()
+        if confirmations == [True]:
             return None
-        if not confirmed:
+        if not confirmations:
             return f"no leader confirmed within {READY_SECONDS_MAX:g} s that all committed entries are applied here"
         return "no leader has a majority"
 
     def open(self, run: NodeRun) -> Hosted:
         settings, log, reactor, undo = self.settings, self._log, run.reactor, run.undo
         machine = this_machine()
-        opened = open_derived(settings, run.segment_log, log)
-        undo.callback(opened.queues.close)
+        store = open_derived(settings, run.segment_log, log)
+        undo.callback(store.queues.close)
         readers = Workers(reactor, _READERS)
         undo.callback(readers.close)
         bulk_readers = Workers(reactor, _BULK_READERS)
         undo.callback(bulk_readers.close)
-        metadata = restored_metadata(settings, opened.checkpoint, self.limits)
+        metadata = restored_metadata(settings, store.checkpoint, self.limits)
         archive = None
         if settings.has_tiers:
             archive, archive_readers = open_archive(
@@ -359,9 +359,9 @@ class _Host:
             settings=settings,
             environment=environment,
             metadata=metadata,
-            store=opened.queues,
-            catch_up=opened.catch_up,
-            checkpointer=Checkpointer(str(settings.data_dir), opened.queues),
+            store=store.queues,
+            catch_up=store.catch_up,
+            checkpointer=Checkpointer(str(settings.data_dir), store.queues),
             limits=self.limits,
         )
         registrar = Registrar(
@@ -375,7 +375,7 @@ class _Host:
 
         return Hosted(
             application=broker,
-            applied_index=opened.checkpoint.applied_index,
+            applied_index=store.checkpoint.applied_index,
             attach=partial(self._begin, broker, run),
             end_turn=broker.end_turn,
             snapshot=broker.snapshot,
@@ -383,7 +383,7 @@ class _Host:
             archived=lambda: metadata.archived.known_at(settings.archive_url),
             note_for_copies=lambda: broker.services.retention.note_for_copies(),
             open_archive=partial(open_archive_to_join, settings, self.limits) if settings.archive_url else None,
-            tasks=(registrar.run, partial(self._run_timers, broker, reactor, opened.queues)),
+            tasks=(registrar.run, partial(self._run_timers, broker, reactor, store.queues)),
             check_body=check_entry,
         )
 
@@ -396,8 +396,8 @@ class _Host:
             text = f"{error.filename or settings.data_dir}: {error.strerror}"
             raise StartRefused(text, may_pass=True) from error
         if settings.has_tiers and has_gap(str(settings.data_dir)):
-            noted = run.segment_log.notes.get(QUEUES_FROM)
-            replica.remember(QUEUES_FROM, noted, partial(forget_gap, str(settings.data_dir)))
+            note = run.segment_log.notes.get(QUEUES_FROM)
+            replica.remember(QUEUES_FROM, note, partial(forget_gap, str(settings.data_dir)))
         listener = _bound_listener(run.reactor, settings.listen_address, broker)
         undo.callback(lambda: log.info("stopped", last_index=run.segment_log.last_index))
         undo.callback(checkpoint_last, broker, log)
@@ -422,10 +422,10 @@ class _Host:
 
     async def _run_timers(self, broker: Broker, reactor: Reactor, queues: QueueStore) -> None:
         """Run the periodic actions of the broker, until cancelled."""
-        refreshed = [each for each in (self.access, self.certificate) if each is not None]
+        file_caches = [each for each in (self.access, self.certificate) if each is not None]
         actions = [
             *broker.periodic(),
-            *(Periodic(self.limits.upkeep.refresh_files_seconds, each.refresh) for each in refreshed),
+            *(Periodic(self.limits.upkeep.refresh_files_seconds, each.refresh) for each in file_caches),
         ]
         periodic = PeriodicTask(actions, reactor.end_turn, broker.note_delay)
         async with trio.open_nursery() as nursery:
@@ -444,11 +444,11 @@ async def _store_ip(settings: BrokerSettings) -> str:
     failure: Exception | None = None
     for family in (trio.socket.AF_INET, trio.socket.AF_INET6):
         try:
-            found = await trio.socket.getaddrinfo(host, port, family, trio.socket.SOCK_STREAM)
+            addresses = await trio.socket.getaddrinfo(host, port, family, trio.socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             failure = error
         else:
-            return str(found[0][4][0]).partition("%")[0]
+            return str(addresses[0][4][0]).partition("%")[0]
     address = format_address((host, port))
     text = f"client address {address} has neither an IPv4 nor an IPv6 address: {failure}"
     raise StartRefused(text, may_pass=True) from failure

@@ -34,5 +34,5 @@ def context_of(**given: Any) -> BrokerContext:
     if (log := getattr(getattr(root, "replica", None), "log", None)) is not None:  # no archive
         for name, value in {"records": log, "archived": None, "tiered": None}.items():
             setattr(root, name, getattr(root, name, value))
-        root.tier = getattr(root, "tier", None) or Tier(url=None, log=log, archived=ArchivedLog())
+        root.tier = getattr(root, "tier", None) or Tier(url=None, log=log, state=ArchivedLog())
     return cast("BrokerContext", root)

@@ -74,7 +74,7 @@ class AccessControl:
         self._secrets: Callable[[], Sequence[bytes]] = tuple
         self._merged_of: tuple[object, ...] = ()
         self._by_key: Mapping[str, Account] = {}
-        self._unlimited: Mapping[str, Account] = {}
+        self._without_quotas: Mapping[str, Account] = {}
         self._of_users: dict[str, tuple[User, UserAccount]] = {}
         self._unusable: dict[str, str] = {}
 
@@ -107,8 +107,8 @@ class AccessControl:
         if self._file.accounts.white_listed(address):
             return list(incoming)
         by_key, row_of = self._current(), ROWS.get
-        limited = self._quotas.table
-        believed: dict[str, bool] = {}  # by access key: whether this address needs no signature
+        quotas = self._quotas.table
+        needs_no_signature: dict[str, bool] = {}  # by access key: whether this address needs no signature
         result: list[tuple[Any, bytes, int]] = []
         for each, header in zip(incoming, headers_of(chunk), strict=False):
             request, body, serialization = each
@@ -120,9 +120,9 @@ class AccessControl:
                 if account is None:
                     reason = self._unusable.get(access_key) or _unknown(access_key)
                 else:
-                    if access_key not in believed:
-                        believed[access_key] = account.white_listed(address)
-                    is_believed = believed[access_key]
+                    if access_key not in needs_no_signature:
+                        needs_no_signature[access_key] = account.white_listed(address)
+                    is_believed = needs_no_signature[access_key]
                     if not is_believed and not account.signer.is_signed(fields, body):
                         reason = f"the signature does not match the access key {access_key}: check the secret key"
                     elif fields.get(SIGNED_CODE, str(request.code)) != str(request.code):
@@ -138,33 +138,33 @@ class AccessControl:
                     else:
                         reason = None if account.admin else _lacking(account, row, request, body, address)
                 if reason is not None:
-                    denied = AccessDenied(request.code, request.opaque, request.flag, reason)
-                    result.append((denied, body, serialization))
+                    denial = AccessDenied(request.code, request.opaque, request.flag, reason)
+                    result.append((denial, body, serialization))
                     continue
-                if limited:
+                if quotas:
                     name = access_key if account is None or (user := acts_for(fields)) is None else user.user
-                    if name in limited or EVERYBODY in limited:
+                    if name in quotas or EVERYBODY in quotas:
                         result.append((OfLimitedUser(name, request), body, serialization))
                         continue
             result.append(each)
         return result
 
-    def _lacking_user(self, proxy: Account, wanted: ActsFor, row: Row | None, request: Any, body: bytes) -> str | None:
+    def _lacking_user(self, proxy: Account, target: ActsFor, row: Row | None, request: Any, body: bytes) -> str | None:
         """Return the reason why a proxy may not make a request for a user; None if it may."""
         if not proxy.proxy:
-            return f"{proxy.access_key} makes a request for {wanted.user[:64]}, and is not an account of a proxy"
-        user = self._current().get(wanted.user)
+            return f"{proxy.access_key} makes a request for {target.user[:64]}, and is not an account of a proxy"
+        user = self._current().get(target.user)
         if user is None:
-            return NOT_AUTHENTICATED + (self._unusable.get(wanted.user) or _unknown(wanted.user))
-        if user.proxy or not wanted.is_signed(user.signer):
-            return f"{NOT_AUTHENTICATED}the signature does not match the access key {wanted.user}: check the secret key"
+            return NOT_AUTHENTICATED + (self._unusable.get(target.user) or _unknown(target.user))
+        if user.proxy or not target.is_signed(user.signer):
+            return f"{NOT_AUTHENTICATED}the signature does not match the access key {target.user}: check the secret key"
         if type(request) not in THROUGH_PROXIES:
             return f"request code {request.code} is not allowed through a proxy"
         if user.admin:
             return None
-        lacking = _lacking(user, ROWS_THROUGH_PROXIES.get(type(request), row), request, body, wanted.address)
+        lacking = _lacking(user, ROWS_THROUGH_PROXIES.get(type(request), row), request, body, target.address)
         if lacking and type(request) in ANY_PERMISSION:
-            any_is_enough = any(user.may(request.ext.topic, each, wanted.address) for each in Permission)
+            any_is_enough = any(user.may(request.ext.topic, each, target.address) for each in Permission)
             return None if any_is_enough else f"{user.access_key} has no permission for {request.ext.topic[:200]}"
         return lacking
 
@@ -183,7 +183,7 @@ class AccessControl:
         if self._file.accounts.white_listed(address):
             return None
         self._current()
-        by_key = self._unlimited
+        by_key = self._without_quotas
 
         def key_of(access_key: bytes, topic: bytes) -> bytes | None:
             account = by_key.get(access_key.decode())
@@ -203,11 +203,11 @@ class AccessControl:
     def _merge(self, accounts: Accounts, secrets: Sequence[bytes]) -> None:
         """Merge users and accounts; an account of the file wins over a user of the same name."""
         by_key: dict[str, Account] = {}
-        known, self._of_users, self._unusable = self._of_users, {}, {}
+        earlier, self._of_users, self._unusable = self._of_users, {}, {}
         for name, user in self._users.table.items():
-            if name in known and known[name][0] is user:
-                self._of_users[name] = known[name]
-                by_key[name] = known[name][1]
+            if name in earlier and earlier[name][0] is user:
+                self._of_users[name] = earlier[name]
+                by_key[name] = earlier[name][1]
                 continue
             if not user.enabled:
                 self._unusable[name] = f"the user {name} is disabled"
@@ -225,11 +225,11 @@ class AccessControl:
         in_all, parts = len(self._users.table), (len(self._of_users), len(self._unusable))
         assert sum(parts) == in_all, f"{parts[0]} users may connect and {parts[1]} may not, of {in_all}"
         self._by_key = by_key | dict(accounts.by_key)
-        self._unlimited = self._by_key
-        if limited := self._quotas.table:
-            free = {} if EVERYBODY in limited else self._by_key
-            self._unlimited = {name: account for name, account in free.items() if name not in limited}
-        unchecked = self._unlimited.keys() & self._quotas.table.keys()
+        self._without_quotas = self._by_key
+        if quotas := self._quotas.table:
+            free = {} if EVERYBODY in quotas else self._by_key
+            self._without_quotas = {name: account for name, account in free.items() if name not in quotas}
+        unchecked = self._without_quotas.keys() & self._quotas.table.keys()
         assert not unchecked, f"{len(unchecked)} of {len(self._by_key)} users would send without their quotas"
         self._merged_of = accounts, self._users.version, self._quotas.version, secrets
 

@@ -145,10 +145,10 @@ def _queues(request: Any, body: bytes) -> Needs:
 
 def _subscriptions(request: Any, body: bytes) -> Needs:
     try:
-        wanted = LiteSubscriptionSet.decode(body).subscriptions
+        subscriptions = LiteSubscriptionSet.decode(body).subscriptions
     except BodyError:
         return ()
-    return dict.fromkeys(need for each in wanted for need in ((each.topic, SUB), (retry_topic(each.group), SUB)))
+    return dict.fromkeys(need for each in subscriptions for need in ((each.topic, SUB), (retry_topic(each.group), SUB)))
 
 
 def _transaction(request: Any, body: bytes) -> Needs:
@@ -156,8 +156,8 @@ def _transaction(request: Any, body: bytes) -> Needs:
         messages, offsets = TransactionSet.decode(body)
     except BodyError:
         return ()
-    consumed = [need for each in offsets for need in ((each.topic, SUB), (retry_topic(each.group), SUB))]
-    return dict.fromkeys([*((message.topic, PUB) for message in messages), *consumed])
+    offset_needs = [need for each in offsets for need in ((each.topic, SUB), (retry_topic(each.group), SUB))]
+    return dict.fromkeys([*((message.topic, PUB) for message in messages), *offset_needs])
 
 
 def _leaving(request: Any, body: bytes) -> Needs:

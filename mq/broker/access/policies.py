@@ -56,9 +56,9 @@ class UserAccount(Account):
         """Whether the first policy that fits ``topic`` and ``address`` allows the action; False if none fits."""
         if self.admin:
             return True
-        known = self.decided.get((topic, permission))
-        if known is not None:
-            return known
+        decision = self.decided.get((topic, permission))
+        if decision is not None:
+            return decision
         kind, name = ("Group", topic.removeprefix(RETRY_PREFIX)) if topic.startswith(RETRY_PREFIX) else ("Topic", topic)
         actions = _ACTIONS[permission]
         may = next((rule.allow for rule in self.rules if rule.fits(kind, name, actions, address)), False)

@@ -30,20 +30,20 @@ def seal(group_secret: bytes, user: str, secret_key: str, nonce: bytes) -> str:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # takes 30 ms, only needed if there are users
 
     assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
-    sealed = AESGCM(_key(group_secret)).encrypt(nonce, secret_key.encode(), user.encode())
-    text = b64encode(secret_id(group_secret) + nonce + sealed).decode()
+    ciphertext = AESGCM(_key(group_secret)).encrypt(nonce, secret_key.encode(), user.encode())
+    text = b64encode(secret_id(group_secret) + nonce + ciphertext).decode()
     assert is_sealed_with(group_secret, text), f"{len(text)} characters do not name the secret that sealed them"
     return text
 
 
-def opened(group_secrets: Sequence[bytes], user: str, sealed: str) -> str:
+def opened(group_secrets: Sequence[bytes], user: str, text: str) -> str:
     """The secret key of a user. Raises SealBroken."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     for group_secret in group_secrets:
-        if is_sealed_with(group_secret, sealed):
-            data = b64decode(sealed)[_ID_BYTES:]
+        if is_sealed_with(group_secret, text):
+            data = b64decode(text)[_ID_BYTES:]
             try:
                 return (
                     AESGCM(_key(group_secret)).decrypt(data[:NONCE_BYTES], data[NONCE_BYTES:], user.encode()).decode()
@@ -53,10 +53,10 @@ def opened(group_secrets: Sequence[bytes], user: str, sealed: str) -> str:
     raise SealBroken("the secret was sealed with a group secret that this replica lacks")
 
 
-def is_sealed_with(group_secret: bytes, sealed: str) -> bool:
+def is_sealed_with(group_secret: bytes, text: str) -> bool:
     """Whether the sealed text names this secret as the one it was sealed with."""
     try:
-        return b64decode(sealed, validate=True)[:_ID_BYTES] == secret_id(group_secret)
+        return b64decode(text, validate=True)[:_ID_BYTES] == secret_id(group_secret)
     except (NotBase64, ValueError):
         return False
 

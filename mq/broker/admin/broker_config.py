@@ -93,8 +93,8 @@ class BrokerConfig(Service):
                 ResponseCode.NO_PERMISSION,
                 f"settings cannot be changed from {call.connection.peer}, see the setting admin_networks",
             )
-        wanted = decoded(decode_properties, call.body)
-        changes = self._parse(wanted)
+        properties = decoded(decode_properties, call.body)
+        changes = self._parse(properties)
         assert changes.keys() <= {*CHANGEABLE.values()}, (
             f"{changes.keys()} are to change, at run time only {CHANGEABLE}"
         )
@@ -148,15 +148,15 @@ class BrokerConfig(Service):
             dledger_peers=settings.peers,
         )
         ours = {_OURS + name: _text(value) for name, value in settings.model_dump().items()}
-        shown = ours | stock.fields()
-        assert CHANGEABLE.keys() <= shown.keys(), f"{CHANGEABLE.keys() - shown.keys()} can be changed and is not shown"
-        return shown
+        table = ours | stock.fields()
+        assert CHANGEABLE.keys() <= table.keys(), f"{CHANGEABLE.keys() - table.keys()} can be changed and is not shown"
+        return table
 
-    def _parse(self, wanted: Mapping[str, str]) -> dict[str, Any]:
+    def _parse(self, properties: Mapping[str, str]) -> dict[str, Any]:
         """The requested changes, by our names. Raises RequestRefused."""
         current = self.properties()
         changes: dict[str, Any] = {}
-        for name, value in wanted.items():
+        for name, value in properties.items():
             if name in FORBIDDEN:
                 raise RequestRefused(ResponseCode.NO_PERMISSION, f"the setting {name} cannot be changed")
             if name not in current:

@@ -94,19 +94,19 @@ class GroupMembers(Service):
         name = call.request.ext.consumer_group
         group = self._clients.consumer_group(name)
         members = [*self._clients.proxied.members(name)]
-        proxied = [client for _, client in members]
-        if group is None and not proxied:
+        clients = [client for _, client in members]
+        if group is None and not clients:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
-        told = ConsumerData(name, consume_type=proxied[0].consume_type) if group is None else group
+        behavior = ConsumerData(name, consume_type=clients[0].consume_type) if group is None else group
         answer = ConsumerConnection(
             connections=[
                 *([] if group is None else _connections(group.members)),
                 *(proxied_data(client, at) for at, client in members),
             ],
-            subscriptions=_subscriptions_of(group, proxied),
-            consume_type=told.consume_type,
-            message_model=told.message_model,
-            consume_from_where=told.consume_from_where,
+            subscriptions=_subscriptions_of(group, clients),
+            consume_type=behavior.consume_type,
+            message_model=behavior.message_model,
+            consume_from_where=behavior.consume_from_where,
         )
         return _success(call, answer.encode())
 
@@ -139,9 +139,9 @@ class GroupMembers(Service):
     def handle_groups_of_topic(self, call: Call[QueryTopicConsumeByWho]) -> bytes:
         """Request code 300: groups that subscribe to a topic or have offsets in it."""
         topic = call.request.ext.topic
-        stored = {group for group, name in self._metadata.consumer_offsets if name == topic}
+        groups = {group for group, name in self._metadata.consumer_offsets if name == topic}
         online = [*self._clients.groups_of_topic(topic), *self._clients.proxied.groups_of_topic(topic)]
-        return _success(call, GroupNames(sorted(stored.union(online))).encode())
+        return _success(call, GroupNames(sorted(groups.union(online))).encode())
 
     def handle_topics_of_group(self, call: Call[QueryTopicsByConsumer]) -> bytes:
         """Request code 343: topics in which a group has offsets."""
@@ -152,8 +152,8 @@ class GroupMembers(Service):
         """Request code 345: return the subscription of a consumer group to a topic."""
         ext = call.request.ext
         group = self._clients.consumer_group(ext.group)
-        known = None if group is None else group.subscriptions.get(ext.topic)
-        answer = GroupSubscriptionData(ext.group, ext.topic, None if known is None else _data(known))
+        subscription = None if group is None else group.subscriptions.get(ext.topic)
+        answer = GroupSubscriptionData(ext.group, ext.topic, None if subscription is None else _data(subscription))
         return _success(call, answer.encode())
 
     # -- relayed to members --------------------------------------------------------------------------------------------
@@ -166,20 +166,20 @@ class GroupMembers(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no topic {ext.topic}")
         if group is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no consumer of the group {ext.group} is online")
-        asked = {
+        members = {
             member.client_id: at
             for at, member in group.members.items()
             if ext.client_id in (None, "", member.client_id)
         }
-        if not asked:
+        if not members:
             raise _not_online(ext.group, ext.client_id)
         tables: Tables = {}
-        open_questions = len(asked)
+        open_questions = len(members)
 
         def on_response(client_id: str, response: Response | NoResponse, text: bytes) -> None:
             nonlocal open_questions
             open_questions -= 1
-            assert open_questions >= 0, f"{-open_questions} members more than {len(asked)} have answered"
+            assert open_questions >= 0, f"{-open_questions} members more than {len(members)} have answered"
             if isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
                 try:
                     tables[client_id] = read_member_offsets(text)
@@ -188,7 +188,7 @@ class GroupMembers(Service):
             if not open_questions:
                 call.answer(_success(call, _status(tables)))
 
-        for client_id, at in asked.items():
+        for client_id, at in members.items():
             fields = GroupAndTopicExt(topic=ext.topic, group=ext.group).fields()
             code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
             at.ask(code, fields, b"", STATUS_SECONDS, partial(on_response, client_id))
@@ -210,14 +210,14 @@ class GroupMembers(Service):
             if record is None:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no message {ext.message_id}")
             body = record
-        relayed = ConsumeDirectlyExt(
+        relay_ext = ConsumeDirectlyExt(
             client_id=ext.client_id,
             consumer_group=ext.consumer_group,
             message_id=ext.message_id,
             broker_name=self._broker_name,
             topic=ext.topic,
         )
-        self._relay(call, ext.client_id, relayed.fields(), body)
+        self._relay(call, ext.client_id, relay_ext.fields(), body)
 
     def _relay(
         self,
@@ -304,26 +304,30 @@ def proxied_data(client: ClientBehindProxy, at: ClientConnection) -> ClientConne
 
 
 def _subscriptions_of(
-    group: ConsumerGroup[ClientConnection] | None, proxied: Iterable[ClientBehindProxy]
+    group: ConsumerGroup[ClientConnection] | None, clients: Iterable[ClientBehindProxy]
 ) -> dict[str, SubscriptionData]:
     """The subscriptions of a group by topic. If clients behind proxies disagree, one of them decides."""
-    found = {
+    subscriptions = {
         topic: SubscriptionData(topic=topic, expression=expression, expression_type=kind)
-        for client in proxied
+        for client in clients
         for topic, expression, kind in client.subscriptions
     }
-    return found if group is None else found | {topic: _data(each) for topic, each in group.subscriptions.items()}
+    return (
+        subscriptions
+        if group is None
+        else subscriptions | {topic: _data(each) for topic, each in group.subscriptions.items()}
+    )
 
 
-def _data(known: GroupSubscription) -> SubscriptionData:
-    parsed = known.parsed
+def _data(subscription: GroupSubscription) -> SubscriptionData:
+    tag_filter = subscription.parsed
     return SubscriptionData(
-        topic=known.topic,
-        expression=known.expression,
-        tags=() if parsed is None else tuple(sorted(parsed.tags)),
-        codes=() if parsed is None else tuple(sorted(parsed.codes)),
-        version=known.version,
-        expression_type=known.expression_type,
+        topic=subscription.topic,
+        expression=subscription.expression,
+        tags=() if tag_filter is None else tuple(sorted(tag_filter.tags)),
+        codes=() if tag_filter is None else tuple(sorted(tag_filter.codes)),
+        version=subscription.version,
+        expression_type=subscription.expression_type,
     )
 
 

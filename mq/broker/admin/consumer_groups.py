@@ -56,8 +56,8 @@ class ConsumerGroups(Service):
 
     def handle_put(self, call: Call[UpdateAndCreateSubscriptionGroup]) -> None:
         """Create or change a group; answered when that is replicated."""
-        wanted = decoded(SubscriptionGroupConfig.decode, call.body)
-        self._put(call, [wanted])
+        config = decoded(SubscriptionGroupConfig.decode, call.body)
+        self._put(call, [config])
 
     def handle_put_list(self, call: Call[UpdateAndCreateSubscriptionGroupList]) -> None:
         """Request code 225: all groups, or none if one is refused."""
@@ -109,8 +109,8 @@ class ConsumerGroups(Service):
 
     def _put(self, call: Call[Any], groups: Sequence[SubscriptionGroupConfig]) -> None:
         now_ms = self._wall_clock_ms()
-        commands = [encoded(PutGroup(config=self._config(wanted), timestamp_ms=now_ms)) for wanted in groups]
-        names = {wanted.group_name for wanted in groups}
+        commands = [encoded(PutGroup(config=self._config(group), timestamp_ms=now_ms)) for group in groups]
+        names = {group.group_name for group in groups}
         creation = self._creations.begin(names, self._metadata.groups)
         if len(self._metadata.groups) + len(names - self._metadata.groups.keys()) > self._metadata.limits.groups_max:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
@@ -127,8 +127,8 @@ class ConsumerGroups(Service):
 
     def _config(self, request: SubscriptionGroupConfig) -> GroupConfig:
         """The requested configuration. Raises RequestRefused."""
-        known = self._metadata.groups.get(request.group_name)
-        assert known is None or known.name == request.group_name, f"the group {request.group_name} is known as {known}"
+        old = self._metadata.groups.get(request.group_name)
+        assert old is None or old.name == request.group_name, f"the group {request.group_name} is known as {old}"
         return GroupConfig(
             name=request.group_name,
             consume_enable=request.consume_enable,
@@ -140,16 +140,16 @@ class ConsumerGroups(Service):
             which_broker_when_consume_slowly=request.which_broker_when_consume_slowly,
             notify_consumer_ids_changed_enable=request.notify_consumer_ids_changed_enable,
             consume_orderly=request.consume_message_orderly,
-            attributes=self._attributes(known, request.attributes),
+            attributes=self._attributes(old, request.attributes),
         )
 
-    def _attributes(self, known: GroupConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
+    def _attributes(self, existing: GroupConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
         """The attributes of a group after changes. Raises RequestRefused. Below the format level that supports
         attributes, they are not stored, and attributes with an effect are refused.
 
         Below the format level that knows attributes they are not stored, and those that would have an effect refused.
         """
-        attributes = changed({} if known is None else known.attributes, changes)
+        attributes = changed({} if existing is None else existing.attributes, changes)
         factor = attributes.get(PRIORITY_FACTOR)
         if factor is not None and not is_factor(factor):
             raise RequestRefused(

@@ -38,9 +38,9 @@ class LevelRaises(Service):
             return
         others = {*context.members()} - {context.settings.node_id}
         software = [context.environment.peer_software(node) for node in sorted(others)]
-        wanted = next_level(level, own, [None if each is None else each.level_newest for each in software])
-        assert level <= wanted <= own, f"level {level} is to become {wanted}; this replica understands {own}"
-        if wanted > level:
+        target = next_level(level, own, [None if each is None else each.level_newest for each in software])
+        assert level <= target <= own, f"level {level} is to become {target}; this replica understands {own}"
+        if target > level:
             self._not_before = context.clock() + _AGAIN_SECONDS
-            command = RaiseLevel(level=wanted, timestamp_ms=context.wall_clock_ms())
+            command = RaiseLevel(level=target, timestamp_ms=context.wall_clock_ms())
             context.appender.add_command(encode_command(command))

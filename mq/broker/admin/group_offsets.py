@@ -61,9 +61,9 @@ def pulled_and_consumed(offset: QueueOffset, open_of: PopQueue) -> tuple[QueueOf
 
     Popped messages that are not acknowledged count as not consumed, wherever in the queue they are.
     """
-    ordered = open_of.ordered
-    if ordered is not None and ordered.first_open == offset:
-        pulled = max(offset, ordered.next_offset)
+    order = open_of.ordered
+    if order is not None and order.first_open == offset:
+        pulled = max(offset, order.next_offset)
         consumed = max(FIRST_OFFSET, pulled - open_of.message_count())
     else:
         # The pop is from before a reset of an ordered group: the group reads on from the stored offset.
@@ -173,9 +173,9 @@ class GroupOffsets(Service):
             config = self._metadata.topics.get(topic)
             if config is None or not subscribes(online, topic):
                 continue
-            stored = self._stored(group, topic)
+            offsets = self._stored(group, topic)
             for queue_id in range(config.read_queues):
-                end, offset = self._store.max_offset(topic, queue_id), stored.get(queue_id, FIRST_OFFSET)
+                end, offset = self._store.max_offset(topic, queue_id), offsets.get(queue_id, FIRST_OFFSET)
                 pulled, offset = pulled_and_consumed(offset, self._metadata.pops.of((group, topic, queue_id)))
                 if behind is not None:
                     behind.messages += max(0, end - offset)
@@ -202,8 +202,8 @@ class GroupOffsets(Service):
                 if offset >= (0 if queue is None else queue.min_offset):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, _BEYOND))
         assert all(offset >= FIRST_OFFSET for offset in lowest.values()), f"offsets in {ext.topic}: {lowest}"
-        compared = self._metadata.consumer_offsets.get((ext.compare_group, ext.topic), {})
-        for queue_id, offset in compared.items():
+        other_offsets = self._metadata.consumer_offsets.get((ext.compare_group, ext.topic), {})
+        for queue_id, offset in other_offsets.items():
             if lowest.get(queue_id, _BEYOND) > offset:
                 lowest[queue_id] = _BEYOND
         text = CorrectionOffsets(lowest).encode()
@@ -219,12 +219,12 @@ class GroupOffsets(Service):
         queues = self._queues_to_reset(ext)
 
         def answer() -> Generator[None, None, None]:
-            wanted: dict[int, QueueOffset] = {}
+            offsets: dict[int, QueueOffset] = {}
             for queue_id in queues:
-                wanted[queue_id] = self._wanted_offset(ext, queue_id)
+                offsets[queue_id] = self._wanted_offset(ext, queue_id)
                 yield
             if self._appender.is_open:
-                self._reset(call, wanted)
+                self._reset(call, offsets)
             else:  # leadership was lost in the meantime
                 call.dispatch()
 
@@ -232,13 +232,13 @@ class GroupOffsets(Service):
 
     def _reset(self, call: Call[InvokeBrokerToResetOffset], offsets: dict[int, QueueOffset]) -> None:
         ext = call.request.ext
-        stored = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
+        current = self._metadata.consumer_offsets.get((ext.group, ext.topic), {})
         if not ext.force and ext.offset is None:
-            offsets = {queue_id: min(offset, stored.get(queue_id, offset)) for queue_id, offset in offsets.items()}
+            offsets = {queue_id: min(offset, current.get(queue_id, offset)) for queue_id, offset in offsets.items()}
         assert all(offset >= FIRST_OFFSET for offset in offsets.values()), (
             f"offsets of {ext.topic} to be set: {offsets}"
         )
-        changed = {queue_id: offset for queue_id, offset in offsets.items() if stored.get(queue_id) != offset}
+        changes = {queue_id: offset for queue_id, offset in offsets.items() if current.get(queue_id) != offset}
         table = {QueueRef(ext.topic, self._broker_name, queue_id): offset for queue_id, offset in offsets.items()}
 
         def reply(_: Stored) -> bytes:
@@ -252,7 +252,7 @@ class GroupOffsets(Service):
         self._offsets.reset(
             ext.group,
             ext.topic,
-            offsets if ext.force else changed,
+            offsets if ext.force else changes,
             partial(answer_outcome, call, "offsets were being reset", reply),
             restart=restart,
         )
@@ -266,8 +266,8 @@ class GroupOffsets(Service):
 
         def moved(outcome: Outcome) -> None:
             if isinstance(outcome, Stored):
-                told = OffsetsWereResetExt(topic=topic, group=group, timestamp_ms=END, force=True)
-                self._tell_members(told, {QueueRef(topic, self._broker_name, queue_id): offset}, as_list=False)
+                notice = OffsetsWereResetExt(topic=topic, group=group, timestamp_ms=END, force=True)
+                self._tell_members(notice, {QueueRef(topic, self._broker_name, queue_id): offset}, as_list=False)
             on_outcome(outcome)
 
         restart = online is None or online.message_model != BROADCASTING
@@ -278,8 +278,8 @@ class GroupOffsets(Service):
             check_group(name)
         except NameRefused as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        known = name in self._metadata.groups or self._clients.consumer_group(name) is not None
-        if not known and not self._topics_of(name):
+        is_known = name in self._metadata.groups or self._clients.consumer_group(name) is not None
+        if not is_known and not self._topics_of(name):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the consumer group <{name}> does not exist")
 
     def _queues_to_reset(self, ext: ResetOffsetExt) -> Iterable[int]:
@@ -310,19 +310,19 @@ class GroupOffsets(Service):
             return min(max(ext.offset, low), high)
         if ext.timestamp_ms == END:
             return high
-        found = self._lookup.offset_by_time(ext.topic, queue_id, ext.timestamp_ms)
-        assert FIRST_OFFSET <= found <= high, f"a reset to {found} of {ext.topic}/{queue_id}, which ends at {high}"
-        return found
+        offset = self._lookup.offset_by_time(ext.topic, queue_id, ext.timestamp_ms)
+        assert FIRST_OFFSET <= offset <= high, f"a reset to {offset} of {ext.topic}/{queue_id}, which ends at {high}"
+        return offset
 
     def _tell_members(self, ext: OffsetsWereResetExt, table: Mapping[QueueRef, QueueOffset], *, as_list: bool) -> None:
         group = self._clients.consumer_group(ext.group)
         if group is None:
             return
-        told = OffsetsWereResetExt(topic=ext.topic, group=ext.group, timestamp_ms=ext.timestamp_ms, force=ext.force)
+        notice = OffsetsWereResetExt(topic=ext.topic, group=ext.group, timestamp_ms=ext.timestamp_ms, force=ext.force)
         frame = encode_request(
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
             0,
-            ext=told.fields(),
+            ext=notice.fields(),
             body=offset_table_body(table, as_list=as_list),
             oneway=True,
         )
@@ -340,7 +340,7 @@ class GroupOffsets(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         online = None if ext.offline else self._clients.consumer_group(ext.target)
         topics = [ext.topic] if ext.topic else self._topics_of(ext.source)
-        chosen = [
+        topics_to_clone = [
             topic
             for topic in topics
             if topic in self._metadata.topics
@@ -359,7 +359,7 @@ class GroupOffsets(Service):
             answer_outcome(call, "offsets were being cloned", lambda _: call.response(), outcome)
 
         def clone() -> Generator[None, None, None]:
-            for topic in chosen:
+            for topic in topics_to_clone:
                 if not self._appender.is_open:  # leadership was lost in the meantime; cloning is idempotent
                     call.dispatch()
                     return

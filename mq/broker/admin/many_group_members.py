@@ -57,25 +57,25 @@ class MembersOfManyGroups(Service):
 
     def handle(self, call: Call[AskMembers]) -> None:
         """Request code 9031: return the members of many groups. Raises RequestRefused."""
-        wanted = decoded(MembersQuestion.decode, call.body)
-        if len(wanted.groups) > GROUPS_MAX:
-            raise _invalid(f"the request names {len(wanted.groups)} groups; maximum: {GROUPS_MAX}")
-        if not wanted.groups and not wanted.differing:
+        question = decoded(MembersQuestion.decode, call.body)
+        if len(question.groups) > GROUPS_MAX:
+            raise _invalid(f"the request names {len(question.groups)} groups; maximum: {GROUPS_MAX}")
+        if not question.groups and not question.differing:
             raise _invalid("the request names no groups: name some, or ask for those that differ")
-        if not wanted.queues:
-            self._gradually.work(call, self._answer(call, wanted))
-        elif len(wanted.groups) != 1 or wanted.differing:
+        if not question.queues:
+            self._gradually.work(call, self._answer(call, question))
+        elif len(question.groups) != 1 or question.differing:
             raise _invalid("the queues of members can be asked for one group only")
         else:
-            self._ask(call, wanted.groups[0])
+            self._ask(call, question.groups[0])
 
     def _answer(self, call: Call[AskMembers], question: MembersQuestion) -> ResponseSteps:
-        found: dict[str, list[GroupMember]] = {}
+        groups: dict[str, list[GroupMember]] = {}
         differing: dict[str, list[GroupMember]] = {}
         count = 0
         for group in question.groups:
             if members := self._members(group, {}):
-                found[group] = members
+                groups[group] = members
                 count += len(members)
                 check_length(MEMBER_BYTES * count)
             yield
@@ -86,15 +86,15 @@ class MembersOfManyGroups(Service):
                 if len(differing) == DIFFERING_MAX:
                     break
             yield
-        return call.response(body=MembersOfGroups(groups=found, differing=differing).encode())
+        return call.response(body=MembersOfGroups(groups=groups, differing=differing).encode())
 
     def _names(self) -> set[str]:
         names = {group.name for group in self._clients.consumer_groups()}
         return names | {name for name, _ in self._clients.proxied.counts()}
 
     def _members(self, group: str, running_infos: Mapping[ClientConnection, str]) -> list[GroupMember]:
-        known = self._clients.consumer_group(group)
-        own: Iterable[tuple[ClientConnection, Member]] = () if known is None else known.members.items()
+        consumers = self._clients.consumer_group(group)
+        own: Iterable[tuple[ClientConnection, Member]] = () if consumers is None else consumers.members.items()
         return [
             *(
                 GroupMember(
@@ -112,42 +112,44 @@ class MembersOfManyGroups(Service):
 
     def _ask(self, call: Call[AskMembers], group: str) -> None:
         """Ask all members for their queues, and answer the request after the last of them."""
-        known = self._clients.consumer_group(group)
-        asked = [
+        consumers = self._clients.consumer_group(group)
+        connections = [
             (at, member.client_id)
-            for at, member in (() if known is None else known.members.items())
+            for at, member in (() if consumers is None else consumers.members.items())
             if member.version >= RELAY_VERSION_MIN
         ]
-        told: dict[ClientConnection, str] = {}
-        left, room = len(asked), QUEUES_BYTES_MAX
+        infos: dict[ClientConnection, str] = {}
+        pending, room = len(connections), QUEUES_BYTES_MAX
 
         def answer() -> None:
-            members = self._members(group, told)
+            members = self._members(group, infos)
             call.answer(call.response(body=MembersOfGroups(groups={group: members} if members else {}).encode()))
 
         def on_response(at: ClientConnection, response: Response | NoResponse, text: bytes) -> None:
-            nonlocal left, room
-            left -= 1
-            assert left >= 0, f"{-left} members of {group} more than {len(asked)} have answered"
+            nonlocal pending, room
+            pending -= 1
+            assert pending >= 0, f"{-pending} members of {group} more than {len(connections)} have answered"
             is_answer = isinstance(response, Response) and response.code == ResponseCode.SUCCESS
             if is_answer and len(text) <= MEMBER_BYTES_MAX:
-                said = text.decode("utf-8", "replace")
-                if (nbytes := len(msgspec.json.encode(said))) <= room:  # six bytes for some of its bytes
+                info = text.decode("utf-8", "replace")
+                if (nbytes := len(msgspec.json.encode(info))) <= room:  # six bytes for some of its bytes
                     room -= nbytes
-                    told[at] = said
-            if not left:
+                    infos[at] = info
+            if not pending:
                 answer()
 
-        assert left == len({at for at, _ in asked}), f"{left} members of {group} are asked, some of them twice"
+        assert pending == len({at for at, _ in connections}), (
+            f"{pending} members of {group} are asked, some of them twice"
+        )
 
         def ask() -> Generator[None, None, None]:
-            for at, client_id in asked:
+            for at, client_id in connections:
                 yield  # not after the last one: if this is refused as too much, no second answer is sent
                 fields = RunningInfoExt(consumer_group=group, client_id=client_id).fields()
                 at.ask(RequestCode.GET_CONSUMER_RUNNING_INFO, fields, b"", ANSWER_SECONDS, partial(on_response, at))
 
         call.drop_body()
-        if asked:
+        if connections:
             self._gradually.work(call, ask())
         else:
             answer()
@@ -155,12 +157,12 @@ class MembersOfManyGroups(Service):
 
 def _one_of_each(members: Iterable[GroupMember]) -> list[GroupMember]:
     """The first member with each subscription."""
-    found: dict[str, GroupMember] = {}
+    members_by_subscription: dict[str, GroupMember] = {}
     for each in members:
-        if len(found) == DIFFERENT_MAX:
+        if len(members_by_subscription) == DIFFERENT_MAX:
             break
-        found.setdefault(each.subscribes, each)
-    return [*found.values()]
+        members_by_subscription.setdefault(each.subscribes, each)
+    return [*members_by_subscription.values()]
 
 
 def _invalid(why: str) -> RequestRefused:

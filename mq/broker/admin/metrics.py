@@ -296,21 +296,21 @@ class BrokerMetrics:
             families += some()
             yield
         room = self._settings.metrics_series_max
-        limited = 0
+        excess_count = 0
         if self._context.appender.is_open:
-            limited = 2 * max(0, len(self._context.metadata.consumer_offsets) - room)  # see `_lag`
+            excess_count = 2 * max(0, len(self._context.metadata.consumer_offsets) - room)  # see `_lag`
             for gather in (self._topics, self._lag, self._connections):
                 more = yield from gather()
-                kept, dropped = _within(more, room)
-                families += kept
-                limited += dropped
-                room -= sum(len(family.samples) for family in kept)
+                fitting, excess = _within(more, room)
+                families += fitting
+                excess_count += excess
+                room -= sum(len(family.samples) for family in fitting)
         more = yield from self._consumed()
-        kept, dropped = _within(more, room)
-        families += kept
+        fitting, excess = _within(more, room)
+        families += fitting
         families.append(
             self._own("raftmq_metrics_series_dropped", Kind.GAUGE, "Series left out: metrics_series_max was reached.")(
-                limited + dropped
+                excess_count + excess
             )
         )
         return families
@@ -378,9 +378,9 @@ class BrokerMetrics:
     def _counters(self) -> Iterator[Family]:
         families: dict[str, list[Sample]] = {prefix: [] for prefix in _BY_PREFIX}
         for name, value in self._context.counters().items():
-            named = BY_COUNTER.get(name)
-            if named is not None:
-                yield self._own(named.name, named.kind, named.help)(value * named.scale)
+            counter = BY_COUNTER.get(name)
+            if counter is not None:
+                yield self._own(counter.name, counter.kind, counter.help)(value * counter.scale)
                 continue
             for prefix, samples in families.items():
                 if name.startswith(prefix):
@@ -420,18 +420,18 @@ class BrokerMetrics:
         ]
 
     def _consumed(self) -> Generator[None, None, list[Family]]:
-        got: list[Sample] = []
+        samples: list[Sample] = []
         got_bytes: list[Sample] = []
         for number, ((topic, group), series) in enumerate(list(self._stats.figures.by_group.items())):
             if number % _SLICE == 0:
                 yield
             values = self._of_group(topic, group)
             assert series.nums >= 0, f"{group} got {series.nums} messages of the topic {topic}"
-            got.append((values, series.nums))
+            samples.append((values, series.nums))
             got_bytes.append((values, series.nbytes))
         labels = ("topic", "consumer_group", "is_retry", "is_system")
         return [
-            self._family("messages_out", _C, "Messages sent to consumers.", labels, got),
+            self._family("messages_out", _C, "Messages sent to consumers.", labels, samples),
             self._family("throughput_out", _C, "Bytes of messages sent to consumers.", labels, got_bytes),
         ]
 
@@ -454,21 +454,23 @@ class BrokerMetrics:
             if config is None:
                 continue
             queues += config.read_queues
-            behind = popped = beyond = 0
+            behind = unacked = beyond = 0
             for queue_id in range(config.read_queues):
                 pulled = consumed = offsets.get(queue_id, FIRST_OFFSET)
                 if (open_of := pops.get((group, topic, queue_id))) is not None:
                     pulled, consumed = pulled_and_consumed(pulled, open_of)
-                    popped += pulled - consumed
+                    unacked += pulled - consumed
                 distance = store.max_offset(topic, queue_id) - consumed
                 if distance >= 0:
                     behind += distance
                 else:
                     beyond -= distance
-            assert min(behind, popped, beyond) >= 0, f"{group} lags {behind}, {popped} popped, {beyond} beyond the end"
+            assert min(behind, unacked, beyond) >= 0, (
+                f"{group} lags {behind}, {unacked} popped, {beyond} beyond the end"
+            )
             values = self._of_group(topic, group)
             lag.append((values, behind))
-            in_flight.append((values, popped))
+            in_flight.append((values, unacked))
             if beyond:
                 beyond_end.append((values, beyond))
         labels = ("topic", "consumer_group", "is_retry", "is_system")
@@ -509,15 +511,15 @@ class BrokerMetrics:
 def _within(families: list[Family], room: int) -> tuple[list[Family], int]:
     """The families cut to ``room`` samples in total, and the number of samples left out."""
     room_before = room
-    kept: list[Family] = []
-    dropped = 0
+    fitting: list[Family] = []
+    excess = 0
     for family in families:
         samples = family.samples[: max(0, room)]
         room -= len(samples)
-        dropped += len(family.samples) - len(samples)
-        kept.append(family._replace(samples=samples))
+        excess += len(family.samples) - len(samples)
+        fitting.append(family._replace(samples=samples))
     assert room >= min(room_before, 0), f"{room_before - room} samples are kept; maximum: {room_before}"
-    return kept, dropped
+    return fitting, excess
 
 
 def _bool(value: bool) -> str:

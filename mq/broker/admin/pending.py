@@ -100,14 +100,16 @@ class PendingQueries(Service):
                 if looked_at >= LOOKED_AT_MAX:
                     break
                 yield
-            shown: list[PendingMessage] = []
+            messages: list[PendingMessage] = []
             for each in _nearest(first, count):
                 if (message := self._pending_message(each)) is not None:
-                    shown.append(message)
+                    messages.append(message)
                 yield
-            assert len(shown) <= count <= SHOWN_MAX, f"{len(shown)} messages are shown of {count}; maximum: {SHOWN_MAX}"
+            assert len(messages) <= count <= SHOWN_MAX, (
+                f"{len(messages)} messages are shown of {count}; maximum: {SHOWN_MAX}"
+            )
             assert looked_at <= LOOKED_AT_MAX, f"{looked_at} messages were looked at; maximum: {LOOKED_AT_MAX}"
-            info = PendingInfo(total=total, looked_at=looked_at, counts=sorted(counts.items()), messages=shown)
+            info = PendingInfo(total=total, looked_at=looked_at, counts=sorted(counts.items()), messages=messages)
             return call.response(body=info.encode())
 
         self._gradually.when_current(self._read, call, answer)
@@ -120,8 +122,8 @@ class PendingQueries(Service):
             return [(UNENDED_TOPIC, 0)]
         first = timer_slot(self._wall_clock_ms())
         slots = [(first + number) % TIMER_SLOTS for number in range(TIMER_SLOTS)]
-        wanted = [(SCHEDULE_TOPIC, level) for level in range(LEVEL_MAX)] + [(TIMER_TOPIC, slot) for slot in slots]
-        return [each for each in wanted if self._store.get(*each) is not None]
+        queues = [(SCHEDULE_TOPIC, level) for level in range(LEVEL_MAX)] + [(TIMER_TOPIC, slot) for slot in slots]
+        return [each for each in queues if self._store.get(*each) is not None]
 
     def _open_count(self, topic: str, queue_id: int) -> int:
         queue = self._store.get(topic, queue_id)
@@ -131,10 +133,10 @@ class PendingQueries(Service):
         return max(marks.count_open(queue.max_offset) - marks.count_open(self._begin(topic, queue_id, queue)), 0)
 
     def _begin(self, topic: str, queue_id: int, queue: ConsumeQueue) -> QueueOffset:
-        delivered = FIRST_OFFSET
+        next_offset = FIRST_OFFSET
         if topic == SCHEDULE_TOPIC:
-            delivered = self._metadata.delay_offsets.get(queue_id + 1, FIRST_OFFSET)
-        return max(queue.min_offset, self._metadata.marks.of(topic, queue_id).low, delivered)
+            next_offset = self._metadata.delay_offsets.get(queue_id + 1, FIRST_OFFSET)
+        return max(queue.min_offset, self._metadata.marks.of(topic, queue_id).low, next_offset)
 
     def _waiting(self, topic: str, queue_id: int) -> Generator[_Waiting | None, None, None]:
         """The open messages of a queue, and None where the work may be interrupted."""
@@ -142,12 +144,12 @@ class PendingQueries(Service):
         while (queue := self._store.get(topic, queue_id)) is not None:
             offset = max(offset, self._begin(topic, queue_id, queue))
             marks = self._metadata.marks.of(topic, queue_id)
-            passed = min(offset + STEP_DONE, queue.max_offset)
-            nearest = next(marks.open_offsets(offset, passed), None)
+            end = min(offset + STEP_DONE, queue.max_offset)
+            nearest = next(marks.open_offsets(offset, end), None)
             if nearest is None:
-                if passed >= queue.max_offset:
+                if end >= queue.max_offset:
                     return
-                offset = passed
+                offset = end
                 yield None
                 continue
             offset = nearest
@@ -173,24 +175,24 @@ class PendingQueries(Service):
             message = decode_record(memoryview(self._pread(waiting.position, waiting.size)))
         except (SegmentError, RecordError, OSError):
             return None
-        found = message.properties
+        properties = message.properties
         due_ms = 0
         if waiting.topic == SCHEDULE_TOPIC:
             due_ms = waiting.turn_ms
         elif waiting.topic == TIMER_TOPIC:
-            due_ms = _number(found.get(props.TIMER_OUT_MS)) or waiting.turn_ms
+            due_ms = _number(properties.get(props.TIMER_OUT_MS)) or waiting.turn_ms
         return PendingMessage(
-            topic=found.get(props.REAL_TOPIC, message.topic),
-            message_id=found.get(props.UNIQUE_KEY, ""),
+            topic=properties.get(props.REAL_TOPIC, message.topic),
+            message_id=properties.get(props.UNIQUE_KEY, ""),
             offset_message_id=message.offset_message_id,
             stored_ms=message.store_timestamp_ms,
             body_bytes=len(message.body),
-            keys=found.get(props.KEYS, "")[:_TEXT_MAX],
-            tags=found.get(props.TAGS, "")[:_TEXT_MAX],
+            keys=properties.get(props.KEYS, "")[:_TEXT_MAX],
+            tags=properties.get(props.TAGS, "")[:_TEXT_MAX],
             due_ms=due_ms,
             level=waiting.queue_id + 1 if waiting.topic == SCHEDULE_TOPIC else 0,
             handle=self._handle(waiting, message, due_ms),
-            group=found.get(props.PRODUCER_GROUP, ""),
+            group=properties.get(props.PRODUCER_GROUP, ""),
             checks=self._checks(waiting),
             is_put_off=waiting.topic == HALF_TOPIC and waiting.offset in self._metadata.checks.put_off,
         )
@@ -207,7 +209,7 @@ class PendingQueries(Service):
         """The number of times that the producer group of a half message was asked; 0 for other messages."""
         if waiting.topic != HALF_TOPIC:
             return 0
-        return sum(waiting.offset < passed for passed in self._metadata.checks.offsets.values())
+        return sum(waiting.offset < offset for offset in self._metadata.checks.offsets.values())
 
 
 def _nearest(waiting: list[_Waiting], count: int) -> list[_Waiting]:

@@ -130,13 +130,13 @@ class RaftMembers(Service):
         if isinstance(index, Refusal):
             return False, index.name, self._refusal_text(index, change)
         assert index > NO_INDEX, f"entry {index} changes the members, as if it were a transfer"
-        done = {
+        replies = {
             ConfChangeKind.ADD_LEARNER: f"{change.node} at {change.address} is a learner now",
             ConfChangeKind.PROMOTE: f"{change.node} is a voter now",
             ConfChangeKind.REMOVE: f"{change.node} is no longer a member",
             ConfChangeKind.REPLACE: f"{change.node} is a voter now, in place of {change.replaced}",
         }[change.kind]
-        return _Waiting(index, self._clock(), done, _no_reply)
+        return _Waiting(index, self._clock(), replies, _no_reply)
 
     def _transfer(self, command: GroupCommand) -> _Waiting | tuple[bool, str, str]:
         to = NodeId(command.node) if command.node else None
@@ -165,12 +165,12 @@ class RaftMembers(Service):
         if refusal is Refusal.UNKNOWN_NODE and change is not None:
             return f"{change.node} is not a voter; voters are {', '.join(status.conf.voters)}"
         if refusal is Refusal.NOT_CAUGHT_UP:
-            wanted = [peer for peer in status.peers if change is None or peer.peer == change.node]
+            peers = [peer for peer in status.peers if change is None or peer.peer == change.node]
             facts = [
                 f"{peer.peer} {'lacks' if peer.active else 'is silent and lacks'} "
                 f"{max(0, status.last.index - peer.match):,} of {status.last.index:,} entries"
                 + ("" if peer.disk_ok else ", and its disk is full")
-                for peer in wanted
+                for peer in peers
             ]
             return "; ".join(facts) or f"{status.node_id} has no peer"
         return str(refusal.value)
@@ -209,9 +209,9 @@ class RaftMembers(Service):
         self._answer(lambda waiting: now - waiting.since > CHANGE_SECONDS_MAX, False, "OUTCOME_UNKNOWN", text)
 
     def _answer(self, which: Callable[[_Waiting], bool], done: bool, code: str, text: str | None) -> None:
-        chosen = [waiting for waiting in self._waiting if which(waiting)]
+        callers = [waiting for waiting in self._waiting if which(waiting)]
         self._waiting = [waiting for waiting in self._waiting if not which(waiting)]
-        for waiting in chosen:
+        for waiting in callers:
             waiting.answer(done, code, waiting.text if text is None else text)
 
     # -- showing the group ---------------------------------------------------------------------------------------------

@@ -72,9 +72,9 @@ class RemovedMembers(Service):
         self._state, self._level = context.metadata.kept_out, context.metadata.format_level
         self._appender = context.appender
         self._seen_version = -1
-        self._followed: dict[tuple[str, str], RemovedMemberRow] = {}
+        self._rows: dict[tuple[str, str], RemovedMemberRow] = {}
         """The replicated table when this replica last looked at it."""
-        self._unended: dict[tuple[str, str], None] = {}
+        self._to_end: dict[tuple[str, str], None] = {}
         """Kept out already; what they wait for is ended in steps, since thousands at once would hold everybody up."""
         self._log = context.log
 
@@ -84,7 +84,7 @@ class RemovedMembers(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(_EXPIRE_SECONDS, self.follow_and_expire, lambda: now_if(self._has_work()))
-        yield Periodic(_END_SECONDS, self.end_some, lambda: now_if(self._unended))
+        yield Periodic(_END_SECONDS, self.end_some, lambda: now_if(self._to_end))
 
     def lead(self) -> None:
         """Apply the committed removals before this replica serves messages."""
@@ -149,12 +149,12 @@ class RemovedMembers(Service):
         )
 
     def _readmit(self, group: str, client_id: str, operator: str) -> bool:
-        self._unended.pop((group, client_id), None)
-        known = self._removed_members.readmit(group, client_id)
-        if known is not None:
+        self._to_end.pop((group, client_id), None)
+        member = self._removed_members.readmit(group, client_id)
+        if member is not None:
             self._log.info("member_let_in", consumer_group=group, client_id=client_id, by=operator)
-            self._send_notice(group, known.connections)
-        return known is not None
+            self._send_notice(group, member.connections)
+        return member is not None
 
     def _has_work(self) -> bool:
         return bool(self._removed_members.table) or self._seen_version != self._state.version
@@ -167,70 +167,70 @@ class RemovedMembers(Service):
         self.expire()
 
     def _follow(self) -> None:
-        followed, self._followed = self._followed, dict(self._state.table)
+        earlier, self._rows = self._rows, dict(self._state.table)
         now_ms = self._wall_clock_ms()
-        for key in followed.keys() - self._followed.keys():
-            self._readmit(*key, followed[key].operator)
+        for key in earlier.keys() - self._rows.keys():
+            self._readmit(*key, earlier[key].operator)
         members: dict[str, set[str]] = {}
-        for key, row in self._followed.items():
-            left = (row.until_ms - now_ms) / 1000
-            if row == followed.get(key) or left <= 0 or not self._removed_members.has_room(*key):
+        for key, row in self._rows.items():
+            seconds = (row.until_ms - now_ms) / 1000
+            if row == earlier.get(key) or seconds <= 0 or not self._removed_members.has_room(*key):
                 continue
-            known = self._removed_members.table.get(key)
-            if known is not None and abs(known.until - self._clock() - left) <= _TOLD_SECONDS:
+            member = self._removed_members.table.get(key)
+            if member is not None and abs(member.until - self._clock() - seconds) <= _TOLD_SECONDS:
                 continue
             group, client_id = key
             if group not in members:
-                proxied = (client.client_id for _, client in self._clients.proxied.members(group))
-                members[group] = {*self._clients.consumer_ids(group), *proxied}
+                client_ids = (client.client_id for _, client in self._clients.proxied.members(group))
+                members[group] = {*self._clients.consumer_ids(group), *client_ids}
             if client_id in members[group]:
-                self._remove(group, client_id, left, row.reason, row.operator)
+                self._remove(group, client_id, seconds, row.reason, row.operator)
                 continue
             self._removed_members.keep(
                 group,
                 client_id,
-                until=self._clock() + left,
+                until=self._clock() + seconds,
                 reason=row.reason,
                 operator=row.operator,
                 connections=(),
             )
-            self._unended[key] = None
+            self._to_end[key] = None
 
     def end_some(self) -> None:
         """Finish the removal of some clients that are in the log but were no members; called by a timer."""
-        for _ in range(min(_ENDED_AT_ONCE, len(self._unended))):
-            group, client_id = key = next(iter(self._unended))
-            del self._unended[key]
-            kept = self._removed_members.table.get((group, client_id))
-            if kept is None:
+        for _ in range(min(_ENDED_AT_ONCE, len(self._to_end))):
+            group, client_id = key = next(iter(self._to_end))
+            del self._to_end[key]
+            member = self._removed_members.table.get((group, client_id))
+            if member is None:
                 continue  # its time is over already
-            assert (kept.group, kept.client_id) == key, f"{kept.client_id} of {kept.group} is listed as {key}"
+            assert (member.group, member.client_id) == key, f"{member.client_id} of {member.group} is listed as {key}"
             self._log_removal(
-                group, client_id, kept.until - self._clock(), kept.reason, kept.operator, was_member=False
+                group, client_id, member.until - self._clock(), member.reason, member.operator, was_member=False
             )
             for end in self._end_waiting:
-                end(group, client_id, [*kept.connections])
+                end(group, client_id, [*member.connections])
 
     def handle_list(self, call: Call[ListKeptOut]) -> bytes:
         """Request code 9027: list the removed members."""
         now = self._clock()
-        found = [
+        rows = [
             KeptOutMember(
-                client_id=kept.client_id,
-                seconds=round(kept.until - now, 1),
-                reason=kept.reason,
-                operator=kept.operator,
-                connected=kept.is_there(now),
+                client_id=member.client_id,
+                seconds=round(member.until - now, 1),
+                reason=member.reason,
+                operator=member.operator,
+                connected=member.is_there(now),
             )
-            for kept in self._removed_members.of_group(call.request.ext.consumer_group, now)
+            for member in self._removed_members.of_group(call.request.ext.consumer_group, now)
         ]
-        return call.response(body=KeptOutList(members=found).encode())
+        return call.response(body=KeptOutList(members=rows).encode())
 
     def expire(self) -> None:
         """Readmit the clients whose removal time is over."""
-        for kept in self._removed_members.expired(self._clock()):
-            self._log.info("member_may_return", consumer_group=kept.group, client_id=kept.client_id)
-            self._send_notice(kept.group, kept.connections)
+        for member in self._removed_members.expired(self._clock()):
+            self._log.info("member_may_return", consumer_group=member.group, client_id=member.client_id)
+            self._send_notice(member.group, member.connections)
 
     def _check(self, group: str, client_id: str, keep_out_ms: int, reason: str, operator: str) -> None:
         try:

@@ -48,7 +48,7 @@ class RuntimeInfo:
         stats.refresh()
         figures, now_ms = stats.figures, stats.now_ms
         puts, gets = figures.puts, figures.gets
-        transferred = gets.rates(now_ms)
+        get_rates = gets.rates(now_ms)
         replica = self._replica
         log = replica.log
         committed, applied = self._position(replica.commit_index), self._position(replica.applied_index)
@@ -61,8 +61,8 @@ class RuntimeInfo:
             get_total_tps=_both(figures.found, figures.missed, now_ms),
             get_found_tps=figures.found.rates(now_ms),
             get_miss_tps=figures.missed.rates(now_ms),
-            get_transfered_tps=transferred,
-            get_transferred_tps=transferred,
+            get_transfered_tps=get_rates,
+            get_transferred_tps=get_rates,
             msg_put_total_yesterday_morning=figures.puts_by_midnight[0],
             msg_put_total_today_morning=figures.puts_by_midnight[1],
             msg_put_total_today_now=puts.nums,
@@ -113,12 +113,12 @@ class RuntimeInfo:
         log = self._replica.log
         if self._earliest is None or self._earliest[0] != log.base_pos:
             try:
-                found = self._read_earliest()
+                stored_ms = self._read_earliest()
             except (SegmentError, RecordError):
-                found = -1  # damage of the log is reported elsewhere
-            if found < 0:
-                return found
-            self._earliest = (log.base_pos, found)
+                stored_ms = -1  # damage of the log is reported elsewhere
+            if stored_ms < 0:
+                return stored_ms
+            self._earliest = (log.base_pos, stored_ms)
         return self._earliest[1]
 
     def _read_earliest(self) -> int:
@@ -139,8 +139,8 @@ def missing_entries(replica: Replica) -> int:
     return max(0, replica.log.base[0] - core.oldest_base)
 
 
-def _both(hits: CounterSeries, missed: CounterSeries, now_ms: int) -> str:
-    pairs = zip(hits.rates(now_ms).split(), missed.rates(now_ms).split(), strict=True)
+def _both(hits: CounterSeries, misses: CounterSeries, now_ms: int) -> str:
+    pairs = zip(hits.rates(now_ms).split(), misses.rates(now_ms).split(), strict=True)
     return " ".join(str(float(one) + float(other)) for one, other in pairs)
 
 

@@ -47,7 +47,7 @@ class Stats(Service):
         self.figures = context.traffic
         self._round: deque[ConsumeQueue] = deque()
         self._ends: dict[tuple[str, int], QueueOffset] = {}
-        self._seen = {(queue.topic, queue.queue_id): queue.max_offset for queue in context.store.queues()}
+        self._latest_ends = {(queue.topic, queue.queue_id): queue.max_offset for queue in context.store.queues()}
         self._refresh_at = step_after(self._refresh_seconds_min, context.clock())
 
     @property
@@ -78,7 +78,7 @@ class Stats(Service):
         if not self._round:
             self._refresh_at = step_after(self._refresh_seconds_min, self._clock())
             self._round.extend(self._store.queues())
-            self._ends, self._seen = self._seen, {}
+            self._ends, self._latest_ends = self._latest_ends, {}
         for _ in range(min(_QUEUES_AT_ONCE, len(self._round))):
             self._read_end(self._round.popleft())
 
@@ -96,7 +96,7 @@ class Stats(Service):
         figures = self.figures
         whole: Mapping[str, CounterSeries] = {self._cluster: figures.puts}
         read: Mapping[str, CounterSeries] = {self._cluster: figures.gets}
-        known: dict[str, tuple[CounterSeries | None, bool]] = {
+        series_by_name: dict[str, tuple[CounterSeries | None, bool]] = {
             "TOPIC_PUT_NUMS": (figures.by_topic.get(ext.stats_key), False),
             "TOPIC_PUT_SIZE": (figures.by_topic.get(ext.stats_key), True),
             "GROUP_GET_NUMS": (figures.by_group.get((topic, group)), False),
@@ -105,9 +105,9 @@ class Stats(Service):
             "BROKER_PUT_NUMS": (whole.get(ext.stats_key), False),
             "BROKER_GET_NUMS": (read.get(ext.stats_key), False),
         }
-        if ext.stats_name not in known:
+        if ext.stats_name not in series_by_name:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The stats <{ext.stats_name[:80]}> not exist")
-        series, sizes = known[ext.stats_name]
+        series, sizes = series_by_name[ext.stats_name]
         if series is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"The stats <{ext.stats_key[:300]}> not exist")
         now_ms = self.now_ms
@@ -123,7 +123,7 @@ class Stats(Service):
         end = queue.max_offset
         if end < queue.min_offset:
             return  # its topic was deleted since the pass began
-        self._seen[key] = end
+        self._latest_ends[key] = end
         # A queue that is new here, or was deleted and created again, began with its first entry.
         before = self._ends.get(key, queue.min_offset)
         if before > end or before < queue.min_offset:
@@ -137,13 +137,13 @@ def _sizes(queue: ConsumeQueue, start: QueueOffset, end: QueueOffset) -> int:
     """Total bytes of the records of these entries."""
     count = end - start
     assert count > 0, f"{count} messages of {queue.key} are measured"
-    counted = min(count, _SIZES_MAX)
+    sampled_count = min(count, _SIZES_MAX)
     assert queue.min_offset <= start, f"{queue.key} is measured from {start} on, and begins at {queue.min_offset}"
     try:
-        sizes = entry_sizes(queue.read(end - counted, counted))
+        sizes = entry_sizes(queue.read(end - sampled_count, sampled_count))
     except (OSError, QueueFileDamaged):
         return 0  # damage is reported when the queue is read
-    return sum(sizes) * count // counted
+    return sum(sizes) * count // sampled_count
 
 
 def _stats_over(over: RateOverTime, sizes: bool) -> StatsOver:

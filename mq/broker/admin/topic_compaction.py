@@ -239,27 +239,27 @@ class TopicCompaction(Service):
 
     def _current(self, key: QueueKey) -> _Queue | None:
         """The compaction state of a queue; a new one if the topic was created again."""
-        queue, known = self._store.get(*key), self._queues.get(key)
+        queue, entry = self._store.get(*key), self._queues.get(key)
         if queue is None:
             self._queues.pop(key, None)
             return None
-        if known is None or known.queue is not queue:
-            known = self._queues[key] = _Queue(key, queue, queue.min_offset, queue.min_offset)
-        known.looked = max(known.looked, queue.min_offset)
-        known.learned = max(known.learned, queue.min_offset)
-        return known
+        if entry is None or entry.queue is not queue:
+            entry = self._queues[key] = _Queue(key, queue, queue.min_offset, queue.min_offset)
+        entry.looked = max(entry.looked, queue.min_offset)
+        entry.learned = max(entry.learned, queue.min_offset)
+        return entry
 
-    def _step(self, known: _Queue) -> bool:
+    def _step(self, entry: _Queue) -> bool:
         """Do something for a queue; returns whether there is more to do soon."""
-        if self._clock() < known.again_at or self._current(known.key) is not known:
+        if self._clock() < entry.again_at or self._current(entry.key) is not entry:
             return False
         try:
-            if known.learned < known.queue.max_offset:
-                return self._learn(known, _STEP_MESSAGES)
-            return self._expire(known) or self._look_at_old(known)
+            if entry.learned < entry.queue.max_offset:
+                return self._learn(entry, _STEP_MESSAGES)
+            return self._expire(entry) or self._look_at_old(entry)
         except (SegmentError, StoreError, RecordError, OSError) as error:
-            known.again_at = self._clock() + _AGAIN_SECONDS
-            topic, queue_id = known.key
+            entry.again_at = self._clock() + _AGAIN_SECONDS
+            topic, queue_id = entry.key
             self._log.warning("compaction_paused", topic=topic, queue_id=queue_id, error=str(error))
             return False
 
@@ -277,44 +277,44 @@ class TopicCompaction(Service):
         if self._appender.is_open:
             self.run()
 
-    def _learn(self, known: _Queue, count_max: int) -> bool:
+    def _learn(self, entry: _Queue, count_max: int) -> bool:
         """Learn the keys of the next messages; returns whether there may be more. Raises as `_read`; RecordError."""
-        end = min(known.learned + count_max, known.queue.max_offset)
-        while known.learned < end:
-            record = self._read(known.queue, known.learned)
+        end = min(entry.learned + count_max, entry.queue.max_offset)
+        while entry.learned < end:
+            record = self._read(entry.queue, entry.learned)
             if record is None:
                 return True
             key = hash_of(record)
             if key is not None:
-                known.keys.learn(key, known.learned)
-            known.learned = QueueOffset(known.learned + 1)
+                entry.keys.learn(key, entry.learned)
+            entry.learned = QueueOffset(entry.learned + 1)
         return True
 
     # -- carrying ------------------------------------------------------------------------------------------------------
 
-    def _look_at_old(self, known: _Queue) -> bool:
+    def _look_at_old(self, entry: _Queue) -> bool:
         """Look at the next old messages; returns whether there are any. Raises as `_learn`."""
-        own = self._places.get((self._topics or {}).get(known.key[0]), LOG_BEGIN)
+        own = self._places.get((self._topics or {}).get(entry.key[0]), LOG_BEGIN)
         place = max(own, min(self._wished_pos(), self._places.get(_PRESSED_HOURS, LOG_BEGIN)))
-        end = known.queue.first_from(place)
-        if known.looked >= end:
+        end = entry.queue.first_from(place)
+        if entry.looked >= end:
             return False
-        config = self._metadata.topics.get(known.key[0])
+        config = self._metadata.topics.get(entry.key[0])
         tombstones_until_ms = self._now_ms() - delete_retention_ms({} if config is None else config.attributes)
         old: _Old = []
-        offset, nbytes = known.looked, 0
+        offset, nbytes = entry.looked, 0
         for _ in range(_STEP_MESSAGES):
             if offset >= end or len(old) == _CARRIED_AT_ONCE:
                 break
-            data = self._read(known.queue, offset)
+            data = self._read(entry.queue, offset)
             if data is None:
                 break
             key = hash_of(data)
-            if key is not None and known.keys.is_newest(key, offset):
+            if key is not None and entry.keys.is_newest(key, offset):
                 record = split_record(data)
                 is_tombstone, stored_ms = compaction_facts(record)
                 if is_tombstone and stored_ms < tombstones_until_ms:
-                    known.keys.forget(key, offset)
+                    entry.keys.forget(key, offset)
                 else:
                     nbytes += len(data) + len(_CARRIED) + 64
                     if old and nbytes > self._group_bytes_max:
@@ -322,27 +322,27 @@ class TopicCompaction(Service):
                     old.append((offset, key, record))
             offset = QueueOffset(offset + 1)
         if old:
-            self._await_barrier(known, old, offset)
+            self._await_barrier(entry, old, offset)
         else:
-            self._looked_at(known, offset)
+            self._looked_at(entry, offset)
         return True
 
-    def _looked_at(self, known: _Queue, end: QueueOffset) -> None:
+    def _looked_at(self, entry: _Queue, end: QueueOffset) -> None:
         """Note that messages before this offset are no longer needed: they are deleted after a while."""
-        assert known.looked <= end, f"{known.key}: looked at {known.looked} messages before, at {end} now"
-        known.looked = end
+        assert entry.looked <= end, f"{entry.key}: looked at {entry.looked} messages before, at {end} now"
+        entry.looked = end
         now = self._clock()
-        if known.lingering and now - known.lingering[-1][0] < _LINGER_SECONDS / 10 and len(known.lingering) > 1:
-            known.lingering[-1] = now, end
+        if entry.lingering and now - entry.lingering[-1][0] < _LINGER_SECONDS / 10 and len(entry.lingering) > 1:
+            entry.lingering[-1] = now, end
         else:
-            known.lingering.append((now, end))
+            entry.lingering.append((now, end))
 
-    def _await_barrier(self, known: _Queue, old: _Old, end: QueueOffset) -> None:
-        assert old, f"{known.key}: nothing is to be carried before {end}"
-        assert not self._in_flight, f"{known.key}: something else is carried"
-        leadership, (topic, queue_id) = self._leadership, known.key
+    def _await_barrier(self, entry: _Queue, old: _Old, end: QueueOffset) -> None:
+        assert old, f"{entry.key}: nothing is to be carried before {end}"
+        assert not self._in_flight, f"{entry.key}: something else is carried"
+        leadership, (topic, queue_id) = self._leadership, entry.key
         deletions = self._tails.deletions_asked[topic]
-        self._sends.hold(known.key)
+        self._sends.hold(entry.key)
         self._in_flight = True
 
         def applied(outcome: Outcome) -> None:
@@ -351,27 +351,27 @@ class TopicCompaction(Service):
             self._in_flight = False
             try:
                 if isinstance(outcome, Stored) and deletions == self._tails.deletions_asked[topic]:
-                    self._carry(known, old, end)
+                    self._carry(entry, old, end)
                 else:
-                    known.again_at = self._clock() + _AGAIN_SECONDS
+                    entry.again_at = self._clock() + _AGAIN_SECONDS
             finally:
-                self._sends.release(known.key)
+                self._sends.release(entry.key)
 
         # This changes nothing.
-        nothing = ExpireMessages(rows=[(topic, queue_id, known.queue.min_offset)])
+        nothing = ExpireMessages(rows=[(topic, queue_id, entry.queue.min_offset)])
         self._appender.add_command(encode_command(nothing), applied)
 
-    def _carry(self, known: _Queue, old: _Old, end: QueueOffset) -> None:
+    def _carry(self, entry: _Queue, old: _Old, end: QueueOffset) -> None:
         """Append copies of those among the old messages that are still the newest of their keys."""
-        assert old[-1][0] < end, f"{known.key}: the message at {old[-1][0]} is not before {end}"
-        if self._current(known.key) is not known or not self._is_kept(known.key[0]) or not self._has_caught_up(known):
+        assert old[-1][0] < end, f"{entry.key}: the message at {old[-1][0]} is not before {end}"
+        if self._current(entry.key) is not entry or not self._is_kept(entry.key[0]) or not self._has_caught_up(entry):
             return
-        tail = self._tails.get(*known.key)
-        if tail.next_offset != known.queue.max_offset or self._appender.adds_to(tail):
+        tail = self._tails.get(*entry.key)
+        if tail.next_offset != entry.queue.max_offset or self._appender.adds_to(tail):
             return  # a delayed message or the like is on its way
-        newest = [(offset, record) for offset, key, record in old if known.keys.is_newest(key, offset)]
+        newest = [(offset, record) for offset, key, record in old if entry.keys.is_newest(key, offset)]
         if not newest:
-            self._looked_at(known, end)
+            self._looked_at(entry, end)
             return
         leadership = self._leadership
 
@@ -381,10 +381,10 @@ class TopicCompaction(Service):
             self._in_flight = False
             if isinstance(outcome, Stored):
                 self.carried += len(newest)
-                if self._queues.get(known.key) is known:
-                    self._looked_at(known, end)
+                if self._queues.get(entry.key) is entry:
+                    self._looked_at(entry, end)
             else:
-                known.again_at = self._clock() + _AGAIN_SECONDS
+                entry.again_at = self._clock() + _AGAIN_SECONDS
 
         group: PendingGroup = [_copy(record, offset, tail) for offset, record in newest]
         last = group[-1]
@@ -393,35 +393,35 @@ class TopicCompaction(Service):
         self._in_flight = True
         self._appender.add_atomically(group)
 
-    def _has_caught_up(self, known: _Queue) -> bool:
+    def _has_caught_up(self, entry: _Queue) -> bool:
         """Learn the messages that were applied since; returns false if that would take too long."""
-        assert known.learned <= known.queue.max_offset, (
-            f"{known.key}: {known.learned} messages are learned of {known.queue}"
+        assert entry.learned <= entry.queue.max_offset, (
+            f"{entry.key}: {entry.learned} messages are learned of {entry.queue}"
         )
-        if known.queue.max_offset - known.learned > _BARRIER_MESSAGES_MAX:
+        if entry.queue.max_offset - entry.learned > _BARRIER_MESSAGES_MAX:
             return False
         with suppress(SegmentError, StoreError, RecordError, OSError):
-            self._learn(known, _BARRIER_MESSAGES_MAX)
-        return known.learned == known.queue.max_offset
+            self._learn(entry, _BARRIER_MESSAGES_MAX)
+        return entry.learned == entry.queue.max_offset
 
     # -- expiry --------------------------------------------------------------------------------------------------------
 
-    def _expire(self, known: _Queue) -> bool:
+    def _expire(self, entry: _Queue) -> bool:
         """Let the queue begin behind messages that are no longer needed; returns whether it will."""
-        assert not self._in_flight, f"{known.key}: something else is carried"
+        assert not self._in_flight, f"{entry.key}: something else is carried"
         now = self._clock()
         linger_seconds = min(_LINGER_SECONDS, self._retention_hours * _HOUR_MS / 1000)
-        while known.lingering and known.lingering[0][0] + linger_seconds <= now:
-            known.due = max(known.due, known.lingering.popleft()[1])
-        if known.due <= known.queue.min_offset or now < known.expires_at:
+        while entry.lingering and entry.lingering[0][0] + linger_seconds <= now:
+            entry.due = max(entry.due, entry.lingering.popleft()[1])
+        if entry.due <= entry.queue.min_offset or now < entry.expires_at:
             return False
-        bounded = min(known.due, known.queue.first_from(self._leased_pos()))
-        rows = without_hidden([(*known.key, bounded)], self._metadata, self._store, self._wall_clock_ms())
-        if not rows or rows[0][2] < known.due:  # the rest has to wait for readers
-            known.expires_at = now + _AGAIN_SECONDS
+        end = min(entry.due, entry.queue.first_from(self._leased_pos()))
+        rows = without_hidden([(*entry.key, end)], self._metadata, self._store, self._wall_clock_ms())
+        if not rows or rows[0][2] < entry.due:  # the rest has to wait for readers
+            entry.expires_at = now + _AGAIN_SECONDS
         if not rows:
             return False
-        leadership, count = self._leadership, rows[0][2] - known.queue.min_offset
+        leadership, count = self._leadership, rows[0][2] - entry.queue.min_offset
 
         def finish(outcome: Outcome) -> None:
             if leadership is self._leadership:
@@ -429,7 +429,7 @@ class TopicCompaction(Service):
                 if isinstance(outcome, Stored):
                     self.expired += count
                 else:
-                    known.expires_at = self._clock() + _AGAIN_SECONDS
+                    entry.expires_at = self._clock() + _AGAIN_SECONDS
 
         self._in_flight = True
         self._appender.add_command(encode_command(ExpireMessages(rows=rows)), finish)

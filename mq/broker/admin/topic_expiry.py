@@ -54,10 +54,10 @@ class TopicExpiry(Service):
         self._wall_clock_ms, self._clock = context.wall_clock_ms, context.clock
         self._hours: dict[str, int] | None = None
         self._sizes: dict[str, TopicBytes] = {}
-        self._uncounted: Iterator[str] | None = None
+        self._topics_to_count: Iterator[str] | None = None
         self._counting: str | None = None
         self._places: dict[int, PhysicalOffset] = {}
-        self._unlooked: Iterator[QueueKey] | None = None
+        self._queues_to_check: Iterator[QueueKey] | None = None
         self._again_at = float("-inf")
         self._in_flight = 0
         self._leadership = object()
@@ -77,7 +77,7 @@ class TopicExpiry(Service):
         """Called when this replica stops leading."""
         self._leadership = object()
         self._in_flight = 0
-        self._unlooked = self._uncounted = None
+        self._queues_to_check = self._topics_to_count = None
         self._hours, self._sizes = None, {}
 
     def check_invariants(self) -> None:
@@ -92,10 +92,10 @@ class TopicExpiry(Service):
         """Look at some queues; called by a timer."""
         if self._hours is None:
             topics = self._metadata.topics.items()
-            kept = {
+            retention_hours = {
                 name: reserve_hours(config.attributes) for name, config in topics if not is_compacted(config.attributes)
             }
-            self._hours = {name: hours for name, hours in kept.items() if hours is not None}
+            self._hours = {name: hours for name, hours in retention_hours.items() if hours is not None}
             self._limit_sizes()
         if not (self._hours or self._sizes) or self._in_flight:
             return
@@ -103,13 +103,13 @@ class TopicExpiry(Service):
             return
         if self._metadata.format_level.level < LEVEL_OF_TOPIC_RETENTION:
             return
-        if self._uncounted is None and self._unlooked is None:
+        if self._topics_to_count is None and self._queues_to_check is None:
             if self._clock() < self._again_at:
                 return
             self._again_at = self._clock() + _AGAIN_SECONDS
             self._places = self._find_places(set(self._hours.values()))
-            self._unlooked = iter([key for key in self._store.all_keys() if key[0] in self._hours])
-            self._uncounted = iter(list(self._sizes))
+            self._queues_to_check = iter([key for key in self._store.all_keys() if key[0] in self._hours])
+            self._topics_to_count = iter(list(self._sizes))
         if rows := self._too_old() or self._too_many():
             self._expire(without_hidden(rows, self._metadata, self._store, self._wall_clock_ms()))
 
@@ -123,27 +123,27 @@ class TopicExpiry(Service):
         self._sizes = {}
         for name, bytes_max in limits.items():
             if bytes_max is not None:
-                known = before.get(name)
-                self._sizes[name] = known if known is not None else TopicBytes(bytes_max)
+                size = before.get(name)
+                self._sizes[name] = size if size is not None else TopicBytes(bytes_max)
                 self._sizes[name].bytes_max = bytes_max
 
     def _too_many(self) -> list[tuple[str, int, QueueOffset]]:
         """Count some queues of limited topics; returns the new beginnings of the first topic that exceeds its limit."""
-        left = _COUNTED_AT_ONCE
-        while left > 0 and self._uncounted is not None:
-            topic = self._counting or next(self._uncounted, None)
+        remaining = _COUNTED_AT_ONCE
+        while remaining > 0 and self._topics_to_count is not None:
+            topic = self._counting or next(self._topics_to_count, None)
             self._counting = None
             if topic is None:
-                self._uncounted = None
+                self._topics_to_count = None
                 break
             if (size := self._sizes.get(topic)) is None:
                 continue
             queues = [self._store.get(topic, queue_id) for queue_id in sorted(self._store.ends(topic))]
             try:
-                left -= 1 + size.count([queue for queue in queues if queue is not None], left)
+                remaining -= 1 + size.count([queue for queue in queues if queue is not None], remaining)
             except (StoreError, OSError):
                 continue  # it is restored from the log first
-            if left <= 0:
+            if remaining <= 0:
                 self._counting = topic  # there may be more of it
             elif rows := size.exceeding(self._leased_pos()):
                 return [(topic, queue_id, offset) for queue_id, offset in rows]
@@ -151,23 +151,23 @@ class TopicExpiry(Service):
 
     def _too_old(self) -> list[tuple[str, int, QueueOffset]]:
         """Look at some queues of topics with shorter retention; returns the new beginnings of some of them."""
-        if self._unlooked is None:
+        if self._queues_to_check is None:
             return []
-        some = list(islice(self._unlooked, _LOOKED_AT_ONCE))
+        some = list(islice(self._queues_to_check, _LOOKED_AT_ONCE))
         if len(some) < _LOOKED_AT_ONCE:
-            self._unlooked = None
+            self._queues_to_check = None
         return [row for key in some if (row := self._expiring(key)) is not None]
 
     def _find_places(self, hours: set[int]) -> dict[int, PhysicalOffset]:
         """Map each number of hours to the physical offset before which all messages are older."""
         now_ms = self._now_ms()
-        found: dict[int, PhysicalOffset] = {}
+        places: dict[int, PhysicalOffset] = {}
         for each in sorted(hours):
             with suppress(SegmentError, OSError):
                 place = old_until(self._segment_log, now_ms - each * _HOUR_MS)
                 if place is not None:
-                    found[each] = min(place, self._leased_pos())
-        return found
+                    places[each] = min(place, self._leased_pos())
+        return places
 
     def _expiring(self, key: QueueKey) -> tuple[str, int, QueueOffset] | None:
         """A queue and where it is to begin; None if nothing of it is too old."""
@@ -207,13 +207,13 @@ def without_hidden(
     rows: list[tuple[str, int, QueueOffset]], metadata: Metadata, store: QueueStore, now_ms: int
 ) -> list[tuple[str, int, QueueOffset]]:
     """Lower the new beginnings, so that no queue begins behind a popped message that may be redelivered."""
-    hidden: dict[QueueKey, QueueOffset] = {}
-    wanted = {(topic, queue_id) for topic, queue_id, _ in rows}
-    for (_, *place), popped in metadata.pops.queues.items():
+    limits: dict[QueueKey, QueueOffset] = {}
+    keys = {(topic, queue_id) for topic, queue_id, _ in rows}
+    for (_, *place), pop_queue in metadata.pops.queues.items():
         key = place[0], place[1]
-        if key in wanted and (queue := store.get(*key)) is not None:
-            offset = popped.first_hidden(queue.min_offset, now_ms)
+        if key in keys and (queue := store.get(*key)) is not None:
+            offset = pop_queue.first_hidden(queue.min_offset, now_ms)
             if offset is not None:
-                hidden[key] = min(offset, hidden.get(key, offset))
-    bounded = [(topic, number, min(offset, hidden.get((topic, number), offset))) for topic, number, offset in rows]
-    return [row for row in bounded if (queue := store.get(*row[:2])) is not None and row[2] > queue.min_offset]
+                limits[key] = min(offset, limits.get(key, offset))
+    cut_rows = [(topic, number, min(offset, limits.get((topic, number), offset))) for topic, number, offset in rows]
+    return [row for row in cut_rows if (queue := store.get(*row[:2])) is not None and row[2] > queue.min_offset]

@@ -97,7 +97,7 @@ class Topics(Service):
     def handle_put(self, call: Call[UpdateAndCreateTopic]) -> None:
         """Create or change a topic; answered when that is replicated."""
         ext = call.request.ext
-        wanted = wire_topics.TopicConfig(
+        config = wire_topics.TopicConfig(
             topic_name=ext.topic,
             read_queue_nums=ext.read_queue_nums,
             write_queue_nums=ext.write_queue_nums,
@@ -107,7 +107,7 @@ class Topics(Service):
             order=ext.order,
             attributes=attribute_changes(ext.attributes or ""),
         )
-        self._put(call, [wanted])
+        self._put(call, [config])
 
     def handle_put_list(self, call: Call[UpdateAndCreateTopicList]) -> None:
         """Request code 18: all topics, or none if one is refused."""
@@ -167,14 +167,14 @@ class Topics(Service):
     def _room_for_restorable(self) -> list[bytes]:
         """Commands that forget the topics that were deleted first, if too many can be restored already."""
         rows, limits = self._metadata.deleted_topics.rows, self._metadata.limits
-        left, size = len(rows), sum(row.rows for row in rows.values())
-        doomed: list[bytes] = []
+        count, size = len(rows), sum(row.rows for row in rows.values())
+        commands: list[bytes] = []
         for name, row in rows.items():
-            if left < limits.restorable_topics_max and size < limits.restorable_rows_max:
+            if count < limits.restorable_topics_max and size < limits.restorable_rows_max:
                 break
-            doomed.append(encode_command(ForgetTopic(name=name, ends=sorted(self._ends(name).items()))))
-            left, size = left - 1, size - row.rows
-        return doomed
+            commands.append(encode_command(ForgetTopic(name=name, ends=sorted(self._ends(name).items()))))
+            count, size = count - 1, size - row.rows
+        return commands
 
     def topic_changed(self, topic: str) -> None:
         if topic in self._metadata.topics:
@@ -184,10 +184,10 @@ class Topics(Service):
         """The retry topics in which groups pop messages of ``topic`` again; without topics that others use, too."""
         topics, offsets = self._metadata.topics, self._metadata.consumer_offsets
         groups = self._metadata.groups.keys() | {group for group, _ in offsets}
-        found = {pop_retry_topic(group, topic) for group in groups} & topics.keys() - {topic}
+        retry_topics = {pop_retry_topic(group, topic) for group in groups} & topics.keys() - {topic}
         return sorted(
             name
-            for name in found
+            for name in retry_topics
             if all(
                 of == topic or (of and (group, of) not in offsets)
                 for group, of in retry_topic_readers(name, groups, topics)
@@ -196,8 +196,8 @@ class Topics(Service):
 
     def _put(self, call: Call[Any], topics: Sequence[wire_topics.TopicConfig]) -> None:
         now_ms = self._wall_clock_ms()
-        commands = [encoded(PutTopic(config=self._parse_config(wanted), timestamp_ms=now_ms)) for wanted in topics]
-        names = {wanted.topic_name for wanted in topics}
+        commands = [encoded(PutTopic(config=self._parse_config(topic), timestamp_ms=now_ms)) for topic in topics]
+        names = {topic.topic_name for topic in topics}
         creation = self._creations.begin(names, self._metadata.topics)
         if len(self._metadata.topics) + len(names - self._metadata.topics.keys()) > self._metadata.limits.topics_max:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, self._full())
@@ -229,16 +229,16 @@ class Topics(Service):
                 raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
         if not 0 <= request.perm <= 7:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {request.perm}; allowed: 0 to 7")
-        known = self._metadata.topics.get(name)
-        attributes = self._attributes(known, request.attributes)
-        self._check_lite(name, None if known is None else known.attributes, attributes)
+        existing = self._metadata.topics.get(name)
+        attributes = self._attributes(existing, request.attributes)
+        self._check_lite(name, None if existing is None else existing.attributes, attributes)
         self._check_compaction(name, request.attributes, attributes)
-        becomes_lite = is_lite(attributes) and not (known is not None and is_lite(known.attributes))
+        becomes_lite = is_lite(attributes) and not (existing is not None and is_lite(existing.attributes))
         if sets(request.attributes, RESERVE_TIME) or sets(request.attributes, RESERVE_BYTES) or becomes_lite:
             self._check_retention(attributes)
         if any(each.lstrip("+").startswith(PREFIX) for each in request.attributes):
             self._check_quotas(attributes)
-        assert known is None or known.name == name, f"the topic {name} is known as {known}"
+        assert existing is None or existing.name == name, f"the topic {name} is known as {existing}"
         return TopicConfig(
             name=name,
             read_queues=request.read_queue_nums,
@@ -251,9 +251,9 @@ class Topics(Service):
         )
 
     @staticmethod
-    def _attributes(known: TopicConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
+    def _attributes(existing: TopicConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
         """The attributes of a topic after changes. Raises RequestRefused for an unknown message type."""
-        attributes = changed(known.attributes if known is not None else {}, changes)
+        attributes = changed(existing.attributes if existing is not None else {}, changes)
         kind = attributes.get(MESSAGE_TYPE_ATTRIBUTE, PRIORITY)
         if kind not in TYPES_STORED and sets(changes, MESSAGE_TYPE_ATTRIBUTE):
             raise RequestRefused(
@@ -323,8 +323,8 @@ class Topics(Service):
         check_level(self._metadata.format_level.level, LEVEL_OF_QUOTAS, "quotas need")
 
     def _is_system(self, topic: str) -> bool:
-        known = self._metadata.topics.get(topic)
-        return is_system_topic(topic) or (known is not None and known.system)
+        config = self._metadata.topics.get(topic)
+        return is_system_topic(topic) or (config is not None and config.system)
 
 
 def _check_name(topic: str) -> None:

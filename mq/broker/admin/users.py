@@ -101,8 +101,8 @@ class UserAdministration(Service):
 
     def handle_accounts(self, call: Call[ListAccounts]) -> bytes:
         """Request code 9028: list the accounts in the file of this replica; each replica has a file of its own."""
-        shown = AccountList(has_file=False) if self._access is None else self._access.account_list
-        return call.response(body=shown.encode())
+        accounts = AccountList(has_file=False) if self._access is None else self._access.account_list
+        return call.response(body=accounts.encode())
 
     # -- users -------------------------------------------------------------------------------------------------------
 
@@ -110,20 +110,20 @@ class UserAdministration(Service):
         """Request code 3001. Creating an identical user succeeds: ``mqadmin createUser -c`` calls each replica, and all
         share the users.
         """
-        name, wanted = self._wanted(call)
-        if wanted.password is None:
+        name, request = self._wanted(call)
+        if request.password is None:
             raise _invalid(f"user {name} needs a password")
         if (user := self._users.table.get(name)) is not None:
-            if self._matches(name, user, wanted):
+            if self._matches(name, user, request):
                 return call.response()
             raise _invalid(f"user {name} already exists")
         if not self._users.has_room(name):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the group has its maximum of {USERS_MAX} users")
         command = CreateUserCommand(
             name=name,
-            sealed=self._sealed(name, wanted.password),
-            admin=wanted.user_type == SUPER,
-            enabled=wanted.user_status != DISABLED,
+            sealed=self._sealed(name, request.password),
+            admin=request.user_type == SUPER,
+            enabled=request.user_status != DISABLED,
         )
 
         def check() -> None:
@@ -136,13 +136,13 @@ class UserAdministration(Service):
 
     def handle_update(self, call: Call[UpdateUserRequest]) -> None:
         """Request code 3002: change a user."""
-        name, wanted = self._wanted(call)
+        name, changes = self._wanted(call)
         self._existing(name)
         command = UpdateUser(
             name=name,
-            sealed=None if wanted.password is None else self._sealed(name, wanted.password),
-            admin=None if wanted.user_type is None else wanted.user_type == SUPER,
-            enabled=None if wanted.user_status is None else wanted.user_status == ENABLED,
+            sealed=None if changes.password is None else self._sealed(name, changes.password),
+            admin=None if changes.user_type is None else changes.user_type == SUPER,
+            enabled=None if changes.user_status is None else changes.user_status == ENABLED,
         )
         self._change(call, command, name, "updated", lambda: self._existing(name))
 
@@ -183,8 +183,8 @@ class UserAdministration(Service):
                     secret_key = opened(secrets, name, user.sealed)
                 except SealBroken:
                     continue  # reported when the key is used
-                sealed = self._sealed(name, secret_key)
-                self._appender.add_command(encode_command(UpdateUser(name=name, sealed=sealed, instead_of=user.sealed)))
+                text = self._sealed(name, secret_key)
+                self._appender.add_command(encode_command(UpdateUser(name=name, sealed=text, instead_of=user.sealed)))
 
     # -- policies ----------------------------------------------------------------------------------------------------
 
@@ -294,14 +294,14 @@ class UserAdministration(Service):
     def _wanted(self, call: Call[CreateUser] | Call[UpdateUserRequest]) -> tuple[str, UserInfo]:
         name = call.request.ext.name
         self._check_may_change(name)
-        wanted = decoded(UserInfo.decode, call.body)
-        if wanted.password == "":
-            wanted.password = None
-        if wanted.password is not None and not KEY_LENGTH_MIN <= len(wanted.password) <= SECRET_LENGTH_MAX:
+        info = decoded(UserInfo.decode, call.body)
+        if info.password == "":
+            info.password = None
+        if info.password is not None and not KEY_LENGTH_MIN <= len(info.password) <= SECRET_LENGTH_MAX:
             raise _invalid(f"a password has {KEY_LENGTH_MIN} to {SECRET_LENGTH_MAX} characters")
-        wanted.user_type = _one_of("a user type", wanted.user_type, USER_TYPES)
-        wanted.user_status = _one_of("a user status", wanted.user_status, USER_STATES)
-        return name, wanted
+        info.user_type = _one_of("a user type", info.user_type, USER_TYPES)
+        info.user_status = _one_of("a user status", info.user_status, USER_STATES)
+        return name, info
 
     def _matches(self, name: str, user: User, request: UserInfo) -> bool:
         """Whether an existing user equals the one to create. Only asked of the leader, which can open seals."""
@@ -315,24 +315,24 @@ class UserAdministration(Service):
 
     def _sealed(self, name: str, secret_key: str) -> str:
         secret = self._secrets()[0]
-        sealed = seal(secret, name, secret_key, self._random_bytes(NONCE_BYTES))
-        assert is_sealed_with(secret, sealed), f"what was sealed for user {name} does not name the secret"
-        assert opened([secret], name, sealed) == secret_key, f"the seal of user {name} opens to another key"
-        return sealed
+        text = seal(secret, name, secret_key, self._random_bytes(NONCE_BYTES))
+        assert is_sealed_with(secret, text), f"what was sealed for user {name} does not name the secret"
+        assert opened([secret], name, text) == secret_key, f"the seal of user {name} opens to another key"
+        return text
 
 
 def _invalid(remark: str) -> RequestRefused:
     return RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
 
 
-def _one_of(what: str, given: str | None, known: Sequence[str]) -> str | None:
-    """The known word that equals ``given`` regardless of case; None if none is given. Raises RequestRefused."""
-    if not given:
+def _one_of(what: str, text: str | None, words: Sequence[str]) -> str | None:
+    """The known word that equals ``text`` regardless of case; None if none is given. Raises RequestRefused."""
+    if not text:
         return None
-    for word in known:
-        if word.lower() == given.lower():
+    for word in words:
+        if word.lower() == text.lower():
             return word
-    raise _invalid(f"{given[:40]!a} is not {what}; allowed: {' and '.join(known)}")
+    raise _invalid(f"{text[:40]!a} is not {what}; allowed: {' and '.join(words)}")
 
 
 def _user_of(subject: str) -> str:

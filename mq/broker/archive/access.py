@@ -26,7 +26,7 @@ CACHE_DIRECTORY: Final = "archive-cache"
 
 def open_archive(
     settings: BrokerSettings,
-    archived: ArchiveState,
+    state: ArchiveState,
     reactor: Reactor,
     limits: BrokerLimits,
     log_begin: Callable[[], Base],
@@ -39,7 +39,7 @@ def open_archive(
     """
     url = settings.archive_url
     assert url is not None, "archived messages are served, and there is no archive"
-    known = KnownLog(settings.identity, settings.segment_bytes, lambda: archived.end_at(url), log_begin)
+    known_log = KnownLog(settings.identity, settings.segment_bytes, lambda: state.end_at(url), log_begin)
     cache = DiskCache(
         str(settings.data_dir / CACHE_DIRECTORY),
         settings.archive_cache_bytes,
@@ -47,7 +47,7 @@ def open_archive(
     )
     blocks = ColdBlocks(
         partial(open_s3, url, settings.archive_endpoint_url, answer_seconds=limits.archive.read_answer_seconds),
-        known,
+        known_log,
         cache,
         blocks_max=limits.archive.read_blocks_max,
         clock=this_machine().thread_clock,
@@ -56,12 +56,12 @@ def open_archive(
     return ArchiveAccess(blocks.fetch, workers.put, lambda: cache.nbytes), workers
 
 
-def open_archive_to_join(settings: BrokerSettings, limits: BrokerLimits, archived: Base) -> JoiningReader:
-    """The archive for a replica that gets the log of its group, which is archived up to ``archived``. For a thread."""
+def open_archive_to_join(settings: BrokerSettings, limits: BrokerLimits, end: Base) -> JoiningReader:
+    """The archive for a replica that gets the log of its group, which is archived up to ``end``. For a thread."""
     url = settings.archive_url
     assert url is not None, "log files are taken from an archive, and there is none"
     return open_joining(
-        archived,
+        end,
         open_store=partial(
             open_s3, url, settings.archive_endpoint_url, answer_seconds=limits.archive.read_answer_seconds
         ),
@@ -77,24 +77,24 @@ class ArchiveWatch(Service):
     """Calls readers of archived messages back that wait for too long, and counts reads for operators."""
 
     def __init__(self, context: BrokerContext) -> None:
-        self._archived = context.archived
+        self._reads = context.archived
         self._access = context.environment.archive
         self._limits = context.limits.archive
         if self._access is None:
             _drop_cache(context.settings)
 
     def periodic(self) -> Iterator[Periodic]:
-        if self._archived is not None:
-            yield Periodic(self._limits.expire_seconds, self._archived.expire, self._archived.next_deadline)
+        if self._reads is not None:
+            yield Periodic(self._limits.expire_seconds, self._reads.expire, self._reads.next_deadline)
 
     def counters(self) -> dict[str, int]:
         names = ("archive_reads_waiting", "archive_read_bytes", "archive_read_failures", "archive_reads_refused")
-        figures = dict.fromkeys(names, 0) if self._archived is None else self._archived.counters()
+        figures = dict.fromkeys(names, 0) if self._reads is None else self._reads.counters()
         return figures | {"archive_cache_bytes": 0 if self._access is None else self._access.cached_bytes()}
 
     def check_invariants(self) -> None:
-        if self._archived is not None:
-            self._archived.check_invariants()
+        if self._reads is not None:
+            self._reads.check_invariants()
 
 
 def _drop_cache(settings: BrokerSettings) -> None:

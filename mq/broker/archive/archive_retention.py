@@ -35,12 +35,12 @@ class SharedLimits:
 
     def __init__(self, valid_seconds: float) -> None:
         self._valid_seconds = valid_seconds
-        self._reported: dict[str, tuple[KeptLimits, float]] = {}
+        self._limits: dict[str, tuple[KeptLimits, float]] = {}
         self._of_leader: tuple[KeptLimits, float] | None = None
 
     def reported(self, node_id: str, limits: KeptLimits, now: float) -> None:
         """Note the settings that a member reports to this replica, the leader."""
-        self._reported[node_id] = limits, now
+        self._limits[node_id] = limits, now
 
     def set(self, limits: KeptLimits, now: float) -> None:
         """Note the leader's answer: the limits of the group."""
@@ -50,18 +50,16 @@ class SharedLimits:
     def silent(self, members: Collection[str], now: float) -> list[str]:
         """The members whose settings this leader does not know, or has not heard for long."""
         return sorted(
-            each
-            for each in members
-            if each not in self._reported or now > self._reported[each][1] + self._valid_seconds
+            each for each in members if each not in self._limits or now > self._limits[each][1] + self._valid_seconds
         )
 
     def of_all(self, members: Collection[str], now: float) -> KeptLimits | None:
         """The limits of the group, from the reports to this leader; None if a member has not reported yet."""
         if not members or self.silent(members, now):
             return None
-        known = [self._reported[each][0] for each in members]
-        seconds = [each.seconds for each in known]
-        nbytes = [each.nbytes for each in known]
+        limits = [self._limits[each][0] for each in members]
+        seconds = [each.seconds for each in limits]
+        nbytes = [each.nbytes for each in limits]
         return KeptLimits(
             NOT_SET if NOT_SET in seconds else max(seconds), NOT_SET if NOT_SET in nbytes else max(nbytes)
         )

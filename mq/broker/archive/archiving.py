@@ -85,7 +85,7 @@ class Archiving(Service):
         self._clock = context.clock
         self._log = context.log
         forget_pending(str(context.settings.data_dir))
-        self._reported = NOTHING
+        self._reported_end = NOTHING
         self._begin_pos = -1
         self._is_older: bool | None = None
         """The news of the last run that the group does not know yet: whether the manifest is older; None: no news."""
@@ -93,7 +93,7 @@ class Archiving(Service):
         """The manifest was found to go up to this entry when it was not older. By now the group may know of more."""
         self._expired_pos = -1
         """Below this physical offset the archive is to be shortened, as the last run has found; -1 without news."""
-        self._shared = SharedLimits(3 * self._limits.tell_seconds)
+        self._member_limits = SharedLimits(3 * self._limits.tell_seconds)
         self._tell_at = 0.0
         self._lacking: dict[str, int] = {}
         """The offset from which on the queues of each other replica have all entries, if it cannot get older ones."""
@@ -105,7 +105,7 @@ class Archiving(Service):
         self._waits_since: float | None = None
         self._retry_at = 0.0
         self._failed_runs = 0
-        self._logged: tuple[Trouble, float] | None = None
+        self._last_log: tuple[Trouble, float] | None = None
         self._failures = self._uploaded_bytes = 0
 
     def routes(self) -> Iterator[Route]:
@@ -137,7 +137,7 @@ class Archiving(Service):
         """The number of members that have not told this leader their retention of the archive; 0 on other replicas."""
         if self._settings.archive_url is None or not self._appender.is_open:
             return 0
-        return len(self._shared.silent(self._replica.core.conf.members, self._clock()))
+        return len(self._member_limits.silent(self._replica.core.conf.members, self._clock()))
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         self._settings = settings
@@ -175,8 +175,8 @@ class Archiving(Service):
             if self._seen_end != self._archived_end:
                 self._waits_since = self._progress_at = now
         self._seen_end = self._archived_end
-        archived = self._metadata.archived
-        if archived.begin_pos is not None and self._is_older == archived.is_held:
+        state = self._metadata.archived
+        if state.begin_pos is not None and self._is_older == state.is_held:
             self._is_older = None
         if self._has_news and now >= self._report_at:
             self._report()
@@ -187,7 +187,7 @@ class Archiving(Service):
         """Tell the leader, which may be this replica, how long this one is set to keep archived messages."""
         own = KeptLimits.of(self._settings)
         if self._appender.is_open:
-            self._shared.reported(self._settings.node_id, own, now)
+            self._member_limits.reported(self._settings.node_id, own, now)
             return
         leader, url = self._context.leader_address(), self._settings.archive_url
         if leader is None or url is None or now < self._tell_at:
@@ -209,9 +209,9 @@ class Archiving(Service):
 
     def _limits_answered(self, response: Response | NoResponse, body: bytes) -> None:
         if isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
-            kept = read_reply(ReportArchivedReply, response.ext)
-            if min(kept.kept_seconds, kept.kept_bytes) >= 0:
-                self._shared.set(KeptLimits(kept.kept_seconds, kept.kept_bytes), self._clock())
+            reply = read_reply(ReportArchivedReply, response.ext)
+            if min(reply.kept_seconds, reply.kept_bytes) >= 0:
+                self._member_limits.set(KeptLimits(reply.kept_seconds, reply.kept_bytes), self._clock())
             else:
                 self._tell_at = min(self._tell_at, self._clock() + self._limits.retry_seconds)
 
@@ -219,40 +219,40 @@ class Archiving(Service):
         """The retention of archived messages in this group; without limit while it is not known."""
         now = self._clock()
         if self._appender.is_open:
-            self._shared.reported(self._settings.node_id, KeptLimits.of(self._settings), now)
-            known = self._shared.of_all(self._replica.core.conf.members, now)
+            self._member_limits.reported(self._settings.node_id, KeptLimits.of(self._settings), now)
+            limits = self._member_limits.of_all(self._replica.core.conf.members, now)
         else:
-            known = self._shared.as_answered(now)
-        return known or KeptLimits(NOT_SET, NOT_SET)
+            limits = self._member_limits.as_answered(now)
+        return limits or KeptLimits(NOT_SET, NOT_SET)
 
     def _tell_of_level(self, now: float) -> None:
         """Warn if the format level of the group is too low for the settings; nothing else would give that reason."""
-        level, needed = self._metadata.format_level.level, LEVEL_OF_ARCHIVE
+        level, needed_level = self._metadata.format_level.level, LEVEL_OF_ARCHIVE
         waits_long = self._waits_since is not None and now >= self._waits_since + self._limits.turn_seconds
         if self._tier.is_wanted and level >= LEVEL_OF_ARCHIVE:
-            needed = LEVEL_OF_TIERS
-        if level < needed and waits_long and now >= self._level_logged_at + LOG_AGAIN_SECONDS:
+            needed_level = LEVEL_OF_TIERS
+        if level < needed_level and waits_long and now >= self._level_logged_at + LOG_AGAIN_SECONDS:
             self._level_logged_at = now
             self._log.warning(
-                "archive_waits_for_level", level=level, needed_level=needed, waiting_bytes=self._waiting_bytes()
+                "archive_waits_for_level", level=level, needed_level=needed_level, waiting_bytes=self._waiting_bytes()
             )
 
     @property
     def _has_news(self) -> bool:
         """Whether the group does not know yet what this replica has found in the archive."""
-        if self._reported.index > self._archived_end.index:
+        if self._reported_end.index > self._archived_end.index:
             return True
-        archived = self._metadata.archived
+        state = self._metadata.archived
         if (
             not self._tier.is_wanted
             or self._metadata.format_level.level < LEVEL_OF_TIERS
             or not self._archived_end.index
         ):
             return False
-        if archived.begin_pos is None:
+        if state.begin_pos is None:
             return self._begin_pos >= 0 and self._older_now is False
-        is_later = max(self._begin_pos, self._expired_pos, self._first_queues()) > archived.begin_pos
-        return is_later or self._tier.lacks_older_for_good or self._older_now not in (None, archived.is_held)
+        is_later = max(self._begin_pos, self._expired_pos, self._first_queues()) > state.begin_pos
+        return is_later or self._tier.lacks_older_for_good or self._older_now not in (None, state.is_held)
 
     @property
     def _older_now(self) -> bool | None:
@@ -262,9 +262,9 @@ class Archiving(Service):
     def _first_queues(self) -> int:
         """The physical offset at which the queues of the group begin, for all clients; 0 if it is not known."""
         own = self._context.settings.node_id
-        known = self._lacking | {own: self._tier.queues_from if self._tier.lacks_older_for_good else 0}
+        positions = self._lacking | {own: self._tier.queues_from if self._tier.lacks_older_for_good else 0}
         members = self._replica.core.conf.members
-        return min(known[each] for each in members) if set(members) <= known.keys() else 0
+        return min(positions[each] for each in members) if set(members) <= positions.keys() else 0
 
     # -- archiving -----------------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ class Archiving(Service):
         is_due = (
             self._metadata.format_level.level >= LEVEL_OF_ARCHIVE
             and (self._waits_since is not None or self._is_to_be_checked(now))
-            and self._reported.index <= self._archived_end.index
+            and self._reported_end.index <= self._archived_end.index
             and now >= self._retry_at
             and archives(
                 core.node_id, core.conf.voters, core.leader_id, now - self._progress_at, self._limits.turn_seconds
@@ -290,7 +290,7 @@ class Archiving(Service):
         settings = self._settings
         if not is_due or settings.archive_url is None:
             return None
-        kept = self._kept()
+        limits = self._kept()
         begin_pos = 0
         if self._tier.is_wanted:
             begin_pos = self._metadata.archived.begin_pos or 0
@@ -304,8 +304,8 @@ class Archiving(Service):
             known_index=self._archived_end.index,
             bytes_per_second=settings.archive_bytes_per_second,
             has_retention=settings.has_archive_retention,
-            oldest_ms=self._now_ms() - kept.seconds * 1000 if kept.seconds else None,
-            bytes_max=kept.nbytes or None,
+            oldest_ms=self._now_ms() - limits.seconds * 1000 if limits.seconds else None,
+            bytes_max=limits.nbytes or None,
             begin_pos=begin_pos,
         )
 
@@ -329,9 +329,9 @@ class Archiving(Service):
         self._expired_pos = max(self._expired_pos, step.expired_pos)
         if step.is_older or end.index >= max(self._archived_end.index, 1):
             self._is_older, self._whole_index = step.is_older, end.index
-        is_further = end.index > max(self._archived_end.index, self._reported.index)
+        is_further = end.index > max(self._archived_end.index, self._reported_end.index)
         if is_further:
-            self._reported = end
+            self._reported_end = end
             if step.nbytes:
                 self._log.info("archive_advanced", index=end.index, nbytes=step.nbytes)
         if is_further or (not step.is_last and self._has_news):
@@ -339,7 +339,7 @@ class Archiving(Service):
         if step.trouble is not None:
             self._failed(step.trouble, step.reason)
         elif step.is_last:
-            self._failed_runs, self._logged = 0, None
+            self._failed_runs, self._last_log = 0, None
             # What the group agrees to delete can be deleted by the next run.
             seconds = self._limits.retry_seconds_max if self._expired_pos >= 0 else self._limits.check_seconds
             self._check_at = self._clock() + min(seconds, self._limits.check_seconds)
@@ -354,9 +354,9 @@ class Archiving(Service):
         if trouble is Trouble.OTHER_WRITER:
             return  # the archive gets on
         self._failures += 1
-        if self._logged is not None and self._logged[0] is trouble and now < self._logged[1] + LOG_AGAIN_SECONDS:
+        if self._last_log is not None and self._last_log[0] is trouble and now < self._last_log[1] + LOG_AGAIN_SECONDS:
             return
-        self._logged = trouble, now
+        self._last_log = trouble, now
         self._log.error(
             "archive_failed",
             trouble=trouble.value,
@@ -369,7 +369,7 @@ class Archiving(Service):
 
     def _report(self) -> None:
         """Report the end of the archive to the group."""
-        end, url = max(self._reported, self._archived_end, key=lambda each: each.index), self._settings.archive_url
+        end, url = max(self._reported_end, self._archived_end, key=lambda each: each.index), self._settings.archive_url
         assert url is not None, f"entry {end.index} is archived nowhere"
         self._report_at = self._clock() + ANSWER_SECONDS + self._limits.look_seconds
         if self._appender.is_open:
@@ -403,7 +403,7 @@ class Archiving(Service):
 
     def _refused(self, remark: str | None) -> None:
         """Note that the leader refused a report for good: the next run reads the manifest again."""
-        self._reported = self._archived_end
+        self._reported_end = self._archived_end
         self._failed(Trouble.REFUSED, f"the leader refuses the report: {remark}")
 
     def handle(self, call: Call[ReportArchived]) -> bytes:
@@ -429,10 +429,10 @@ class Archiving(Service):
     def _handle_report(self, ext: ReportArchivedExt) -> ReportArchivedReply:
         """Note the retention that a member is set to, and answer with the retention of the group if it is known."""
         now, own = self._clock(), self._settings.node_id
-        self._shared.reported(own, KeptLimits.of(self._settings), now)
-        self._shared.reported(ext.member, KeptLimits(ext.kept_seconds, ext.kept_bytes), now)
-        known = self._shared.of_all(self._replica.core.conf.members, now)
-        return ReportArchivedReply() if known is None else ReportArchivedReply(known.seconds, known.nbytes)
+        self._member_limits.reported(own, KeptLimits.of(self._settings), now)
+        self._member_limits.reported(ext.member, KeptLimits(ext.kept_seconds, ext.kept_bytes), now)
+        limits = self._member_limits.of_all(self._replica.core.conf.members, now)
+        return ReportArchivedReply() if limits is None else ReportArchivedReply(limits.seconds, limits.nbytes)
 
     def _replicate_end(self, url: str, end: Base, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
         """Replicate the end of the archive, and the offset from which on it is served.
@@ -455,8 +455,8 @@ class Archiving(Service):
             )
         if (reason := self._why_not_own(end)) is not None:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{url} contains the archive of another log: {reason}")
-        committed = self._replica.commit_index
-        assert end.index < committed, f"{end.index} would be archived, {committed} is the last committed entry"
+        commit_index = self._replica.commit_index
+        assert end.index < commit_index, f"{end.index} would be archived, {commit_index} is the last committed entry"
         command = NoteArchived(url=url, index=end.index, term=end.term, pos=end.pos, chain=end.chain)
         try:
             self._appender.add_command(encode_command(command))
@@ -465,30 +465,32 @@ class Archiving(Service):
 
     def _note_tier(self, url: str, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
         """Replicate from where on archived messages are served, and whether nothing may be deleted locally."""
-        archived = self._metadata.archived
-        if self._metadata.format_level.level < LEVEL_OF_TIERS or not self._tier.is_wanted or archived.url != url:
+        state = self._metadata.archived
+        if self._metadata.format_level.level < LEVEL_OF_TIERS or not self._tier.is_wanted or state.url != url:
             return
-        known = archived.begin_pos
-        if known is None:
+        old_pos = state.begin_pos
+        if old_pos is None:
             if begin_pos < 0 or is_older is not False:
                 return  # nothing is deleted yet that would have to be in the archive
-            known = self._tier.queues_from  # no replica has entries of messages that were deleted before that
-        if expired_pos > known and not is_older and not archived.is_held:
+            old_pos = self._tier.queues_from  # no replica has entries of messages that were deleted before that
+        if expired_pos > old_pos and not is_older and not state.is_held:
             begin_pos = max(begin_pos, self._deletable_to(expired_pos))
-        begin_pos = max(begin_pos, known, self._first_queues())
-        assert begin_pos >= known, f"archived messages would be served from {begin_pos} on, not from {known} any more"
-        is_held = archived.is_held if is_older is None else is_older
-        if (begin_pos, is_held) != (archived.begin_pos, archived.is_held):
+        begin_pos = max(begin_pos, old_pos, self._first_queues())
+        assert begin_pos >= old_pos, (
+            f"archived messages would be served from {begin_pos} on, not from {old_pos} any more"
+        )
+        is_held = state.is_held if is_older is None else is_older
+        if (begin_pos, is_held) != (state.begin_pos, state.is_held):
             self._appender.add_command(encode_command(NoteTier(url=url, begin_pos=begin_pos, is_held=is_held)))
 
     def _deletable_to(self, expired_pos: int) -> int:
         """The physical offset up to which archived files may be deleted, at most ``expired_pos``."""
         try:
-            needed = self._needed_pos()
+            needed_pos = self._needed_pos()
         except (StoreError, OSError):
             return 0
-        assert needed >= 0, f"archived messages are needed from {needed} on"
-        pos = min(expired_pos, needed)
+        assert needed_pos >= 0, f"archived messages are needed from {needed_pos} on"
+        pos = min(expired_pos, needed_pos)
         return pos - pos % self._settings.segment_bytes
 
     def _why_not_own(self, end: Base) -> str | None:
@@ -508,4 +510,4 @@ class Archiving(Service):
     def check_invariants(self) -> None:
         now, since = self._clock(), self._waits_since
         assert since is None or since <= now, f"files have been complete since {since}, it is {now}"
-        assert self._logged is None or self._failed_runs > 0, f"{self._logged} was logged, and no run has failed"
+        assert self._last_log is None or self._failed_runs > 0, f"{self._last_log} was logged, and no run has failed"

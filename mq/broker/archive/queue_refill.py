@@ -71,8 +71,8 @@ class QueueRefill(Service):
 
     def counters(self) -> dict[str, int]:
         begin_pos = self._tier.begin_pos
-        left = 0 if begin_pos is None else max(0, self._tier.queues_from - begin_pos)
-        return {"archive_refill_bytes_left": left, "archive_refilled_entries": self._entries}
+        remaining = 0 if begin_pos is None else max(0, self._tier.queues_from - begin_pos)
+        return {"archive_refill_bytes_left": remaining, "archive_refilled_entries": self._entries}
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -118,11 +118,11 @@ class QueueRefill(Service):
         assert self._step is None, f"entries from {step.begin} on are read while a step is under way"
         for body in step.commands:
             try:
-                changed = queue_effects(decode_command(body), self._metadata, self._store.ends)
+                effects = queue_effects(decode_command(body), self._metadata, self._store.ends)
             except CommandUnknown as error:
                 self._failed(error)
                 return
-            for row in changed.expired:
+            for row in effects.expired:
                 self._store.raise_floor(*row)
         self._store.begin_refill(step.begin)
         self._tier.open_from(step.begin)

@@ -63,11 +63,11 @@ async def _follow(
     assert worker.stdout is not None
     with suppress(trio.BrokenResourceError):
         await worker.stdin.send_all(msgspec.json.encode(job) + b"\n")
-    failed = await _take_all(worker.stdout, take, silent_seconds)
-    if failed is not None:
+    failure = await _take_all(worker.stdout, take, silent_seconds)
+    if failure is not None:
         worker.kill()
         await worker.wait()
-        take(failed)
+        take(failure)
 
 
 async def _take_all(

@@ -64,11 +64,11 @@ class Tier:
         url: of the archive; None if only local messages are served.
     """
 
-    def __init__(self, *, url: str | None, log: NotedLog, archived: ArchiveState) -> None:
+    def __init__(self, *, url: str | None, log: NotedLog, state: ArchiveState) -> None:
         self._url = url
         self._log = log
-        self._archived = archived
-        self._refilled = self._opened = POS_MAX
+        self._state = state
+        self._refilled_pos = self._opened_pos = POS_MAX
 
     @property
     def is_wanted(self) -> bool:
@@ -78,22 +78,22 @@ class Tier:
     @property
     def begin_pos(self) -> int | None:
         """The physical offset from which on the group serves archived messages; None if it serves none yet."""
-        known = self._url is not None and self._archived.end_at(self._url).pos > 0
-        return self._archived.begin_pos if known else None
+        is_known = self._url is not None and self._state.end_at(self._url).pos > 0
+        return self._state.begin_pos if is_known else None
 
     @property
     def queues_from(self) -> int:
         """The physical offset from which on the queues of this replica have all entries."""
-        noted = self._log.notes.get(QUEUES_FROM)
-        known = self._log.base_pos if noted is None else min(int(noted), self._log.base_pos)
-        return min(known, self._refilled)
+        note = self._log.notes.get(QUEUES_FROM)
+        first_pos = self._log.base_pos if note is None else min(int(note), self._log.base_pos)
+        return min(first_pos, self._refilled_pos)
 
     @property
     def visible_pos(self) -> int:
         """The physical offset from which on this replica serves messages, from its log or from the archive."""
         if self._url is None or QUEUES_FROM not in self._log.notes:
             return self._log.base_pos
-        return min(max(min(self.queues_from, self._opened), self._archived.begin_pos or 0), self._log.base_pos)
+        return min(max(min(self.queues_from, self._opened_pos), self._state.begin_pos or 0), self._log.base_pos)
 
     @property
     def lacks_older(self) -> bool:
@@ -105,18 +105,20 @@ class Tier:
         """Whether this replica lacks older entries for good: the archive ends before them, so no replica has those
         between.
         """
-        return self.lacks_older and self._archived.end_at(self._url).pos < self.queues_from
+        return self.lacks_older and self._state.end_at(self._url).pos < self.queues_from
 
     def open_from(self, pos: int) -> None:
         """Serve messages from the physical offset ``pos`` on, whose entries the queues are about to get."""
-        self._opened = min(self._opened, pos)
+        self._opened_pos = min(self._opened_pos, pos)
         if QUEUES_FROM not in self._log.notes:
             self._log.set_note(QUEUES_FROM, b"%d" % self._log.base_pos)
 
     def refilled_from(self, pos: int) -> None:
         """Note that the queues have all entries from the physical offset ``pos`` on, in this process."""
-        assert self._opened <= pos < self.queues_from, f"entries from {pos} on, opened are those from {self._opened} on"
-        self._refilled = pos
+        assert self._opened_pos <= pos < self.queues_from, (
+            f"entries from {pos} on, opened are those from {self._opened_pos} on"
+        )
+        self._refilled_pos = pos
 
     @property
     def noted_pos(self) -> int:
@@ -125,8 +127,8 @@ class Tier:
 
     def deletable_pos(self) -> int:
         """The physical offset below which files may be deleted here, because the archive has them; 0 for none."""
-        if self.begin_pos is None or self._archived.is_held:
+        if self.begin_pos is None or self._state.is_held:
             return 0
         if QUEUES_FROM not in self._log.notes:  # durable together with the next deletion
             self._log.set_note(QUEUES_FROM, b"%d" % self._log.base_pos)
-        return self._archived.end_at(self._url).pos
+        return self._state.end_at(self._url).pos

@@ -103,11 +103,11 @@ class ArchivedReads:
         self._under_way: dict[int, list[_Waiting]] = {}
         self._requests = 0
         self._waiting: dict[_Waiting, None] = {}
-        self._failed: dict[int, tuple[float, SegmentError]] = {}
+        self._failures_by_chunk: dict[int, tuple[float, SegmentError]] = {}
         """The time until which a chunk is not tried again, and the reason."""
-        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._seen_chunks: OrderedDict[int, None] = OrderedDict()
         self._logged_at = -LOG_AGAIN_SECONDS
-        self._fetched_bytes = self._failures = self._refused = 0
+        self._fetched_bytes = self._failures = self._refusals = 0
 
     def counters(self) -> dict[str, int]:
         """The counters of archived reads, for operators."""
@@ -115,7 +115,7 @@ class ArchivedReads:
             "archive_reads_waiting": len(self._waiting),
             "archive_read_bytes": self._fetched_bytes,
             "archive_read_failures": self._failures,
-            "archive_reads_refused": self._refused,
+            "archive_reads_refused": self._refusals,
         }
 
     def has(self, place: LogSpan) -> bool:
@@ -159,13 +159,13 @@ class ArchivedReads:
         new = [chunk for chunk in chunks if chunk not in self._under_way]
         groups = list(_groups(new))
         if self._requests + len(groups) > self._limits.read_requests_max:
-            self._refused += 1
+            self._refusals += 1
             return False
         waiting = _Waiting(len(chunks), self._clock() + self._limits.read_wait_seconds, then)
         self._waiting[waiting] = None
         for chunk in chunks:
             self._under_way.setdefault(chunk, []).append(waiting)
-        follows = chunks[0] - 1 in self._seen
+        follows = chunks[0] - 1 in self._seen_chunks
         for group in groups:
             if follows and group[-1] == chunks[-1]:
                 group = self._extended(group)
@@ -225,24 +225,24 @@ class ArchivedReads:
             self._blocks[begin] = data
         self._blocks.move_to_end(begin)
         while self._nbytes > self._limits.read_memory_bytes and len(self._blocks) > 1:
-            oldest, dropped = self._blocks.popitem(last=False)
-            self._nbytes -= len(dropped)
+            oldest, oldest_data = self._blocks.popitem(last=False)
+            self._nbytes -= len(oldest_data)
             del self._begins[bisect_left(self._begins, oldest)]
 
     def _touch(self, chunk: int) -> None:
-        self._seen[chunk] = None
-        self._seen.move_to_end(chunk)
-        if len(self._seen) > self._limits.read_chunks_seen_max:
-            self._seen.popitem(last=False)
+        self._seen_chunks[chunk] = None
+        self._seen_chunks.move_to_end(chunk)
+        if len(self._seen_chunks) > self._limits.read_chunks_seen_max:
+            self._seen_chunks.popitem(last=False)
 
     def _failure(self, chunks: Sequence[int]) -> SegmentError | None:
         now = self._clock()
         for chunk in chunks:
-            if chunk in self._failed:
-                until, cause = self._failed[chunk]
+            if chunk in self._failures_by_chunk:
+                until, cause = self._failures_by_chunk[chunk]
                 if now < until:
                     return cause
-                del self._failed[chunk]
+                del self._failures_by_chunk[chunk]
         return None
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -255,9 +255,9 @@ class ArchivedReads:
     def _went_on(self, place: LogSpan) -> None:
         """Load the next chunk ahead of a reader that has read the previous one."""
         chunk = sum(place) // CHUNK_BYTES
-        if chunk not in self._seen:
+        if chunk not in self._seen_chunks:
             self._touch(chunk)
-            if chunk - 1 in self._seen:
+            if chunk - 1 in self._seen_chunks:
                 self._read_ahead(chunk)
 
     def _read_ahead(self, chunk: int) -> None:
@@ -270,18 +270,18 @@ class ArchivedReads:
                 return
 
     def _wanted_of(self, chunks: range) -> list[int]:
-        wanted: list[int] = []
+        missing_chunks: list[int] = []
         end_pos = self._end_pos()
         for chunk in chunks:
             if (
                 chunk * CHUNK_BYTES >= end_pos
                 or chunk in self._under_way
-                or chunk in self._failed
+                or chunk in self._failures_by_chunk
                 or self._find(chunk * CHUNK_BYTES, 1) is not None
             ):
                 break
-            wanted.append(chunk)
-        return wanted
+            missing_chunks.append(chunk)
+        return missing_chunks
 
     def _request(self, chunks: list[int]) -> None:
         for chunk in chunks:
@@ -308,9 +308,11 @@ class ArchivedReads:
     def _failed_to_load(self, chunks: list[int], error: SegmentError) -> None:
         now = self._clock()
         self._failures += 1
-        self._failed = {chunk: known for chunk, known in self._failed.items() if now < known[0]}
+        self._failures_by_chunk = {
+            chunk: failure for chunk, failure in self._failures_by_chunk.items() if now < failure[0]
+        }
         for chunk in chunks:
-            self._failed[chunk] = now + self._limits.read_retry_seconds, error
+            self._failures_by_chunk[chunk] = now + self._limits.read_retry_seconds, error
         if now >= self._logged_at + LOG_AGAIN_SECONDS:
             self._logged_at = now
             self._log.error(
@@ -391,9 +393,9 @@ class TieredLog:
         if not pieces or pieces[0][0] >= base_pos:
             return self._log.pread_each(pieces)
         self._check(pieces[0][0])
-        archived = bisect_left(pieces, (base_pos, 0))
-        found: list[bytes | memoryview] = [self.reads.read(*each) for each in pieces[:archived]]
-        return [*found, *self._log.pread_each(pieces[archived:])] if archived < len(pieces) else found
+        first_local = bisect_left(pieces, (base_pos, 0))
+        blocks: list[bytes | memoryview] = [self.reads.read(*each) for each in pieces[:first_local]]
+        return [*blocks, *self._log.pread_each(pieces[first_local:])] if first_local < len(pieces) else blocks
 
     def read_runs(self, pos: int, length: int) -> Iterator[VerifiedRun]:
         """Yield verified runs; waits for the store, so only for threads that may. Raises as `read_runs` and `Fetch`."""

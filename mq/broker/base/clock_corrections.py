@@ -60,8 +60,12 @@ class ClockCorrections:
         self._steps: list[tuple[int, int]] = []
         self._boot_id, self._offset_ms = "", 0
         if note is not None:
-            known = msgspec.msgpack.decode(note, type=_Note)
-            self._boot_id, self._offset_ms, self._steps = known.boot_id, known.offset_ms, [*known.steps]
+            corrections = msgspec.msgpack.decode(note, type=_Note)
+            self._boot_id, self._offset_ms, self._steps = (
+                corrections.boot_id,
+                corrections.offset_ms,
+                [*corrections.steps],
+            )
 
     def of(self, start: int) -> int:
         """Milliseconds that are added to the time of the file that begins at ``start``."""
@@ -97,7 +101,7 @@ class ClockCorrections:
     def take_away(self, ms: int) -> None:
         """Reduce all corrections by ``ms``, by which they have made files younger than they can be."""
         assert ms > 0, f"{ms} ms are taken away"
-        self._replace([(start, max(added - ms, 0)) for start, added in self._steps])
+        self._replace([(start, max(correction - ms, 0)) for start, correction in self._steps])
 
     def encode(self) -> bytes:
         """Encode the corrections for the next process."""
@@ -112,9 +116,9 @@ class ClockCorrections:
 
         Raises msgspec.MsgspecError for a note of another release, which changes nothing.
         """
-        copied = ClockCorrections(self._clock, note)
-        starts = sorted({start for start, _ in (*self._steps, *copied._steps)})
-        self._replace([(start, max(self.of(start), copied.of(start))) for start in starts])
+        other = ClockCorrections(self._clock, note)
+        starts = sorted({start for start, _ in (*self._steps, *other._steps)})
+        self._replace([(start, max(self.of(start), other.of(start))) for start in starts])
 
     def _between(self, begin: int, end: int) -> list[tuple[int, int]]:
         """The steps of the files from ``begin`` to ``end``, beginning with the step of the first file."""
@@ -133,11 +137,11 @@ class ClockCorrections:
 
     def _replace(self, steps: list[tuple[int, int]]) -> None:
         """Replace the steps; joins equal neighbours, and while there are too many, the two that differ least."""
-        joined: list[tuple[int, int]] = []
+        merged: list[tuple[int, int]] = []
         for start, ms in steps:
-            if ms != (joined[-1][1] if joined else 0):
-                joined.append((start, ms))
-        while len(joined) > STEPS_MAX:
-            at = min(range(1, len(joined)), key=lambda each: abs(joined[each][1] - joined[each - 1][1]))
-            joined[at - 1 : at + 1] = [(joined[at - 1][0], max(joined[at - 1][1], joined[at][1]))]
-        self._steps = joined
+            if ms != (merged[-1][1] if merged else 0):
+                merged.append((start, ms))
+        while len(merged) > STEPS_MAX:
+            at = min(range(1, len(merged)), key=lambda each: abs(merged[each][1] - merged[each - 1][1]))
+            merged[at - 1 : at + 1] = [(merged[at - 1][0], max(merged[at - 1][1], merged[at][1]))]
+        self._steps = merged

@@ -202,8 +202,8 @@ class TrafficCounters:
         return len(self.by_topic) + len(self.by_group) + len(self.sent_back) >= self._series_max
 
 
-def _append_sample(ring: array[int], now: tuple[int, int, int], kept: int) -> None:
+def _append_sample(ring: array[int], now: tuple[int, int, int], count: int) -> None:
     ring.extend(now)
-    if len(ring) > kept * _FIELDS:
+    if len(ring) > count * _FIELDS:
         del ring[:_FIELDS]
-    assert len(ring) <= kept * _FIELDS, f"{len(ring)} fields are kept of {kept} samples with {_FIELDS} fields"
+    assert len(ring) <= count * _FIELDS, f"{len(ring)} fields are kept of {count} samples with {_FIELDS} fields"

@@ -46,22 +46,22 @@ class PlausibleTime:
     def __init__(self, clock: Callable[[], float], newest_ms: int | None, log: Log) -> None:
         self._clock = clock
         self._log = log
-        self._seen: tuple[float, int] | None = None if newest_ms is None else (clock(), newest_ms)
+        self._last_reading: tuple[float, int] | None = None if newest_ms is None else (clock(), newest_ms)
         self._added_ms = 0
         self._proven_at = 0.0
 
     def plausible_ms(self, wall_ms: int) -> int:
         """The time by which files are deleted, when the clock shows ``wall_ms``; to be called every few seconds."""
         now = self._clock()
-        if self._seen is not None:
-            jump_ms = wall_ms - self._seen[1] - round((now - self._seen[0]) * 1000)
+        if self._last_reading is not None:
+            jump_ms = wall_ms - self._last_reading[1] - round((now - self._last_reading[0]) * 1000)
             if jump_ms > JUMP_MS:
                 self._added_ms += jump_ms
                 self._proven_at = now + PROOF_SECONDS
                 self._log.warning("retention_waits_for_clock", ahead_seconds=self._added_ms // 1000)
             elif jump_ms < -JUMP_MS:
                 self._added_ms = max(self._added_ms + jump_ms, 0)
-        self._seen = now, wall_ms
+        self._last_reading = now, wall_ms
         if now >= self._proven_at:
             self._added_ms = 0
         assert self._added_ms >= 0, f"files are deleted by a time {-self._added_ms} ms ahead of the clock"
@@ -77,35 +77,39 @@ class FileTimes:
         added: what earlier processes have found.
     """
 
-    def __init__(self, stamps: Stamps, clock: Callable[[], float], log: Log, added: ClockCorrections) -> None:
+    def __init__(self, stamps: Stamps, clock: Callable[[], float], log: Log, corrections: ClockCorrections) -> None:
         self._stamps = stamps
         self._clock = clock
         self._log = log
-        self.added = added
+        self.corrections = corrections
         self._ends: dict[int, int] = {}
         self._read: dict[int, Sequence[int]] = {}
         self._grew_at: dict[int, float] = {}
         self._first_seen: dict[int, float] = {}
-        self._warned: set[int] = set()
+        self._warned_starts: set[int] = set()
         self._segments: Sequence[SegmentInfo] = ()
         self._now_ms = self._wall_ms = 0
         self._earlier_ms = 0
-        self._found: dict[int, int | None] = {}
+        self._newest_by_start: dict[int, int | None] = {}
 
     def note_files(self, segments: Sequence[SegmentInfo], now_ms: int, wall_ms: int) -> None:
         """Begin a look at these files, at the time ``now_ms``; ``wall_ms`` is what the clock says, believed or not."""
         for older, newer in pairwise(segments):
             assert older.end <= newer.start, f"the file at {newer.start} follows one that ends at {older.end}"
-        self._segments, self._now_ms, self._earlier_ms, self._found = segments, now_ms, 0, {}
+        self._segments, self._now_ms, self._earlier_ms, self._newest_by_start = segments, now_ms, 0, {}
         self._wall_ms = wall_ms
         starts = {segment.start for segment in segments}
-        for known in (self._read, self._grew_at, self._first_seen, self._ends):
-            for start in known.keys() - starts:
-                del known[start]
-        self._warned &= starts
+        for table in (self._read, self._grew_at, self._first_seen, self._ends):
+            for start in table.keys() - starts:
+                del table[start]
+        self._warned_starts &= starts
         now = self._clock()
-        closed = [segment for segment in segments if segment.closed]
-        shift_ms = self.added.note_clock(closed[0].start, closed[-1].end) if closed else self.added.note_clock(0, 0)
+        closed_files = [segment for segment in segments if segment.closed]
+        shift_ms = (
+            self.corrections.note_clock(closed_files[0].start, closed_files[-1].end)
+            if closed_files
+            else self.corrections.note_clock(0, 0)
+        )
         if shift_ms:
             self._log.warning("files_counted_by_uptime", seconds=round(shift_ms / 1000))
         for segment in segments:
@@ -115,35 +119,35 @@ class FileTimes:
                     self._ends[segment.start], self._grew_at[segment.start] = segment.end, now
             elif self._ends.pop(segment.start, None) is not None:
                 self._note_growth(segment)
-        if closed:
-            self._limit_added(closed[-1])
+        if closed_files:
+            self._limit_added(closed_files[-1])
 
     def newest_ms(self, segment: SegmentInfo) -> int | None:
         """The time at which the newest message of a closed file was stored; None for a file without messages.
 
         To be called for the oldest file first.
         """
-        if segment.start not in self._found:
-            self._found[segment.start] = self._find(segment)
-        return self._found[segment.start]
+        if segment.start not in self._newest_by_start:
+            self._newest_by_start[segment.start] = self._find(segment)
+        return self._newest_by_start[segment.start]
 
     def _find(self, segment: SegmentInfo) -> int | None:
         stamps = self._stamps_of(segment)
         if not stamps:
             return None
         if max(stamps) <= self._now_ms:
-            found = max(stamps)
+            newest_ms = max(stamps)
         else:
-            found = self._next_plausible(segment)
-            if segment.start not in self._warned:
-                self._warned.add(segment.start)
+            newest_ms = self._next_plausible(segment)
+            if segment.start not in self._warned_starts:
+                self._warned_starts.add(segment.start)
                 self._log.warning(
-                    "file_from_the_future", begin_pos=segment.start, newest_ms=max(stamps), counted_as_ms=found
+                    "file_from_the_future", begin_pos=segment.start, newest_ms=max(stamps), counted_as_ms=newest_ms
                 )
-        found = min(found + self.added.of(segment.start), self._now_ms)
+        newest_ms = min(newest_ms + self.corrections.of(segment.start), self._now_ms)
         if (grew_at := self._grew_at.get(segment.start)) is not None:
-            found = max(found, self._before_ms(grew_at))
-        self._earlier_ms = max(self._earlier_ms, found)
+            newest_ms = max(newest_ms, self._before_ms(grew_at))
+        self._earlier_ms = max(self._earlier_ms, newest_ms)
         assert self._earlier_ms <= self._now_ms, f"{segment} has messages of {self._earlier_ms}, it is {self._now_ms}"
         return self._earlier_ms
 
@@ -153,15 +157,15 @@ class FileTimes:
         if stamps and max(stamps) <= self._now_ms:
             late_ms = self._before_ms(self._grew_at[segment.start]) - max(stamps)
             if late_ms > TOLERATED_MS:
-                self.added.add(segment.start, segment.end, late_ms)
+                self.corrections.add(segment.start, segment.end, late_ms)
 
     def _limit_added(self, newest: SegmentInfo) -> None:
         """Reduce corrections that put the newest closed file into the future: the clock was set back at a reboot."""
-        added_ms = self.added.of(newest.start)
+        added_ms = self.corrections.of(newest.start)
         if added_ms and (stamps := self._readable_stamps(newest)) and max(stamps) <= self._wall_ms:
             ahead_ms = max(stamps) + added_ms - self._wall_ms
             if ahead_ms > 0:
-                self.added.take_away(min(ahead_ms, added_ms))
+                self.corrections.take_away(min(ahead_ms, added_ms))
 
     def _next_plausible(self, segment: SegmentInfo) -> int:
         """A time at which the file was certainly closed."""

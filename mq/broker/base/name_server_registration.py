@@ -95,7 +95,7 @@ class Registrar:
         self._period_seconds = period_seconds
         self._current = current
         self._log = log
-        self._changed = trio.Event()
+        self._change_event = trio.Event()
         self._news = {address: _News() for address in namesrv}
 
     def changed(self, topics: Iterable[str] | None = None) -> None:
@@ -105,8 +105,8 @@ class Registrar:
                 news.everything = True
             else:
                 news.topics.update(topics)
-        self._changed.set()
-        self._changed = trio.Event()
+        self._change_event.set()
+        self._change_event = trio.Event()
 
     async def run(self) -> None:
         """Register at all name servers until cancelled; then unregister, with a short timeout."""
@@ -116,7 +116,7 @@ class Registrar:
 
     async def _keep_registered(self, address: Address) -> None:
         log = self._log.bind(namesrv=format_address(address))
-        reported = ""
+        last_text = ""
         while True:
             try:
                 # Read again for each connection: after a refusal, the file may have other keys.
@@ -126,17 +126,17 @@ class Registrar:
                 async with stream:
                     await self._register_forever(stream, credentials, self._news[address], log)
             except _FAILURES as error:
-                if (text := str(error) or type(error).__name__) != reported:
-                    reported = text
+                if (text := str(error) or type(error).__name__) != last_text:
+                    last_text = text
                     log.warning("not_registered", error=text)
             await trio.sleep(RETRY_SECONDS)
 
     async def _register_forever(self, stream: Stream, credentials: Credentials | None, news: _News, log: Log) -> None:
         opaque = 0
-        told: Registration | None = None
+        last_registration: Registration | None = None
         news.everything = True
         while True:
-            changed = self._changed
+            change_event = self._change_event
             topics = news.drain()
             registration = self._current(topics)
             if registration is not None:
@@ -146,12 +146,12 @@ class Registrar:
                 else:
                     request = _request(registration, opaque, credentials)
                 await self._ask(stream, request, opaque)
-                if told is None or told.broker_id != registration.broker_id:
+                if last_registration is None or last_registration.broker_id != registration.broker_id:
                     log.info("registered", broker_id=registration.broker_id, address=registration.address)
-                told = registration
+                last_registration = registration
             seconds = self._period_seconds if topics is None else min(self._confirm_seconds, self._period_seconds)
             with trio.move_on_after(seconds) as waiting:
-                if not await _wait_changed(changed, stream):
+                if not await _wait_changed(change_event, stream):
                     raise _RegistrationRefused("the name server closed the connection")
             if waiting.cancelled_caught or registration is None:
                 news.everything = True
@@ -178,8 +178,8 @@ _FAILURES = (
 )
 
 
-async def _wait_changed(changed: trio.Event, stream: Stream) -> bool:
-    """Wait for ``changed``; returns False if the name server closed the connection first."""
+async def _wait_changed(change_event: trio.Event, stream: Stream) -> bool:
+    """Wait for ``change_event``; returns False if the name server closed the connection first."""
     connected = True
     async with trio.open_nursery() as nursery:
 
@@ -192,7 +192,7 @@ async def _wait_changed(changed: trio.Event, stream: Stream) -> bool:
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(watch)
-        await changed.wait()
+        await change_event.wait()
         nursery.cancel_scope.cancel()
     return connected
 

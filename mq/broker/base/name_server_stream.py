@@ -22,14 +22,14 @@ async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None) -> S
     stream = await this_machine().open_stream(address)
     if tls is None:
         return stream
-    secured = trio.SSLStream(stream, tls, server_hostname=address[0], https_compatible=True)
+    tls_stream = trio.SSLStream(stream, tls, server_hostname=address[0], https_compatible=True)
     try:
-        await secured.do_handshake()
+        await tls_stream.do_handshake()
     except (trio.BrokenResourceError, ssl.SSLError) as error:
-        await trio.aclose_forcefully(secured)
+        await trio.aclose_forcefully(tls_stream)
         cause = error.__cause__ or error
         raise OSError(f"TLS failed: {cause}") from error
-    return secured
+    return tls_stream
 
 
 async def receive_answer(stream: Stream, opaque: int) -> tuple[Response, memoryview]:
@@ -37,13 +37,13 @@ async def receive_answer(stream: Stream, opaque: int) -> tuple[Response, memoryv
 
     Raises ProtocolError, trio.BrokenResourceError, and OSError if the name server closes the connection.
     """
-    received = bytearray()
+    buffer = bytearray()
     while True:
         chunk = await stream.receive_some(65536)
         if not chunk:
             raise OSError("the name server closed the connection")
-        received += chunk
-        frames, _ = split_frames(memoryview(bytes(received)))
+        buffer += chunk
+        frames, _ = split_frames(memoryview(bytes(buffer)))
         for serialization, header, body in frames:
             answer = decode_header(serialization, header)
             if isinstance(answer, Response) and answer.opaque == opaque:

@@ -100,24 +100,24 @@ class QuotaBuckets:
     def wait(self, limits: Iterable[tuple[Limited, Quota]], now: float) -> tuple[float, Limited | None]:
         """Seconds until a request under these limits may pass, and the user or topic that it waits for longest."""
         longest: tuple[float, Limited | None] = (0.0, None)
-        for limited, bucket in self._of(limits, now):
+        for subject, bucket in self._of(limits, now):
             seconds = bucket.wait(now)
             if seconds > longest[0]:
-                longest = seconds, limited
+                longest = seconds, subject
         return longest
 
     def charge(self, limits: Iterable[tuple[Limited, Quota]], messages: int, nbytes: int, now: float) -> None:
         """Take the cost of a request that passes now, or has its turn."""
         assert messages >= 0, f"a request has {messages} messages"
-        for limited, quota in limits:
-            for bucket, cost in zip(self._pair(limited, quota, now), (messages, nbytes), strict=True):
+        for subject, quota in limits:
+            for bucket, cost in zip(self._pair(subject, quota, now), (messages, nbytes), strict=True):
                 if bucket is not None:
                     bucket.fill(now)
                     bucket.charge(cost)
 
-    def count_throttled(self, limited: Limited, now: float, *, refused: bool) -> bool:
+    def count_throttled(self, subject: Limited, now: float, *, refused: bool) -> bool:
         """Count a request that waits or is refused. Returns whether it is the first one for `RECENT_SECONDS`."""
-        throttling = self.throttled.setdefault(limited, Throttling())
+        throttling = self.throttled.setdefault(subject, Throttling())
         is_first = now - throttling.at > RECENT_SECONDS
         throttling.at = max(throttling.at, now)
         if refused:
@@ -136,22 +136,22 @@ class QuotaBuckets:
         self.throttled = {each: how for each, how in self.throttled.items() if is_limited(each)}
 
     def _of(self, limits: Iterable[tuple[Limited, Quota]], now: float) -> Iterator[tuple[Limited, Bucket]]:
-        for limited, quota in limits:
-            for bucket in self._pair(limited, quota, now):
+        for subject, quota in limits:
+            for bucket in self._pair(subject, quota, now):
                 if bucket is not None:
-                    yield limited, bucket
+                    yield subject, bucket
 
-    def _pair(self, limited: Limited, quota: Quota, now: float) -> list[Bucket | None]:
+    def _pair(self, subject: Limited, quota: Quota, now: float) -> list[Bucket | None]:
         """The buckets for messages and for bytes, with the rates that the quota has now."""
-        assert limited.direction in (PRODUCE, CONSUME), f"{limited} has no rate"
+        assert subject.direction in (PRODUCE, CONSUME), f"{subject} has no rate"
         rates = (
             (quota.produce_messages, quota.produce_bytes)
-            if limited.direction == PRODUCE
+            if subject.direction == PRODUCE
             else (quota.consume_messages, quota.consume_bytes)
         )
-        pair = self._buckets.get(limited)
+        pair = self._buckets.get(subject)
         if pair is None:
-            pair = self._buckets[limited] = [None, None]
+            pair = self._buckets[subject] = [None, None]
         for at, rate in enumerate(rates):
             bucket = pair[at]
             if not rate:

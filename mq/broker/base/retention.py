@@ -130,8 +130,8 @@ class Retention:
         self._clock = clock
         self._log = log
         self._time: PlausibleTime | None = None
-        self._added = self._clock_corrections(boot_clock)
-        self._files = FileTimes(self._stamps, clock, log, self._added)
+        self._corrections = self._clock_corrections(boot_clock)
+        self._files = FileTimes(self._stamps, clock, log, self._corrections)
         self._tight_checks = self._calm_checks = 0
         self._warned = False
         self._is_held = self._is_kept = False
@@ -142,18 +142,18 @@ class Retention:
         that this release cannot read.
         """
         notes = self._replica.log.notes
-        added = ClockCorrections(boot_clock, None)
+        corrections = ClockCorrections(boot_clock, None)
         try:
-            added = ClockCorrections(boot_clock, notes.get(FILE_TIMES))
-            if (copied := notes.get(COPIED)) is not None:
-                added.take_copied(copied)
+            corrections = ClockCorrections(boot_clock, notes.get(FILE_TIMES))
+            if (note := notes.get(COPIED)) is not None:
+                corrections.take_copied(note)
         except msgspec.MsgspecError as error:
             self._log.warning("file_times_unreadable", error=str(error))
-        return added
+        return corrections
 
     def note_for_copies(self) -> bytes:
         """Encode the corrections for a replica that copies the log; see `ClockCorrections.note_for_copies`."""
-        return self._added.note_for_copies()
+        return self._corrections.note_for_copies()
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Use new settings from now on."""
@@ -215,11 +215,11 @@ class Retention:
             return
         if deletion is not None:
             base_pos = deletion.base_pos
-            dropped = sum(segment.end <= base_pos for segment in segments)
+            file_count = sum(segment.end <= base_pos for segment in segments)
             if deletion.early:
                 self._tell_of_early(deletion, used)
             assert log.base_pos == base_pos, f"the log begins at {log.base_pos}, files up to {base_pos} were deleted"
-            self._log.info("log_shortened", files=dropped, base_pos=base_pos, first_index=log.first_index)
+            self._log.info("log_shortened", files=file_count, base_pos=base_pos, first_index=log.first_index)
         self._forget_early(now_ms)
         self._store.expire_some(PhysicalOffset(self._tier.visible_pos))
 
@@ -236,8 +236,8 @@ class Retention:
         """Note what would be deleted without the messages that stay: these are carried forward then."""
         self.wished_pos = LOG_BEGIN
         if now.floor_pos < needed_pos:
-            wished = droppable(segments, self._files.newest_ms, self._wanted_policy, replace(now, floor_pos=needed_pos))
-            self.wished_pos = LOG_BEGIN if wished is None else PhysicalOffset(wished.base_pos)
+            drop = droppable(segments, self._files.newest_ms, self._wanted_policy, replace(now, floor_pos=needed_pos))
+            self.wished_pos = LOG_BEGIN if drop is None else PhysicalOffset(drop.base_pos)
         is_kept = is_tight and self.wished_pos > now.floor_pos
         if is_kept and not self._is_kept:
             self._log.warning("log_kept_for_compaction", kept_pos=now.floor_pos, wished_pos=self.wished_pos)
@@ -283,16 +283,16 @@ class Retention:
 
     def _early_note(self, deletion: Deletion) -> bytes:
         """The durable note about files that are deleted early."""
-        known = self._noted()
+        earlier = self._noted()
         newest = max((self._files.newest_ms(segment) or 0 for segment in deletion.early), default=0)
         base_index: int = deletion.early[0].first_index - 1
-        if known is not None:
-            base_index, newest = min(base_index, known.base_index), max(newest, known.newest_ms)
+        if earlier is not None:
+            base_index, newest = min(base_index, earlier.base_index), max(newest, earlier.newest_ms)
         return encode_early(base_index, newest)
 
     def _keep_times(self) -> None:
         """Note the corrections of file times durably, if they have changed."""
-        note = self._added.encode()
+        note = self._corrections.encode()
         if note != self._replica.log.notes.get(FILE_TIMES):
             self._replica.remember(FILE_TIMES, note)
         if COPIED in self._replica.log.notes:  # it is in the other note now
@@ -325,13 +325,13 @@ class Retention:
 
     def _forget_early(self, now_ms: int) -> None:
         """Remove the note when no file is missing: all are here again, deleted everywhere, or expired."""
-        known = self._noted()
-        if known is None:
+        note = self._noted()
+        if note is None:
             return
         replica = self._replica
-        if replica.core.base.index <= known.base_index:
+        if replica.core.base.index <= note.base_index:
             reason = "the log is complete again"
-        elif known.newest_ms + self._policy.age_ms_max < now_ms:
+        elif note.newest_ms + self._policy.age_ms_max < now_ms:
             reason = "the messages have expired"
         elif replica.is_leader and replica.beginning()[0] is Beginning.FIRST:
             reason = "no replica still has them"
@@ -363,10 +363,10 @@ class Retention:
         index = max(core.retain_from(), log.first_index)
         if index > log.last_index:
             return PhysicalOffset(log.end_pos)
-        wanted = log.locate(index).pos
-        assert log.base_pos <= wanted <= log.end_pos, f"peers need {wanted} of {log.base_pos} to {log.end_pos}"
+        pos = log.locate(index).pos
+        assert log.base_pos <= pos <= log.end_pos, f"peers need {pos} of {log.base_pos} to {log.end_pos}"
         grace = LAG_GRACE_SEGMENTS * self._settings.segment_bytes
-        return PhysicalOffset(wanted if wanted + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos)
+        return PhysicalOffset(pos if pos + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos)
 
     def plausible_ms(self) -> int:
         """The time by which messages expire; a recent jump ahead of the clock is left out.
@@ -389,11 +389,11 @@ class Retention:
         log, first, last = self._replica.log, segment.first_index, segment.last_index
         if last < first:
             return ()
-        found: list[int | None] = []
+        stamps: list[int | None] = []
         with suppress(SegmentError, RecordError):  # the last message decides
-            found.append(stored_ms(log, index_range(first, min(first + NEAR, last) + 1)))
-        found.append(stored_ms(log, index_range(last, max(first, last - NEAR) - 1, -1)))
-        return [stamp for stamp in found if stamp is not None]
+            stamps.append(stored_ms(log, index_range(first, min(first + NEAR, last) + 1)))
+        stamps.append(stored_ms(log, index_range(last, max(first, last - NEAR) - 1, -1)))
+        return [stamp for stamp in stamps if stamp is not None]
 
     def _warn_of_disk(self, used: float) -> None:
         settings = self._settings

@@ -57,8 +57,8 @@ class SteadyWallClock:
         if -JUMP_MS <= jump_ms <= JUMP_MS:
             self._offset_ms = offset_ms
             if self._other is not None:
-                lasted, self._other = steady - self._other[0], None
-                self._log.info("clock_jump_over", lasted_seconds=round(lasted, 1))
+                duration, self._other = steady - self._other[0], None
+                self._log.info("clock_jump_over", lasted_seconds=round(duration, 1))
             return wall_ms
         if self._other is None or abs(offset_ms - self._other[1]) > JUMP_MS:
             self._other = steady, offset_ms

@@ -101,12 +101,12 @@ class QueueBytes:
     def _recount_first(self, queue: ConsumeQueue) -> int:
         """Count what is left of the first chunk, since its beginning has expired."""
         first, low = self._chunks[0], queue.min_offset
-        left = [*QUEUE_ENTRY.iter_unpack(queue.read(low, first.start + first.entries - low))]
-        assert left, f"nothing is left of a chunk that ends at {first.start + first.entries}, behind {low}"
-        nbytes = sum(size for _, size, _ in left)
+        entries = [*QUEUE_ENTRY.iter_unpack(queue.read(low, first.start + first.entries - low))]
+        assert entries, f"nothing is left of a chunk that ends at {first.start + first.entries}, behind {low}"
+        nbytes = sum(size for _, size, _ in entries)
         self.nbytes += nbytes - first.nbytes
-        self._chunks[0] = _Chunk(low, PhysicalOffset(left[0][0]), len(left), nbytes)
-        return len(left)
+        self._chunks[0] = _Chunk(low, PhysicalOffset(entries[0][0]), len(entries), nbytes)
+        return len(entries)
 
 
 class TopicBytes:
@@ -126,10 +126,10 @@ class TopicBytes:
         """Count up to ``entries_max`` new entries; returns the number read. Raises OSError, QueueFileDamaged."""
         read = 0
         for queue in queues:
-            counted = self.queues.get(queue.queue_id)
-            if counted is None:
-                counted = self.queues[queue.queue_id] = QueueBytes(queue)
-            read += counted.count(queue, entries_max - read)
+            queue_bytes = self.queues.get(queue.queue_id)
+            if queue_bytes is None:
+                queue_bytes = self.queues[queue.queue_id] = QueueBytes(queue)
+            read += queue_bytes.count(queue, entries_max - read)
             if read >= entries_max:
                 break
         return read
@@ -150,9 +150,9 @@ class TopicBytes:
             assert begins.get(queue_id, -1) < start, f"queue {queue_id} is to begin at {start}, behind {begins}"
             begins[queue_id] = start
             excess -= nbytes
-            found = self.queues[queue_id].chunk(number + 1)
-            if found is None:
+            chunk = self.queues[queue_id].chunk(number + 1)
+            if chunk is None:
                 heappop(oldest)
             else:
-                heapreplace(oldest, (*found, queue_id, number + 1))
+                heapreplace(oldest, (*chunk, queue_id, number + 1))
         return [*begins.items()]

@@ -96,7 +96,7 @@ class BulkReads(Service):
         self._quotas = context.quotas
         self._running = 0
         self._queue: deque[_Read] = deque()
-        self._held: deque[_Read] = deque()
+        self._waiting: deque[_Read] = deque()
         self._free_at = 0.0
         """The time at which the bytes served so far fit the rate limit again."""
         self._counts: dict[str, int] = dict.fromkeys(
@@ -114,19 +114,19 @@ class BulkReads(Service):
         yield Route(BulkRead, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._held or self._queue))
+        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._waiting or self._queue))
 
     def counters(self) -> dict[str, int]:
         """Figures: requests, and rows and bytes by role and by client."""
-        return {**self._counts, "bulk_reads_waiting": len(self._queue) + len(self._held), **self._by_client}
+        return {**self._counts, "bulk_reads_waiting": len(self._queue) + len(self._waiting), **self._by_client}
 
     def check_invariants(self) -> None:
         """Assert that a read waits only while all workers are busy; for tests."""
         running, running_max = self._running, self._settings.bulk_reads_max
         assert 0 <= running <= running_max, f"{running} bulk reads are running; maximum: {running_max}"
         assert not self._queue or running == running_max, f"{len(self._queue)} bulk reads wait, and {running} run"
-        held, held_max = len(self._held), self._waiting_max
-        assert held <= held_max, f"{held} bulk reads wait for messages; maximum: {held_max}"
+        waiting, waiting_max = len(self._waiting), self._waiting_max
+        assert waiting <= waiting_max, f"{waiting} bulk reads wait for messages; maximum: {waiting_max}"
         names, names_max = len(self._by_client), 2 * CLIENTS_COUNTED_MAX + 4
         assert names <= names_max, f"{names} figures by client; maximum: {names_max}"
 
@@ -162,8 +162,8 @@ class BulkReads(Service):
 
     def expire(self) -> None:
         """Check again requests that wait for messages; called by a timer."""
-        held, self._held = self._held, deque()
-        self._queue.extend(held)
+        waiting, self._waiting = self._waiting, deque()
+        self._queue.extend(waiting)
         self._start_reads()
 
     @property
@@ -217,20 +217,20 @@ class BulkReads(Service):
         limit_pos = PhysicalOffset(self._replica.log.durable_pos)
         try:
             offsets_only = ext.offsets_only and not read.codes
-            found = self._find_entries(ext.topic, read.ranges, bytes_max, limit_pos, offsets_only=offsets_only)
+            queue_read = self._find_entries(ext.topic, read.ranges, bytes_max, limit_pos, offsets_only=offsets_only)
         except QueueFileDamaged as damage:
             return self._damaged(damage)
-        if found.is_behind and self._clock() < read.deadline:
-            if len(self._held) >= self._waiting_max:
+        if queue_read.is_behind and self._clock() < read.deadline:
+            if len(self._waiting) >= self._waiting_max:
                 # Only waiting reads are limited; messages that are available are always served.
                 self._counts["bulk_reads_busy"] += 1
                 return encode_no_records(BulkStatus.BUSY, pause_ms=_PAUSE_MS)
-            self._held.append(read)
+            self._waiting.append(read)
             return b""
-        if found.nothing:
-            self._counts["bulk_reads_behind"] += found.is_behind
-            return found.nothing
-        self._start(read, found.spans, bytes_max, limit_pos)
+        if queue_read.nothing:
+            self._counts["bulk_reads_behind"] += queue_read.is_behind
+            return queue_read.nothing
+        self._start(read, queue_read.spans, bytes_max, limit_pos)
         return b""
 
     def _start(self, read: _Read, spans: list[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> None:
@@ -297,7 +297,7 @@ class BulkReads(Service):
         Raises QueueFileDamaged, OSError.
         """
         get = self._store.get
-        gone: dict[int, QueueOffset] = {}
+        min_offsets: dict[int, QueueOffset] = {}
         ends: dict[int, QueueOffset] = {}
         there: list[_Wanted] = []
         for queue_id, start, end in ranges:
@@ -305,13 +305,13 @@ class BulkReads(Service):
             if queue is None or start >= queue.max_offset:
                 ends[queue_id] = FIRST_OFFSET if queue is None else queue.max_offset
             elif start < queue.min_offset:
-                gone[queue_id] = queue.min_offset
+                min_offsets[queue_id] = queue.min_offset
             else:
                 there.append((queue, start, min(end, queue.max_offset)))
-        if gone and not self._beginning.is_first:
+        if min_offsets and not self._beginning.is_first:
             return _Found([], self._damaged(self._beginning.refusal()))
-        if gone:
-            return _Found([], encode_no_records(BulkStatus.GONE, offsets=gone))
+        if min_offsets:
+            return _Found([], encode_no_records(BulkStatus.GONE, offsets=min_offsets))
         if offsets_only and there:
             return _Found([], encode_offsets({queue.queue_id: end for queue, _, end in there}))
         spans = list(self._spans(there, bytes_max, limit_pos))
@@ -323,14 +323,14 @@ class BulkReads(Service):
     def _spans(self, there: list[_Wanted], bytes_max: int, limit_pos: PhysicalOffset) -> Iterator[QueueSpan]:
         if not there:
             return
-        peeked = [queue.read(start, min(_PEEK_ENTRIES, end - start)) for queue, start, end in there[:_PEEK_QUEUES]]
-        sizes = entry_sizes(b"".join(peeked))
+        samples = [queue.read(start, min(_PEEK_ENTRIES, end - start)) for queue, start, end in there[:_PEEK_QUEUES]]
+        sizes = entry_sizes(b"".join(samples))
         average = max(1, sum(sizes) // max(1, len(sizes)))
         total = sum(end - start for _, start, end in there)
         # A quarter more than fits, so that queues that get less than their share do not end the answer early.
-        wanted = min(_ENTRIES_MAX, bytes_max * 5 // (4 * average) + _PEEK_ENTRIES)
+        entries_max = min(_ENTRIES_MAX, bytes_max * 5 // (4 * average) + _PEEK_ENTRIES)
         for queue, start, end in there:
-            count = min(end - start, wanted * (end - start) // total + _PEEK_ENTRIES)
+            count = min(end - start, entries_max * (end - start) // total + _PEEK_ENTRIES)
             assert count > 0, f"{queue.key}: {count} messages are read from {start} to {end}"
             entries = queue.read(start, count)
             if QUEUE_ENTRY.unpack_from(entries)[0] < limit_pos:
@@ -358,8 +358,8 @@ class BulkReads(Service):
 
     def _refuse(self, read: _Read, error: Exception) -> None:
         read.call.connection.held_pulls -= 1
-        held = read.call.connection.held_pulls
-        assert held >= 0, f"{held} requests of a client are held"
+        pulls = read.call.connection.held_pulls
+        assert pulls >= 0, f"{pulls} requests of a client are held"
         read.call.refuse(error)
 
     def _send(self, read: _Read, head: bytes, records: list[bytes | memoryview]) -> None:

@@ -73,8 +73,8 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         codes: select only records with one of these tag codes; empty selects all.
         limit_pos: read nothing at or after this physical offset.
     """
-    if not codes and (found := _merged(spans, bytes_max, limit_pos)) is not None:
-        return found
+    if not codes and (selection := _merged(spans, bytes_max, limit_pos)) is not None:
+        return selection
     return select_in_python(spans, codes, bytes_max, limit_pos)
 
 
@@ -94,13 +94,13 @@ def select_in_python(
             # Later entries of this queue may have to come before records of other queues.
             horizon = min(horizon, places[-1] + 1)
         if codes:
-            kept = [code in codes for _, _, code in QUEUE_ENTRY.iter_unpack(span.entries)]
-            wanted, sizes_of = tuple(compress(places, kept)), tuple(compress(sizes_of, kept))
+            matches = [code in codes for _, _, code in QUEUE_ENTRY.iter_unpack(span.entries)]
+            matching_places, sizes_of = tuple(compress(places, matches)), tuple(compress(sizes_of, matches))
         else:
-            wanted = places
-        places_of_all += wanted
+            matching_places = places
+        places_of_all += matching_places
         sizes_of_all += sizes_of
-        queues_of_all += repeat(span.queue_id, len(wanted))
+        queues_of_all += repeat(span.queue_id, len(matching_places))
     # Twice as fast as sorting triples: there are a million records in a GB.
     order = sorted(range(len(places_of_all)), key=places_of_all.__getitem__)
     positions = tuple(map(places_of_all.__getitem__, order))
@@ -120,18 +120,18 @@ def select_in_python(
 def _merged(spans: Sequence[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> Selection | None:
     """Select for all tags in compiled code, in a thirtieth of the time; None where it is not compiled."""
     queue_ids = [span.queue_id for span in spans]
-    found = merged_entries(
+    merge = merged_entries(
         [span.entries for span in spans], queue_ids, [span.is_whole for span in spans], bytes_max, limit_pos
     )
-    if found is None:
+    if merge is None:
         return None
-    passed, positions, sizes, ids, bounds = found
+    counts, positions, sizes, ids, bounds = merge
     ends = array("q", bounds)
     return Selection(
         array("q", positions),
         array("i", sizes),
         array("i", ids),
-        {span.queue_id: QueueOffset(span.start + count) for span, count in zip(spans, passed, strict=True)},
+        {span.queue_id: QueueOffset(span.start + count) for span, count in zip(spans, counts, strict=True)},
         list(zip(ends[::2], ends[1::2], strict=True)),
     )
 
@@ -202,7 +202,7 @@ def _groups(extents: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]
 def _without_bodies(data: bytes, sizes: Sequence[int]) -> tuple[bytes, list[int]]:
     """The records without their bodies, and their sizes then."""
     parts: list[bytes] = []
-    left: list[int] = []
+    rests: list[int] = []
     at = 0
     for size in sizes:
         head = _BODY_LENGTH_AT
@@ -214,8 +214,8 @@ def _without_bodies(data: bytes, sizes: Sequence[int]) -> tuple[bytes, list[int]
         (body_bytes,) = _BODY_LENGTH.unpack_from(data, at + head)
         head += _BODY_LENGTH.size
         parts += (data[at : at + head], data[at + head + body_bytes : at + size])
-        left.append(size - body_bytes)
+        rests.append(size - body_bytes)
         at += size
     cut = b"".join(parts)
-    assert len(cut) == sum(left), f"records without bodies have {len(cut)} bytes, {sum(left)} by their sizes"
-    return cut, left
+    assert len(cut) == sum(rests), f"records without bodies have {len(cut)} bytes, {sum(rests)} by their sizes"
+    return cut, rests

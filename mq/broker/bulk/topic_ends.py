@@ -56,22 +56,22 @@ class TopicEndQueries(Service):
         configs = self._metadata.topics
         if unknown := [topic for topic in topics if topic not in configs]:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_format(unknown)}")
-        if hidden := [topic for topic in topics if not configs[topic].perm & PERM_READ]:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"not readable: {_format(hidden)}")
-        found: list[TopicEnds] = []
-        left = self._queues_max
+        if unreadable := [topic for topic in topics if not configs[topic].perm & PERM_READ]:
+            raise RequestRefused(ResponseCode.NO_PERMISSION, f"not readable: {_format(unreadable)}")
+        ends: list[TopicEnds] = []
+        remaining = self._queues_max
         for topic in topics:
             config = configs.get(topic)
             if config is None:  # deleted while the answer was built
                 raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_format([topic])}")
-            left -= config.read_queues
-            if left < 0 and found:
+            remaining -= config.read_queues
+            if remaining < 0 and ends:
                 break
-            found.append(self._ends(topic, config.read_queues))
-            if len(found) % _PLANNED_AT_ONCE == 0:
+            ends.append(self._ends(topic, config.read_queues))
+            if len(ends) % _PLANNED_AT_ONCE == 0:
                 yield
         role = "leader" if self._replica.is_leader else "follower"
-        return call.response(ext=TopicEndsReply(role=role).fields(), body=encode_ends(found))
+        return call.response(ext=TopicEndsReply(role=role).fields(), body=encode_ends(ends))
 
     def _ends(self, topic: str, queues: int) -> TopicEnds:
         get = self._store.get

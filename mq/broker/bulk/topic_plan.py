@@ -114,13 +114,13 @@ class TopicPlans(Service):
     def _places(self, queues: int) -> Iterator[PhysicalOffset]:
         """Beginnings of log files, without the first one: as many as fit into an answer with this many queues."""
         begin, size = self._records.begin_pos, self._settings.segment_bytes
-        archived = range(begin - begin % size + size, self._replica.log.base_pos + 1, size)
+        archive_starts = range(begin - begin % size + size, self._replica.log.base_pos + 1, size)
         local = (segment.start for segment in self._replica.log.segments()[1:])
-        starts = [PhysicalOffset(start) for start in (*archived, *local)]
+        starts = [PhysicalOffset(start) for start in (*archive_starts, *local)]
         step = -(-len(starts) // max(1, min(PLACES_MAX, self._limits.plan_offsets_max // max(queues, 1)))) or 1
-        chosen, offsets_max = starts[::step], max(self._limits.plan_offsets_max, queues)
-        assert len(chosen) * queues <= offsets_max, f"{len(chosen)} places of {queues} queues; maximum: {offsets_max}"
-        return iter(chosen)
+        places, offsets_max = starts[::step], max(self._limits.plan_offsets_max, queues)
+        assert len(places) * queues <= offsets_max, f"{len(places)} places of {queues} queues; maximum: {offsets_max}"
+        return iter(places)
 
 
 def _row(queue_id: int, queue: ConsumeQueue | None, *, with_size: bool) -> PlannedQueue:

@@ -30,7 +30,7 @@ class FilterServers(Service):
         self._appender = context.appender
         self._clock = context.clock
         self._log = context.log
-        self._changed = context.environment.on_registration_changed
+        self._on_change = context.environment.on_registration_changed
         self._heard_at: dict[str, float] = {}
 
     def addresses(self) -> list[str]:
@@ -58,7 +58,7 @@ class FilterServers(Service):
         self._heard_at[address] = self._clock()
         if is_new:
             self._log.info("filter_server_registered", address=address)
-            self._changed(None)
+            self._on_change(None)
         leads = self._appender.is_open
         broker_id = LEADER_ID if leads else broker_id_of(self._settings.node_id)
         return call.response(ext=FilterServerRegistered(broker_name=self._settings.group, broker_id=broker_id).fields())
@@ -71,7 +71,7 @@ class FilterServers(Service):
             del self._heard_at[address]
             self._log.warning("filter_server_gone", address=address, seconds=SILENT_SECONDS)
         if silent:
-            self._changed(None)
+            self._on_change(None)
 
     def check_invariants(self) -> None:
         now, count = self._clock(), len(self._heard_at)

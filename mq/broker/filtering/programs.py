@@ -26,12 +26,12 @@ class FilterRequests(Service):
     """The handlers; see the module.
 
     Args:
-        consumed: counts the messages and bytes given to a limited user, and returns the seconds until it may be given
+        charge: counts the messages and bytes given to a limited user, and returns the seconds until it may be given
             more.
     """
 
-    def __init__(self, context: BrokerContext, *, consumed: Callable[[str, int, int], float]) -> None:
-        self._consumed = consumed
+    def __init__(self, context: BrokerContext, *, charge: Callable[[str, int, int], float]) -> None:
+        self._charge = charge
         self._metadata = context.metadata
         self._filters = context.metadata.filters
         self._appender = context.appender
@@ -123,15 +123,15 @@ class FilterRequests(Service):
         if len(incoming) != 1 or size != len(call.body):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{len(incoming)} requests in {len(call.body)} bytes")
         if self._access is not None:
-            ((judged, _, _),) = self._access.authorize(call.request.ext.address, incoming, call.body)
-            if isinstance(judged, AccessDenied):
-                raise RequestRefused(ResponseCode.NO_PERMISSION, judged.remark)
-            if isinstance(judged, OfLimitedUser):
+            ((request, _, _),) = self._access.authorize(call.request.ext.address, incoming, call.body)
+            if isinstance(request, AccessDenied):
+                raise RequestRefused(ResponseCode.NO_PERMISSION, request.remark)
+            if isinstance(request, OfLimitedUser):
                 ext = call.request.ext
                 if ext.messages < 0 or ext.record_bytes < 0:
                     remark = f"{ext.messages} messages of {ext.record_bytes} bytes cannot have been given"
                     raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
-                seconds = self._consumed(judged.user, ext.messages, ext.record_bytes)
-                assert 0 <= seconds < math.inf, f"{judged.user} would wait for {seconds} s"
+                seconds = self._charge(request.user, ext.messages, ext.record_bytes)
+                assert 0 <= seconds < math.inf, f"{request.user} would wait for {seconds} s"
                 return call.response(ext=Judged(is_limited=True, wait_ms=math.ceil(1000 * seconds)).fields())
         return call.response()

@@ -339,7 +339,7 @@ def test_snapshot_keeps_the_highest_archived_index() -> None:
 def tiered(leader: str = "n0", node_id: str = "n1", **given: Any) -> Replica:
     """A replica that serves archived messages, of a group that has archived its first two files."""
     replica = Replica(node_id, leader=leader, **{"level": 7} | given)
-    replica.service._tier = Tier(url=URL, log=replica.messages.log, archived=replica.metadata.archived)
+    replica.service._tier = Tier(url=URL, log=replica.messages.log, state=replica.metadata.archived)
     replica.send(40)
     replica.service.note_progress()
     return replica
@@ -447,9 +447,9 @@ def with_retention(replica: Replica, **limits: Any) -> Replica:
     for name, value in limits.items():
         setattr(replica.service._settings, name, value)
     own = KeptLimits.of(replica.service._settings)
-    replica.service._shared.set(own, 1e9)
+    replica.service._member_limits.set(own, 1e9)
     for node_id in ("n0", "n1", "n2"):
-        replica.service._shared.reported(node_id, own, 1e9)
+        replica.service._member_limits.reported(node_id, own, 1e9)
     replica.metadata.apply(noted(replica.ends()[-1]))
     replica.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
     return replica

@@ -41,7 +41,7 @@ def tier(base_pos: int, *commands: NoteArchived | NoteTier, url: str | None = UR
     archived, log = ArchivedLog(), Log(base_pos)
     for command in commands:
         archived.apply(command)
-    return Tier(url=url, log=log, archived=archived), log, archived
+    return Tier(url=url, log=log, state=archived), log, archived
 
 
 def test_nothing_is_deleted_before_the_group_serves_the_archive() -> None:

@@ -209,7 +209,7 @@ def test_long_read_fails_if_the_archive_lacks_a_file() -> None:
             raise BackupDamaged("s3://archives/manifest.json", f"it does not have the log file that begins at {begin}")
         return archive.fetch(begin, min(stop, archived_pos))
 
-    tier = Tier(url="s3://archives", log=Noted(), archived=ArchivedLog())
+    tier = Tier(url="s3://archives", log=Noted(), state=ArchivedLog())
     log = TieredLog(local, tier, archive.reads, fetch, segment_bytes)
     runs = list(log.read_runs(0, local.end_pos))
     assert [each.begin for each in runs] == [*range(0, local.base_pos, BLOCK), local.base_pos]

@@ -35,7 +35,7 @@ class Files:
 
     def restart(self, boot_id: str = "boot") -> None:
         """The clock of the process begins anew."""
-        self.begin(boot_id, self.times.added.encode())
+        self.begin(boot_id, self.times.corrections.encode())
         self.now = 50.0
 
     def segments(self) -> list[SegmentInfo]:
@@ -192,7 +192,7 @@ def test_copied_files_of_a_slow_clock_are_not_deleted_early() -> None:
     assert leader.deleted() == 0
     assert Files(*leader.stamps).deleted() == 1, "a clock that is right says nothing of how a file was stamped"
     copy = Files(*leader.stamps)
-    copy.times.added.take_copied(leader.times.added.note_for_copies())
+    copy.times.corrections.take_copied(leader.times.corrections.note_for_copies())
     assert copy.deleted() == 0
     copy.restart("another boot")
     assert copy.deleted() == 0
