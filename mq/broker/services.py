@@ -183,7 +183,7 @@ class Services:
         self.cold_reads = ColdReads(
             log=context.replica.log,
             in_background=context.environment.in_background,
-            archived=context.archived,
+            archive=context.archived,
             limits=limits,
         )
         self.pulls = Pulls(

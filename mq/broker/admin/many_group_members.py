@@ -119,28 +119,26 @@ class MembersOfManyGroups(Service):
             if member.version >= RELAY_VERSION_MIN
         ]
         infos: dict[ClientConnection, str] = {}
-        pending, room = len(connections), QUEUES_BYTES_MAX
+        count, room = len(connections), QUEUES_BYTES_MAX
 
         def answer() -> None:
             members = self._members(group, infos)
             call.answer(call.response(body=MembersOfGroups(groups={group: members} if members else {}).encode()))
 
         def on_response(at: ClientConnection, response: Response | NoResponse, text: bytes) -> None:
-            nonlocal pending, room
-            pending -= 1
-            assert pending >= 0, f"{-pending} members of {group} more than {len(connections)} have answered"
+            nonlocal count, room
+            count -= 1
+            assert count >= 0, f"{-count} members of {group} more than {len(connections)} have answered"
             is_answer = isinstance(response, Response) and response.code == ResponseCode.SUCCESS
             if is_answer and len(text) <= MEMBER_BYTES_MAX:
                 info = text.decode("utf-8", "replace")
                 if (nbytes := len(msgspec.json.encode(info))) <= room:  # six bytes for some of its bytes
                     room -= nbytes
                     infos[at] = info
-            if not pending:
+            if not count:
                 answer()
 
-        assert pending == len({at for at, _ in connections}), (
-            f"{pending} members of {group} are asked, some of them twice"
-        )
+        assert count == len({at for at, _ in connections}), f"{count} members of {group} are asked, some of them twice"
 
         def ask() -> Generator[None, None, None]:
             for at, client_id in connections:

@@ -36,7 +36,7 @@ class ChangeNotices:
     def __init__(self, at_once_max: int) -> None:
         self._at_once_max = at_once_max
         self._opaque = itertools.count(1)
-        self._unnotified: dict[str, deque[ClientConnection]] = {}
+        self._waiting: dict[str, deque[ClientConnection]] = {}
         self._again: dict[str, list[ClientConnection]] = {}
         self._senders: dict[tuple[str, ClientConnection], int] = {}
 
@@ -48,17 +48,17 @@ class ChangeNotices:
         if sender is not None and sender in members:
             members.remove(sender)
             self._senders[group, sender] = SENDER_TICKS
-        if group in self._unnotified:
+        if group in self._waiting:
             self._again[group] = members
         elif len(members) <= self._at_once_max:
             self._send(group, members)
         else:
-            self._unnotified[group] = deque(members)
+            self._waiting[group] = deque(members)
 
     @property
     def are_pending(self) -> bool:
         """Whether `send_some` has something to send."""
-        return bool(self._senders or self._unnotified)
+        return bool(self._senders or self._waiting)
 
     def send_some(self) -> None:
         """Send some of the pending notices; called by a timer."""
@@ -68,28 +68,28 @@ class ChangeNotices:
             else:
                 del self._senders[group, sender]
                 self._send(group, (sender,))
-        left = LATER_AT_ONCE
-        for group in list(self._unnotified):
-            waiting = self._unnotified[group]
-            count = min(left, len(waiting))
+        remaining = LATER_AT_ONCE
+        for group in list(self._waiting):
+            waiting = self._waiting[group]
+            count = min(remaining, len(waiting))
             self._send(group, [waiting.popleft() for _ in range(count)])
-            left -= count
-            assert left >= 0, f"{-left} members more than {LATER_AT_ONCE} are notified"
+            remaining -= count
+            assert remaining >= 0, f"{-remaining} members more than {LATER_AT_ONCE} are notified"
             if not waiting:
-                del self._unnotified[group]
+                del self._waiting[group]
                 if (members := self._again.pop(group, None)) is not None:
                     self.notify(group, members)
-            if not left:
+            if not remaining:
                 # Rotate, so that no group is always served first.
-                if group in self._unnotified:
-                    self._unnotified[group] = self._unnotified.pop(group)
+                if group in self._waiting:
+                    self._waiting[group] = self._waiting.pop(group)
                 break
 
     def check_invariants(self) -> None:
         """Assert that every notice that waits will be sent: for tests, since it looks at all of them."""
-        assert all(self._unnotified.values()), f"no member waits for a notice, of one of {sorted(self._unnotified)}"
-        lost = self._again.keys() - self._unnotified.keys()
-        assert not lost, f"groups {sorted(lost)} are to be notified again after a notice that nobody sends"
+        assert all(self._waiting.values()), f"no member waits for a notice, of one of {sorted(self._waiting)}"
+        orphans = self._again.keys() - self._waiting.keys()
+        assert not orphans, f"groups {sorted(orphans)} are to be notified again after a notice that nobody sends"
         for (group, _), ticks in self._senders.items():
             assert 1 <= ticks <= SENDER_TICKS, f"the sender of group {group} is notified after {ticks} ticks"
 

@@ -77,15 +77,15 @@ class ColdReads:
         *,
         log: ColdLog,
         in_background: Callable[[Job], None],
-        archived: ArchivedReads | None = None,
+        archive: ArchivedReads | None = None,
         limits: ConsumeLimits = DEFAULT.consume,
     ) -> None:
-        self._archived = archived
+        self._archive = archive
         self._log = log
         self._seen_max = limits.cold_chunks_seen_max
         self._waiting_max = limits.cold_reads_waiting_max
         self._in_background = in_background
-        self._seen: OrderedDict[int, None] = OrderedDict()
+        self._seen_chunks: OrderedDict[int, None] = OrderedDict()
         """Recently read chunks, the newest last."""
         self._under_way: dict[int, list[_Waiting]] = {}
         self.waiting = 0
@@ -119,15 +119,15 @@ class ColdReads:
         Returns False if they can be read directly; then ``then`` is not called.
         """
         assert places, "no records are to be loaded"
-        if self._archived is not None and self._is_archived(places[0][0]):
-            return self._load_archived(self._archived, places, then)
+        if self._archive is not None and self._is_archived(places[0][0]):
+            return self._load_archived(self._archive, places, then)
         if places[0][0] >= self._log.memory_pos or self.waiting >= self._waiting_max:
             return False
         chunks = _chunks_of(places)
         if len(chunks) > CHUNKS_MAX:
             return self._load_alone(places, then)
         missing = [chunk for chunk in chunks if not self._has_chunk(chunk)]
-        is_read_in_order = bool(missing) and (missing[0] in self._seen or missing[0] - 1 in self._seen)
+        is_read_in_order = bool(missing) and (missing[0] in self._seen_chunks or missing[0] - 1 in self._seen_chunks)
         for chunk in chunks:
             self._touch(chunk)
         if missing and not is_read_in_order:
@@ -150,7 +150,9 @@ class ColdReads:
 
     def check_invariants(self) -> None:
         """Assert that each waiting read has the counted number of chunks under way, so that it continues; for tests."""
-        assert len(self._seen) <= self._seen_max, f"{len(self._seen)} chunks are noted; maximum: {self._seen_max}"
+        assert len(self._seen_chunks) <= self._seen_max, (
+            f"{len(self._seen_chunks)} chunks are noted; maximum: {self._seen_max}"
+        )
         under_way = Counter(id(each) for reads in self._under_way.values() for each in reads)
         for chunk, reads in self._under_way.items():
             for each in reads:
@@ -159,9 +161,9 @@ class ColdReads:
         assert len(under_way) <= self.waiting, f"{len(under_way)} reads wait for chunks, counted are {self.waiting}"
 
     def _is_archived(self, begin: PhysicalOffset) -> bool:
-        return self._archived is not None and begin < self._log.base_pos
+        return self._archive is not None and begin < self._log.base_pos
 
-    def _load_archived(self, archived: ArchivedReads, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
+    def _load_archived(self, archive: ArchivedReads, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
         """Load the archived part from the archive, then the rest from the disk."""
         count = bisect_left(places, (self._log.base_pos, 0))
         local = places[count:]
@@ -170,7 +172,7 @@ class ColdReads:
             if not local or not self.load(local, then):
                 then()
 
-        return archived.load(places[:count], loaded) or (bool(local) and self.load(local, then))
+        return archive.load(places[:count], loaded) or (bool(local) and self.load(local, then))
 
     def _has_chunk(self, chunk: int) -> bool:
         begin = chunk * CHUNK_BYTES
@@ -181,10 +183,10 @@ class ColdReads:
         return all(has(begin, stop - begin) for begin, stop in self._on_disk(runs))
 
     def _touch(self, chunk: int) -> None:
-        self._seen[chunk] = None
-        self._seen.move_to_end(chunk)
-        if len(self._seen) > self._seen_max:
-            self._seen.popitem(last=False)
+        self._seen_chunks[chunk] = None
+        self._seen_chunks.move_to_end(chunk)
+        if len(self._seen_chunks) > self._seen_max:
+            self._seen_chunks.popitem(last=False)
 
     def _load_alone(self, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
         runs = self._on_disk(_runs_of(places))

@@ -34,7 +34,7 @@ class Fencing:
         self._client_id = context.client_id
         self._log = context.log
         self._is_free = is_free
-        self._reported: set[tuple[str, str]] = set()
+        self._reports: set[tuple[str, str]] = set()
         self.count = 0
 
     def fences(
@@ -61,9 +61,9 @@ class Fencing:
         client_id = self._client_id(connection, group)
         if client_id is None:
             return False
-        held = self._metadata.queue_locks.get((group, topic), {})
+        locks = self._metadata.queue_locks.get((group, topic), {})
         in_force = {
-            queue_id: holder for queue_id, holder in held.items() if not self._is_free((group, topic, queue_id))
+            queue_id: holder for queue_id, holder in locks.items() if not self._is_free((group, topic, queue_id))
         }
         if not in_force or client_id in in_force.values():
             return False
@@ -73,8 +73,8 @@ class Fencing:
 
     def _note_fenced(self, group: str, topic: str, queue_id: int, client_id: str | None, holder: str) -> None:
         self.count += 1
-        if (group, client_id or "") not in self._reported and len(self._reported) < _REPORTS_MAX:
-            self._reported.add((group, client_id or ""))
+        if (group, client_id or "") not in self._reports and len(self._reports) < _REPORTS_MAX:
+            self._reports.add((group, client_id or ""))
             self._log.warning(
                 "client_fenced",
                 consumer_group=group,

@@ -108,17 +108,17 @@ class Heartbeats(Service):
             heartbeat = HeartbeatOfProxy.decode(call.body)
             yield
             self._clients.check_limits(call.connection, heartbeat)
-            checked = yield from self._clients.check_subscriptions(heartbeat)
+            subscriptions = yield from self._clients.check_subscriptions(heartbeat)
         except (ProtocolError, HeartbeatInvalid) as error:
             raise _refusal(error) from error
-        return self._register(call, heartbeat, checked)
+        return self._register(call, heartbeat, subscriptions)
 
     def _register(
-        self, call: Call[HeartBeat], heartbeat: HeartbeatData, checked: CheckedSubscriptions | None = None
+        self, call: Call[HeartBeat], heartbeat: HeartbeatData, subscriptions: CheckedSubscriptions | None = None
     ) -> bytes:
         try:
             outcome = self._clients.heartbeat(
-                self._clock(), call.connection, heartbeat, call.request.language, call.request.version, checked
+                self._clock(), call.connection, heartbeat, call.request.language, call.request.version, subscriptions
             )
         except HeartbeatInvalid as error:
             raise _refusal(error) from error
@@ -137,10 +137,10 @@ class Heartbeats(Service):
     def handle_consumer_list(self, call: Call[GetConsumerListByGroup]) -> bytes:
         """Request code 38. A removed member is told of the others, so that it gives up its queues."""
         group = call.request.ext.consumer_group
-        removed, now = self._clients.removed_members, self._clock()
-        if removed.table and (kept := removed.at(call.connection, group, now)) is not None:
+        table, now = self._clients.removed_members, self._clock()
+        if table.table and (member := table.at(call.connection, group, now)) is not None:
             others = ConsumerList(self._clients.consumer_ids(group) or [NOBODY])
-            return call.response(body=others.encode(), ext=reply(kept, now).fields())
+            return call.response(body=others.encode(), ext=reply(member, now).fields())
         members = self._clients.consumer_list(group)
         if members is None:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")

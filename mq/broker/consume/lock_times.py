@@ -33,25 +33,25 @@ class LockTimes:
 
     def at(self, table: Table, queue_id: int) -> float | None:
         """Time of the last renewal; None if there was none since this replica leads."""
-        renewed = self._tables.get(table, {}).get(queue_id)
-        return None if renewed is None else renewed[0]
+        renewal = self._tables.get(table, {}).get(queue_id)
+        return None if renewal is None else renewal[0]
 
     def forget(self, table: Table, queue_id: int) -> None:
         """Remove a released lock."""
         queues = self._tables.get(table, {})
-        renewed = queues.pop(queue_id, None)
-        if renewed is None:
+        renewal = queues.pop(queue_id, None)
+        if renewal is None:
             return
         if not queues:
             del self._tables[table]
-        self._of_host[renewed[1]] -= 1
-        assert self._of_host[renewed[1]] >= 0, f"{renewed[1]!r} has renewed {self._of_host[renewed[1]]} locks"
-        if not self._of_host[renewed[1]]:
-            del self._of_host[renewed[1]]
+        self._of_host[renewal[1]] -= 1
+        assert self._of_host[renewal[1]] >= 0, f"{renewal[1]!r} has renewed {self._of_host[renewal[1]]} locks"
+        if not self._of_host[renewal[1]]:
+            del self._of_host[renewal[1]]
 
-    def keep(self, table: Table, locked: Container[int]) -> None:
+    def keep(self, table: Table, queue_ids: Container[int]) -> None:
         """Remove the queues of a table that are no longer locked because their topic or group was deleted."""
-        for queue_id in [each for each in self._tables.get(table, {}) if each not in locked]:
+        for queue_id in [each for each in self._tables.get(table, {}) if each not in queue_ids]:
             self.forget(table, queue_id)
 
     def check_invariants(self) -> None:

@@ -132,10 +132,10 @@ class LongPolling(Generic[PullT]):
         if of_connection is None:
             of_connection = self._by_connection[connection] = {}
         number = self._number = self._number + 1
-        held = _Held(key, wanted_offset, deadline, number, pull, connection, nbytes, rivals)
-        of_connection[number] = held
-        self._by_queue.setdefault(key, {}).setdefault(rivals, {})[number] = held
-        heapq.heappush(self._heap, held)
+        entry = _Held(key, wanted_offset, deadline, number, pull, connection, nbytes, rivals)
+        of_connection[number] = entry
+        self._by_queue.setdefault(key, {}).setdefault(rivals, {})[number] = entry
+        heapq.heappush(self._heap, entry)
         self._count += 1
         self.nbytes += nbytes
         return True
@@ -160,12 +160,12 @@ class LongPolling(Generic[PullT]):
         self, waiting: list[_Held[PullT]], codes: list[int], first_offset: QueueOffset | None
     ) -> Iterator[PullT]:
         distinct = set(codes)
-        for held in waiting:
-            wanted = distinct
-            if first_offset is not None and held.wanted_offset > first_offset:
-                wanted = set(codes[held.wanted_offset - first_offset :])
-            if (pull := held.pull) is not None and any(map(pull.matches, wanted)):
-                self._release(held)
+        for entry in waiting:
+            tag_codes = distinct
+            if first_offset is not None and entry.wanted_offset > first_offset:
+                tag_codes = set(codes[entry.wanted_offset - first_offset :])
+            if (pull := entry.pull) is not None and any(map(pull.matches, tag_codes)):
+                self._release(entry)
                 yield pull
 
     def take_matching(self, key: QueueKey, matches: Callable[[PullT], bool | None]) -> list[PullT]:
@@ -177,15 +177,15 @@ class LongPolling(Generic[PullT]):
         woken: list[PullT] = []
         newest = self._number
         for rivals in list(self._by_queue.get(key, {}).values()):
-            for held in _in_order(rivals, newest):
-                if held.pull is None:
+            for entry in _in_order(rivals, newest):
+                if entry.pull is None:
                     continue
-                is_wanted = matches(held.pull)
+                is_wanted = matches(entry.pull)
                 if is_wanted is None:
                     break
                 if is_wanted:
-                    woken.append(held.pull)
-                    self._release(held)
+                    woken.append(entry.pull)
+                    self._release(entry)
         return woken
 
     def take_topic(self, topic: str) -> list[PullT]:
@@ -195,12 +195,12 @@ class LongPolling(Generic[PullT]):
 
     def take_connection(self, connection: Hashable, matches: Callable[[PullT], bool]) -> list[PullT]:
         """Remove and return the pulls of a connection for which ``matches`` is true, longest waiting first."""
-        taken: list[PullT] = []
-        for held in list(self._by_connection.get(connection, {}).values()):
-            if held.pull is not None and matches(held.pull):
-                taken.append(held.pull)
-                self._release(held)
-        return taken
+        pulls: list[PullT] = []
+        for entry in list(self._by_connection.get(connection, {}).values()):
+            if entry.pull is not None and matches(entry.pull):
+                pulls.append(entry.pull)
+                self._release(entry)
+        return pulls
 
     def count_at(self, key: QueueKey) -> int:
         """The number of pulls of a queue that wait."""
@@ -208,19 +208,19 @@ class LongPolling(Generic[PullT]):
 
     def waiting_for(self, key: QueueKey) -> Iterator[PullT]:
         """The pulls of a queue, of each rivals longest waiting first."""
-        return (held.pull for held in self._waiting(key) if held.pull is not None)
+        return (entry.pull for entry in self._waiting(key) if entry.pull is not None)
 
     def _waiting(self, key: QueueKey) -> list[_Held[PullT]]:
-        return [held for rivals in self._by_queue.get(key, {}).values() for held in rivals.values()]
+        return [entry for rivals in self._by_queue.get(key, {}).values() for entry in rivals.values()]
 
     def expired(self, now: float, count_max: int | None = None) -> list[PullT]:
         """Remove and return at most ``count_max`` pulls whose deadline is not after ``now``, earliest first."""
         over: list[PullT] = []
         while self.next_deadline() <= now and self._heap and (count_max is None or len(over) < count_max):
-            held = heapq.heappop(self._heap)
-            assert held.pull is not None, f"pull {held.number} of {held.key} is over already"
-            over.append(held.pull)
-            self._release(held)
+            entry = heapq.heappop(self._heap)
+            assert entry.pull is not None, f"pull {entry.number} of {entry.key} is over already"
+            over.append(entry.pull)
+            self._release(entry)
         return over
 
     def expired_for(self, seconds: float, clock: Callable[[], float]) -> Iterator[PullT]:
@@ -241,10 +241,10 @@ class LongPolling(Generic[PullT]):
 
     def drop_connection(self, connection: Hashable) -> int:
         """Drop the pulls of a closed connection; returns how many there were."""
-        dropped = list(self._by_connection.get(connection, {}).values())
-        for held in dropped:
-            self._release(held)
-        return len(dropped)
+        entries = list(self._by_connection.get(connection, {}).values())
+        for entry in entries:
+            self._release(entry)
+        return len(entries)
 
     def memory_count(self) -> int:
         """Pulls in memory: waiting ones, and answered ones that are still in the heap."""
@@ -254,33 +254,33 @@ class LongPolling(Generic[PullT]):
         """Assert that both tables have the same pulls, that they are counted right, and that each is in the heap, so
         that it ends in time. For tests, since it looks at every pull.
         """
-        by_queue = {held.number: held for key in self._by_queue for held in self._waiting(key)}
+        by_queue = {entry.number: entry for key in self._by_queue for entry in self._waiting(key)}
         empty = [key for key, table in self._by_queue.items() if not table or not all(table.values())]
         assert not empty, f"tables of queues without pulls remain: {empty}"
         by_connection = {number for table in self._by_connection.values() for number in table}
         assert by_queue.keys() == by_connection, f"{len(by_queue)} pulls by queue, {len(by_connection)} by connection"
         assert len(by_queue) == self._count <= self._held_max, f"{len(by_queue)} pulls wait, {self._count} are counted"
-        nbytes = sum(held.nbytes for held in by_queue.values())
+        nbytes = sum(entry.nbytes for entry in by_queue.values())
         assert nbytes == self.nbytes <= self._held_bytes_max, f"{nbytes} bytes are held, {self.nbytes} are counted"
-        due = {held.number for held in self._heap if held.pull is not None}
+        due = {entry.number for entry in self._heap if entry.pull is not None}
         assert due == by_queue.keys(), f"{len(due)} pulls have a deadline, {len(by_queue)} wait"
 
-    def _release(self, held: _Held[PullT]) -> None:
-        assert held.pull is not None, f"pull {held.number} of {held.key} is over already"
-        held.pull = None
-        of_queue = self._by_queue[held.key]
-        rivals = of_queue[held.rivals]
-        del rivals[held.number]
+    def _release(self, entry: _Held[PullT]) -> None:
+        assert entry.pull is not None, f"pull {entry.number} of {entry.key} is over already"
+        entry.pull = None
+        of_queue = self._by_queue[entry.key]
+        rivals = of_queue[entry.rivals]
+        del rivals[entry.number]
         if not rivals:
-            del of_queue[held.rivals]
+            del of_queue[entry.rivals]
             if not of_queue:
-                del self._by_queue[held.key]
-        of_connection = self._by_connection[held.connection]
-        del of_connection[held.number]
+                del self._by_queue[entry.key]
+        of_connection = self._by_connection[entry.connection]
+        del of_connection[entry.number]
         if not of_connection:
-            del self._by_connection[held.connection]
+            del self._by_connection[entry.connection]
         self._count -= 1
-        self.nbytes -= held.nbytes
+        self.nbytes -= entry.nbytes
         assert self._count >= 0, f"{self._count} pulls are held"
         assert self.nbytes >= 0, f"{self._count} pulls of {self.nbytes} bytes are held"
         # Answered pulls stay in the heap until their deadline; on a busy queue they would accumulate.
@@ -293,7 +293,7 @@ def _in_order(rivals: dict[int, _Held[PullT]], newest: int) -> Iterator[_Held[Pu
     """The held pulls up to the number ``newest``, in order; the table may change meanwhile."""
     last = -1
     for count in (_COPIED_FIRST, None):
-        for held in list(itertools.islice(rivals.values(), count)):
-            if last < held.number <= newest:
-                last = held.number
-                yield held
+        for entry in list(itertools.islice(rivals.values(), count)):
+            if last < entry.number <= newest:
+                last = entry.number
+                yield entry

@@ -52,29 +52,29 @@ class OffsetCorrections(Service):
         rows = 0
         while self._unseen and rows < _ROWS_PER_STEP and self._appender.has_room:
             group, topic = self._unseen.pop()
-            stored = self._metadata.consumer_offsets.get((group, topic), {})
-            rows += 1 + len(stored)
-            ends = {queue_id: self._end(topic, queue_id) for queue_id in stored}
-            beyond = {queue_id: end for queue_id, end in ends.items() if stored[queue_id] > end}
+            offsets = self._metadata.consumer_offsets.get((group, topic), {})
+            rows += 1 + len(offsets)
+            ends = {queue_id: self._end(topic, queue_id) for queue_id in offsets}
+            beyond = {queue_id: end for queue_id, end in ends.items() if offsets[queue_id] > end}
             if beyond:
-                self._correct(group, topic, beyond, {queue_id: stored[queue_id] for queue_id in beyond})
+                self._correct(group, topic, beyond, {queue_id: offsets[queue_id] for queue_id in beyond})
 
-    def _correct(self, group: str, topic: str, ends: dict[int, QueueOffset], stored: dict[int, QueueOffset]) -> None:
-        assert ends.keys() == stored.keys(), f"offsets of {sorted(stored)} are corrected to ends of {sorted(ends)}"
+    def _correct(self, group: str, topic: str, ends: dict[int, QueueOffset], offsets: dict[int, QueueOffset]) -> None:
+        assert ends.keys() == offsets.keys(), f"offsets of {sorted(offsets)} are corrected to ends of {sorted(ends)}"
         for queue_id, end in ends.items():
-            assert end < stored[queue_id], f"{group} goes from {stored[queue_id]} to {end} of {topic}/{queue_id}"
+            assert end < offsets[queue_id], f"{group} goes from {offsets[queue_id]} to {end} of {topic}/{queue_id}"
 
         def finish(outcome: Outcome) -> None:
             if not isinstance(outcome, Stored):
                 return  # this replica stopped leading, or its disk is full: then the next leader corrects them
-            furthest = max(ends, key=lambda queue_id: stored[queue_id] - ends[queue_id])
+            furthest = max(ends, key=lambda queue_id: offsets[queue_id] - ends[queue_id])
             self._log.warning(
                 "offsets_beyond_end_corrected",
                 consumer_group=group,
                 topic=topic,
                 queues=len(ends),
                 queue_id=furthest,
-                offset=stored[furthest],
+                offset=offsets[furthest],
                 end=ends[furthest],
             )
 

@@ -82,8 +82,8 @@ class Offsets(Service):
         # Readers that have sought back below the offset of a queue, with the offset that they sought.
         self._rereading: dict[Key, tuple[str | ClientConnection, QueueOffset]] = {}
         self._resetting: dict[Key, object] = {}
-        self._restarted: set[Key] = set()
-        self._gathered: dict[Key, QueueOffset] = {}
+        self._restarted_keys: set[Key] = set()
+        self._to_commit: dict[Key, QueueOffset] = {}
         self._replicating: dict[Key, QueueOffset] = {}
         self._refused_beyond = 0
 
@@ -94,19 +94,19 @@ class Offsets(Service):
         yield Route(UpdateConsumerOffset, self.handle_update, leader_only=True, repeatable=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        yield Periodic(self._commit_seconds, self.replicate_gathered, lambda: now_if(self._gathered))
+        yield Periodic(self._commit_seconds, self.replicate_gathered, lambda: now_if(self._to_commit))
 
     def resign(self) -> None:
         """Called when this replica stops leading: batched commits are dropped, consumers repeat them."""
-        self._gathered.clear()
+        self._to_commit.clear()
         self._replicating.clear()
         self._resetting.clear()
-        self._restarted.clear()
+        self._restarted_keys.clear()
         self._rereading.clear()
 
     def topic_changed(self, topic: str) -> None:
         """Forget commits that are behind the offsets with which a topic was restored: they change nothing."""
-        for table in (self._gathered, self._replicating):
+        for table in (self._to_commit, self._replicating):
             for key in [key for key, offset in table.items() if key[1] == topic and offset <= self._known(key)]:
                 del table[key]
 
@@ -119,18 +119,18 @@ class Offsets(Service):
           offset back, and one that ended is forgotten.
         """
         if not self._appender.is_open:
-            waiting = len(self._gathered) + len(self._replicating) + len(self._resetting)
+            waiting = len(self._to_commit) + len(self._replicating) + len(self._resetting)
             assert not waiting, f"{waiting} offsets are in flight, and this replica does not lead"
-        for key, offset in self._gathered.items():
+        for key, offset in self._to_commit.items():
             assert offset > self._known(key), f"{key}: offset {offset} is committed after {self._known(key)}"
             in_flight = self._replicating.get(key, NO_OFFSET)
             assert offset > in_flight, f"{key}: offset {offset} is committed after {in_flight}, which is in flight"
         if self._appender.is_idle:
             counts = len(self._replicating), len(self._resetting)
             assert counts == (0, 0), f"commits and resets are in flight: {counts}, and nothing is pending"
-        mixed = [key for key in self._resetting if key in self._gathered or key in self._rereading]
-        assert not mixed, f"offsets of {mixed} are reset, and commits to them are gathered"
-        count, count_max = max(len(self._gathered), len(self._rereading)), self._pending_max
+        overlap = [key for key in self._resetting if key in self._to_commit or key in self._rereading]
+        assert not overlap, f"offsets of {overlap} are reset, and commits to them are gathered"
+        count, count_max = max(len(self._to_commit), len(self._rereading)), self._pending_max
         assert count <= count_max, f"{count} commits are gathered, or readers are back; maximum: {count_max}"
         for key, offset in self._replicating.items():
             assert offset >= self._known(key), f"{key}: offset {offset} is in flight behind {self._known(key)}"
@@ -167,7 +167,7 @@ class Offsets(Service):
         if offset < self._highest(key) and not forward_only:
             if key not in self._resetting and (key in self._rereading or len(self._rereading) < self._pending_max):
                 self._rereading[key] = self._sender(connection, group), offset
-        elif self._rereading and (known := self._rereading.get(key)) and known[0] != self._sender(connection, group):
+        elif self._rereading and (reader := self._rereading.get(key)) and reader[0] != self._sender(connection, group):
             del self._rereading[key]
 
     def reset_to(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset | None:
@@ -176,14 +176,14 @@ class Offsets(Service):
         Once the consumer has begun there, its commits take effect again. Call only if there are resets; followers do
         not know them.
         """
-        wanted = self._metadata.offset_resets.get((group, topic), {}).get(queue_id)
+        target = self._metadata.offset_resets.get((group, topic), {}).get(queue_id)
         key = (group, topic, queue_id)
-        if wanted is None or not self._appender.is_open or key in self._restarted:
+        if target is None or not self._appender.is_open or key in self._restarted_keys:
             return None
-        assert wanted >= FIRST_OFFSET, f"{key} is reset to {wanted}"
-        if offset != wanted:
-            return wanted
-        self._restarted.add(key)
+        assert target >= FIRST_OFFSET, f"{key} is reset to {target}"
+        if offset != target:
+            return target
+        self._restarted_keys.add(key)
         return None
 
     def reset(
@@ -213,19 +213,19 @@ class Offsets(Service):
             assert offset >= FIRST_OFFSET, f"{group} is reset to {offset} of {topic}/{queue_id}"
         this = object()
         self._resetting.update(dict.fromkeys(keys, this))
-        self._restarted.difference_update(keys)
+        self._restarted_keys.difference_update(keys)
 
         def finish(outcome: Outcome) -> None:
             # A later reset of the same queue may be in flight; then consumers have restarted elsewhere.
-            done = [key for key in keys if self._resetting.get(key) is this]
-            for key in done:
+            own_keys = [key for key in keys if self._resetting.get(key) is this]
+            for key in own_keys:
                 del self._resetting[key]
-            self._restarted.difference_update(done)
+            self._restarted_keys.difference_update(own_keys)
 
             on_outcome(Unknown() if isinstance(outcome, LeadershipLost) else outcome)
 
         for key in keys:
-            self._gathered.pop(key, None)
+            self._to_commit.pop(key, None)
             self._rereading.pop(key, None)
         last = encode_command(CommitOffsets(offsets=[]))
         if before is not None:
@@ -245,13 +245,13 @@ class Offsets(Service):
             )
         return self._highest(key)
 
-    def check_consumed(self, consumed: Iterable[ConsumedRange]) -> None:
+    def check_consumed(self, ranges: Iterable[ConsumedRange]) -> None:
         """Whether offsets may advance with a transaction that consumed these messages. Raises RequestRefused.
 
         A group that has stored an offset behind the first of them has consumed it otherwise, so the transaction is
         refused for ever (PULL_OFFSET_MOVED). While such an offset is in flight, it is refused for now.
         """
-        for each in consumed:
+        for each in ranges:
             group, topic, queue_id = key = each.group, each.topic, each.queue_id
             if (obstacle := self._obstacle(*key)) is not None:
                 raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, obstacle)
@@ -263,10 +263,10 @@ class Offsets(Service):
                     f"[REJECTREQUEST]the offset of {group} in queue {queue_id} of {topic} was reset, and no consumer "
                     "has continued from there yet",
                 )
-            if (known := self._known(key)) > each.first:
+            if (offset := self._known(key)) > each.first:
                 raise RequestRefused(
                     ResponseCode.PULL_OFFSET_MOVED,
-                    f"group {group} has consumed queue {queue_id} of {topic} up to offset {known}: a transaction that "
+                    f"group {group} has consumed queue {queue_id} of {topic} up to offset {offset}: a transaction that "
                     f"consumed from {each.first} on would be a second one with these messages",
                 )
             if (highest := self._highest(key)) > each.first:
@@ -275,17 +275,17 @@ class Offsets(Service):
                     f"[REJECTREQUEST]offset {highest} of {group} in queue {queue_id} of {topic} is being stored",
                 )
 
-    def advance(self, consumed: Sequence[ConsumedRange]) -> tuple[bytes, Callable[[], None]]:
+    def advance(self, ranges: Sequence[ConsumedRange]) -> tuple[bytes, Callable[[], None]]:
         """The command by which offsets advance with a transaction, and what to call when its outcome is known.
 
         Append the command at once: later commits count on it. Raises RequestRefused, see `check_consumed`.
         """
-        self.check_consumed(consumed)
-        ends: dict[Key, QueueOffset] = {(each.group, each.topic, each.queue_id): each.end for each in consumed}
-        assert len(ends) == len(consumed), f"a transaction consumes {len(consumed)} ranges of {len(ends)} queues"
+        self.check_consumed(ranges)
+        ends: dict[Key, QueueOffset] = {(each.group, each.topic, each.queue_id): each.end for each in ranges}
+        assert len(ends) == len(ranges), f"a transaction consumes {len(ranges)} ranges of {len(ends)} queues"
         command = encode_command(CommitOffsets(offsets=[(*key, end) for key, end in ends.items()]))
         for key in ends:
-            self._gathered.pop(key, None)  # lower ones, which would hide this one while it is in flight
+            self._to_commit.pop(key, None)  # lower ones, which would hide this one while it is in flight
         self._replicating.update(ends)
 
         def finish() -> None:
@@ -302,7 +302,7 @@ class Offsets(Service):
         key = (group, topic, queue_id)
         if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
             return
-        if len(self._gathered) >= self._pending_max and key not in self._gathered:
+        if len(self._to_commit) >= self._pending_max and key not in self._to_commit:
             return
         if offset <= self._highest(key):
             return
@@ -319,7 +319,7 @@ class Offsets(Service):
             )
             return
         assert offset >= 0, f"{key}: offset {offset} is committed"
-        self._gathered[key] = offset
+        self._to_commit[key] = offset
 
     def replicate(self, on_outcome: OnOutcome | None = None) -> None:
         """Append the batched commits to the log; ``on_outcome`` gets the outcome of all of them.
@@ -331,21 +331,21 @@ class Offsets(Service):
                 on_outcome(Unknown())
             return
         # A queue ends earlier than before if its topic was deleted in the meantime.
-        gathered = {key: offset for key, offset in self._gathered.items() if offset <= self._end(*key[1:])}
-        self._gathered = {}
-        if not gathered and on_outcome is None:
+        offsets = {key: offset for key, offset in self._to_commit.items() if offset <= self._end(*key[1:])}
+        self._to_commit = {}
+        if not offsets and on_outcome is None:
             return
-        self._replicating.update(gathered)
+        self._replicating.update(offsets)
 
         def finish(outcome: Outcome) -> None:
-            for key, offset in gathered.items():
+            for key, offset in offsets.items():
                 if self._replicating.get(key) == offset:
                     del self._replicating[key]
 
             if on_outcome is not None:
                 on_outcome(outcome)
 
-        rows = [(*key, offset) for key, offset in gathered.items()]
+        rows = [(*key, offset) for key, offset in offsets.items()]
         while len(rows) > COMMAND_ROWS_MAX:
             self._appender.add_command(encode_command(CommitOffsets(offsets=rows[:COMMAND_ROWS_MAX])))
             rows = rows[COMMAND_ROWS_MAX:]
@@ -353,7 +353,7 @@ class Offsets(Service):
 
     def replicate_gathered(self) -> None:
         """`replicate`, if anything is batched; called by a timer."""
-        if self._gathered:
+        if self._to_commit:
             self.replicate()
 
     def handle_update(self, call: Call[UpdateConsumerOffset]) -> bytes | None:
@@ -399,18 +399,18 @@ class Offsets(Service):
             return call.response()
 
         on_outcome = partial(answer_outcome, call, "an offset was being stored", reply)
-        if not ext.forward_only and ext.commit_offset < (known := self._highest(key)):
-            self._check_may_move_back(call.connection, key, ext.commit_offset, known)
+        if not ext.forward_only and ext.commit_offset < (highest := self._highest(key)):
+            self._check_may_move_back(call.connection, key, ext.commit_offset, highest)
             self._move_back(key, ext.commit_offset, on_outcome)
             return None
-        if len(self._gathered) >= self._pending_max:
+        if len(self._to_commit) >= self._pending_max:
             self.replicate()  # a commit that wants an answer is not ignored
         self.gather(*key, ext.commit_offset)
         self.replicate(on_outcome)
         return None
 
     def _check_may_move_back(
-        self, connection: ClientConnection, key: Key, offset: QueueOffset, known: QueueOffset
+        self, connection: ClientConnection, key: Key, offset: QueueOffset, last: QueueOffset
     ) -> None:
         """Raise RequestRefused unless the sender is the queue's reader, or the group has no known consumers.
 
@@ -422,7 +422,7 @@ class Offsets(Service):
         if self._client_id(connection, group) is not None or self._clients.consumer_group(group) is not None:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"the offset of {group} in queue {queue_id} of {topic} is {known}; while the group has members, only a"
+                f"the offset of {group} in queue {queue_id} of {topic} is {last}; while the group has members, only a"
                 f" client that reads the queue from {offset} or before can move it back to {offset}. A reset can, too",
             )
 
@@ -478,7 +478,7 @@ class Offsets(Service):
                 case Unknown():
                     pass
 
-        is_on_its_way = key in self._gathered or key in self._replicating or key in self._resetting
+        is_on_its_way = key in self._to_commit or key in self._replicating or key in self._resetting
         if is_on_its_way and self._appender.has_room:
             self.replicate(finish)
         else:
@@ -508,9 +508,9 @@ class Offsets(Service):
         when_current(self._read, call, answer)
 
     def _answer(self, call: Call[QueryConsumerOffset], key: Key) -> bytes:
-        stored = self._known(key)
-        if stored >= 0:
-            return _offset_reply(call, stored)
+        offset = self._known(key)
+        if offset >= 0:
+            return _offset_reply(call, offset)
         if (first := self._first_of_younger(*key)) is not None:
             return _offset_reply(call, first)
         if call.request.ext.set_zero_if_not_found is not False and self._begins_at_first(*key[1:]):
@@ -554,11 +554,11 @@ class Offsets(Service):
     def _awaits_restart(self, key: Key) -> bool:
         if key in self._resetting:
             return True
-        return key not in self._restarted and key[2] in self._metadata.offset_resets.get(key[:2], ())
+        return key not in self._restarted_keys and key[2] in self._metadata.offset_resets.get(key[:2], ())
 
     def _highest(self, key: Key) -> QueueOffset:
         """The group's offset including commits in flight; -1 for none."""
-        return max(self._known(key), self._gathered.get(key, NO_OFFSET), self._replicating.get(key, NO_OFFSET))
+        return max(self._known(key), self._to_commit.get(key, NO_OFFSET), self._replicating.get(key, NO_OFFSET))
 
     def _known(self, key: Key) -> QueueOffset:
         group, topic, queue_id = key

@@ -124,7 +124,7 @@ class Pulls(Service):
         self._beginning = context.beginning
         self._note_got = context.traffic.note_got
         self._quotas = context.quotas
-        self._missed = context.traffic.missed
+        self._misses = context.traffic.missed
         self._clock = context.clock
         context.store.watched = self.polling.waiting
         self._reactor = context.reactor
@@ -211,8 +211,8 @@ class Pulls(Service):
         place = ext.consumer_group, ext.topic, ext.queue_id
         if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
             self._store_offset(call.connection, *place, ext.commit_offset)
-        if self._metadata.offset_resets and (wanted := self._reset_to(*place, ext.queue_offset)) is not None:
-            return self._moved(pull, wanted)
+        if self._metadata.offset_resets and (target := self._reset_to(*place, ext.queue_offset)) is not None:
+            return self._moved(pull, target)
         self._note_pull(call.connection, *place, ext.queue_offset, ext.forward_only)
         queue = self._store.get(ext.topic, ext.queue_id)
         if ext.queue_offset <= (0 if queue is None else queue.max_offset):
@@ -316,17 +316,17 @@ class Pulls(Service):
         if not self._appender.is_open:
             offset = pull.offset
             return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "OFFSET_OVERFLOW_BADLY")
-        stored = self._metadata.consumer_offset(ext.consumer_group, ext.topic, ext.queue_id)
+        own_offset = self._metadata.consumer_offset(ext.consumer_group, ext.topic, ext.queue_id)
         target = high
         if ext.sys_flag & COMMIT_OFFSET or ext.forward_only:
-            target = low if stored is None else stored
-        elif stored is not None and (ext.sys_flag & LITE_PULL or isinstance(pull.call.request, LitePullMessage)):
-            target = stored
-        if target <= low and self._beginning.may_be_elsewhere(low, FIRST_OFFSET if stored is None else stored):
+            target = low if own_offset is None else own_offset
+        elif own_offset is not None and (ext.sys_flag & LITE_PULL or isinstance(pull.call.request, LitePullMessage)):
+            target = own_offset
+        if target <= low and self._beginning.may_be_elsewhere(low, FIRST_OFFSET if own_offset is None else own_offset):
             other = self._follower_reads.older_replica()
-            suggested = LEADER_ID if other is None else other
+            broker_id = LEADER_ID if other is None else other
             offset = pull.offset
-            return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "LOG_BEGINS_LATER_HERE", suggested)
+            return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "LOG_BEGINS_LATER_HERE", broker_id)
         target = min(max(target, low), high)
         return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, target, low, high, "OFFSET_OVERFLOW_BADLY")
 
@@ -354,9 +354,9 @@ class Pulls(Service):
         ):
             return None
         other = self._follower_reads.other_replica()
-        suggested = LEADER_ID if other is None else other
+        broker_id = LEADER_ID if other is None else other
         return self._empty(
-            pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "QUEUE_FILE_DAMAGED", suggested
+            pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "QUEUE_FILE_DAMAGED", broker_id
         )
 
     def _while_loaded(self, pull: HeldPull, offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> bytes | None:
@@ -370,10 +370,10 @@ class Pulls(Service):
             return False
         ext = pull.call.request.ext
         key = ext.topic, ext.queue_id
-        held = self.polling.hold(key, pull.offset, until, pull, pull.call.connection, pull.text_bytes)
-        if held:
+        is_held = self.polling.hold(key, pull.offset, until, pull, pull.call.connection, pull.text_bytes)
+        if is_held:
             pull.call.connection.held_pulls += 1
-        return held
+        return is_held
 
     def _found(
         self, pull: HeldPull, queue: ConsumeQueue, offset: QueueOffset, low: QueueOffset, high: QueueOffset
@@ -393,13 +393,13 @@ class Pulls(Service):
         lag_max = self._follower_reads.lag_max
         is_old = first < self._cold_reads.start_pos
         if lag <= lag_max:
-            wanted, budget = most, bytes_max
+            count_max, budget = most, bytes_max
         else:
-            wanted, budget = self._follower_reads.slow_pull(most)
+            count_max, budget = self._follower_reads.slow_pull(most)
             is_old = True
         if self._has_archive and first < self._segment_log.base_pos:
             entries, is_old = _near(entries), True
-            wanted, budget = most, bytes_max  # from memory, once they are loaded
+            count_max, budget = most, bytes_max  # from memory, once they are loaded
         if ext.max_bytes is not None and 0 < ext.max_bytes < budget:
             budget = ext.max_bytes
         if is_old:
@@ -407,14 +407,14 @@ class Pulls(Service):
                 entries = _few(entries, self._limits)
             position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
             are_loaded = pull.is_loaded or self._cold_reads.are_loaded(first, position + size)
-            if not are_loaded and self._load(pull, entries, wanted, budget):
+            if not are_loaded and self._load(pull, entries, count_max, budget):
                 return None
         try:
             if subscription.sql is None:
-                picked = self._pick(entries, subscription, wanted, budget)
+                selection = self._pick(entries, subscription, count_max, budget)
             else:
                 places = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
-                picked = self._records.select(places, subscription.sql, wanted, budget)
+                selection = self._records.select(places, subscription.sql, count_max, budget)
         except EntryGone as gone:
             # The log was truncated, but this queue is not updated yet.
             low = queue.expire(PhysicalOffset(gone.first))
@@ -428,26 +428,26 @@ class Pulls(Service):
             if other is None:
                 raise
             return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "DAMAGED_HERE", other)
-        records, nbytes, scanned, end, count, _ = picked
-        next_offset = offset + scanned
-        assert next_offset <= high, f"{scanned} messages from {offset} on, and the queue ends at {high}"
+        records, nbytes, scan_count, end, count, _ = selection
+        next_offset = offset + scan_count
+        assert next_offset <= high, f"{scan_count} messages from {offset} on, and the queue ends at {high}"
         if not records and pull.deadline and self._may_wait_on(pull, next_offset, high):
             return None
-        suggested = LEADER_ID
+        broker_id = LEADER_ID
         if self._follower_reads.is_only_here(end):
-            suggested = self._follower_reads.own_id
+            broker_id = self._follower_reads.own_id
         elif 2 * lag > lag_max:
-            suggested = self._follower_reads.suggest(ext.consumer_group, ext.topic, ext.queue_id, end, lag)
+            broker_id = self._follower_reads.suggest(ext.consumer_group, ext.topic, ext.queue_id, end, lag)
         code, status = ResponseCode.SUCCESS, "FOUND"
         if not records:
             code, status = ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"
-            self._missed.nums += 1
+            self._misses.nums += 1
         else:
             self._note_got(ext.topic, ext.consumer_group, count, nbytes)
             if self._quotas.on_consumed is not None:
                 self._quotas.on_consumed(pull.call, count, nbytes)
         header = pull_response_header(
-            pull.call.request.opaque, code, next_offset, low, high, suggested, status, nbytes, pull.call.serialization
+            pull.call.request.opaque, code, next_offset, low, high, broker_id, status, nbytes, pull.call.serialization
         )
         pull.call.connection.send_all([header, *records], len(header) + nbytes)
         return None
@@ -485,8 +485,8 @@ class Pulls(Service):
                 records = self._records.read_entries(entries, nbytes)
                 position, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
                 return Selection([records], nbytes, count, position + size, count)
-        places, nbytes, scanned, end = _choose(entries, subscription, count_max, budget)
-        return Selection([self._records.read(places, nbytes)] if places else [], nbytes, scanned, end, len(places))
+        places, nbytes, scan_count, end = _choose(entries, subscription, count_max, budget)
+        return Selection([self._records.read(places, nbytes)] if places else [], nbytes, scan_count, end, len(places))
 
     def _empty(
         self,
@@ -496,12 +496,12 @@ class Pulls(Service):
         low: QueueOffset,
         high: QueueOffset,
         remark: str,
-        suggested: int = LEADER_ID,
+        broker_id: int = LEADER_ID,
     ) -> bytes:
         assert FIRST_OFFSET <= low <= high, f"{pull.call.request.ext.topic} has messages from {low} to {high}"
-        self._missed.nums += 1
+        self._misses.nums += 1
         return pull_response_header(
-            pull.call.request.opaque, code, offset, low, high, suggested, remark, 0, pull.call.serialization
+            pull.call.request.opaque, code, offset, low, high, broker_id, remark, 0, pull.call.serialization
         )
 
 
@@ -527,7 +527,7 @@ def _choose(
     """Messages by tag code: places, bytes, number examined, and the end of the last one."""
     codes = subscription.codes
     places: list[RecordSpan] = []
-    nbytes = scanned = 0
+    nbytes = scan_count = 0
     end = LOG_BEGIN
     for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
         if not codes or code in codes:
@@ -535,8 +535,8 @@ def _choose(
                 break
             nbytes += size
             places.append((position, size))
-        scanned += 1
+        scan_count += 1
         end = position + size
-    assert len(places) <= scanned, f"{len(places)} of {scanned} messages match"
+    assert len(places) <= scan_count, f"{len(places)} of {scan_count} messages match"
     assert nbytes <= budget or len(places) == 1, f"{len(places)} messages have {nbytes} bytes; maximum: {budget}"
-    return places, nbytes, scanned, end
+    return places, nbytes, scan_count, end

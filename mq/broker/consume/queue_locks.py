@@ -63,7 +63,7 @@ class QueueLockService(Service):
         self._limits = context.limits.consume
         self._expired_at = float("-inf")
         self._led_since = 0.0
-        self._renewed = LockTimes()
+        self._renewals = LockTimes()
         self._to_expire: deque[tuple[str, str]] = deque()
         self._expire_count = 0
         self._granting: dict[QueueKey, _Grant] = {}
@@ -93,7 +93,7 @@ class QueueLockService(Service):
 
     def resign(self) -> None:
         """Called when this replica stops leading."""
-        self._renewed.clear()
+        self._renewals.clear()
         self._granting.clear()
         self._granting_to.clear()
         self._releasing.clear()
@@ -101,7 +101,7 @@ class QueueLockService(Service):
     def check_invariants(self) -> None:
         hosts = Counter(grant.host for grant in self._granting.values())
         assert hosts == self._granting_to, f"grants by host are {dict(hosts)}, counted {dict(self._granting_to)}"
-        self._renewed.check_invariants()
+        self._renewals.check_invariants()
         count, count_max = self._metadata.lock_count, self._limits.locks_max
         if self._appender.is_open:
             in_all = count + sum(self._metadata.lock_holder(*key) is None for key in self._granting)
@@ -113,14 +113,14 @@ class QueueLockService(Service):
     def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
         """Request code 41: lock queues; answered with the queues that the client holds, once that is committed."""
         self._appender.check_room()
-        wanted = self._decoded(call.body)
-        client_id, group = wanted.client_id, wanted.group
+        request = self._decoded(call.body)
+        client_id, group = request.client_id, request.group
         if self._removed_members.table and self._removed_members.of(group, client_id, self._clock()) is not None:
             return call.response(body=LockedQueues().encode())
         host = call.connection.host[:4]
         grant = _Grant(client_id, host)
         free: list[tuple[str, int]] = []
-        for ref in wanted.queues:
+        for ref in request.queues:
             key = (group, ref.topic, ref.queue_id)
             pending = self._granting.get(key)
             if self._exists(ref) and (self._is_free(key) or (pending is not None and pending.client_id == client_id)):
@@ -139,7 +139,7 @@ class QueueLockService(Service):
         def confirmed(known: bool) -> None:
             forget_grants()
             if known:
-                reply = LockedQueues(self._renew(wanted, host)).encode()
+                reply = LockedQueues(self._renew(request, host)).encode()
                 call.answer(call.response(body=reply))
             else:
                 self._serve_elsewhere(call)
@@ -164,17 +164,17 @@ class QueueLockService(Service):
 
     def handle_unlock(self, call: Call[UnlockBatchMq]) -> bytes | None:
         """Request code 42: release queues of a client; queues that it does not hold are ignored."""
-        given = self._decoded(call.body)
-        client_id, group = given.client_id, given.group
+        request = self._decoded(call.body)
+        client_id, group = request.client_id, request.group
         # A lock that is being granted to another client must not be released, even if the metadata still names this
         # one.
-        held = [
+        locks = [
             (ref.topic, ref.queue_id)
-            for ref in given.queues
+            for ref in request.queues
             if client_id == self._next_holder((group, ref.topic, ref.queue_id))
         ]
         reply = call.response()
-        if not held:
+        if not locks:
             return reply
         self._appender.check_room()
 
@@ -187,22 +187,22 @@ class QueueLockService(Service):
                 case LeadershipLost() | Unknown():
                     self._serve_elsewhere(call)
 
-        self._release(group, client_id, held, released)
+        self._release(group, client_id, locks, released)
         return None
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
         """Release the locks of a removed member, so that other members can take its queues over."""
         if not self._appender.is_open:
             return
-        held = [
+        own_locks = [
             (topic, queue_id)
             for (of_group, topic), locks in self._metadata.queue_locks.items()
             if of_group == group
             for queue_id in locks
             if self._next_holder((group, topic, queue_id)) == client_id
         ]
-        if held:
-            self._release(group, client_id, held)
+        if own_locks:
+            self._release(group, client_id, own_locks)
 
     def expire_some(self) -> None:
         """Release expired locks of some tables; called by a timer.
@@ -212,25 +212,25 @@ class QueueLockService(Service):
         self._expired_at = self._clock()
         if not self._to_expire:
             # In a fixed order. Tables only among the renewals were deleted with their topic or group.
-            self._to_expire.extend(dict.fromkeys((*self._metadata.queue_locks, *self._renewed)))
+            self._to_expire.extend(dict.fromkeys((*self._metadata.queue_locks, *self._renewals)))
             self._expire_count = -(-(self._metadata.lock_count + len(self._to_expire)) // ROUND_CALLS)
-        left = self._expire_count
-        while self._to_expire and left > 0:
+        remaining = self._expire_count
+        while self._to_expire and remaining > 0:
             group, topic = self._to_expire.popleft()
             locks = self._metadata.queue_locks.get((group, topic), {})
-            left -= 1 + len(locks)
+            remaining -= 1 + len(locks)
             self._expire_table(group, topic, locks)
 
     def _expire_table(self, group: str, topic: str, locks: dict[int, str]) -> None:
-        self._renewed.keep((group, topic), locks)
+        self._renewals.keep((group, topic), locks)
         if not self._appender.is_open:
             return
-        gone: dict[str, list[tuple[str, int]]] = {}
+        expiries: dict[str, list[tuple[str, int]]] = {}
         for queue_id, client_id in locks.items():
             key = (group, topic, queue_id)
             if key not in self._releasing and self._is_free(key):
-                gone.setdefault(client_id, []).append((topic, queue_id))
-        for client_id, rows in gone.items():
+                expiries.setdefault(client_id, []).append((topic, queue_id))
+        for client_id, rows in expiries.items():
             self._release(group, client_id, rows)
 
     def _decoded(self, body: bytes) -> QueueLocks:
@@ -261,7 +261,7 @@ class QueueLockService(Service):
         if key in self._releasing or self._metadata.lock_holder(*key) is None:
             return True
         group, topic, queue_id = key
-        renewed_at = self._renewed.at((group, topic), queue_id)
+        renewed_at = self._renewals.at((group, topic), queue_id)
         return self._clock() - (self._led_since if renewed_at is None else renewed_at) >= self._limits.lock_seconds
 
     def _has_room(self, host: bytes) -> bool:
@@ -269,8 +269,8 @@ class QueueLockService(Service):
 
         So a single host never has more than half of all, whatever names its clients and groups have.
         """
-        left = self._limits.locks_max - self._metadata.lock_count - len(self._granting)
-        return self._renewed.of_host(host) + self._granting_to[host] < left
+        room = self._limits.locks_max - self._metadata.lock_count - len(self._granting)
+        return self._renewals.of_host(host) + self._granting_to[host] < room
 
     def _next_holder(self, key: QueueKey) -> str | None:
         """The holder of this queue after the changes in flight."""
@@ -298,7 +298,7 @@ class QueueLockService(Service):
             if self._metadata.lock_holder(*key) == request.client_id == self._next_holder(key) and (
                 key not in self._releasing
             ):
-                self._renewed.add((request.group, ref.topic), ref.queue_id, now, host)
+                self._renewals.add((request.group, ref.topic), ref.queue_id, now, host)
                 ours.append(ref)
         return ours
 
@@ -317,7 +317,7 @@ class QueueLockService(Service):
             self._releasing.difference_update(keys)
             for topic, queue_id in rows:
                 if self._metadata.lock_holder(group, topic, queue_id) is None:
-                    self._renewed.forget((group, topic), queue_id)
+                    self._renewals.forget((group, topic), queue_id)
             if on_outcome is not None:
                 on_outcome(outcome)
 

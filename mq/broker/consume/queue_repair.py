@@ -68,13 +68,13 @@ class QueueRepair(Service):
         self._lines.warning(
             "queue_block_damaged", topic=queue.topic, queue_id=queue.queue_id, offset=start, reason=block.reason
         )
-        wanted = queue.damaged_entries(start)
+        entries = queue.damaged_entries(start)
         try:
-            if wanted is None:
+            if entries is None:
                 self._restore(block, start, b"")
                 return
             fetch = None if self._archive is None else self._archive.fetch
-            rebuild = BlockRebuild(self._log_range(block, *wanted), self._log.read_range, self._segment_bytes, fetch)
+            rebuild = BlockRebuild(self._log_range(block, *entries), self._log.read_range, self._segment_bytes, fetch)
         except (SegmentError, OSError) as error:
             self._failed(block, error)
             return

@@ -85,14 +85,14 @@ class Rebalance(Service):
             if call.connection.closed:
                 return
             mode = self._metadata.request_modes.of(query.topic, query.consumer_group)
-            assigned: Sequence[QueueRef] | None = None
+            own_queues: Sequence[QueueRef] | None = None
             if self._removed_members.of(query.consumer_group, query.client_id, self._clock()) is not None:
-                assigned = []  # None would let a Java client keep what it has
+                own_queues = []  # None would let a Java client keep what it has
             elif queues is not None:
                 members = sorted(self._consumer_ids(query.consumer_group))
-                assigned = assigned_queues(query, queues, members, mode)
+                own_queues = assigned_queues(query, queues, members, mode)
             answer = QueueAssignments(
-                None if assigned is None else [QueueAssignment(queue, mode.mode) for queue in assigned]
+                None if own_queues is None else [QueueAssignment(queue, mode.mode) for queue in own_queues]
             )
             call.answer(call.response(body=answer.encode()))
 
@@ -105,11 +105,11 @@ class Rebalance(Service):
 
     def handle_set_mode(self, call: Call[SetMessageRequestMode]) -> None:
         """Request code 401: set the mode of a group; answered when it is replicated. Raises RequestRefused."""
-        wanted = decoded(MessageRequestMode.decode, call.body)
-        topic, group = wanted.topic, wanted.consumer_group
+        mode = decoded(MessageRequestMode.decode, call.body)
+        topic, group = mode.topic, mode.consumer_group
         if topic.startswith(RETRY_PREFIX):
             raise RequestRefused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
-        command = encoded(PutRequestMode(group=group, topic=topic, mode=wanted.mode, shared=wanted.pop_share_queue_num))
+        command = encoded(PutRequestMode(group=group, topic=topic, mode=mode.mode, shared=mode.pop_share_queue_num))
         if topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         if group not in self._metadata.groups:
@@ -157,6 +157,6 @@ def assigned_queues(
         return own
     if mode.shared <= 0 or mode.shared >= len(members) - 1:
         return [QueueRef(query.topic, name, ANY_QUEUE) for name in sorted({queue.broker_name for queue in queues})]
-    shared = share_with_next(strategy, queues, members, query.client_id, mode.shared)
-    assert len(set(shared)) == len(shared), f"{query.client_id} gets {len(shared)} queues of {query.topic}, some twice"
-    return shared
+    share = share_with_next(strategy, queues, members, query.client_id, mode.shared)
+    assert len(set(share)) == len(share), f"{query.client_id} gets {len(share)} queues of {query.topic}, some twice"
+    return share

@@ -82,32 +82,32 @@ class RecordReader:
 
         Stops after a megabyte. Raises SegmentError.
         """
-        chosen: list[bytes] = []
-        nbytes = scanned = scanned_bytes = bits = 0
+        records: list[bytes] = []
+        nbytes = passes = scanned_bytes = bits = 0
         end = LOG_BEGIN
         while scanned_bytes < SCAN_BYTES_MAX and (chunk := _chunk(places)):
             for (position, size), record in zip(chunk, self._read_each(chunk), strict=True):
                 if _is_wanted(record, sql):
-                    if len(chosen) == count_max or (chosen and nbytes + size > bytes_max):
-                        return Selection(chosen, nbytes, scanned, end, len(chosen), bits)
-                    chosen.append(bytes(record))
-                    bits |= 1 << scanned
+                    if len(records) == count_max or (records and nbytes + size > bytes_max):
+                        return Selection(records, nbytes, passes, end, len(records), bits)
+                    records.append(bytes(record))
+                    bits |= 1 << passes
                     nbytes += size
-                scanned += 1
+                passes += 1
                 scanned_bytes += size
                 end = position + size
-        assert bits.bit_count() == len(chosen), f"{len(chosen)} of {scanned} messages match, {bits.bit_count()} marked"
-        return Selection(chosen, nbytes, scanned, end, len(chosen), bits)
+        assert bits.bit_count() == len(records), f"{len(records)} of {passes} messages match, {bits.bit_count()} marked"
+        return Selection(records, nbytes, passes, end, len(records), bits)
 
 
 def _chunk(places: Iterator[RecordSpan]) -> list[RecordSpan]:
     """Take the next places: enough to be worth a read, but not more than may be needed."""
     chunk: list[RecordSpan] = []
-    left = _CHUNK_BYTES
+    room = _CHUNK_BYTES
     for place in islice(places, _CHUNK_COUNT):
         chunk.append(place)
-        left -= place[1]
-        if left <= 0:
+        room -= place[1]
+        if room <= 0:
             break
     return chunk
 

@@ -62,10 +62,10 @@ class Routes:
         self._wake = wake
         self._clock = clock
         self._log = log
-        self._known: dict[str, _Known] = {}
+        self._cache: dict[str, _Known] = {}
         self._waiting: dict[str, list[OnQueues]] = {}
         self._waiting_count = 0
-        self._asked = trio.Event()
+        self._ask_event = trio.Event()
 
     def find(self, topic: str, on_queues: OnQueues) -> None:
         """Call back with the readable queues of a topic, sorted; with None if it does not exist.
@@ -75,22 +75,22 @@ class Routes:
         if not self._namesrv:
             on_queues(self._own(topic))
             return
-        known = self._known.get(topic)
-        if known is not None and self._clock() < known.since + FRESH_SECONDS:
-            on_queues(known.queues)
+        entry = self._cache.get(topic)
+        if entry is not None and self._clock() < entry.since + FRESH_SECONDS:
+            on_queues(entry.queues)
         elif self._waiting_count >= WAITING_MAX:
-            on_queues(None if known is None else known.queues)
+            on_queues(None if entry is None else entry.queues)
         else:
             self._waiting.setdefault(topic, []).append(on_queues)
             self._waiting_count += 1
             assert self._waiting_count <= WAITING_MAX, f"{self._waiting_count} requests wait for routes"
-            self._asked.set()
+            self._ask_event.set()
 
     async def run(self) -> None:
         """Query name servers, until cancelled."""
         while True:
-            await self._asked.wait()
-            self._asked = trio.Event()
+            await self._ask_event.wait()
+            self._ask_event = trio.Event()
             # Topics requested in the meantime are queried in the next round.
             topics = list(self._waiting)
             for address in self._namesrv:
@@ -104,15 +104,15 @@ class Routes:
                 except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError) as error:
                     self._log.warning("no_route", namesrv=format_address(address), error=str(error))
             for topic in topics:
-                known = self._known.get(topic)
-                self._tell_waiters(topic, None if known is None else known.queues)
+                entry = self._cache.get(topic)
+                self._tell_waiters(topic, None if entry is None else entry.queues)
             self._wake()
 
     def check_invariants(self) -> None:
         """Assert that requests that wait are counted right, and that the cache stays within its limit; for tests."""
         waiting = sum(map(len, self._waiting.values()))
         assert waiting == self._waiting_count, f"{waiting} requests wait for routes, counted {self._waiting_count}"
-        assert len(self._known) <= REMEMBERED_MAX, f"{len(self._known)} topics are cached; maximum: {REMEMBERED_MAX}"
+        assert len(self._cache) <= REMEMBERED_MAX, f"{len(self._cache)} topics are cached; maximum: {REMEMBERED_MAX}"
 
     async def _ask_all(  # noqa: ASYNC910 - asks for one topic at least
         self, stream: Stream, topics: Sequence[str]
@@ -123,10 +123,10 @@ class Routes:
             with trio.fail_after(ANSWER_SECONDS_MAX):
                 await stream.send_all(request)
                 queues = await _receive(stream, topic, opaque)
-            self._known.pop(topic, None)
-            if len(self._known) >= REMEMBERED_MAX:
-                del self._known[next(iter(self._known))]
-            self._known[topic] = _Known(queues, self._clock())
+            self._cache.pop(topic, None)
+            if len(self._cache) >= REMEMBERED_MAX:
+                del self._cache[next(iter(self._cache))]
+            self._cache[topic] = _Known(queues, self._clock())
             self._tell_waiters(topic, queues)
             self._wake()
 

@@ -69,11 +69,11 @@ class Subscriptions(Service):
     def handle_check(self, call: Call[CheckClientConfig]) -> bytes:
         """Request code 46: whether a subscription is valid."""
         try:
-            wanted = CheckClientConfigBody.decode(call.body).subscription
+            subscription = CheckClientConfigBody.decode(call.body).subscription
         except BodyError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        if wanted is not None:
-            self._parsed(wanted.topic, wanted.expression, wanted.expression_type)
+        if subscription is not None:
+            self._parsed(subscription.topic, subscription.expression, subscription.expression_type)
         return call.response()
 
     def of_pull(self, connection: ClientConnection, ext: PullExt) -> Subscription:
@@ -95,22 +95,24 @@ class Subscriptions(Service):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"consumer group {group} may not consume in broadcast mode"
             )
-        known = members.subscriptions.get(ext.topic)
-        if known is None:
+        subscription = members.subscriptions.get(ext.topic)
+        if subscription is None:
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"group {group} does not subscribe to topic {ext.topic}"
             )
-        if known.version < ext.sub_version:
+        if subscription.version < ext.sub_version:
             self._refresh(connection, group)
             raise RequestRefused(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
-                f"the subscription of group {group} has version {known.version}, the pull has {ext.sub_version}",
+                f"the subscription of group {group} has version {subscription.version}, the pull has {ext.sub_version}",
             )
-        if known.expression_type == SQL92:
+        if subscription.expression_type == SQL92:
             self._check_sql()
-        if known.parsed is None:
-            raise RequestRefused(ResponseCode.FILTER_DATA_NOT_EXIST, f"group {group} has no filter: {known.fault}")
-        return known.parsed
+        if subscription.parsed is None:
+            raise RequestRefused(
+                ResponseCode.FILTER_DATA_NOT_EXIST, f"group {group} has no filter: {subscription.fault}"
+            )
+        return subscription.parsed
 
     def of_pop(self, connection: ClientConnection, ext: PopExt) -> Subscription:
         """The subscription of a pop; creates an unknown group. Raises RequestRefused."""

@@ -42,7 +42,7 @@ class AbandonedPops(Service):
         self._silent_seconds = silent_seconds
         self._leads_since = float("inf")
         self._leadership = object()
-        self._unlooked: Iterator[QueueOfGroup] | None = None
+        self._queues_to_check: Iterator[QueueOfGroup] | None = None
         self._is_waiting = False
         self.forgotten = 0
 
@@ -61,7 +61,7 @@ class AbandonedPops(Service):
         """Called when this replica stops leading."""
         self._leads_since = float("inf")
         self._leadership = object()
-        self._unlooked = None
+        self._queues_to_check = None
         self._is_waiting = False
 
     def _rests_until(self) -> float:
@@ -69,30 +69,30 @@ class AbandonedPops(Service):
 
     def run(self) -> None:
         """Look at some open pops if there are too many; called by a timer."""
-        opened = self._metadata.pops.queues
+        pop_queues = self._metadata.pops.queues
         is_early = self._clock() < self._leads_since + self._silent_seconds
-        if self._is_waiting or is_early or len(opened) < self._checkpoints_max:
+        if self._is_waiting or is_early or len(pop_queues) < self._checkpoints_max:
             return
         if not self._appender.is_open or not self._appender.has_room:
             return
-        if self._unlooked is None:
-            self._unlooked = iter(list(opened))
+        if self._queues_to_check is None:
+            self._queues_to_check = iter(list(pop_queues))
         present = {group for group, _ in self._pops.subscriptions.clients}
         rows: dict[str, list[tuple[str, QueueOffset]]] = {}
-        some = list(islice(self._unlooked, _LOOKED_AT_ONCE))
+        some = list(islice(self._queues_to_check, _LOOKED_AT_ONCE))
         if len(some) < _LOOKED_AT_ONCE:
-            self._unlooked = None
+            self._queues_to_check = None
         now_ms = self._wall_clock_ms()
         for key in some:
             group, queue, _ = key
             if group in present or not is_lite_queue(queue):
                 continue
-            ordered = self._metadata.pops.of(key).ordered
-            if ordered is None or ordered.blocked_until_ms() > now_ms:
+            open_pop = self._metadata.pops.of(key).ordered
+            if open_pop is None or open_pop.blocked_until_ms() > now_ms:
                 continue
             of_group = rows.setdefault(group, [])
             if len(of_group) < ROWS_MAX and len(rows) <= _GROUPS_AT_ONCE:
-                of_group.append((queue, ordered.first_open))
+                of_group.append((queue, open_pop.first_open))
         for group, of_group in list(rows.items())[:_GROUPS_AT_ONCE]:
             self._forget(group, of_group)
 

@@ -67,18 +67,18 @@ class LiteControl(Service):
 
     def handle(self, call: Call[ControlLiteSubscriptions]) -> bytes | None:
         """Request code 200071: change the subscriptions of clients. Raises RequestRefused; then nothing has changed."""
-        wanted = decoded(LiteSubscriptionSet.decode, call.body).subscriptions
-        if not 1 <= len(wanted) <= SUBSCRIPTIONS_PER_REQUEST_MAX:
+        subscriptions = decoded(LiteSubscriptionSet.decode, call.body).subscriptions
+        if not 1 <= len(subscriptions) <= SUBSCRIPTIONS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
-                f"{len(wanted)} entries in one request; allowed: 1 to {SUBSCRIPTIONS_PER_REQUEST_MAX}",
+                f"{len(subscriptions)} entries in one request; allowed: 1 to {SUBSCRIPTIONS_PER_REQUEST_MAX}",
             )
         self._appender.check_room()
-        planned = _Planned(self._subscriptions)
-        checked = [(each, self._check_group(each, planned)) for each in wanted]
+        plan = _Planned(self._subscriptions)
+        pairs = [(each, self._check_group(each, plan)) for each in subscriptions]
         resets: _Resets = {}
         later: list[tuple[LiteSubscription, LiteGroup]] = []
-        for each, group in checked:
+        for each, group in pairs:
             self._change(each, group, call.connection, resets, later)
         self._pops.subscriptions_changed()
         commands = [
@@ -101,10 +101,10 @@ class LiteControl(Service):
         replicate(self._appender, commands, call, what="a subscription", check=check)
         return None
 
-    def _check_group(self, each: LiteSubscription, planned: _Planned) -> LiteGroup | None:
+    def _check_group(self, each: LiteSubscription, plan: _Planned) -> LiteGroup | None:
         """Return the lite settings of an entry's group; None if it only ends subscriptions. Raises RequestRefused.
 
-        ``planned`` is what clients subscribe to after the entries before this one, and then after this one.
+        ``plan`` is what clients subscribe to after the entries before this one, and then after this one.
         """
         key, queues = (each.group, each.client_id), {lite_queue(each.topic, lite) for lite in each.lite_topics}
         try:
@@ -120,10 +120,10 @@ class LiteControl(Service):
                 f"the client id has {len(each.client_id)} characters; allowed: 1 to {CLIENT_ID_LENGTH_MAX}",
             )
         if each.action is Action.COMPLETE_REMOVE:
-            planned.put(key, None)
+            plan.put(key, None)
             return None
         if each.action is Action.PARTIAL_REMOVE:
-            planned.put(key, planned.of(key) - queues)
+            plan.put(key, plan.of(key) - queues)
             try:
                 return self._pops.group(each.group, each.topic)
             except RequestRefused:
@@ -136,15 +136,15 @@ class LiteControl(Service):
                 )
             queues = _ALL
         elif each.action is Action.PARTIAL_ADD:
-            queues |= {queue for queue in planned.of(key) if split_lite_queue(queue)[0] == each.topic}
+            queues |= {queue for queue in plan.of(key) if split_lite_queue(queue)[0] == each.topic}
         if not group.wildcard and len(queues) > group.quota:
             raise RequestRefused(
                 ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
                 f"the client subscribes {len(queues)} lite topics; the group {each.group} allows {group.quota}",
             )
-        before = planned.count
-        planned.put(key, queues)
-        if planned.count > max(before, self._subscriptions_max):
+        before = plan.count
+        plan.put(key, queues)
+        if plan.count > max(before, self._subscriptions_max):
             raise RequestRefused(
                 ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
                 f"there are {self._subscriptions.count} subscriptions to lite topics; maximum:"
@@ -170,9 +170,9 @@ class LiteControl(Service):
                 return
             case Action.PARTIAL_REMOVE:
                 if client is not None:
-                    removed = self._subscriptions.remove(client, queues)
+                    own_queues = self._subscriptions.remove(client, queues)
                     if group is not None and group.reset_on_unsubscribe:
-                        self._reset(each.group, removed, _FIRST, resets)
+                        self._reset(each.group, own_queues, _FIRST, resets)
                 return
             case Action.PARTIAL_ADD | Action.COMPLETE_ADD:
                 pass
@@ -183,8 +183,8 @@ class LiteControl(Service):
         if each.offset_option is not None and not group.wildcard:
             self._reset(each.group, queues, each.offset_option, resets)
         if group.exclusive and group.reset_on_eviction and each.action is Action.PARTIAL_ADD:
-            taken = [queue for queue in queues if self._others(key, queue)]
-            self._reset(each.group, taken, _FIRST, resets)
+            shared_queues = [queue for queue in queues if self._others(key, queue)]
+            self._reset(each.group, shared_queues, _FIRST, resets)
         if sum(map(len, resets.values())) > count:
             later.append((each, group))  # it gets nothing from where the group was before
         else:
@@ -194,15 +194,15 @@ class LiteControl(Service):
         """Whether an operator has removed this client: it would keep others from messages that it does not get itself.
         When it may come back, its first pop is answered so that it says again what it subscribes to.
         """
-        removed = self._removed_members
-        return bool(removed.table) and removed.of(each.group, each.client_id, self._clock()) is not None
+        members = self._removed_members
+        return bool(members.table) and members.of(each.group, each.client_id, self._clock()) is not None
 
     def _subscribe(self, each: LiteSubscription, group: LiteGroup, connection: ClientConnection) -> None:
         """Subscribe a client to the named lite topics, and end its other subscriptions if the list is complete."""
         key = each.group, each.client_id
         queues = sorted({lite_queue(each.topic, lite) for lite in each.lite_topics})
         client = self._subscriptions.open(key, each.topic, wildcard=group.wildcard)
-        client.heard = self._clock()
+        client.heard_at = self._clock()
         client.connection = connection
         if group.wildcard:
             self._pops.sweep_again()
@@ -214,9 +214,9 @@ class LiteControl(Service):
             self._subscriptions.remove(client, sorted(client.queues - set(queues)))
             if group.exclusive:
                 # The client may not know yet that another one has taken over some of them.
-                lost = {queue for queue in queues if any(map(is_connected, self._others(key, queue)))}
-                self._pops.notify(client, sorted(lost))
-                queues = [queue for queue in queues if queue not in lost]
+                conflicts = {queue for queue in queues if any(map(is_connected, self._others(key, queue)))}
+                self._pops.notify(client, sorted(conflicts))
+                queues = [queue for queue in queues if queue not in conflicts]
                 self._evict(key, queues)
         self._pops.look_at(client, self._subscriptions.add(client, queues))
 
@@ -242,24 +242,24 @@ class LiteControl(Service):
 
         A group begins such a one at its first message. An offset would stay for ever if none came.
         """
-        found = self._store.get(queue, 0)
-        if found is None:
+        lite_queue = self._store.get(queue, 0)
+        if lite_queue is None:
             return None
-        low, high = found.min_offset, found.max_offset
+        low, high = lite_queue.min_offset, lite_queue.max_offset
         match option.type, option.value:
             case OffsetKind.POLICY, Policy.MIN:
-                wanted = low
+                offset = low
             case OffsetKind.POLICY, Policy.MAX:
-                wanted = high
+                offset = high
             case OffsetKind.OFFSET, value:
-                wanted = QueueOffset(value)
+                offset = QueueOffset(value)
             case OffsetKind.TAIL_N, value:
-                wanted = QueueOffset(high - max(value, 0))
+                offset = QueueOffset(high - max(value, 0))
             case OffsetKind.TIMESTAMP, value:
-                wanted = self._offset_by_time(queue, 0, value)
+                offset = self._offset_by_time(queue, 0, value)
             case _:
                 return None
-        return min(max(wanted, low), high)
+        return min(max(offset, low), high)
 
 
 class _Planned:
@@ -271,13 +271,13 @@ class _Planned:
 
     def __init__(self, subscriptions: Subscriptions) -> None:
         self._clients = subscriptions.clients
-        self._changed: dict[ClientKey, set[str]] = {}
+        self._changes: dict[ClientKey, set[str]] = {}
         self.count = subscriptions.count
 
     def of(self, key: ClientKey) -> set[str]:
         """The queues of a client; `_ALL` for one that reads all lite topics."""
-        if key in self._changed:
-            return self._changed[key]
+        if key in self._changes:
+            return self._changes[key]
         client = self._clients.get(key)
         if client is None:
             return set()
@@ -286,7 +286,7 @@ class _Planned:
     def put(self, key: ClientKey, queues: set[str] | None) -> None:
         """Replace the planned subscriptions of a client."""
         self.count += len(queues or ()) - len(self.of(key))
-        self._changed[key] = queues or set()
+        self._changes[key] = queues or set()
 
 
 _FIRST = OffsetOption(type=OffsetKind.POLICY, value=Policy.MIN)

@@ -46,7 +46,7 @@ class LiteExpiry(Service):
         self._wall_clock_ms = context.wall_clock_ms
         self._has_pops = has_pops
         self.kept: Callable[[str], None] = lambda queue: None
-        self._unlooked: Iterator[str] | None = None
+        self._queues_to_check: Iterator[str] | None = None
         self._ending: set[str] = set()
         self._leadership = object()
         self.expired = 0
@@ -62,7 +62,7 @@ class LiteExpiry(Service):
         """Called when this replica stops leading."""
         self._leadership = object()
         self._ending = set()
-        self._unlooked = None
+        self._queues_to_check = None
 
     def check_invariants(self) -> None:
         if self._appender.is_idle:
@@ -90,11 +90,11 @@ class LiteExpiry(Service):
         }
         if not limits:
             return
-        if self._unlooked is None:
-            self._unlooked = iter([queue for queue, _ in self._store.all_keys() if is_lite_queue(queue)])
-        some = list(islice(self._unlooked, _LOOKED_AT_ONCE))
+        if self._queues_to_check is None:
+            self._queues_to_check = iter([queue for queue, _ in self._store.all_keys() if is_lite_queue(queue)])
+        some = list(islice(self._queues_to_check, _LOOKED_AT_ONCE))
         if len(some) < _LOOKED_AT_ONCE:
-            self._unlooked = None
+            self._queues_to_check = None
         now_ms, reads = self._wall_clock_ms(), _Reads(self._read_time)
         rows: list[tuple[str, QueueOffset]] = []
         for name in some:

@@ -139,8 +139,8 @@ class LitePops(Service):
         """Answer the requests with which a removed member waits; nothing is read for it while it is kept out."""
         for pop in self._polling.take_matching(_polling_key((group, client_id)), lambda _: True):
             pop.call.connection.held_pulls -= 1
-            held = pop.call.connection.held_pulls
-            assert held >= 0, f"{held} requests of a client are held, it was removed from {group}"
+            pulls = pop.call.connection.held_pulls
+            assert pulls >= 0, f"{pulls} requests of a client are held, it was removed from {group}"
             self._answer_nothing(pop)
         if (client := self.subscriptions.clients.get((group, client_id))) is not None:
             self.subscriptions.drop(client)
@@ -154,8 +154,8 @@ class LitePops(Service):
         self.sweep_again()
         for pop in self._polling.expired(float("inf")):
             pop.call.connection.held_pulls -= 1
-            held = pop.call.connection.held_pulls
-            assert held >= 0, f"{held} requests of a client are held, this replica stopped leading"
+            pulls = pop.call.connection.held_pulls
+            assert pulls >= 0, f"{pulls} requests of a client are held, this replica stopped leading"
             self._answer_nothing(pop)
         self._pops.watch()
 
@@ -198,9 +198,9 @@ class LitePops(Service):
         """
         connection = client.connection
         if connection is None or not is_connected(client):
-            client.lost.update(queues)
+            client.lost_queues.update(queues)
             return
-        client.lost.difference_update(queues)
+        client.lost_queues.difference_update(queues)
         for queue in queues:
             ext = NotifyUnsubscribeLiteExt(
                 lite_topic=split_lite_queue(queue)[1], consumer_group=client.key[0], client_id=client.key[1]
@@ -223,11 +223,11 @@ class LitePops(Service):
                 self._resume_all(client.key)
 
     def _has_unread(self, group: str, queue: str) -> bool:
-        found = self._store.get(queue, 0)
-        if found is None:
+        lite_queue = self._store.get(queue, 0)
+        if lite_queue is None:
             return False
         offset = self._metadata.consumer_offset(group, queue, 0)
-        return found.max_offset > (found.min_offset if offset is None else offset)
+        return lite_queue.max_offset > (lite_queue.min_offset if offset is None else offset)
 
     # -- timers --------------------------------------------------------------------------------------------------------
 
@@ -295,10 +295,10 @@ class LitePops(Service):
             client = None
         now = self._clock()
         if client is not None:
-            client.heard = now
+            client.heard_at = now
             client.connection = call.connection
-            if client.lost:
-                self.notify(client, sorted(client.lost))
+            if client.lost_queues:
+                self.notify(client, sorted(client.lost_queues))
             self._look_again(client, ext.attempt_id or "", now)
         seconds = min(max(ext.poll_ms, 0) / 1000, call.connection.hold_seconds_max)
         call.drop_body()
@@ -313,23 +313,23 @@ class LitePops(Service):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the group {name} may not read the topic {parent}")
         if not is_lite(config.attributes):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the topic {parent} has no lite topics")
-        known = self._metadata.groups.get(name)
-        if known is None:
+        group_config = self._metadata.groups.get(name)
+        if group_config is None:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group {name} does not exist")
-        if not known.consume_enable:
+        if not group_config.consume_enable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the group {name} may not consume")
-        group = lite_group(known.attributes)
+        group = lite_group(group_config.attributes)
         if group.parent != parent:
-            bound = f"is bound to {group.parent}" if group.parent else "is bound to no topic"
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the group {name} {bound}, not to {parent}")
+            binding = f"is bound to {group.parent}" if group.parent else "is bound to no topic"
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the group {name} {binding}, not to {parent}")
         return group
 
     def _look_again(self, client: Client, attempt: str, now: float) -> None:
         """Add the queues that a client's request has to look at besides the news."""
         if attempt and attempt == client.attempt[0]:
             client.ready.update(dict.fromkeys(client.attempt[1]))
-        if client.queues is not None and now >= client.checked + _CHECK_SECONDS:
-            client.checked = now
+        if client.queues is not None and now >= client.checked_at + _CHECK_SECONDS:
+            client.checked_at = now
             unread = [queue for queue in sorted(client.queues) if self._has_unread(client.key[0], queue)]
             client.ready.update(dict.fromkeys(unread))
 
@@ -365,15 +365,15 @@ class LitePops(Service):
             return
         client = self.subscriptions.clients.get((ext.consumer_group, ext.client_id))
         pop_time_ms = self._wall_clock_ms()
-        taken: list[PopBatch] = []
+        batches: list[PopBatch] = []
         if client is not None:
             try:
-                taken = self._take(client, pop, pop_time_ms)
+                batches = self._take(client, pop, pop_time_ms)
             except RecordsOnDisk as old:
                 self._load(client, pop, old)
                 return
-        if client is not None and taken:
-            self._replicate(client, pop, taken, pop_time_ms)
+        if client is not None and batches:
+            self._replicate(client, pop, batches, pop_time_ms)
         elif client is not None and client.ready and self._is_full():
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
         else:
@@ -387,10 +387,10 @@ class LitePops(Service):
         """Take messages of queues that may have some; removes the queues that it looks at from `LiteClient.ready`."""
         ext = pop.call.request.ext
         group, attempt = client.key[0], ext.attempt_id or ""
-        taken: list[PopBatch] = []
+        batches: list[PopBatch] = []
         count, nbytes = ext.max_messages, self._bytes_max
         is_full, looked_at = self._is_full(), 0
-        while client.ready and count > 0 and nbytes > 0 and len(taken) < _QUEUES_MAX:
+        while client.ready and count > 0 and nbytes > 0 and len(batches) < _QUEUES_MAX:
             queue = next(iter(client.ready))
             del client.ready[queue]
             if not client.reads(queue) or self._is_ending(queue):
@@ -413,20 +413,20 @@ class LitePops(Service):
                 attempt=attempt,
                 loaded=pop.loaded,
             )
-            may_wait = not taken and pop.loads >= LOADS_MAX
+            may_wait = not batches and pop.loads >= LOADS_MAX
             try:
                 one = self._queues.take(pop_request, queue, 0, count, nbytes, may_wait_for_disk=may_wait)
             except RecordsOnDisk:
                 client.ready[queue] = None
-                if taken:
+                if batches:
                     break
                 raise
             if one is not None and one.messages:
-                taken.append(one)
+                batches.append(one)
                 count -= one.messages
                 assert count >= 0, f"{queue}: {-count} messages more than were wanted are popped"
                 nbytes -= one.nbytes
-        return taken
+        return batches
 
     def _load(self, client: Client, pop: HeldLitePop, old: RecordsOnDisk) -> None:
         """Serve a request when old records are in memory."""
@@ -452,23 +452,23 @@ class LitePops(Service):
             pop.call.connection.held_pulls -= 1
             self._serve(pop._replace(loads=LOADS_MAX))
 
-    def _replicate(self, client: Client, pop: HeldLitePop, taken: list[PopBatch], pop_time_ms: int) -> None:
+    def _replicate(self, client: Client, pop: HeldLitePop, batches: list[PopBatch], pop_time_ms: int) -> None:
         """Replicate the pops; the client gets the messages once they are committed."""
-        assert taken, f"a pop of {client.key} takes nothing"
+        assert batches, f"a pop of {client.key} takes nothing"
         leadership, ext = self._leadership, pop.call.request.ext
-        nbytes = sum(each.nbytes for each in taken)
-        group: PendingGroup = [PendingCommand(encode_command(each.command)) for each in taken]
-        self._queues.begin(taken)
+        nbytes = sum(each.nbytes for each in batches)
+        group: PendingGroup = [PendingCommand(encode_command(each.command)) for each in batches]
+        self._queues.begin(batches)
         self._read_bytes += nbytes
-        client.attempt = ext.attempt_id or "", [each.key[1] for each in taken]
+        client.attempt = ext.attempt_id or "", [each.key[1] for each in batches]
 
         def finish(outcome: Outcome) -> None:
             if leadership is not self._leadership:
                 return
             self._read_bytes -= nbytes
             assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"
-            is_freed = self._queues.end(taken, outcome)
-            for each in taken:
+            is_freed = self._queues.end(batches, outcome)
+            for each in batches:
                 if isinstance(outcome, Stored) and not is_freed:
                     self._pops.revival.schedule(CheckpointId(each.key, each.command.start, pop_time_ms))
                 else:
@@ -480,11 +480,11 @@ class LitePops(Service):
                 return
             match outcome:
                 case Stored():
-                    messages = sum(each.messages for each in taken)
+                    messages = sum(each.messages for each in batches)
                     self._note_got(ext.topic, ext.consumer_group, messages, nbytes)
                     if self._quotas.on_consumed is not None:
                         self._quotas.on_consumed(pop.call, messages, nbytes)
-                    self._send(pop, taken, pop_time_ms)
+                    self._send(pop, batches, pop_time_ms)
                 case LeadershipLost():
                     self._hand_on(pop)
                 case DiskFull(remark):
@@ -503,16 +503,16 @@ class LitePops(Service):
         pop.call.request.ext.poll_ms = max(round((pop.deadline - self._clock()) * 1000), 0)
         pop.call.dispatch()
 
-    def _send(self, pop: HeldLitePop, taken: list[PopBatch], pop_time_ms: int) -> None:
+    def _send(self, pop: HeldLitePop, batches: list[PopBatch], pop_time_ms: int) -> None:
         """Answer with messages: their properties say of which lite topic they are, and their offsets in it."""
         call = pop.call
-        counts = [str(count) for each in taken for count in self._counts(each)]
+        counts = [str(count) for each in batches for count in self._counts(each)]
         reply = self._reply(pop, pop_time_ms)
-        reply.rest_num = sum(each.rest for each in taken)
+        reply.rest_num = sum(each.rest for each in batches)
         reply.order_counts = ";".join(counts)
-        records = [record for each in taken for record in each.records]
+        records = [record for each in batches for record in each.records]
         nbytes = sum(map(len, records))
-        expected = sum(each.nbytes for each in taken)
+        expected = sum(each.nbytes for each in batches)
         assert nbytes == expected, f"popped records have {nbytes} bytes, and {expected} by their queues"
         header = encode_header(
             ResponseCode.SUCCESS,
@@ -524,12 +524,12 @@ class LitePops(Service):
         head = encode_prefix(call.serialization, len(header), nbytes) + header
         call.connection.send_all([head, *records], len(head) + nbytes)
 
-    def _counts(self, taken: PopBatch) -> Iterator[int]:
+    def _counts(self, batch: PopBatch) -> Iterator[int]:
         """Yield for each message the number of times that it was popped before."""
-        ordered = self._metadata.pops.of(taken.key).ordered
-        is_it = ordered is not None and ordered.pop_time_ms == taken.command.pop_time_ms
-        for offset in taken.offsets:
-            yield ordered.counts.get(offset, 0) if ordered is not None and is_it else 0
+        open_pop = self._metadata.pops.of(batch.key).ordered
+        is_it = open_pop is not None and open_pop.pop_time_ms == batch.command.pop_time_ms
+        for offset in batch.offsets:
+            yield open_pop.counts.get(offset, 0) if open_pop is not None and is_it else 0
 
     def _reply(self, pop: HeldLitePop, pop_time_ms: int) -> PopReply:
         invisible_ms = min(pop.call.request.ext.invisible_ms, INVISIBLE_MS_MAX)

@@ -176,7 +176,7 @@ class LiteQueries(Service):
             info = LiteClientInfo(parent_topic=ext.parent_topic, group=ext.group, client_id=ext.client_id)
             client = self._pops.subscriptions.clients.get((ext.group, ext.client_id))
             if client is not None:
-                info.heard_ms = self._wall_clock_ms() - round((self._clock() - client.heard) * 1000)
+                info.heard_ms = self._wall_clock_ms() - round((self._clock() - client.heard_at) * 1000)
                 queues = client.queues
                 info.topic_count = 1 if queues is None else len(queues)
                 names = ["*"] if queues is None else [split_lite_queue(queue)[1] for queue in sorted(queues)]
@@ -211,17 +211,17 @@ class LiteQueries(Service):
 
         def answer() -> ResponseSteps:
             self._group(name)
-            found = [
+            clients = [
                 client
                 for (group, each), client in self._pops.subscriptions.clients.items()
                 if group == name and (not client_id or each == client_id)
             ]
-            if client_id and not found:
+            if client_id and not clients:
                 raise RequestRefused(
                     ResponseCode.SUBSCRIPTION_NOT_EXIST,
                     f"{client_id[:80]} of the group {name} has not sent its subscriptions",
                 )
-            for client in found:
+            for client in clients:
                 yield from self._dispatch(client)
             return call.success()
 
@@ -300,11 +300,11 @@ class LiteQueries(Service):
             return
         for key in [key for key in self._metadata.lite.tables if key[:2] == (name, group.parent)]:
             yield from list(self._metadata.lite.tables.get(key, {}).items())
-        begun: set[str] = set()
+        queues: set[str] = set()
         for client in [client for key, client in self._pops.subscriptions.clients.items() if key[0] == name]:
             for queue in sorted(client.queues or ()):
-                if queue not in begun and self._metadata.lite.of(name, queue) is None:
-                    begun.add(queue)
+                if queue not in queues and self._metadata.lite.of(name, queue) is None:
+                    queues.add(queue)
                     yield split_lite_queue(queue)[1], None
 
     # -- what is asked about -------------------------------------------------------------------------------------------
@@ -333,11 +333,11 @@ class LiteQueries(Service):
 
     def _bound_groups(self) -> dict[str, list[str]]:
         """Map each parent topic to the groups that are bound to it."""
-        bound: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for name, config in sorted(self._metadata.groups.items()):
             if parent := lite_group(config.attributes).parent:
-                bound.setdefault(parent, []).append(name)
-        return bound
+                groups.setdefault(parent, []).append(name)
+        return groups
 
 
 def _keep(heap: list[tuple[int, str]], row: tuple[int, str], count: int) -> None:

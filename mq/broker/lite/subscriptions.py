@@ -26,23 +26,23 @@ class LiteClient(Generic[ConnectionT]):
         parent: the topic whose lite topics it reads.
         queues: those that it subscribes to, by the names of their queues; None for a client that reads all.
         ready: where there may be something for it, the longest waiting first. Clients that read all share one table.
-        heard: when it was heard last, in monotonic seconds.
-        checked: when all of its subscriptions were looked at last.
+        heard_at: when it was heard last, in monotonic seconds.
+        checked_at: when all of its subscriptions were looked at last.
         connection: where it was heard last.
-        lost: queues that another client took from it while it was not connected: it hears of them when it is back.
+        lost_queues: queues that another client took from it while it was gone: it hears of them when it is back.
         attempt: the id of its last request that got messages, and the queues that they are from.
     """
 
-    __slots__ = ("attempt", "checked", "connection", "heard", "key", "lost", "parent", "queues", "ready")
+    __slots__ = ("attempt", "checked_at", "connection", "heard_at", "key", "lost_queues", "parent", "queues", "ready")
 
     def __init__(self, key: ClientKey, parent: str, queues: set[str] | None, ready: dict[str, None]) -> None:
         self.key = key
         self.parent = parent
         self.queues = queues
         self.ready = ready
-        self.heard = self.checked = float("-inf")
+        self.heard_at = self.checked_at = float("-inf")
         self.connection: ConnectionT | None = None
-        self.lost: set[str] = set()
+        self.lost_queues: set[str] = set()
         self.attempt: tuple[str, list[str]] = ("", [])
 
     def reads(self, queue: str) -> bool:
@@ -100,30 +100,30 @@ class LiteSubscriptions(Generic[ConnectionT]):
     def add(self, client: LiteClient[ConnectionT], queues: Iterable[str]) -> list[str]:
         """Subscribe a client; returns the queues that it did not subscribe to before."""
         assert client.queues is not None, f"{client.key} reads all lite topics"
-        added = [queue for queue in queues if queue not in client.queues]
-        client.lost.difference_update(added)
-        for queue in added:
+        new_queues = [queue for queue in queues if queue not in client.queues]
+        client.lost_queues.difference_update(new_queues)
+        for queue in new_queues:
             client.queues.add(queue)
             self._by_queue.setdefault(queue, {})[client.key] = client
-        self.count += len(added)
+        self.count += len(new_queues)
         assert self.count >= len(client.queues), f"{self.count} subscriptions, {len(client.queues)} of {client.key}"
-        return added
+        return new_queues
 
     def remove(self, client: LiteClient[ConnectionT], queues: Iterable[str]) -> list[str]:
         """End subscriptions of a client; returns the queues that it had subscribed to."""
         if client.queues is None:
             return []
-        removed = [queue for queue in queues if queue in client.queues]
-        for queue in removed:
+        own_queues = [queue for queue in queues if queue in client.queues]
+        for queue in own_queues:
             client.queues.discard(queue)
             client.ready.pop(queue, None)
             others = self._by_queue[queue]
             del others[client.key]
             if not others:
                 del self._by_queue[queue]
-        self.count -= len(removed)
-        assert self.count >= 0, f"{self.count} subscriptions without {len(removed)} of {client.key}"
-        return removed
+        self.count -= len(own_queues)
+        assert self.count >= 0, f"{self.count} subscriptions without {len(own_queues)} of {client.key}"
+        return own_queues
 
     def drop(self, client: LiteClient[ConnectionT]) -> None:
         """Forget a client."""
@@ -142,7 +142,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
 
     def silent(self, before: float) -> list[LiteClient[ConnectionT]]:
         """List the clients that were last heard before the time ``before``."""
-        return [client for client in self.clients.values() if client.heard < before]
+        return [client for client in self.clients.values() if client.heard_at < before]
 
     def subscribers(self, queue: str, group: str) -> list[LiteClient[ConnectionT]]:
         """The clients of a group that subscribe to a lite topic by its name."""
@@ -150,8 +150,8 @@ class LiteSubscriptions(Generic[ConnectionT]):
 
     def all_subscribers(self, queue: str) -> list[ClientKey]:
         """The subscribers of a lite topic, in order; ``*`` is the client of a group that reads all lite topics."""
-        named = sorted(self._by_queue.get(queue, {}))
-        return named + [(group, "*") for group in sorted(self._wild.get(split_lite_queue(queue)[0], {}))]
+        clients = sorted(self._by_queue.get(queue, {}))
+        return clients + [(group, "*") for group in sorted(self._wild.get(split_lite_queue(queue)[0], {}))]
 
     def news(self, queue: str, group: str | None = None) -> Iterator[LiteClient[ConnectionT]]:
         """Announce that a queue may have messages, for one group or for all: returns the clients that may get them."""
@@ -186,9 +186,9 @@ class LiteSubscriptions(Generic[ConnectionT]):
 
         A subscription is listed with its client and with its queue, or news would miss the client; all are counted.
         """
-        listed = {(queue, key) for queue, clients in self._by_queue.items() for key in clients}
+        by_queue = {(queue, key) for queue, clients in self._by_queue.items() for key in clients}
         own = {(queue, key) for key, client in self.clients.items() for queue in client.queues or ()}
-        assert listed == own, f"{len(listed)} subscriptions are listed by queue, {len(own)} by client"
+        assert by_queue == own, f"{len(by_queue)} subscriptions are listed by queue, {len(own)} by client"
         wild = [key for groups in self._wild.values() for clients in groups.values() for key in clients]
         of_all = [key for key, client in self.clients.items() if client.queues is None]
         assert sorted(wild) == sorted(of_all), f"{wild} are listed as reading all, {of_all} do"

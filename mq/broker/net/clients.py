@@ -66,7 +66,7 @@ class HeartbeatOutcome(Generic[ConnectionT]):
     """Groups whose members or topics changed. The broker omits groups with disabled notices."""
 
 
-class _Listed:
+class _ConnectionGroups:
     """The groups of a connection."""
 
     __slots__ = ("consumer_groups", "producer_groups")
@@ -92,7 +92,7 @@ class ClientRegistry(Generic[ConnectionT]):
         self._producers: dict[str, dict[ConnectionT, Member]] = {}
         # By client id: connections, each with its number of producer groups.
         self._producers_at: dict[str, dict[ConnectionT, int]] = {}
-        self._listed: dict[ConnectionT, _Listed] = {}
+        self._groups_of: dict[ConnectionT, _ConnectionGroups] = {}
         self._to_expire: deque[ConnectionT] = deque()
         self._expire_count = 0
         self._subscriptions = 0
@@ -119,20 +119,20 @@ class ClientRegistry(Generic[ConnectionT]):
         if subscriptions is None:
             subscriptions = _result(self.check_subscriptions(heartbeat))
         language = language if language in LANGUAGES else None  # keep only known names, not arbitrarily long text
-        listed = self._listed.get(connection)
-        if listed is None:
-            listed = self._listed[connection] = _Listed()
+        groups = self._groups_of.get(connection)
+        if groups is None:
+            groups = self._groups_of[connection] = _ConnectionGroups()
         for producer in heartbeat.producers:
             self._add_producer(producer.group, connection, Member(heartbeat.client_id, language, version, now))
-            listed.producer_groups.add(producer.group)
+            groups.producer_groups.add(producer.group)
         new_groups: list[str] = []
         notify: list[Notice[ConnectionT]] = []
-        for consumer, wanted in zip(heartbeat.consumers, subscriptions, strict=True):
+        for consumer, by_topic in zip(heartbeat.consumers, subscriptions, strict=True):
             if self.removed_members.table:
-                if kept := self.removed_members.of(consumer.group, heartbeat.client_id, now):
-                    self.removed_members.add_connection(kept, connection)
+                if removal := self.removed_members.of(consumer.group, heartbeat.client_id, now):
+                    self.removed_members.add_connection(removal, connection)
                     notify += self._leave_as_another(connection, consumer.group)
-                    self._listed[connection] = listed
+                    self._groups_of[connection] = groups
                     continue
                 self.removed_members.renamed(connection, consumer.group)
             group = self._consumers.get(consumer.group)
@@ -143,45 +143,45 @@ class ClientRegistry(Generic[ConnectionT]):
                 group.list_body = None
             topics = group.subscriptions.keys()
             before = group.members.get(connection)
-            told = summary_of(wanted.values(), group.summary, None if before is None else before.summary)
-            group.summary = told
-            if before is None or before.summary is not told:
+            summary = summary_of(by_topic.values(), group.summary, None if before is None else before.summary)
+            group.summary = summary
+            if before is None or before.summary is not summary:
                 group.is_divided = None
-            group.members[connection] = Member(heartbeat.client_id, language, version, now, summary=told)
-            listed.consumer_groups.add(consumer.group)
+            group.members[connection] = Member(heartbeat.client_id, language, version, now, summary=summary)
+            groups.consumer_groups.add(consumer.group)
             group.consume_type = consumer.consume_type
             group.message_model = consumer.message_model
             group.consume_from_where = consumer.consume_from_where
-            self._subscribe(group, _updated(group.subscriptions, wanted))
+            self._subscribe(group, _updated(group.subscriptions, by_topic))
             if is_new or topics != group.subscriptions.keys():
                 notify += _notices([group])
         if isinstance(heartbeat, HeartbeatOfProxy):
-            proxied = heartbeat.proxied_clients
+            clients = heartbeat.proxied_clients
             if self.removed_members.table:
-                proxied = [each for each in proxied if not self.removed_members.heard(each.group, each.client_id, now)]
-            self.proxied.heartbeat(now, connection, proxied)
-        self._forget_if_unlisted(connection, listed)
-        count, count_max = max(len(listed.producer_groups), len(listed.consumer_groups)), self._limits.groups_max
+                clients = [each for each in clients if not self.removed_members.heard(each.group, each.client_id, now)]
+            self.proxied.heartbeat(now, connection, clients)
+        self._forget_if_unlisted(connection, groups)
+        count, count_max = max(len(groups.producer_groups), len(groups.consumer_groups)), self._limits.groups_max
         assert count <= count_max, f"{heartbeat.client_id} is in {count} groups of a kind; maximum: {count_max}"
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
 
-    def update_subscriptions(self, connection: ConnectionT, group: str, reported: Sequence[SubscriptionData]) -> None:
+    def update_subscriptions(self, connection: ConnectionT, group: str, changes: Sequence[SubscriptionData]) -> None:
         """Replace those subscriptions of a group for which a member reported a newer version.
 
         Topics to which the group does not subscribe are ignored: only heartbeats add or remove topics. Raises
         HeartbeatInvalid.
         """
-        known = self._consumers.get(group)
-        if known is None or connection not in known.members:
+        consumers = self._consumers.get(group)
+        if consumers is None or connection not in consumers.members:
             return
         newer = [
             data
-            for data in reported
-            if (old := known.subscriptions.get(data.topic)) is not None and old.version < data.version
+            for data in changes
+            if (old := consumers.subscriptions.get(data.topic)) is not None and old.version < data.version
         ]
-        wanted = known.subscriptions | _result(self._checked_subscriptions(ConsumerData(group, newer)))
-        self._check_lengths({group: lengths_of(wanted.values())}, {group: known.lengths})
-        self._subscribe(known, wanted)
+        subscriptions = consumers.subscriptions | _result(self._checked_subscriptions(ConsumerData(group, newer)))
+        self._check_lengths({group: lengths_of(subscriptions.values())}, {group: consumers.lengths})
+        self._subscribe(consumers, subscriptions)
 
     def check_bytes(self, nbytes: int) -> None:
         """Raises HeartbeatInvalid for a body longer than any client needs."""
@@ -195,29 +195,29 @@ class ClientRegistry(Generic[ConnectionT]):
             raise HeartbeatInvalid(
                 f"the client id has {len(heartbeat.client_id)} characters; allowed: 1 to {limits.client_id_length_max}"
             )
-        listed = self._listed.get(connection) or _Listed()
-        for kind, groups, known in (
-            ("producer", [data.group for data in heartbeat.producers], listed.producer_groups),
-            ("consumer", [data.group for data in heartbeat.consumers], listed.consumer_groups),
+        own_groups = self._groups_of.get(connection) or _ConnectionGroups()
+        for kind, groups, earlier in (
+            ("producer", [data.group for data in heartbeat.producers], own_groups.producer_groups),
+            ("consumer", [data.group for data in heartbeat.consumers], own_groups.consumer_groups),
         ):
-            count = max(len(groups), len(known.union(groups)))
+            count = max(len(groups), len(earlier.union(groups)))
             if count > limits.groups_max:
                 raise HeartbeatInvalid(f"the connection names {count} {kind} groups; maximum: {limits.groups_max}")
             for group in groups:
                 check_name(check_group, group)
         self._check_expressions([data for consumer in heartbeat.consumers for data in consumer.subscriptions])
-        self._check_room(listed, heartbeat)
+        self._check_room(own_groups, heartbeat)
 
     def check_subscriptions(self, heartbeat: HeartbeatData) -> Generator[None, None, CheckedSubscriptions]:
         """Parse the subscriptions of a heartbeat, for `heartbeat`; yields at points where it may be interrupted.
 
         Raises HeartbeatInvalid. Nothing is registered yet.
         """
-        checked: CheckedSubscriptions = []
+        subscriptions: CheckedSubscriptions = []
         for consumer in heartbeat.consumers:
-            wanted = yield from self._checked_subscriptions(consumer)
-            checked.append(wanted)
-        return checked
+            by_topic = yield from self._checked_subscriptions(consumer)
+            subscriptions.append(by_topic)
+        return subscriptions
 
     def unregister(
         self, connection: ConnectionT, client_id: str, producer_group: str | None, consumer_group: str | None
@@ -244,29 +244,32 @@ class ClientRegistry(Generic[ConnectionT]):
 
         Returns its connections, the members to notify, and whether it was a member, or was kept out already.
         """
-        known = self._consumers.get(group)
-        at = [] if known is None else [each for each, member in known.members.items() if member.client_id == client_id]
-        was_member = bool(at) or (group, client_id) in self.removed_members.table
+        consumers = self._consumers.get(group)
+        members = {} if consumers is None else consumers.members
+        connections = [each for each, member in members.items() if member.client_id == client_id]
+        was_member = bool(connections) or (group, client_id) in self.removed_members.table
         was_member |= self.proxied.remove(group, client_id)
-        notify = [] if known is None else self._remove_consumers([(known, each) for each in at])
-        self.removed_members.keep(group, client_id, until=until, reason=reason, operator=operator, connections=at)
-        return at, notify, was_member
+        notify = [] if consumers is None else self._remove_consumers([(consumers, each) for each in connections])
+        self.removed_members.keep(
+            group, client_id, until=until, reason=reason, operator=operator, connections=connections
+        )
+        return connections, notify, was_member
 
     def connection_closed(self, connection: ConnectionT) -> list[Notice[ConnectionT]]:
         """Remove the clients of a connection. Returns the members to notify."""
         self.proxied.connection_closed(connection)
         self.removed_members.connection_closed(connection)
-        listed = self._listed.get(connection)
-        if listed is None:
+        groups = self._groups_of.get(connection)
+        if groups is None:
             return []
-        for name in list(listed.producer_groups):
+        for name in list(groups.producer_groups):
             self._remove_producer(name, connection)
-        return self._remove_consumers([(self._consumers[name], connection) for name in sorted(listed.consumer_groups)])
+        return self._remove_consumers([(self._consumers[name], connection) for name in sorted(groups.consumer_groups)])
 
     @property
     def connection_count(self) -> int:
         """Connections with clients in groups."""
-        return len(self._listed)
+        return len(self._groups_of)
 
     def expire_some(self, now: float) -> list[Notice[ConnectionT]]:
         """Remove clients without a heartbeat for `HeartbeatLimits.expiry_seconds`, of some of the connections.
@@ -275,22 +278,22 @@ class ClientRegistry(Generic[ConnectionT]):
         """
         if not self._to_expire:
             self.proxied.expire(now)
-            self._to_expire.extend(self._listed)
-            self._expire_count = -(-len(self._listed) // ROUND_CALLS)
+            self._to_expire.extend(self._groups_of)
+            self._expire_count = -(-len(self._groups_of) // ROUND_CALLS)
         oldest = now - self._limits.expiry_seconds
         producers: list[tuple[str, ConnectionT]] = []
         consumers: list[tuple[ConsumerGroup[ConnectionT], ConnectionT]] = []
         for _ in range(min(len(self._to_expire), self._expire_count)):
             connection = self._to_expire.popleft()
-            listed = self._listed.get(connection)
-            if listed is None:
+            groups = self._groups_of.get(connection)
+            if groups is None:
                 continue  # removed since the round began
             producers += [
                 (name, connection)
-                for name in sorted(listed.producer_groups)
+                for name in sorted(groups.producer_groups)
                 if self._producers[name][connection].last_heartbeat < oldest
             ]
-            for name in sorted(listed.consumer_groups):
+            for name in sorted(groups.consumer_groups):
                 group = self._consumers[name]
                 if group.members[connection].last_heartbeat < oldest:
                     consumers.append((group, connection))
@@ -302,25 +305,25 @@ class ClientRegistry(Generic[ConnectionT]):
 
     def consumer_ids(self, group: str) -> list[str]:
         """The client ids of a consumer group, sorted; empty without members."""
-        known = self._consumers.get(group)
-        return [] if known is None else known.client_ids()
+        consumers = self._consumers.get(group)
+        return [] if consumers is None else consumers.client_ids()
 
     def consumer_list(self, group: str) -> bytes | None:
         """The ids of a consumer group as a response body, None without members.
 
         Encoded once per change, since every member asks for it after each change.
         """
-        known = self._consumers.get(group)
-        if known is None:
+        consumers = self._consumers.get(group)
+        if consumers is None:
             return None
-        if known.list_body is None:
-            known.list_body = ConsumerList(known.client_ids()).encode()
-        return known.list_body
+        if consumers.list_body is None:
+            consumers.list_body = ConsumerList(consumers.client_ids()).encode()
+        return consumers.list_body
 
     def subscriptions_differ(self, group: str) -> bool:
         """Whether members of a consumer group do not all subscribe to the same."""
-        known = self._consumers.get(group)
-        return known is not None and known.differ()
+        consumers = self._consumers.get(group)
+        return consumers is not None and consumers.differ()
 
     def consumer_group(self, group: str) -> ConsumerGroup[ConnectionT] | None:
         """A consumer group with members, for display; read only."""
@@ -332,8 +335,8 @@ class ClientRegistry(Generic[ConnectionT]):
 
     def member(self, connection: ConnectionT, group: str) -> Member | None:
         """A connection as a member of a consumer group; None if it is not."""
-        known = self._consumers.get(group)
-        return None if known is None else known.members.get(connection)
+        consumers = self._consumers.get(group)
+        return None if consumers is None else consumers.members.get(connection)
 
     def client_id(self, connection: ConnectionT, group: str) -> str | None:
         """The id under which a connection is a member of a consumer group; None if it is not."""
@@ -342,8 +345,8 @@ class ClientRegistry(Generic[ConnectionT]):
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
         """The subscription of an online group to a topic; None if it has none, or an invalid expression."""
-        known = self._consumers.get(group)
-        subscription = None if known is None else known.subscriptions.get(topic)
+        consumers = self._consumers.get(group)
+        subscription = None if consumers is None else consumers.subscriptions.get(topic)
         return None if subscription is None else subscription.parsed
 
     def groups_of_topic(self, topic: str) -> list[str]:
@@ -373,11 +376,11 @@ class ClientRegistry(Generic[ConnectionT]):
         self.proxied.check_invariants()
         self.removed_members.check_invariants()
         consumers = {(name, each) for name, group in self._consumers.items() for each in group.members}
-        listed = {(name, each) for each, of_it in self._listed.items() for name in of_it.consumer_groups}
-        assert consumers == listed, f"{len(consumers)} members of groups, connections list {len(listed)}"
+        pairs = {(name, each) for each, of_it in self._groups_of.items() for name in of_it.consumer_groups}
+        assert consumers == pairs, f"{len(consumers)} members of groups, connections list {len(pairs)}"
         producers = {(name, each) for name, members in self._producers.items() for each in members}
-        listed = {(name, each) for each, of_it in self._listed.items() for name in of_it.producer_groups}
-        assert producers == listed, f"{len(producers)} members of producer groups, connections list {len(listed)}"
+        pairs = {(name, each) for each, of_it in self._groups_of.items() for name in of_it.producer_groups}
+        assert producers == pairs, f"{len(producers)} members of producer groups, connections list {len(pairs)}"
         count = sum(sum(at.values()) for at in self._producers_at.values())
         assert count == len(producers), f"{len(producers)} members of producer groups, by client id {count}"
         subscriptions = sum(len(group.subscriptions) for group in self._consumers.values())
@@ -410,38 +413,38 @@ class ClientRegistry(Generic[ConnectionT]):
 
         ``before`` are the current groups of the connection, ``after`` those that change.
         """
-        limits, merged = self._limits, {**before, **after}
-        self._check_length_of_one((sum(each[0] for each in merged.values()), sum(each[1] for each in merged.values())))
+        limits, totals = self._limits, {**before, **after}
+        self._check_length_of_one((sum(each[0] for each in totals.values()), sum(each[1] for each in totals.values())))
         for at, kind, length_max in (
             (0, "", limits.expressions_length_in_all_max),
             (1, "SQL92 ", limits.sql_length_in_all_max),
         ):
-            grown = sum(lengths[at] - before.get(group, (0, 0))[at] for group, lengths in after.items())
-            if grown > 0 and self._lengths[at] + grown > length_max:
+            growth = sum(lengths[at] - before.get(group, (0, 0))[at] for group, lengths in after.items())
+            if growth > 0 and self._lengths[at] + growth > length_max:
                 raise HeartbeatInvalid(
                     f"the {kind}expressions of all clients total {self._lengths[at]} characters; maximum: {length_max}"
                 )
 
-    def _check_room(self, listed: _Listed, heartbeat: HeartbeatData) -> None:
+    def _check_room(self, own_groups: _ConnectionGroups, heartbeat: HeartbeatData) -> None:
         limits = self._limits
         after = {consumer.group: len(consumer.subscriptions) for consumer in heartbeat.consumers}
-        known = {
-            name: self._consumers[name] for name in listed.consumer_groups | after.keys() if name in self._consumers
+        groups = {
+            name: self._consumers[name] for name in own_groups.consumer_groups | after.keys() if name in self._consumers
         }
-        before = {name: len(group.subscriptions) for name, group in known.items()}
+        before = {name: len(group.subscriptions) for name, group in groups.items()}
         # A group may occur twice in a heartbeat; all of it has to be parsed.
         count = max(sum((before | after).values()), sum(len(each.subscriptions) for each in heartbeat.consumers))
         if count > limits.subscriptions_per_client_max:
             raise HeartbeatInvalid(
                 f"the connection has {count} subscriptions; maximum: {limits.subscriptions_per_client_max}"
             )
-        grown = sum(after.values()) - sum(before.get(name, 0) for name in after)
-        if grown > 0 and self._subscriptions + grown > limits.subscriptions_in_all_max:
+        growth = sum(after.values()) - sum(before.get(name, 0) for name in after)
+        if growth > 0 and self._subscriptions + growth > limits.subscriptions_in_all_max:
             raise HeartbeatInvalid(
                 f"all clients have {self._subscriptions} subscriptions; maximum: {limits.subscriptions_in_all_max}"
             )
-        told = {consumer.group: lengths_of(consumer.subscriptions) for consumer in heartbeat.consumers}
-        self._check_lengths(told, {name: group.lengths for name, group in known.items()})
+        lengths = {consumer.group: lengths_of(consumer.subscriptions) for consumer in heartbeat.consumers}
+        self._check_lengths(lengths, {name: group.lengths for name, group in groups.items()})
 
     def _subscribe(self, group: ConsumerGroup[ConnectionT], subscriptions: dict[str, GroupSubscription]) -> None:
         before, after = group.lengths, lengths_of(subscriptions.values())
@@ -460,27 +463,27 @@ class ClientRegistry(Generic[ConnectionT]):
             raise HeartbeatInvalid(
                 f"group {consumer.group} subscribes {count} topics; maximum: {limits.subscriptions_max}"
             )
-        wanted: dict[str, GroupSubscription] = {}
+        by_topic: dict[str, GroupSubscription] = {}
         group = self._consumers.get(consumer.group)
-        known = {} if group is None else group.subscriptions
+        current = {} if group is None else group.subscriptions
         for number, data in enumerate(consumer.subscriptions):
             if number % _CHECKED_AT_ONCE == _CHECKED_AT_ONCE - 1:
                 yield
-            same = known.get(data.topic)
+            same = current.get(data.topic)
             if same is not None and same.is_wanted_by(data):
-                wanted[data.topic] = same  # unchanged since the client's last heartbeat
+                by_topic[data.topic] = same  # unchanged since the client's last heartbeat
                 continue
             check_word(data.expression_type, limits)
             check_name(check_topic, data.topic)
-            wanted[data.topic] = parse_group_subscription(data)
-        return wanted
+            by_topic[data.topic] = parse_group_subscription(data)
+        return by_topic
 
     def _add_producer(self, name: str, connection: ConnectionT, member: Member) -> None:
         members = self._producers.setdefault(name, {})
-        known = members.get(connection)
-        if known is None or known.client_id != member.client_id:
-            if known is not None:
-                self._forget_producer(known.client_id, connection)
+        old = members.get(connection)
+        if old is None or old.client_id != member.client_id:
+            if old is not None:
+                self._forget_producer(old.client_id, connection)
             at = self._producers_at.setdefault(member.client_id, {})
             at[connection] = at.get(connection, 0) + 1
         members[connection] = member
@@ -499,27 +502,27 @@ class ClientRegistry(Generic[ConnectionT]):
         self._forget_producer(members.pop(connection).client_id, connection)
         if not members:
             del self._producers[name]
-        listed = self._listed[connection]
-        listed.producer_groups.discard(name)
-        self._forget_if_unlisted(connection, listed)
+        groups = self._groups_of[connection]
+        groups.producer_groups.discard(name)
+        self._forget_if_unlisted(connection, groups)
 
     def _remove_consumers(
-        self, gone: Iterable[tuple[ConsumerGroup[ConnectionT], ConnectionT]]
+        self, removals: Iterable[tuple[ConsumerGroup[ConnectionT], ConnectionT]]
     ) -> list[Notice[ConnectionT]]:
-        left: dict[str, tuple[ConsumerGroup[ConnectionT], set[str]]] = {}
-        for group, connection in gone:
-            _, client_ids = left.setdefault(group.name, (group, set()))
+        ids_by_group: dict[str, tuple[ConsumerGroup[ConnectionT], set[str]]] = {}
+        for group, connection in removals:
+            _, client_ids = ids_by_group.setdefault(group.name, (group, set()))
             client_ids.add(group.members.pop(connection).client_id)
             group.list_body = group.is_divided = None
             if not group.members:
                 del self._consumers[group.name]
                 self._subscribe(group, {})
-            listed = self._listed[connection]
-            listed.consumer_groups.discard(group.name)
-            self._forget_if_unlisted(connection, listed)
+            groups = self._groups_of[connection]
+            groups.consumer_groups.discard(group.name)
+            self._forget_if_unlisted(connection, groups)
         return _notices(
             group
-            for group, client_ids in left.values()
+            for group, client_ids in ids_by_group.values()
             if not client_ids <= {member.client_id for member in group.members.values()}
         )
 
@@ -528,9 +531,9 @@ class ClientRegistry(Generic[ConnectionT]):
         group = self._consumers.get(name)
         return [] if group is None or connection not in group.members else self._remove_consumers([(group, connection)])
 
-    def _forget_if_unlisted(self, connection: ConnectionT, listed: _Listed) -> None:
-        if not listed.consumer_groups and not listed.producer_groups:
-            del self._listed[connection]
+    def _forget_if_unlisted(self, connection: ConnectionT, groups: _ConnectionGroups) -> None:
+        if not groups.consumer_groups and not groups.producer_groups:
+            del self._groups_of[connection]
 
 
 def _result(steps: Generator[None, None, T]) -> T:
@@ -544,11 +547,11 @@ def _result(steps: Generator[None, None, T]) -> T:
 
 
 def _updated(
-    known: dict[str, GroupSubscription], subscriptions: dict[str, GroupSubscription]
+    current: dict[str, GroupSubscription], subscriptions: dict[str, GroupSubscription]
 ) -> dict[str, GroupSubscription]:
     """Replace the subscriptions by a heartbeat's; newer ones stay, since heartbeats of a group may cross."""
     return {
-        topic: known[topic] if topic in known and known[topic].version >= subscription.version else subscription
+        topic: current[topic] if topic in current and current[topic].version >= subscription.version else subscription
         for topic, subscription in subscriptions.items()
     }
 

@@ -97,18 +97,18 @@ class ClientConnection:
     __slots__ = (
         "_access",
         "_address",
+        "_backlog",
         "_log",
         "_on_closed",
         "_partial_requests",
         "_questions",
         "_reactor",
-        "_reported",
+        "_reports",
         "_requests",
         "_sock",
         "_stream",
         "_unfinished",
         "_unread",
-        "_unserved",
         "_waits_for_reader",
         "_waits_for_room",
         "authentication",
@@ -144,12 +144,12 @@ class ClientConnection:
         self._unread = unread
         self._reactor = reactor
         # Deferred requests.
-        self._unserved: list[Incoming] = []
+        self._backlog: list[Incoming] = []
         self._unfinished = False
         self._waits_for_room = False
         self._waits_for_reader = False
         self._log = log
-        self._reported: tuple[tuple[str, int | None], ...] = ()
+        self._reports: tuple[tuple[str, int | None], ...] = ()
         self.output_bytes_max = output_bytes_max
         self.heard = True
         self.held_pulls = 0
@@ -160,10 +160,10 @@ class ClientConnection:
         self.descriptor = self._stream.raw_fd
         address, port = self._stream.peer
         self._address = address
-        shown = address.removeprefix("::ffff:")
-        self.peer = format_address((shown, port))
+        text = address.removeprefix("::ffff:")
+        self.peer = format_address((text, port))
         # The sender of a record has four bytes: its layout does not depend on the client.
-        self.host = (bytes(4) if ":" in shown else socket.inet_aton(shown)) + port.to_bytes(4, "big")
+        self.host = (bytes(4) if ":" in text else socket.inet_aton(text)) + port.to_bytes(4, "big")
 
     @property
     def closed(self) -> bool:
@@ -225,7 +225,7 @@ class ClientConnection:
     def wait_for_reader(self, waits: bool) -> None:
         """Read no more requests until the client has read answers, or read them again."""
         self._waits_for_reader = waits
-        if self._unserved and not waits:
+        if self._backlog and not waits:
             self._reactor.go_on_later(self._serve_deferred)
         self._read_or_wait()
 
@@ -262,37 +262,37 @@ class ClientConnection:
         if len(data) > _LARGE_BYTES and missing_bytes(data):
             return 0  # do not copy an incomplete large frame once per chunk
         chunk = bytes(data)
-        taken = self._requests.sends.take(self, chunk)
-        assert taken <= len(chunk), f"{taken} of {len(chunk)} bytes were taken"
-        if taken:
+        nbytes = self._requests.sends.take(self, chunk)
+        assert nbytes <= len(chunk), f"{nbytes} of {len(chunk)} bytes were taken"
+        if nbytes:
             self._note_whole()
-        if taken == len(chunk):
-            return taken
-        return taken + self._serve_frames(chunk[taken:])
+        if nbytes == len(chunk):
+            return nbytes
+        return nbytes + self._serve_frames(chunk[nbytes:])
 
     def _serve_frames(self, chunk: bytes) -> int:
         """Serve all complete requests at the start of a chunk; returns how many bytes they have."""
         try:
-            incoming, consumed = decode_chunk(chunk)
+            incoming, nbytes = decode_chunk(chunk)
         except FrameError as error:
             reason = _NO_TLS if chunk.startswith(_TLS_HANDSHAKE) else str(error)
             self._log.warning("bad_frame", client=self.peer, error=reason)
             self.close("bad frame")
             return 0
-        assert consumed <= len(chunk), f"{consumed} of {len(chunk)} bytes were decoded"
-        assert not self._unserved, f"{len(incoming)} requests overtake {len(self._unserved)} of the same client"
+        assert nbytes <= len(chunk), f"{nbytes} of {len(chunk)} bytes were decoded"
+        assert not self._backlog, f"{len(incoming)} requests overtake {len(self._backlog)} of the same client"
         access = None if self.trusted else self._access
         if access is not None:
             incoming = access.authorize(self._address, incoming, chunk)
-        if consumed:
+        if nbytes:
             self._note_whole()
         if len(incoming) > _SERVED_AT_ONCE:
             self._serve_share(incoming)
         else:
             self._requests.serve(self, incoming)
-        if len(chunk) - consumed >= _LENGTH_BYTES and not self._unfinished:
-            self._begin(_LENGTH_BYTES + int.from_bytes(chunk[consumed : consumed + _LENGTH_BYTES], "big"))
-        return consumed
+        if len(chunk) - nbytes >= _LENGTH_BYTES and not self._unfinished:
+            self._begin(_LENGTH_BYTES + int.from_bytes(chunk[nbytes : nbytes + _LENGTH_BYTES], "big"))
+        return nbytes
 
     def _note_whole(self) -> None:
         """Note that the rest of a partial request has arrived."""
@@ -305,11 +305,11 @@ class ClientConnection:
 
         The connection is not read until the rest is served.
         """
-        assert not self._unserved, f"{len(self._unserved)} deferred requests before {len(incoming)} others"
+        assert not self._backlog, f"{len(self._backlog)} deferred requests before {len(incoming)} others"
         at, stretch = 0, 1
         while at < len(incoming):
             if at and not self.trusted and (self._waits_for_reader or self._reactor.share_used()):
-                self._unserved = incoming[at:]
+                self._backlog = incoming[at:]
                 self._read_or_wait()
                 if not self._waits_for_reader:
                     self._reactor.go_on_later(self._serve_deferred)
@@ -320,7 +320,7 @@ class ClientConnection:
 
     def _serve_deferred(self) -> None:
         """Serve some of the deferred requests."""
-        incoming, self._unserved = self._unserved, []
+        incoming, self._backlog = self._backlog, []
         self._serve_share(incoming)
         self._read_or_wait()
 
@@ -333,7 +333,7 @@ class ClientConnection:
                 self._read_or_wait()
 
     def _read_or_wait(self) -> None:
-        if self._waits_for_room or self._waits_for_reader or self._unserved:
+        if self._waits_for_room or self._waits_for_reader or self._backlog:
             self._requests.sends.forget(self.descriptor)
             self._stream.stop_reading()
         else:
@@ -364,8 +364,8 @@ class ClientConnection:
 
     def _report(self, event: str, code: int | None, reason: str) -> None:
         """Log a mistake of the client, once per connection and kind, since clients repeat their mistakes."""
-        if (event, code) not in self._reported and len(self._reported) < _REPORTS_MAX:
-            self._reported += ((event, code),)
+        if (event, code) not in self._reports and len(self._reports) < _REPORTS_MAX:
+            self._reports += ((event, code),)
             self._log.warning(event, client=self.peer, code=code, reason=reason)
 
     def unsupported(self, request: Any, body: bytes) -> None:

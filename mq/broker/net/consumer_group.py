@@ -131,11 +131,11 @@ def _normal(expression: str, kind: str) -> str:
     return " || ".join(sorted({tag.strip() for tag in expression.split("||")} - {""})) or "*"
 
 
-def summary_of(subscriptions: Iterable[GroupSubscription], *known: SubscriptionSummary | None) -> SubscriptionSummary:
-    """Summarize the subscriptions of one heartbeat; returns the equal one of ``known``, if there is one."""
+def summary_of(subscriptions: Iterable[GroupSubscription], *others: SubscriptionSummary | None) -> SubscriptionSummary:
+    """Summarize the subscriptions of one heartbeat; returns the equal one of ``others``, if there is one."""
     rows = {(each.topic, each.expression, each.expression_type) for each in subscriptions}
     mark = hash(frozenset(rows))
-    for summary in known:
+    for summary in others:
         if summary is not None and summary.mark == mark:
             return summary
     return SubscriptionSummary(mark, summary_text(rows))
@@ -154,12 +154,12 @@ def lengths_of(subscriptions: Iterable[SubscriptionData | GroupSubscription]) ->
 def parse_group_subscription(data: SubscriptionData) -> GroupSubscription:
     """A subscription of a heartbeat. Raises HeartbeatInvalid for tags that are invalid; other faults are kept."""
     expression_type = data.expression_type or TAG
-    parsed: Subscription | None = None
+    tag_filter: Subscription | None = None
     fault = ""
     try:
-        parsed = parse_subscription(data.topic, data.expression, expression_type)
+        tag_filter = parse_subscription(data.topic, data.expression, expression_type)
     except SubscriptionError as error:
         if expression_type == TAG:
             raise HeartbeatInvalid(str(error)) from error
         fault = str(error)
-    return GroupSubscription(data.topic, data.expression, expression_type, data.version, parsed, fault)
+    return GroupSubscription(data.topic, data.expression, expression_type, data.version, tag_filter, fault)

@@ -104,8 +104,10 @@ class UnreadReplies(Generic[ConnectionT]):
     def check_invariants(self) -> None:
         """Assert that clients can be dropped and resumed: for tests, since it looks at all of them."""
         assert not self._dropping, f"clients are being dropped, with {self._unsent()} unread bytes"
-        gone = self._kept_waiting.keys() - set(self._connections())
-        assert not gone, f"{len(gone)} of {len(self._kept_waiting)} clients that are to read replies first are gone"
+        lost_clients = self._kept_waiting.keys() - set(self._connections())
+        assert not lost_clients, (
+            f"{len(lost_clients)} of {len(self._kept_waiting)} clients that are to read replies first are gone"
+        )
 
     def forget(self, connection: ConnectionT) -> None:
         """Forget a closed connection."""

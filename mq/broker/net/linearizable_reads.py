@@ -49,7 +49,7 @@ class LinearizableReads:
         self._waiting_max = waiting_max
         self._read = read
         self._clock = clock
-        self._failed: list[tuple[OnRead, float]] = []
+        self._failures: list[tuple[OnRead, float]] = []
         self._open = 0
 
     def read(self, on_read: OnRead) -> None:
@@ -63,14 +63,14 @@ class LinearizableReads:
     @property
     def failed(self) -> int:
         """Failed reads that `try_again` will retry."""
-        return len(self._failed)
+        return len(self._failures)
 
     def try_again(self) -> None:
         """Retry failed reads; called when the leader changes, and by a timer."""
-        failed, self._failed = self._failed, []
-        assert len(failed) <= self._open, f"{len(failed)} reads have failed, {self._open} are open"
+        failures, self._failures = self._failures, []
+        assert len(failures) <= self._open, f"{len(failures)} reads have failed, {self._open} are open"
         now = self._clock()
-        for on_read, until in failed:
+        for on_read, until in failures:
             if until <= now:
                 self._open -= 1
                 assert self._open >= 0, f"{self._open} reads are open"
@@ -80,8 +80,8 @@ class LinearizableReads:
 
     def check_invariants(self) -> None:
         """Assert that reads are counted right, on which their limit relies."""
-        failed, open_max = len(self._failed), self._waiting_max
-        assert failed <= self._open <= open_max, f"{failed} of {self._open} reads have failed; maximum: {open_max}"
+        failures, open_max = len(self._failures), self._waiting_max
+        assert failures <= self._open <= open_max, f"{failures} of {self._open} reads have failed; maximum: {open_max}"
 
     def _begin(self, on_read: OnRead, until: float) -> None:
         if self._open >= self._waiting_max:
@@ -97,7 +97,7 @@ class LinearizableReads:
                 assert self._open >= 0, f"{self._open} reads are open"
                 on_read(True)
             else:
-                self._failed.append((on_read, until))
+                self._failures.append((on_read, until))
 
         self._read(known)
 

@@ -33,31 +33,31 @@ class ProxiedClients(Generic[ConnectionT]):
 
         Those that exceed a limit are left out: the rest of the heartbeat is worth more than they are.
         """
-        known = self._of.get(connection)
-        if not clients and known is None:
+        entry = self._of.get(connection)
+        if not clients and entry is None:
             return
-        if known is not None and known[1] == tuple(clients):
-            self._of[connection] = now, known[1]
+        if entry is not None and entry[1] == tuple(clients):
+            self._of[connection] = now, entry[1]
             return
         self.connection_closed(connection)
         room = self._limits.proxied_clients_max - self._count
         fitting = {(each.group, each.client_id): each for each in clients if self._fits(each)}
-        kept = tuple(fitting.values())[: max(room, 0)]
-        if not kept:
+        additions = tuple(fitting.values())[: max(room, 0)]
+        if not additions:
             return
-        self._of[connection] = now, kept
-        self._count += len(kept)
-        for each in kept:
+        self._of[connection] = now, additions
+        self._count += len(additions)
+        for each in additions:
             self._groups.setdefault(each.group, {})[connection, each.client_id] = each
         count_max = self._limits.proxied_clients_max
         assert self._count <= count_max, f"{self._count} clients behind proxies; maximum: {count_max}"
 
     def connection_closed(self, connection: ConnectionT) -> None:
         """Remove the clients of a proxy whose connection was closed."""
-        _, gone = self._of.pop(connection, (0.0, ()))
-        self._count -= len(gone)
-        assert self._count >= 0, f"{self._count} clients are left, after {len(gone)} behind one proxy"
-        for each in gone:
+        _, clients = self._of.pop(connection, (0.0, ()))
+        self._count -= len(clients)
+        assert self._count >= 0, f"{self._count} clients are left, after {len(clients)} behind one proxy"
+        for each in clients:
             members = self._groups[each.group]
             del members[connection, each.client_id]
             if not members:
@@ -67,15 +67,15 @@ class ProxiedClients(Generic[ConnectionT]):
         """Remove a member, whichever proxies it is behind; returns whether it was one. It may be named again."""
         at = [connection for connection, name in self._groups.get(group, {}) if name == client_id]
         for connection in at:
-            heard, clients = self._of[connection]
-            left = [each for each in clients if (each.group, each.client_id) != (group, client_id)]
-            self.heartbeat(heard, connection, left)
+            heard_at, clients = self._of[connection]
+            others = [each for each in clients if (each.group, each.client_id) != (group, client_id)]
+            self.heartbeat(heard_at, connection, others)
         return bool(at)
 
     def expire(self, now: float) -> None:
         """Remove the clients of proxies that were silent for `HeartbeatLimits.expiry_seconds`."""
         oldest = now - self._limits.expiry_seconds
-        for connection in [each for each, (heard, _) in self._of.items() if heard < oldest]:
+        for connection in [each for each, (heard_at, _) in self._of.items() if heard_at < oldest]:
             self.connection_closed(connection)
 
     def members(self, group: str) -> Iterator[tuple[ConnectionT, ClientBehindProxy]]:
@@ -101,9 +101,9 @@ class ProxiedClients(Generic[ConnectionT]):
 
     def check_invariants(self) -> None:
         """Assert that groups and connections list each other; for tests."""
-        told = {(each.group, at, each.client_id) for at, (_, clients) in self._of.items() for each in clients}
-        listed = {(group, *key) for group, members in self._groups.items() for key in members}
-        assert told == listed, f"{len(listed)} members of groups, connections list {len(told)}"
+        pairs = {(each.group, at, each.client_id) for at, (_, clients) in self._of.items() for each in clients}
+        by_group = {(group, *key) for group, members in self._groups.items() for key in members}
+        assert pairs == by_group, f"{len(by_group)} members of groups, connections list {len(pairs)}"
         assert self._count == sum(len(clients) for _, clients in self._of.values()), f"counted {self._count}"
         assert self._count <= self._limits.proxied_clients_max, f"{self._count} clients"
 

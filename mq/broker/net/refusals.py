@@ -35,10 +35,10 @@ def decoded(decode: Callable[[bytes], T], body: bytes) -> T:
         raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
 
-def check_level(level: int, needed: int, what: str) -> None:
+def check_level(level: int, needed_level: int, what: str) -> None:
     """Raises RequestRefused if the group is below the format level that a feature needs, as in "quotas need"."""
-    if level < needed:
+    if level < needed_level:
         raise RequestRefused(
             ResponseCode.VERSION_NOT_SUPPORTED,
-            f"the group is at format level {level}, {what} {needed}: not all members are upgraded",
+            f"the group is at format level {level}, {what} {needed_level}: not all members are upgraded",
         )

@@ -79,16 +79,16 @@ class RemovedMemberTable(Generic[ConnectionT]):
     ) -> None:
         """Remove a client from a group; a second call replaces the first one."""
         assert self.has_room(group, client_id), f"{len(self.table)} members are removed"
-        known = self.readmit(group, client_id)
+        earlier = self.readmit(group, client_id)
         member: RemovedMember[ConnectionT] = RemovedMember(group, client_id, until, reason, operator)
         self.table[group, client_id] = member
-        for connection in [*([] if known is None else known.connections), *connections]:
+        for connection in [*([] if earlier is None else earlier.connections), *connections]:
             self.add_connection(member, connection)
 
     def add_connection(self, member: RemovedMember[ConnectionT], connection: ConnectionT) -> None:
         """Note that a removed client wanted to be a member on this connection."""
-        known = self.table.get((member.group, member.client_id))
-        assert known is member, (
+        entry = self.table.get((member.group, member.client_id))
+        assert entry is member, (
             f"{member.client_id} was readmitted to {member.group}: nobody would forget its connection"
         )
         self.renamed(connection, member.group)
@@ -97,12 +97,12 @@ class RemovedMemberTable(Generic[ConnectionT]):
 
     def renamed(self, connection: ConnectionT, group: str) -> None:
         """Forget the removed client of a connection that names another client of the group from now on."""
-        known = self._at.get(connection, {}).get(group)
-        if known is not None:
-            assert connection in known.connections, (
-                f"{known.client_id} of {group} is not listed with a connection of it"
+        member = self._at.get(connection, {}).get(group)
+        if member is not None:
+            assert connection in member.connections, (
+                f"{member.client_id} of {group} is not listed with a connection of it"
             )
-            del known.connections[connection]
+            del member.connections[connection]
             self._forget(connection, group)
 
     def of(self, group: str, client_id: str, now: float) -> RemovedMember[ConnectionT] | None:
@@ -157,9 +157,9 @@ class RemovedMemberTable(Generic[ConnectionT]):
 
     def check_invariants(self) -> None:
         """Assert that both tables have the same members; for tests, since it looks at all."""
-        told = {(at, member.group) for member in self.table.values() for at in member.connections}
-        listed = {(at, group) for at, groups in self._at.items() for group in groups}
-        assert told == listed, f"{len(told)} connections of removed members, {len(listed)} are listed"
+        pairs = {(at, member.group) for member in self.table.values() for at in member.connections}
+        by_connection = {(at, group) for at, groups in self._at.items() for group in groups}
+        assert pairs == by_connection, f"{len(pairs)} connections of removed members, {len(by_connection)} are listed"
         assert len(self.table) <= REMOVED_MEMBERS_MAX, f"{len(self.table)} members are removed"
 
     def _forget(self, connection: ConnectionT, group: str) -> None:
@@ -171,8 +171,8 @@ class RemovedMemberTable(Generic[ConnectionT]):
 
 def refusal(member: RemovedMember[ConnectionT], now: float) -> RequestRefused:
     """The answer to a request for messages by a client that was removed from its group; it may try again later."""
-    left = f"{member.words}; it may come back in {member.until - now:.0f} s"
-    return RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, left, ext=reply(member, now).fields())
+    text = f"{member.words}; it may come back in {member.until - now:.0f} s"
+    return RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, text, ext=reply(member, now).fields())
 
 
 def reply(member: RemovedMember[ConnectionT], now: float) -> KeptOutReply:

@@ -53,8 +53,8 @@ class RequestTable:
     def add(self, routes: Iterable[Route]) -> None:
         """Add routes; no two may be for one type of request."""
         for request_type, handler, leader_only, repeatable in routes:
-            known = request_type in self._of_all or request_type in self._of_leader
-            assert not known, f"two services serve {request_type.__name__}"
+            is_known = request_type in self._of_all or request_type in self._of_leader
+            assert not is_known, f"two services serve {request_type.__name__}"
             assert leader_only or not repeatable, f"{request_type.__name__} is never forwarded, nor repeated"
             (self._of_leader if leader_only else self._of_all)[request_type] = handler
             if repeatable:

@@ -103,8 +103,8 @@ class AcksInFlight:
         assert all(bits > 0 for bits in self._bits.values()), f"nothing is in flight of one of {list(self._bits)}"
         queues = Counter(checkpoint_id.queue for checkpoint_id in self._bits)
         assert queues == self._queues, f"checkpoints in flight by queue are {dict(queues)}, counted {self._queues}"
-        lost = self._waiting.keys() - self._bits.keys()
-        assert not lost, f"requests wait for {lost}, of which nothing is in flight"
+        orphans = self._waiting.keys() - self._bits.keys()
+        assert not orphans, f"requests wait for {orphans}, of which nothing is in flight"
 
     def take_ready(self) -> list[Call[Any]]:
         """Requests that have waited, to be handled again."""
@@ -129,10 +129,10 @@ class AcksInFlight:
         """Take messages out of flight; all of them were in flight."""
         in_flight = self._bits[checkpoint_id] & bits
         assert in_flight == bits, f"{checkpoint_id}: of {bits:#x} only {in_flight:#x} was in flight"
-        left = self._bits[checkpoint_id] & ~bits
+        remaining = self._bits[checkpoint_id] & ~bits
         self.ready += self._waiting.pop(checkpoint_id, ())
-        if left:
-            self._bits[checkpoint_id] = left
+        if remaining:
+            self._bits[checkpoint_id] = remaining
             return
         del self._bits[checkpoint_id]
         self._queues[checkpoint_id.queue] -= 1
@@ -159,7 +159,7 @@ class PopAcks:
         store: QueueStore,
         appender: Appender,
         schedule: Callable[[CheckpointId], None],
-        freed: Callable[[QueueOfGroup], None],
+        on_free: Callable[[QueueOfGroup], None],
         is_taken_over: Callable[[QueueOfGroup], bool],
         is_hidden: Callable[[QueueOffset, QueueOffset], bool],
         ordered_clock: OrderedClock,
@@ -171,7 +171,7 @@ class PopAcks:
         self._store = store
         self._appender = appender
         self._schedule = schedule
-        self._freed = freed
+        self._on_free = on_free
         self._is_taken_over = is_taken_over
         self._is_hidden = is_hidden
         self._ordered_clock = ordered_clock
@@ -226,11 +226,11 @@ class PopAcks:
             acks = BatchAck.decode(call.body).acks
             if len(acks) > BATCH_ROWS_MAX:
                 raise ReceiptError(f"the batch has {len(acks)} acknowledgements; maximum: {BATCH_ROWS_MAX}")
-            wanted = [(ack, ack.bits) for ack in acks]
+            pairs = [(ack, ack.bits) for ack in acks]
         except (BodyError, ReceiptError) as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        found = missing = 0
-        for ack, bits in wanted:
+        count = missing = 0
+        for ack, bits in pairs:
             topic = ack.topic if ack.mark == NORMAL else pop_retry_topic(ack.group, ack.topic)
             key = ack.group, fitted_topic(topic), ack.queue_id
             checkpoint_id = self._id_of(key, ack.start, ack.pop_time_ms)
@@ -240,14 +240,14 @@ class PopAcks:
                 if open_bits := self._open_bits(checkpoint_id) & wanted_bits:
                     effective += open_bits.bit_count()
                     self._add(checkpoint_id, open_bits)
-            found += effective
+            count += effective
             missing += bits.bit_count() - effective
-        if not found:
+        if not count:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE, f"none of these {missing} messages is still hidden for this receipt"
             )
         if missing:
-            remark = f"{missing} of {found + missing} messages are no longer hidden for this receipt"
+            remark = f"{missing} of {count + missing} messages are no longer hidden for this receipt"
             answer = call.response(ResponseCode.NO_MESSAGE, remark=remark)
         else:
             answer = call.success()
@@ -289,11 +289,11 @@ class PopAcks:
         """
         (key, start, pop_time_ms), now_ms = checkpoint_id, self._wall_clock_ms()
         of_queue = self._metadata.pops.of(key)
-        open_places, ordered = of_queue.open, of_queue.ordered
+        open_places, open_pop = of_queue.open, of_queue.ordered
         in_order = (start, pop_time_ms) not in open_places
-        if in_order and ordered is not None:
+        if in_order and open_pop is not None:
             # With a wall clock behind the pop time, the new invisible time would be over before it begins.
-            now_ms = self._ordered_clock.now_ms(key, ordered, now_ms)
+            now_ms = self._ordered_clock.now_ms(key, open_pop, now_ms)
         while (offset, now_ms) in open_places:
             now_ms += 1  # messages popped in the same millisecond keep their invisible time
         group, topic, queue_id = key
@@ -330,16 +330,16 @@ class PopAcks:
         self.leaving.begin(checkpoint_id, bit)
         self._replicate(encode_command(command), [(checkpoint_id, bit)], waiters, stored)
 
-    def give_back(self, popped: PopMessages) -> None:
+    def give_back(self, pop: PopMessages) -> None:
         """Make the messages of a pop visible again: its client is gone, and does not get them.
 
         Those of an ordered queue, and all while too much is pending, become visible when their invisible time ends.
         """
-        if popped.attempt is not None or not self._appender.is_open or not self._appender.has_room:
+        if pop.attempt is not None or not self._appender.is_open or not self._appender.has_room:
             return
-        checkpoint_id = CheckpointId((popped.group, popped.topic, popped.queue_id), popped.start, popped.pop_time_ms)
+        checkpoint_id = CheckpointId((pop.group, pop.topic, pop.queue_id), pop.start, pop.pop_time_ms)
         open_bits = self._open_bits(checkpoint_id)
-        for offset in offsets_of(popped.start, popped.taken & open_bits):
+        for offset in offsets_of(pop.start, pop.taken & open_bits):
             self._defer(checkpoint_id, offset, 0)
 
     def flush(self) -> None:
@@ -370,7 +370,7 @@ class PopAcks:
         command: bytes,
         rows: list[tuple[CheckpointId, int]],
         waiters: list[_Waiter],
-        stored: Callable[[], None] | None = None,
+        on_stored: Callable[[], None] | None = None,
     ) -> None:
         assert rows, f"{len(waiters)} requests wait for a command that acknowledges nothing"
         leaving = self.leaving
@@ -384,13 +384,13 @@ class PopAcks:
                 if not isinstance(outcome, Stored):
                     self._schedule(checkpoint_id)  # its time may have ended in the meantime
                 elif (start, pop_time_ms) not in (of_queue := self._metadata.pops.of(key)).open:
-                    ordered = of_queue.ordered
-                    if ordered is not None and ordered.later:
+                    open_pop = of_queue.ordered
+                    if open_pop is not None and open_pop.later:
                         self._schedule(checkpoint_id)  # without these messages the others may become visible earlier
-                    if ordered is None or ordered.pop_time_ms == pop_time_ms:
-                        self._freed(key)
-            if isinstance(outcome, Stored) and stored is not None:
-                stored()
+                    if open_pop is None or open_pop.pop_time_ms == pop_time_ms:
+                        self._on_free(key)
+            if isinstance(outcome, Stored) and on_stored is not None:
+                on_stored()
 
         def on_outcome(outcome: Outcome) -> None:
             finish(outcome)
@@ -439,9 +439,9 @@ class PopAcks:
             )
         key = ext.consumer_group, topic, queue_id
         checkpoint_id = self._id_of(key, receipt.start, receipt.pop_time_ms)
-        moved = self._metadata.pops.of(key).moved.get((receipt.start, receipt.pop_time_ms, ext.offset))
-        if moved is not None:
-            checkpoint_id = CheckpointId(key, ext.offset, moved)
+        own_pop_time = self._metadata.pops.of(key).moved.get((receipt.start, receipt.pop_time_ms, ext.offset))
+        if own_pop_time is not None:
+            checkpoint_id = CheckpointId(key, ext.offset, own_pop_time)
         at = ext.offset - checkpoint_id.start
         is_open = self._open_bits(checkpoint_id) | self.leaving.of(checkpoint_id)
         if not 0 <= at < SPAN_MAX or not is_open >> at & 1:
@@ -454,18 +454,18 @@ class PopAcks:
 
     def _moved(self, key: QueueOfGroup, ack: AckRow, bits: int) -> Iterator[tuple[CheckpointId, int]]:
         """Yield the own checkpoints of messages of a receipt that have moved to one."""
-        if moved := self._metadata.pops.of(key).moved:
+        if pop_times := self._metadata.pops.of(key).moved:
             for offset in offsets_of(ack.start, bits):
-                if (pop_time_ms := moved.get((ack.start, ack.pop_time_ms, offset))) is not None:
+                if (pop_time_ms := pop_times.get((ack.start, ack.pop_time_ms, offset))) is not None:
                     yield CheckpointId(key, offset, pop_time_ms), 1
 
     def _id_of(self, key: QueueOfGroup, start: QueueOffset, pop_time_ms: int) -> CheckpointId:
         """The checkpoint of a receipt. After a changed invisible time, it is named after the message."""
         of_queue = self._metadata.pops.of(key)
-        ordered = of_queue.ordered
-        if ordered is None or ordered.pop_time_ms != pop_time_ms or (start, pop_time_ms) in of_queue.open:
+        open_pop = of_queue.ordered
+        if open_pop is None or open_pop.pop_time_ms != pop_time_ms or (start, pop_time_ms) in of_queue.open:
             return CheckpointId(key, start, pop_time_ms)
-        return CheckpointId(key, ordered.start if 0 <= start - ordered.start < SPAN_MAX else start, pop_time_ms)
+        return CheckpointId(key, open_pop.start if 0 <= start - open_pop.start < SPAN_MAX else start, pop_time_ms)
 
     def _open_bits(self, checkpoint_id: CheckpointId) -> int:
         """A bitmap of the open messages of a checkpoint with nothing in flight."""
@@ -474,10 +474,10 @@ class PopAcks:
         checkpoint = of_queue.open.get((start, pop_time_ms))
         if checkpoint is not None:
             return checkpoint.bits & ~self.leaving.of(checkpoint_id)
-        ordered = of_queue.ordered
-        if ordered is None or (ordered.start, ordered.pop_time_ms) != (start, pop_time_ms) or self._is_taken_over(key):
+        pop = of_queue.ordered
+        if pop is None or (pop.start, pop.pop_time_ms) != (start, pop_time_ms) or self._is_taken_over(key):
             return 0
-        return ordered.bits & ~self.leaving.of(checkpoint_id)
+        return pop.bits & ~self.leaving.of(checkpoint_id)
 
 
 def _answer_all(waiters: list[_Waiter]) -> None:

@@ -37,19 +37,19 @@ class OrderedClock:
         """Forget the time of the previous pop of a queue that was popped again."""
         self._ahead_ms.pop(key, None)
 
-    def now_ms(self, key: QueueOfGroup, ordered: Ordered, wall_ms: int) -> int:
-        """The time of a queue whose open pop is ``ordered``; both times in epoch milliseconds."""
+    def now_ms(self, key: QueueOfGroup, open_pop: Ordered, wall_ms: int) -> int:
+        """The time of a queue whose open pop is ``open_pop``; both times in epoch milliseconds."""
         ahead_ms = self._ahead_ms.get(key)
-        if ahead_ms is None and ordered.pop_time_ms <= wall_ms:
+        if ahead_ms is None and open_pop.pop_time_ms <= wall_ms:
             return wall_ms
         clock_ms = int(self._clock() * 1000)
         if ahead_ms is None:
-            ahead_ms = self._ahead_ms[key] = ordered.pop_time_ms - clock_ms
+            ahead_ms = self._ahead_ms[key] = open_pop.pop_time_ms - clock_ms
         if wall_ms >= clock_ms + ahead_ms:
             del self._ahead_ms[key]
             return wall_ms
         return clock_ms + ahead_ms
 
-    def wait_ms(self, key: QueueOfGroup, ordered: Ordered, wall_ms: int) -> int:
+    def wait_ms(self, key: QueueOfGroup, open_pop: Ordered, wall_ms: int) -> int:
         """Milliseconds for which a queue is still blocked; 0 or negative if it is free."""
-        return ordered.blocked_until_ms() - self.now_ms(key, ordered, wall_ms)
+        return open_pop.blocked_until_ms() - self.now_ms(key, open_pop, wall_ms)

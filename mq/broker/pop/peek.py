@@ -44,14 +44,14 @@ class Peeks:
         """Request code 200052: return messages without a pop. Raises RequestRefused, SegmentError, StoreError."""
         self._check(call)
         call.drop_body()
-        self._serve(call, loads=0, loaded=None)
+        self._serve(call, loads=0, load_start=None)
 
     def _check(self, call: Call[PeekMessage]) -> None:
         ext = call.request.ext
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         self._selection.check_count(ext.max_messages)
 
-    def _serve(self, call: Call[PeekMessage], *, loads: int, loaded: tuple[str, int, QueueOffset] | None) -> None:
+    def _serve(self, call: Call[PeekMessage], *, loads: int, load_start: tuple[str, int, QueueOffset] | None) -> None:
         """Answer, or load old messages first. Raises RequestRefused, SegmentError, StoreError."""
         ext = call.request.ext
         pop_request = PopRequest(
@@ -64,25 +64,25 @@ class Peeks:
             revive_queue=REVIVE_QUEUE,
             at_end=False,
             attempt=None,
-            loaded=loaded,
+            loaded=load_start,
         )
         try:
-            taken = self._selection.take(
+            batches = self._selection.take(
                 pop_request, ext.queue_id, ext.max_messages, may_wait_for_disk=loads >= LOADS_MAX, is_peek=True
             )
         except RecordsOnDisk as old:
             self._load(call, old, loads + 1)
             return
-        code = ResponseCode.SUCCESS if any(each.messages for each in taken) else ResponseCode.PULL_NOT_FOUND
+        code = ResponseCode.SUCCESS if any(each.messages for each in batches) else ResponseCode.PULL_NOT_FOUND
         if self._quotas.on_consumed is not None:
-            self._quotas.on_consumed(call, sum(each.messages for each in taken), sum(each.nbytes for each in taken))
-        send_messages(call, code, pop_request, taken, self._metadata.pops)
+            self._quotas.on_consumed(call, sum(each.messages for each in batches), sum(each.nbytes for each in batches))
+        send_messages(call, code, pop_request, batches, self._metadata.pops)
 
     def _load(self, call: Call[PeekMessage], old: RecordsOnDisk, loads: int) -> None:
         """Serve a peek when old messages are in memory."""
         connection = call.connection
         _, topic, queue_id = old.key
-        loaded = topic, queue_id, old.begin
+        load_start = topic, queue_id, old.begin
 
         def ended() -> None:
             connection.held_pulls -= 1
@@ -94,11 +94,11 @@ class Peeks:
                 return
             try:
                 self._check(call)
-                self._serve(call, loads=loads, loaded=loaded)
+                self._serve(call, loads=loads, load_start=load_start)
             except Exception as error:
                 call.refuse(error)
 
         if self._cold_reads.load(old.places, ended):
             connection.held_pulls += 1
         else:
-            self._serve(call, loads=loads, loaded=loaded)
+            self._serve(call, loads=loads, load_start=load_start)

@@ -92,7 +92,7 @@ class Pops(Service):
             store=context.store,
             appender=context.appender,
             schedule=lambda checkpoint_id: self.revival.schedule(checkpoint_id),
-            freed=self._freed,
+            on_free=self._freed,
             is_taken_over=lambda key: self._queues.is_taken_over(key),
             ordered_clock=self._ordered_clock,
             is_hidden=context.beginning.may_be_elsewhere,
@@ -103,7 +103,7 @@ class Pops(Service):
             context,
             leaving=lambda: self.acks.leaving,
             woken=self.wake,
-            freed=self._freed,
+            on_free=self._freed,
             ordered_clock=self._ordered_clock,
         )
         self._queues = PopQueues(
@@ -129,12 +129,12 @@ class Pops(Service):
         """Takes messages of queues."""
         return self._queues
 
-    def attach_lite(self, freed: Callable[[QueueOfGroup], None], watched: WatchedLite) -> None:
+    def attach_lite(self, on_free: Callable[[QueueOfGroup], None], lite_queues: WatchedLite) -> None:
         """Let the service for lite topics know of queues that a group may pop from again, and of new messages in those
         that it watches.
         """
-        self._lite_freed = freed
-        self._waiting.watch_lite(watched)
+        self._lite_freed = on_free
+        self._waiting.watch_lite(lite_queues)
 
     def routes(self) -> Iterator[Route]:
         yield Route(PopMessage, self.handle_pop, leader_only=True, repeatable=True)
@@ -173,8 +173,8 @@ class Pops(Service):
         refusal = RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         for pop in self.polling.take_topic(topic):
             pop.call.connection.held_pulls -= 1
-            held = pop.call.connection.held_pulls
-            assert held >= 0, f"{held} requests of a client are held, {topic} was deleted"
+            pulls = pop.call.connection.held_pulls
+            assert pulls >= 0, f"{pulls} requests of a client are held, {topic} was deleted"
             if not pop.call.connection.closed:
                 pop.call.refuse(refusal)
 
@@ -188,8 +188,8 @@ class Pops(Service):
         self._ordered_clock.resign()
         for pop in self.polling.expired(float("inf")):
             pop.call.connection.held_pulls -= 1
-            held = pop.call.connection.held_pulls
-            assert held >= 0, f"{held} requests of a client are held, this replica stopped leading"
+            pulls = pop.call.connection.held_pulls
+            assert pulls >= 0, f"{pulls} requests of a client are held, this replica stopped leading"
             self._answer_nothing(pop)
         self.watch()
 
@@ -245,7 +245,13 @@ class Pops(Service):
                 self.polling.take_matching(key, takes)
 
     def _takes_queued(
-        self, done: set[str], codes: set[int], queue: QueueKey, first_offset: QueueOffset, entries: bytes, pop: HeldPop
+        self,
+        served_names: set[str],
+        codes: set[int],
+        queue: QueueKey,
+        first_offset: QueueOffset,
+        entries: bytes,
+        pop: HeldPop,
     ) -> bool | None:
         """Whether a waiting pop takes some of these messages; then its commands are appended.
 
@@ -253,7 +259,7 @@ class Pops(Service):
         are committed, see `on_new_messages`. ``codes`` are their tag codes, ``done`` the groups that are served.
         """
         request = pop.call.request
-        if not isinstance(request, PopMessage) or (group := request.ext.consumer_group) in done:
+        if not isinstance(request, PopMessage) or (group := request.ext.consumer_group) in served_names:
             return None
         ext = request.ext
         if ext.order or pop.subscription.sql is not None or not any(map(pop.matches, codes)):
@@ -263,18 +269,18 @@ class Pops(Service):
         pop_request = self._request_of(pop, ext)
         if ext.queue_id < 0 and self._selection.priorities.applies(pop_request):
             return False
-        taken = self._queues.take_queued(
+        batch = self._queues.take_queued(
             pop_request, *queue, ext.max_messages, self._selection.bytes_max, first_offset, entries
         )
-        if taken is None or not taken.rest:
-            done.add(group)
-            if taken is None:
+        if batch is None or not batch.rest:
+            served_names.add(group)
+            if batch is None:
                 return None
         if ext.queue_id < 0:
             self._selection.priorities.passed(pop_request)
         pop.call.connection.held_pulls -= 1
         assert pop.call.connection.held_pulls >= 0, f"{pop.call.connection.held_pulls} requests of a client are held"
-        self._replicate(pop, pop_request, [taken])
+        self._replicate(pop, pop_request, [batch])
         return True
 
     def wake(self, group: str, topic: str, count: int) -> None:
@@ -363,7 +369,7 @@ class Pops(Service):
             return
         pop_request = self._request_of(pop, ext)
         try:
-            taken = self._selection.take(
+            batches = self._selection.take(
                 pop_request, ext.queue_id, ext.max_messages, may_wait_for_disk=pop.loads >= LOADS_MAX
             )
         except RecordsOnDisk as old:
@@ -371,8 +377,8 @@ class Pops(Service):
             return
         if pop.loads:
             pop = pop._replace(loads=0, loaded=None)
-        if taken:
-            self._replicate(pop, pop_request, taken)
+        if batches:
+            self._replicate(pop, pop_request, batches)
         else:
             self._hold(pop)
 
@@ -402,8 +408,8 @@ class Pops(Service):
 
         So a group that acknowledges nothing takes at most half of them, and the others share the rest.
         """
-        opened = self._metadata.pops
-        return opened.of_groups.get(group, 0) >= self._limits.pop.checkpoints_max - opened.count
+        checkpoints = self._metadata.pops
+        return checkpoints.of_groups.get(group, 0) >= self._limits.pop.checkpoints_max - checkpoints.count
 
     def _load(self, pop: HeldPop, old: RecordsOnDisk) -> None:
         """Serve a pop when old records are in memory."""
@@ -428,13 +434,13 @@ class Pops(Service):
             pop.call.connection.held_pulls -= 1
             self._serve(pop)
 
-    def _replicate(self, pop: HeldPop, pop_request: PopRequest, taken: list[PopBatch]) -> None:
+    def _replicate(self, pop: HeldPop, pop_request: PopRequest, batches: list[PopBatch]) -> None:
         """Replicate the pop; the client gets the messages once it is committed."""
-        assert taken, f"a pop of {pop_request.topic} takes nothing"
+        assert batches, f"a pop of {pop_request.topic} takes nothing"
         leadership = self._leadership
-        nbytes = sum(each.nbytes for each in taken)
-        group: PendingGroup = [PendingCommand(encode_command(each.command)) for each in taken]
-        self._queues.begin(taken)
+        nbytes = sum(each.nbytes for each in batches)
+        group: PendingGroup = [PendingCommand(encode_command(each.command)) for each in batches]
+        self._queues.begin(batches)
         self._read_bytes += nbytes
 
         def finish(outcome: Outcome) -> None:
@@ -443,17 +449,17 @@ class Pops(Service):
             self._read_bytes -= nbytes
             assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"
             if isinstance(outcome, Stored):
-                for each in taken:
+                for each in batches:
                     if each.messages:
                         self.revival.schedule(CheckpointId(each.key, each.command.start, each.command.pop_time_ms))
-            if self._queues.end(taken, outcome):
+            if self._queues.end(batches, outcome):
                 self.wake(pop_request.group, pop_request.topic, 1)
 
         def on_outcome(outcome: Outcome) -> None:
             finish(outcome)
             if pop.call.connection.closed:
                 if isinstance(outcome, Stored) and leadership is self._leadership:
-                    for each in taken:
+                    for each in batches:
                         self.acks.give_back(each.command)  # no client got them
                 return
             if isinstance(outcome, LeadershipLost):
@@ -463,8 +469,8 @@ class Pops(Service):
             elif isinstance(outcome, Unknown):
                 # If the pop is committed after all, the messages are redelivered after the invisible time.
                 self._answer_nothing(pop)
-            elif any(each.messages for each in taken):
-                self._send(pop, pop_request, taken)
+            elif any(each.messages for each in batches):
+                self._send(pop, pop_request, batches)
             elif self._appender.is_open and self._clock() < pop.deadline + _PATIENCE_SECONDS:
                 self._serve_again(pop)  # those messages did not match
             else:
@@ -475,22 +481,22 @@ class Pops(Service):
         last.on_outcome = on_outcome
         self._appender.add_atomically(group)
 
-    def _send(self, pop: HeldPop, pop_request: PopRequest, taken: list[PopBatch]) -> None:
+    def _send(self, pop: HeldPop, pop_request: PopRequest, batches: list[PopBatch]) -> None:
         """Answer a pop that is committed."""
         try:
-            given = [self._queues.with_records(each) for each in taken]
+            full_batches = [self._queues.with_records(each) for each in batches]
         except (SegmentError, OSError) as error:
             # Called while entries are applied: a disk error must fail only this pop.
-            for each in taken:
+            for each in batches:
                 self.acks.give_back(each.command)
             pop.call.refuse(error)
             return
-        for each in given:
+        for each in full_batches:
             if each.messages:
                 self._note_got(pop_request.topic, pop_request.group, each.messages, each.nbytes)
                 if self._quotas.on_consumed is not None:
                     self._quotas.on_consumed(pop.call, each.messages, each.nbytes)
-        send_messages(pop.call, ResponseCode.SUCCESS, pop_request, given, self._metadata.pops)
+        send_messages(pop.call, ResponseCode.SUCCESS, pop_request, full_batches, self._metadata.pops)
 
     def _hold(self, pop: HeldPop) -> None:
         """Hold a pop that found nothing, or answer that there is nothing."""
@@ -514,9 +520,9 @@ class Pops(Service):
         retry_topic = pop_retry_topic(group, ext.topic)
         if attempt is None and retry_topic != ext.topic:
             topics.append((retry_topic, ANY_QUEUE))
-        for topic, wanted in topics:
+        for topic, requested_id in topics:
             config = self._metadata.topics.get(topic)
-            queues = [wanted] if wanted >= 0 else range(0 if config is None else config.read_queues)
+            queues = [requested_id] if requested_id >= 0 else range(0 if config is None else config.read_queues)
             for queue_id in self._queues.unread(group, topic, queues, at_end=False):
                 key = group, topic, queue_id
                 if self._queues.has_message(key, at_end=False, attempt=attempt, now_ms=now_ms):

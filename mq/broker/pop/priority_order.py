@@ -69,7 +69,7 @@ class PriorityOrder:
         self._settings: BrokerSettings = context.settings
         self._debts: dict[tuple[str, str], _Debt] = {}
         self.given_below = 0
-        self.popped = [0] * (LEVELS_COUNTED + 1)
+        self.pop_counts = [0] * (LEVELS_COUNTED + 1)
 
     def resign(self) -> None:
         """Called when this replica stops leading."""
@@ -78,8 +78,8 @@ class PriorityOrder:
     def counters(self) -> dict[str, int]:
         """Figures for `Service.counters`."""
         names = [*map(str, range(LEVELS_COUNTED)), f"{LEVELS_COUNTED}+"]
-        popped = {f"popped_level_{name}": count for name, count in zip(names, self.popped, strict=True)}
-        return {"pop_given_below": self.given_below, **popped}
+        by_level = {f"popped_level_{name}": count for name, count in zip(names, self.pop_counts, strict=True)}
+        return {"pop_given_below": self.given_below, **by_level}
 
     def applies(self, pop_request: PopRequest) -> bool:
         """Whether this pop gets urgent messages first: not if it is in order, or beyond the factor of its group."""
@@ -98,37 +98,37 @@ class PriorityOrder:
         levels: dict[int, list[QueueKey]] = {}
         for key in queues:
             levels.setdefault(key[1], []).append(key)
-        ordered = sorted(levels, reverse=self._settings.priority_order_asc)
-        plan = Plan({level: levels[level] for level in ordered})
+        in_order = sorted(levels, reverse=self._settings.priority_order_asc)
+        plan = Plan({level: levels[level] for level in in_order})
         owed_of = self._debt(pop_request).hundredths
-        level = max(ordered[1:], key=lambda level: owed_of.get(level, 0), default=-1)
+        level = max(in_order[1:], key=lambda level: owed_of.get(level, 0), default=-1)
         owed = min(owed_of.get(level, 0) // _PERCENT, count_max)
         return plan._replace(owed_level=level, owed=owed) if owed > 0 else plan
 
-    def taken(self, pop_request: PopRequest, plan: Plan, taken: list[PopBatch]) -> None:
+    def taken(self, pop_request: PopRequest, plan: Plan, batches: list[PopBatch]) -> None:
         """Account for the messages that a pop took by its plan, and for those that lower levels are owed."""
-        if not taken:
+        if not batches:
             return
-        for each in taken:
-            self.popped[min(each.key[2], LEVELS_COUNTED)] += each.messages
+        for each in batches:
+            self.pop_counts[min(each.key[2], LEVELS_COUNTED)] += each.messages
         debt = self._debt(pop_request)
         debt.pops += 1
         _, *lower = plan.levels
-        got = Counter[int]()
-        for each in taken:
-            got[each.key[2]] += each.messages
+        counts = Counter[int]()
+        for each in batches:
+            counts[each.key[2]] += each.messages
         if plan.owed:
-            self.given_below += min(plan.owed, got[plan.owed_level])
+            self.given_below += min(plan.owed, counts[plan.owed_level])
         owed_of = {level: debt.hundredths.get(level, 0) for level in lower}
-        if plan.owed and not got[plan.owed_level]:
+        if plan.owed and not counts[plan.owed_level]:
             owed_of[plan.owed_level] = 0  # it had none
         if lower:
             turn = debt.last_level = _next_turn(lower, debt.last_level)
-            passed_over = got.total() - sum(got[level] for level in lower[lower.index(turn) + 1 :])
+            passed_over = counts.total() - sum(counts[level] for level in lower[lower.index(turn) + 1 :])
             more = self._settings.lower_priorities_percent * passed_over
             owed_of[turn] += min(more, max(_PERCENT * _OWED_MAX - sum(owed_of.values()), 0))
-        left = {level: owed - _PERCENT * got[level] for level, owed in owed_of.items()}
-        debt.hundredths = {level: owed for level, owed in left.items() if owed > 0}
+        remaining = {level: owed - _PERCENT * counts[level] for level, owed in owed_of.items()}
+        debt.hundredths = {level: owed for level, owed in remaining.items() if owed > 0}
 
     def passed(self, pop_request: PopRequest) -> None:
         """Note a pop that was served without a plan: the next pop may have one again."""

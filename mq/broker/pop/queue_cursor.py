@@ -224,15 +224,15 @@ class PopQueues:
                 if not may_read and (places := self._on_disk(entries, subscription, count_max, bytes_max)):
                     raise RecordsOnDisk(key, begin, places)
                 if is_retried:
-                    picked = self._pick_retried(entries, pop_request, bytes_max)
+                    picks = self._pick_retried(entries, pop_request, bytes_max)
                 else:
-                    picked = self._pick(entries, subscription, count_max, bytes_max)
+                    picks = self._pick(entries, subscription, count_max, bytes_max)
             except EntryGone as gone:
                 queue.expire(PhysicalOffset(gone.first))  # the log was truncated, but this queue is not updated yet
                 continue
             except QueueFileDamaged:
                 return None  # until it is restored from the log; other queues do not wait for it
-            return self._taken(pop_request, key, before, begin, picked, queue.max_offset)
+            return self._taken(pop_request, key, before, begin, picks, queue.max_offset)
         if before < 0 and pop_request.at_end and not of_retry:
             # From now on the group gets all new messages, however many there are at its next pop.
             nothing = PopMessages(
@@ -264,18 +264,18 @@ class PopQueues:
         examined_max = min(scanned_max(pop_request.subscription, self._scan_limits), SPAN_MAX)
         begin = (place[1] - first_offset) * QUEUE_ENTRY_BYTES
         some = entries[begin : begin + examined_max * QUEUE_ENTRY_BYTES]
-        places, nbytes, bits, scanned = _choose(some, pop_request.subscription, count_max, bytes_max)
+        places, nbytes, bits, scan_count = _choose(some, pop_request.subscription, count_max, bytes_max)
         if not bits:
             return None
         end = QueueOffset(first_offset + len(entries) // QUEUE_ENTRY_BYTES)
-        taken = self._taken(pop_request, key, *place, ([], nbytes, bits, scanned), end)
-        return taken._replace(unread=tuple(places))
+        batch = self._taken(pop_request, key, *place, ([], nbytes, bits, scan_count), end)
+        return batch._replace(unread=tuple(places))
 
-    def with_records(self, taken: PopBatch) -> PopBatch:
+    def with_records(self, batch: PopBatch) -> PopBatch:
         """The popped messages with their records. Raises SegmentError, OSError."""
-        if not taken.unread:
-            return taken
-        return taken._replace(records=[self._records.read([*taken.unread], taken.nbytes)], unread=())
+        if not batch.unread:
+            return batch
+        return batch._replace(records=[self._records.read([*batch.unread], batch.nbytes)], unread=())
 
     def left_of(self, group: str, topic: str, queue_id: int) -> int:
         """The number of messages in a queue that a group has not popped yet; pops in flight are popped already."""
@@ -283,19 +283,19 @@ class PopQueues:
         if queue is None:
             return 0
         work = self._works.get((group, topic, queue_id))
-        taken = self._metadata.consumer_offset(group, topic, queue_id) if work is None else work.next_offset
-        return max(queue.max_offset - (FIRST_OFFSET if taken is None else taken), 0)
+        next_offset = self._metadata.consumer_offset(group, topic, queue_id) if work is None else work.next_offset
+        return max(queue.max_offset - (FIRST_OFFSET if next_offset is None else next_offset), 0)
 
-    def begin(self, taken: Iterable[PopBatch]) -> None:
+    def begin(self, batches: Iterable[PopBatch]) -> None:
         """Note that these messages are about to be appended as popped."""
-        for each in taken:
+        for each in batches:
             work = self._works.get(each.key)
             if work is None:
                 work = self._works[each.key] = _Work()
-            reached = each.command.next_offset
+            next_offset = each.command.next_offset
             before = each.command.before
-            assert before <= reached, f"{each.key}: popped from {before} to {reached}"
-            assert reached >= work.next_offset, f"{each.key}: popped up to {reached} after {work.next_offset}"
+            assert before <= next_offset, f"{each.key}: popped from {before} to {next_offset}"
+            assert next_offset >= work.next_offset, f"{each.key}: popped up to {next_offset} after {work.next_offset}"
             work.in_flight += 1
             work.in_order |= _is_in_order(each)
             work.next_offset = each.command.next_offset
@@ -309,18 +309,18 @@ class PopQueues:
         work = self._works.get(key)
         return work is not None and work.in_order
 
-    def end(self, taken: Iterable[PopBatch], outcome: Outcome) -> bool:
+    def end(self, batches: Iterable[PopBatch], outcome: Outcome) -> bool:
         """Note that a pop was committed, or not stored; returns whether a stale queue became usable again."""
         freed = False
-        for each in taken:
+        for each in batches:
             work = self._works[each.key]
             work.in_flight -= 1
             assert work.in_flight >= 0, f"{each.key}: {work.in_flight} pops are in flight"
-            stored = self._metadata.consumer_offset(*each.key)
-            reached = each.command.start if _is_in_order(each) else each.command.next_offset
+            offset = self._metadata.consumer_offset(*each.key)
+            next_offset = each.command.start if _is_in_order(each) else each.command.next_offset
             if _is_in_order(each):
                 self._ordered_clock.popped(each.key)
-            if not isinstance(outcome, Stored) or stored is None or not reached <= stored <= work.next_offset:
+            if not isinstance(outcome, Stored) or offset is None or not next_offset <= offset <= work.next_offset:
                 work.stale = True
             if not work.in_flight:
                 freed |= work.stale
@@ -338,19 +338,19 @@ class PopQueues:
             return work.next_offset, work.next_offset
         open_of = self._metadata.pops.of(key)
         if attempt is not None:
-            ordered = open_of.ordered
-            if ordered is not None:
-                wait_ms = self._ordered_clock.wait_ms(key, ordered, now_ms)
-                again = attempt != "" and attempt == ordered.attempt
+            open_pop = open_of.ordered
+            if open_pop is not None:
+                wait_ms = self._ordered_clock.wait_ms(key, open_pop, now_ms)
+                again = attempt != "" and attempt == open_pop.attempt
                 if wait_ms > 0 and not again:
                     return None
                 if self._has_acks_in_flight(key):
                     return None
         elif len(open_of.open) >= self._checkpoints_max:
             return None
-        stored = self._metadata.consumer_offset(*key)
-        if stored is not None:
-            return stored, stored
+        offset = self._metadata.consumer_offset(*key)
+        if offset is not None:
+            return offset, offset
         queue = self._store.get(key[1], key[2])
         if queue is None:
             return NO_OFFSET, FIRST_OFFSET
@@ -377,15 +377,15 @@ class PopQueues:
     ) -> tuple[list[bytes], int, int, int]:
         """Pick matching messages; returns records, bytes, a bitmap of the picked ones, and the number examined."""
         if subscription.sql is not None:
-            wanted = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
-            selection = self._records.select(wanted, subscription.sql, count_max, bytes_max)
+            spans = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
+            selection = self._records.select(spans, subscription.sql, count_max, bytes_max)
             return selection.records, selection.nbytes, selection.bits, selection.scanned
         if subscription.all_tags:
             sizes = entry_sizes(entries)
             if (nbytes := sum(sizes)) <= bytes_max:
                 return [self._records.read_entries(entries, nbytes)], nbytes, (1 << len(sizes)) - 1, len(sizes)
-        places, nbytes, bits, scanned = _choose(entries, subscription, count_max, bytes_max)
-        return [self._records.read(places, nbytes)] if places else [], nbytes, bits, scanned
+        places, nbytes, bits, scan_count = _choose(entries, subscription, count_max, bytes_max)
+        return [self._records.read(places, nbytes)] if places else [], nbytes, bits, scan_count
 
     def _pick_retried(
         self, entries: bytes, pop_request: PopRequest, bytes_max: int
@@ -416,14 +416,14 @@ class PopQueues:
         key: QueueOfGroup,
         before: QueueOffset,
         begin: QueueOffset,
-        picked: tuple[list[bytes], int, int, int],
+        picks: tuple[list[bytes], int, int, int],
         end: QueueOffset,
     ) -> PopBatch:
-        records, nbytes, bits, scanned = picked
+        records, nbytes, bits, scan_count = picks
         group, topic, queue_id = key
-        next_offset = begin + scanned
-        assert begin <= next_offset <= end, f"{key}: {scanned} messages from {begin} on, and the queue ends at {end}"
-        assert bits.bit_length() <= scanned, f"{key}: {bits:#x} are popped of {scanned} messages"
+        next_offset = begin + scan_count
+        assert begin <= next_offset <= end, f"{key}: {scan_count} messages from {begin} on, and the queue ends at {end}"
+        assert bits.bit_length() <= scan_count, f"{key}: {bits:#x} are popped of {scan_count} messages"
         rest = end - next_offset
         if not bits:
             command = PopMessages(group=group, topic=topic, queue_id=queue_id, before=before, next_offset=next_offset)
@@ -474,18 +474,18 @@ def _choose(
 ) -> tuple[list[RecordSpan], int, int, int]:
     """Choose messages by tag code; returns their places, their bytes, a bitmap, and the number examined."""
     places: list[RecordSpan] = []
-    nbytes = bits = scanned = 0
+    nbytes = bits = scan_count = 0
     for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
         if subscription.matches_code(code):
             if len(places) == count_max or (places and nbytes + size > bytes_max):
                 break
             places.append((position, size))
             nbytes += size
-            bits |= 1 << scanned
-        scanned += 1
-    assert bits.bit_count() == len(places), f"{len(places)} of {scanned} messages match, by bits {bits:#x}"
-    return places, nbytes, bits, scanned
+            bits |= 1 << scan_count
+        scan_count += 1
+    assert bits.bit_count() == len(places), f"{len(places)} of {scan_count} messages match, by bits {bits:#x}"
+    return places, nbytes, bits, scan_count
 
 
-def _is_in_order(taken: PopBatch) -> bool:
-    return taken.command.attempt is not None and taken.messages > 0
+def _is_in_order(batch: PopBatch) -> bool:
+    return batch.command.attempt is not None and batch.messages > 0

@@ -20,12 +20,12 @@ def take_pops_of(
         ext = pop.call.request.ext
         if ext.consumer_group != group:
             return None
-        named = ext.client_id if isinstance(ext, PopExt) else None
-        return pop.call.connection in own if named is None else named == client_id
+        pop_client_id = ext.client_id if isinstance(ext, PopExt) else None
+        return pop.call.connection in own if pop_client_id is None else pop_client_id == client_id
 
-    taken = [pop for key in list(polling.waiting) for pop in polling.take_matching(key, is_meant)]
-    for pop in taken:
+    pops = [pop for key in list(polling.waiting) for pop in polling.take_matching(key, is_meant)]
+    for pop in pops:
         pop.call.connection.held_pulls -= 1
-        held = pop.call.connection.held_pulls
-        assert held >= 0, f"{held} requests of a client are held, it was removed from {group}"
-    return taken
+        pulls = pop.call.connection.held_pulls
+        assert pulls >= 0, f"{pulls} requests of a client are held, it was removed from {group}"
+    return pops

@@ -66,38 +66,36 @@ def send_messages(
     call: Call[PopMessage | Notification | PeekMessage],
     code: ResponseCode,
     pop_request: PopRequest,
-    taken: list[PopBatch],
+    batches: list[PopBatch],
     pops: PopCheckpoints,
 ) -> None:
     """Answer with messages; the header contains the data for their receipts."""
-    given = [each for each in taken if each.messages]
-    assert bool(given) is (code == ResponseCode.SUCCESS), f"{len(given)} queues give messages, and the code is {code}"
-    starts, offsets = queue_info(
-        (mark_of(each.key[1]), each.key[2], each.command.start, each.offsets) for each in given
-    )
-    counts = [_counts(each, pops) for each in given] if pop_request.attempt is not None else []
+    full = [each for each in batches if each.messages]
+    assert bool(full) is (code == ResponseCode.SUCCESS), f"{len(full)} queues give messages, and the code is {code}"
+    starts, offsets = queue_info((mark_of(each.key[1]), each.key[2], each.command.start, each.offsets) for each in full)
+    counts = [_counts(each, pops) for each in full] if pop_request.attempt is not None else []
     reply = PopReply(
         pop_time_ms=pop_request.pop_time_ms,
         invisible_ms=pop_request.invisible_ms,
         revive_queue=pop_request.revive_queue,
-        rest_num=sum(each.rest for each in taken),
+        rest_num=sum(each.rest for each in batches),
         start_offset_info=starts,
         msg_offset_info=offsets,
         order_counts=";".join(filter(None, counts)),
     )
     fields = reply.fields()
-    records = [record for each in given for record in each.records]
+    records = [record for each in full for record in each.records]
     nbytes = sum(map(len, records))
-    expected = sum(each.nbytes for each in given)
+    expected = sum(each.nbytes for each in full)
     assert nbytes == expected, f"popped records have {nbytes} bytes, and {expected} by their queues"
     header = encode_header(code, call.request.opaque, RESPONSE_FLAG, ext=fields, serialization=call.serialization)
     head = encode_prefix(call.serialization, len(header), nbytes) + header
     call.connection.send_all([head, *records], len(head) + nbytes)
 
 
-def _counts(taken: PopBatch, pops: PopCheckpoints) -> str:
+def _counts(batch: PopBatch, pops: PopCheckpoints) -> str:
     """The text that says how often each ordered message was popped before; empty without such messages."""
-    ordered = pops.of(taken.key).ordered
-    if ordered is None or ordered.pop_time_ms != taken.command.pop_time_ms:
+    open_pop = pops.of(batch.key).ordered
+    if open_pop is None or open_pop.pop_time_ms != batch.command.pop_time_ms:
         return ""
-    return count_info(mark_of(taken.key[1]), taken.key[2], ordered.counts)
+    return count_info(mark_of(batch.key[1]), batch.key[2], open_pop.counts)

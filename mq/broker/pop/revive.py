@@ -57,7 +57,7 @@ class PopRevival:
         *,
         leaving: Callable[[], AcksInFlight],
         woken: Callable[[str, str, int], None],
-        freed: Callable[[QueueOfGroup], None],
+        on_free: Callable[[QueueOfGroup], None],
         ordered_clock: OrderedClock,
     ) -> None:
         self._context = context
@@ -67,12 +67,12 @@ class PopRevival:
         self._retry_topics = PopRetryTopics(context)
         self._leaving = leaving
         self._woken = woken
-        self._freed = freed
+        self._on_free = on_free
         self._ordered_clock = ordered_clock
         self._wall_clock_ms = context.wall_clock_ms
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._heap: list[tuple[int, CheckpointId]] = []
-        self._unlisted: Iterator[tuple[int, CheckpointId]] = iter(())
+        self._to_list: Iterator[tuple[int, CheckpointId]] = iter(())
         self._is_listing = False
         self._delivery: Delivery[CheckpointId] | None = None
         self._unreadable = ReadBackoff()
@@ -98,7 +98,7 @@ class PopRevival:
             self._delivery.stop()
         self._delivery = None
         self._heap = []
-        self._unlisted = iter(())
+        self._to_list = iter(())
 
     def check_invariants(self) -> None:
         """Assert that a leader watches every open checkpoint, and others none; for tests, since this looks at all."""
@@ -109,12 +109,12 @@ class PopRevival:
         # Due checkpoints are no longer in the heap. If it is not stored, the next `run` puts everything there again.
         if self._is_listing or self._delivery.must_restart:
             return
-        watched = {checkpoint_id for _, checkpoint_id in self._heap}
+        ids = {checkpoint_id for _, checkpoint_id in self._heap}
         for key, of_queue in self._metadata.pops.queues.items():
             for (start, pop_time_ms), checkpoint in of_queue.open.items():
                 checkpoint_id = CheckpointId(key, start, pop_time_ms)
-                left = checkpoint.bits & ~self._leaving().of(checkpoint_id)
-                assert not left or checkpoint_id in watched, f"nobody redelivers {left:#x} of {checkpoint_id}"
+                remaining = checkpoint.bits & ~self._leaving().of(checkpoint_id)
+                assert not remaining or checkpoint_id in ids, f"nobody redelivers {remaining:#x} of {checkpoint_id}"
 
     def schedule(self, checkpoint_id: CheckpointId) -> None:
         """Check a checkpoint when its invisible time ends."""
@@ -130,7 +130,7 @@ class PopRevival:
     def _rescan(self) -> None:
         """Rebuild the heap in steps, since there may be very many checkpoints."""
         self._heap = []
-        self._unlisted = self._all(list(self._metadata.pops.queues), self._wall_clock_ms())
+        self._to_list = self._all(list(self._metadata.pops.queues), self._wall_clock_ms())
         self._is_listing = True
 
     def rests_until(self) -> float:
@@ -147,7 +147,7 @@ class PopRevival:
         if now_ms < self._seen_ms - _PAUSE_MS:
             self._rescan()  # the clock was set back: do not wait until it has caught up
         self._seen_ms = now_ms
-        rows = list(islice(self._unlisted, _LISTED_AT_ONCE))
+        rows = list(islice(self._to_list, _LISTED_AT_ONCE))
         self._is_listing = len(rows) == _LISTED_AT_ONCE
         for row in rows:
             heapq.heappush(self._heap, row)
@@ -165,8 +165,8 @@ class PopRevival:
         while self._heap and self._heap[0][0] <= now_ms:
             checkpoint_id = self._heap[0][1]
             again_ms = yield from self._due_of(checkpoint_id, now_ms)
-            _, ended = heapq.heappop(self._heap)
-            assert ended is checkpoint_id, "another checkpoint came first while messages of this one were delivered"
+            _, top_id = heapq.heappop(self._heap)
+            assert top_id is checkpoint_id, "another checkpoint came first while messages of this one were delivered"
             if again_ms is not None:
                 heapq.heappush(self._heap, (again_ms, checkpoint_id))
 
@@ -183,7 +183,7 @@ class PopRevival:
         if due_ms > now_ms and (checkpoint is None or pop_time_ms <= now_ms):
             return due_ms  # its invisible time or the clock was changed
         if checkpoint is None:
-            self._freed(key)
+            self._on_free(key)
             return None
         retry_topic = pop_retry_topic(group, topic)
         queue = self._store.get(topic, queue_id) if group in self._metadata.groups else None
@@ -212,18 +212,18 @@ class PopRevival:
         attempts = 0 if checkpoint is not None and checkpoint.suspended else 1
         return _copy(message, tail, group, pop_time_ms, self._broker_name, attempts)
 
-    def mark(self, moved: Moved[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moved[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """Close the moved messages; one that the log has deleted leaves its checkpoint without a copy."""
         leaving = self._leaving()
-        done: dict[CheckpointId, int] = {}
-        created: dict[str, PutTopic] = {}
+        bits_by_id: dict[CheckpointId, int] = {}
+        topics: dict[str, PutTopic] = {}
         there: Counter[tuple[str, str]] = Counter()
         """Messages that become available, by group and topic."""
-        for due, record in moved:
+        for due, record in moves:
             checkpoint_id, (group, topic, _) = due.key, due.key[0]
             number = due.offset - checkpoint_id.start
             assert 0 <= number < SPAN_MAX, f"{checkpoint_id}: message {due.offset} is delivered"
-            done[checkpoint_id] = done.get(checkpoint_id, 0) | 1 << (due.offset - checkpoint_id.start)
+            bits_by_id[checkpoint_id] = bits_by_id.get(checkpoint_id, 0) | 1 << (due.offset - checkpoint_id.start)
             if record is None:
                 self.lost += group in self._metadata.groups
                 continue
@@ -233,26 +233,26 @@ class PopRevival:
             if origin and origin != topic:
                 there[group, origin] += 1
             if (put := self._retry_topics.put(record.tail, origin or topic, now_ms)) is not None:
-                created[record.tail.topic] = put
+                topics[record.tail.topic] = put
 
         def finish(outcome: Outcome) -> None:
             if leaving is not self._leaving():
                 return  # from an earlier leadership
-            for checkpoint_id, bits in done.items():
+            for checkpoint_id, bits in bits_by_id.items():
                 leaving.end(checkpoint_id, bits)
             if isinstance(outcome, Stored):
                 for (group, topic), count in there.items():
                     self._woken(group, topic, count)
 
-        rows = [(*key, start, pop_time_ms, bits) for (key, start, pop_time_ms), bits in done.items()]
-        return [*created.values(), AckMessages(rows=rows)], finish
+        rows = [(*key, start, pop_time_ms, bits) for (key, start, pop_time_ms), bits in bits_by_id.items()]
+        return [*topics.values(), AckMessages(rows=rows)], finish
 
     def _all(self, keys: list[QueueOfGroup], now_ms: int) -> Iterator[tuple[int, CheckpointId]]:
         for key in keys:
             of_queue = self._metadata.pops.of(key)
             checkpoint_ids = [CheckpointId(key, start, pop_time_ms) for start, pop_time_ms in of_queue.open]
-            if (ordered := of_queue.ordered) is not None:
-                checkpoint_ids.append(CheckpointId(key, ordered.start, ordered.pop_time_ms))
+            if (open_pop := of_queue.ordered) is not None:
+                checkpoint_ids.append(CheckpointId(key, open_pop.start, open_pop.pop_time_ms))
             for checkpoint_id in checkpoint_ids:
                 if (due_ms := self._due_ms(checkpoint_id, now_ms)) is not None:
                     yield due_ms, checkpoint_id
@@ -268,10 +268,10 @@ class PopRevival:
         checkpoint = of_queue.open.get((start, pop_time_ms))
         if checkpoint is not None:
             return min(pop_time_ms, now_ms) + checkpoint.invisible_ms
-        ordered = of_queue.ordered
-        if ordered is None or (ordered.start, ordered.pop_time_ms) != (start, pop_time_ms):
+        open_pop = of_queue.ordered
+        if open_pop is None or (open_pop.start, open_pop.pop_time_ms) != (start, pop_time_ms):
             return None
-        return now_ms + self._ordered_clock.wait_ms(key, ordered, now_ms)
+        return now_ms + self._ordered_clock.wait_ms(key, open_pop, now_ms)
 
 
 def _copy(

@@ -96,17 +96,17 @@ class PopSelection:
         """
         if queue_id >= 0 or not self.priorities.applies(pop_request):
             candidates = ((*key, count_max) for key in self._candidates(pop_request, queue_id))
-            taken = self._take(pop_request, candidates, count_max, may_wait_for_disk=may_wait_for_disk)
+            batches = self._take(pop_request, candidates, count_max, may_wait_for_disk=may_wait_for_disk)
             if queue_id < 0 and not is_peek:
                 self.priorities.passed(pop_request)
-            return taken
+            return batches
         plan = self.priorities.plan(pop_request, self._in_random_order(pop_request, queue_id), count_max)
-        taken = self._take(pop_request, _planned(plan, count_max), count_max, may_wait_for_disk=may_wait_for_disk)
+        batches = self._take(pop_request, _planned(plan, count_max), count_max, may_wait_for_disk=may_wait_for_disk)
         order = list(plan.levels)
-        taken.sort(key=lambda each: order.index(each.key[2]))
+        batches.sort(key=lambda each: order.index(each.key[2]))
         if not is_peek:
-            self.priorities.taken(pop_request, plan, taken)
-        return taken
+            self.priorities.taken(pop_request, plan, batches)
+        return batches
 
     def _take(
         self,
@@ -117,7 +117,7 @@ class PopSelection:
         may_wait_for_disk: bool,
     ) -> list[PopBatch]:
         """Messages of these queues; the third value of each is the most to take from it."""
-        taken: list[PopBatch] = []
+        batches: list[PopBatch] = []
         bytes_left = self.bytes_max
         source = ""
         entries_left = _ENTRIES_MAX
@@ -131,22 +131,22 @@ class PopSelection:
                     number,
                     min(count_max, limit),
                     bytes_left,
-                    may_wait_for_disk=may_wait_for_disk and not taken,
+                    may_wait_for_disk=may_wait_for_disk and not batches,
                 )
             except RecordsOnDisk:
-                if taken:
+                if batches:
                     break
                 raise
             if one is not None:
-                taken.append(one)
+                batches.append(one)
                 source = topic if one.messages else source
                 count_max -= one.messages
                 assert count_max >= 0, f"{topic}/{number}: {-count_max} messages more than were wanted are popped"
                 bytes_left -= one.nbytes
                 entries_left -= one.command.next_offset - max(one.command.before, 0)
-                if count_max <= 0 or bytes_left <= 0 or entries_left <= 0 or len(taken) == _QUEUES_MAX:
+                if count_max <= 0 or bytes_left <= 0 or entries_left <= 0 or len(batches) == _QUEUES_MAX:
                     break
-        return taken
+        return batches
 
     def _candidates(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
         """The queues to examine, in this order: first the one whose records were loaded."""

@@ -36,7 +36,7 @@ class WaitingPops:
         self.polling: LongPolling[HeldPop] = LongPolling(
             held_max=context.settings.long_polls_max, held_bytes_max=context.settings.long_poll_bytes_max
         )
-        self._watched = _Watched(pulls_waiting, self.polling.waiting, frozenset())
+        self._watch = _Watched(pulls_waiting, self.polling.waiting, frozenset())
 
     def hold(self, pop: HeldPop) -> bool:
         """Hold a pop until messages come or its deadline passes; False if too many are held already."""
@@ -45,9 +45,9 @@ class WaitingPops:
         rivals = ext.consumer_group, isinstance(pop.call.request, Notification)
         if not self.polling.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, pop.text_bytes, rivals):
             return False
-        held = pop.call.connection.held_pulls
-        assert held >= 0, f"{held} requests of a client are held"
-        pop.call.connection.held_pulls = held + 1
+        pulls = pop.call.connection.held_pulls
+        assert pulls >= 0, f"{pulls} requests of a client are held"
+        pop.call.connection.held_pulls = pulls + 1
         self.watch()
         return True
 
@@ -74,11 +74,11 @@ class WaitingPops:
             if isinstance(pop.call.request, Notification) or pop.call.connection.closed:
                 return True
             group = pop.call.request.ext.consumer_group
-            left = left_of.get(group)
-            if left is None:  # pops may have taken some of them already, in the round that stored them
-                left = min(count, self._queues.left_of(group, topic, queue_id))
-            left_of[group] = left - 1
-            return True if left > 0 else None
+            remaining = left_of.get(group)
+            if remaining is None:  # pops may have taken some of them already, in the round that stored them
+                remaining = min(count, self._queues.left_of(group, topic, queue_id))
+            left_of[group] = remaining - 1
+            return True if remaining > 0 else None
 
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):
             yield from self.polling.take_matching(key, wanted)
@@ -88,28 +88,28 @@ class WaitingPops:
         assert count > 0, f"group {group} is woken for {count} messages of {topic}"
         if not len(self.polling):
             return
-        left = count
+        remaining = count
 
         def wanted(pop: HeldPop) -> bool | None:
-            nonlocal left
-            if pop.call.request.ext.consumer_group != group or left <= 0:
+            nonlocal remaining
+            if pop.call.request.ext.consumer_group != group or remaining <= 0:
                 return None
-            left -= isinstance(pop.call.request, PopMessage) and not pop.call.connection.closed
+            remaining -= isinstance(pop.call.request, PopMessage) and not pop.call.connection.closed
             return True
 
         config = self._metadata.topics.get(topic)
         for queue_id in range(ANY_QUEUE, 0 if config is None else config.read_queues):
-            if left and (topic, queue_id) in self.polling.waiting:
+            if remaining and (topic, queue_id) in self.polling.waiting:
                 yield from self.polling.take_matching((topic, queue_id), wanted)
 
     def watch(self) -> None:
         """Let the store tell of new messages in these queues while pops wait for them."""
-        self._store.watched = self._watched if len(self.polling) or self._watched.lite else self._pulls_waiting
+        self._store.watched = self._watch if len(self.polling) or self._watch.lite else self._pulls_waiting
 
     def watch_lite(self, lite: WatchedLite) -> None:
         """Let the store tell of new messages in these queues of lite topics, too."""
-        assert not self._watched.lite, f"{len(self._watched.lite)} queues of lite topics are watched already"
-        self._watched = _Watched(self._pulls_waiting, self.polling.waiting, lite)
+        assert not self._watch.lite, f"{len(self._watch.lite)} queues of lite topics are watched already"
+        self._watch = _Watched(self._pulls_waiting, self.polling.waiting, lite)
         self.watch()
 
 

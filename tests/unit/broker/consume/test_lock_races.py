@@ -150,7 +150,7 @@ def test_deleted_topic_removes_known_lock_renewals() -> None:
     stage.metadata.apply(DeleteTopic(name="T", timestamp_ms=2))
     stage.make_topic()
     stage.locks.expire_some()
-    assert not list(stage.locks._renewed)
+    assert not list(stage.locks._renewals)
 
 
 def test_expired_locks_are_released_gradually_within_a_round() -> None:
