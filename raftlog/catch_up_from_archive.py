@@ -160,7 +160,7 @@ class ArchivedFiles:
 
     async def _read_on(self, staging: SnapshotInstall, send: trio.MemorySendChannel[tuple[int, bytes]]) -> None:
         """Read ahead of what is staged, one piece."""
-        archive, request = self._archive, staging.wanted()
+        archive, request = self._archive, staging.next_request()
         assert archive is not None, "an archive that is not open is read"
         assert request is not None, "nothing is missing"
         size, pos = staging.manifest.segment_bytes, request[1]

@@ -105,7 +105,7 @@ class Node(Generic[M]):
             Refused: too much in flight, disk full, the node is starting, or the like.
             OutcomeUnknown: leadership was lost in the meantime.
         """
-        index = self._taken(self.replica.append(len(body), lambda pos: (body, b"")))
+        index = self._index_or_raise(self.replica.append(len(body), lambda pos: (body, b"")))
         return await self._until_applied(index)
 
     async def read(self) -> None:
@@ -127,7 +127,7 @@ class Node(Generic[M]):
 
     async def change(self, change: ConfChange) -> None:
         """Change the membership; returns once the change is complete and committed. Raises the errors of `append`."""
-        await self._until_applied(self._taken(self.replica.change(change)))
+        await self._until_applied(self._index_or_raise(self.replica.change(change)))
         while self.replica.core.conf.is_joint:  # noqa: ASYNC110 - plain state without an event
             await trio.sleep(_RETRY_SECONDS)
 
@@ -140,7 +140,7 @@ class Node(Generic[M]):
         await trio.lowlevel.checkpoint()
         replica = self.replica
         if (refusal := replica.transfer(to)) is not None:
-            raise self._refused(refusal)
+            raise self._refusal_error(refusal)
         while replica.core.transferring:  # noqa: ASYNC110 - plain state without an event
             await trio.sleep(_RETRY_SECONDS)
         if replica.is_leader:
@@ -202,7 +202,7 @@ class Node(Generic[M]):
             self.machine.restore(data)
         elif base_index:
             raise SnapshotMissing(f"{self._path}: the log begins after entry {base_index}")
-        run.undo.callback(self._closed)
+        run.undo.callback(self._on_close)
 
         def attach(replica: Replica) -> None:
             self._run = run
@@ -215,7 +215,7 @@ class Node(Generic[M]):
             snapshot=self._snapshot,
         )
 
-    def _closed(self) -> None:
+    def _on_close(self) -> None:
         self._run = None
         self.outcome_unknown(NO_INDEX)
 
@@ -235,14 +235,14 @@ class Node(Generic[M]):
             return None
         return _INDEX.unpack_from(data)[0], data[_INDEX.size :]
 
-    def _taken(self, index: LogIndex | Refusal) -> LogIndex:
+    def _index_or_raise(self, index: LogIndex | Refusal) -> LogIndex:
         if isinstance(index, Refusal):
-            raise self._refused(index)
+            raise self._refusal_error(index)
         assert self._run is not None, "an entry was taken between two runs"
         self._run.reactor.wake()
         return index
 
-    def _refused(self, refusal: Refusal) -> Refused:
+    def _refusal_error(self, refusal: Refusal) -> Refused:
         return NotLeader(self.replica.core.leader_id) if refusal is Refusal.NOT_LEADER else Refused(refusal)
 
     async def _until_applied(self, index: LogIndex) -> LogIndex:

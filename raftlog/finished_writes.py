@@ -64,7 +64,7 @@ class FinishedWrites:
         """Call ``then`` once the next write to be submitted is durable."""
         self.waits_for_next.append(then)
 
-    def submitted(self, ticket: int) -> None:
+    def on_submit(self, ticket: int) -> None:
         """Note a submitted write, and the calls that wait for it."""
         self._waiting.append((ticket, self.waits_for_next))
         self.waits_for_next = []
@@ -90,7 +90,7 @@ class FinishedWrites:
             message = self._acknowledgement[1]
             self._acknowledgement = None
             if self._transport.has_left():
-                self._core.acknowledged(message, now)
+                self._core.on_acknowledgement(message, now)
         self._core.storage_done(ticket, now)
         while self._waiting and self._waiting[0][0] <= ticket:
             for then in self._waiting.popleft()[1]:

@@ -228,7 +228,7 @@ class Puller:
         self._offered = trio.Event()
         self._answers_in, self._answers = trio.open_memory_channel[RangeResp](2 * REQUESTS_MAX)
 
-    def offered(self, source: NodeId, offer: InstallOffer) -> None:
+    def on_offer(self, source: NodeId, offer: InstallOffer) -> None:
         """Accept an offer if there is none yet, if it comes from another leader, or if the old one is void.
 
         Raises:
@@ -320,7 +320,7 @@ class Puller:
 
     async def _fetch(self, staging: SnapshotInstall) -> None:
         """Fetch until everything is here, or another offer arrived: archived files from the archive, if it answers."""
-        request, archive_end = staging.wanted(), staging.manifest.archived
+        request, archive_end = staging.next_request(), staging.manifest.archived
         if self._open_archive is None or archive_end is None or request is None or request[0] != "log":
             await self._fetch_from(staging, None)
             return
@@ -348,11 +348,11 @@ class Puller:
         while not staging.complete and self._next is None:
             now = trio.current_time()
             requests = {key: at for key, at in requests.items() if now < at + ANSWER_SECONDS_MAX}
-            first = staging.wanted()
+            first = staging.next_request()
             if archive is not None and first is not None and first[0] == "log" and archive.wants(first[1]):
                 await archive.fetch(staging, lambda: self._next is not None)
                 continue
-            while len(requests) < REQUESTS_MAX and (request := staging.wanted(requests)) is not None:
+            while len(requests) < REQUESTS_MAX and (request := staging.next_request(requests)) is not None:
                 what, pos, nbytes = request
                 requests[what, pos] = now
                 self._ask(RangeReq(what, pos, nbytes, staging.manifest.snapshot_crc))

@@ -248,7 +248,7 @@ class NodeRun:
             settings.segment_bytes,
             self.transport,
             self.replica,
-            self._fetched,
+            self._on_log_fetch,
             self._log,
             settings.initial,
             self._hosted.check_body,
@@ -417,14 +417,14 @@ class NodeRun:
                 core = self.replica.core
                 # Only the leader knows what is committed. It repeats its offer, so an early one is not missed.
                 if source == core.leader_id and offer.term == core.term and not self.replica.is_leader:
-                    self._puller.offered(source, offer)
+                    self._puller.on_offer(source, offer)
             case _:
                 self.replica.receive(source, kind, payload)
 
     def _offer(self, peer: NodeId) -> None:
         self._offers.offer(peer)
 
-    def _fetched(self) -> None:
+    def _on_log_fetch(self) -> None:
         # The fetched log may skip removals; the members' directories are learned again.
         self.replica.remember(STORES, None, lambda: self.restart("a log was fetched from a peer"))
 
@@ -449,10 +449,10 @@ class NodeRun:
             self.replica.tick()
 
     def _remember_stores(self, stores: dict[str, str]) -> None:
-        def recorded() -> None:
-            self.admission.recorded(stores)
+        def on_record() -> None:
+            self.admission.on_record(stores)
 
-        self.replica.remember(STORES, cbor2.dumps(stores), recorded)
+        self.replica.remember(STORES, cbor2.dumps(stores), on_record)
 
     def _configured(self, conf_index: LogIndex, conf: ConfState, removed: frozenset[NodeId]) -> None:
         self._log.info(

@@ -203,7 +203,7 @@ class PrefixRefill:
                 return False
             now = trio.current_time()
             requests = {key: at for key, at in requests.items() if now < at + ANSWER_SECONDS_MAX}
-            while len(requests) < REQUESTS_MAX and (request := staging.wanted(requests)) is not None:
+            while len(requests) < REQUESTS_MAX and (request := staging.next_request(requests)) is not None:
                 what, pos, nbytes = request
                 requests[what, pos] = now
                 self._ask(leader, RangeReq(what, pos, nbytes))

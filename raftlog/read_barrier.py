@@ -63,7 +63,7 @@ class ReadBarriers:
                     _answer(batch, False)
                 return
 
-    def applied(self, index: LogIndex) -> None:
+    def on_apply(self, index: LogIndex) -> None:
         """Answer the reads that wait for entries up to ``index``, which are applied now."""
         ready = [batch for batch in self.open if batch.index is not None and batch.index <= index]
         for batch in ready:

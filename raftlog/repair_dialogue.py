@@ -45,7 +45,7 @@ class RepairDialogue:
 
     def request(self, peer: NodeId) -> RangeReq | None:
         """The next request to ``peer``; None if nothing is missing."""
-        span = self.repair.wanted()
+        span = self.repair.next_request()
         if span is None:
             return None
         self.answered[peer] = "no answer"
@@ -59,7 +59,7 @@ class RepairDialogue:
             self.has_moved |= goes_on
             return goes_on
         if response.refusal != NOT_YET:
-            self.repair.refused(response.pos, peer, damaged=response.refusal == DAMAGED_HERE)
+            self.repair.on_refusal(response.pos, peer, damaged=response.refusal == DAMAGED_HERE)
         return False
 
     def end_round(self, now: float) -> bool:

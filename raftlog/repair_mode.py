@@ -89,7 +89,7 @@ class RepairMode:
         self._admission = Admission(
             replace(identity, store_id=store_id),
             stores_in(notes),
-            self._learned,
+            self._on_learned,
         )
         self._transport = Transport(
             reactor=self._reactor,
@@ -178,9 +178,9 @@ class RepairMode:
         await trio.lowlevel.checkpoint()
         return damaged_log_bytes(self._repair, request)
 
-    def _learned(self, stores: dict[str, str]) -> None:
+    def _on_learned(self, stores: dict[str, str]) -> None:
         """Note which directories peers have. The repair does not rely on them: it sends no vote or acknowledgement."""
-        self._admission.recorded(stores)
+        self._admission.on_record(stores)
 
 
 def stores_in(notes: Mapping[str, bytes]) -> dict[str, str]:

@@ -409,7 +409,7 @@ class Replica:
             self._abstaining = False
             self.remember(ABSTAINING, None)
         if self._barriers.open:
-            self._barriers.applied(self._applied_index)
+            self._barriers.on_apply(self._applied_index)
         self._writes.choose_signals()
 
     def _carry_out(self, effects: Effects) -> None:
@@ -440,10 +440,10 @@ class Replica:
             self._application.role_changed(effects.role)
 
     def _fetch(self, fetch: Fetch) -> None:
-        read = self.log.stored(fetch.first, fetch.bytes_max)
+        read = self.log.stored_reader(fetch.first, fetch.bytes_max)
         if read is None:
             refs, data = self.log.read_entries(fetch.first, fetch.bytes_max)
-            self.core.fetched(fetch.peer, frames.spans_of(refs, _bodies(refs, data)), self._clock())
+            self.core.on_fetch(fetch.peer, frames.spans_of(refs, _bodies(refs, data)), self._clock())
             return
         self._fetching[fetch.peer] = fetch
         reader = read
@@ -476,7 +476,7 @@ class Replica:
             return
         elif not isinstance(outcome, EntryGone):
             raise outcome
-        self.core.fetched(peer, spans, self._clock())
+        self.core.on_fetch(peer, spans, self._clock())
 
     def _store(self, op: StorageOp, commit: LogIndex | None) -> None:
         log = self.log
@@ -505,7 +505,7 @@ class Replica:
             commit_hint=self._commit_index if commit is None else commit,
         )
         if self._writes.waits_for_next:
-            self._writes.submitted(op.ticket)
+            self._writes.on_submit(op.ticket)
 
     def _configure(self, index: LogIndex, conf: ConfState) -> None:
         self._removed |= self._confs[-1][1].members - conf.members
@@ -547,7 +547,7 @@ class Replica:
                     nbytes += entry.size
                     index += 1
                     continue
-                refs, data = self._stored(index, span.last, span.nbytes)
+                refs, data = self._read_stored(index, span.last, span.nbytes)
                 entries.append(data)
                 annotations += [b""] * len(refs)
                 nbytes += len(data)
@@ -556,7 +556,7 @@ class Replica:
             chain = log.chain_at(message.prev.index)
         return frames.encode_append(message, chain, entries, nbytes, annotations)
 
-    def _stored(self, first: LogIndex, last: LogIndex, nbytes: int) -> tuple[list[EntryRef], bytes]:
+    def _read_stored(self, first: LogIndex, last: LogIndex, nbytes: int) -> tuple[list[EntryRef], bytes]:
         """Entries that are no longer in memory, up to ``last`` or about ``nbytes``."""
         refs, data = self.log.read_entries(first, min(nbytes, self._apply_bytes_max))
         refs_to_last = [ref for ref in refs if ref.index <= last]
@@ -573,7 +573,7 @@ class Replica:
                 budget -= entry.size
                 index += 1
                 continue
-            refs, data = self._stored(index, self._commit_index, budget)
+            refs, data = self._read_stored(index, self._commit_index, budget)
             at = 0
             for ref in refs:
                 batch.append(_StoredEntry(ref, data[at + HEADER_BYTES : at + ref.size]))

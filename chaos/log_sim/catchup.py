@@ -127,7 +127,7 @@ class _Pull:
             (pos, data), self._arrived = self._arrived, None
             if not self.staging.accept("log", pos, data):
                 raise Violation(f"the archive has bytes at {pos} that do not continue the log which was offered")
-        request, archive_end = self.staging.wanted(), self.manifest.archived
+        request, archive_end = self.staging.next_request(), self.manifest.archived
         if request is None or archive_end is None or request[0] != "log" or self._has_left_archive:
             return False
         _, pos, nbytes = request
@@ -143,7 +143,7 @@ class _Pull:
 
     def fetch(self) -> None:
         """Request the next piece."""
-        request = self.staging.wanted()
+        request = self.staging.next_request()
         assert request is not None, "nothing is wanted, and not all is here"
         what, pos, nbytes = request
         data: bytes | None = self._snapshot[pos : pos + nbytes]

@@ -1,8 +1,8 @@
 """Membership changes: allowed successors of a configuration, and its encoding. Pure functions.
 
-Voters change in two steps (joint consensus, Raft thesis 4.3): `changed` gives a configuration that needs majorities of
-the old and of the new voters, and `without_outgoing` the one that follows once that is committed. Learners change in
-one step, since no majority depends on them.
+Voters change in two steps (joint consensus, Raft thesis 4.3): `start_change` gives a configuration that needs
+majorities of the old and of the new voters, and `without_outgoing` the one that follows once that is committed.
+Learners change in one step, since no majority depends on them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def why_invalid(conf: ConfState, change: ConfChange) -> str | None:
     return None
 
 
-def changed(conf: ConfState, change: ConfChange) -> ConfState:
+def start_change(conf: ConfState, change: ConfChange) -> ConfState:
     """Return the configuration that starts ``change``; joint if the voters change."""
     assert not conf.is_joint, f"{change} during another change"
     assert (reason := why_invalid(conf, change)) is None, f"{change}: {reason}"

@@ -23,7 +23,7 @@ class StorageOp(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fetch(msgspec.Struct, frozen=True, gc=False):
-    """Pass the spans from entry ``first`` on, about ``bytes_max`` bytes, for ``peer`` to `RaftCore.fetched`."""
+    """Pass the spans from entry ``first`` on, about ``bytes_max`` bytes, for ``peer`` to `RaftCore.on_fetch`."""
 
     peer: NodeId
     first: LogIndex
@@ -41,7 +41,7 @@ class Effects:
       everything while a changed term or vote is not durable, and every acknowledgement of durable entries. A leader
       sends entries while its own disk is still writing them; it counts as one more follower.
     - ``acknowledgement``: may leave as soon as ``storage`` and all before it are durable, or at any later time. If it
-      has left, call `RaftCore.acknowledged` before `RaftCore.storage_done`; otherwise the core sends another one.
+      has left, call `RaftCore.on_acknowledgement` before `RaftCore.storage_done`; otherwise the core sends another one.
     - ``commit``: entries up to here are committed, even if this replica's own disk does not have them yet.
     - ``role``: role, term or known leader changed.
     - ``failed_from``: this replica stopped leading; the outcome of proposals from this index on is unknown.

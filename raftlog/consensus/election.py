@@ -89,7 +89,7 @@ class Election(Membership):
             self._post(VoteReq(self.node_id, peer, self._term, self._log.last, force))
 
     def _become_pre_candidate(self) -> None:
-        self._become(Role.PRE_CANDIDATE)
+        self._change_role(Role.PRE_CANDIDATE)
         self._leader_id = None
         self._election.votes = {self.node_id: True}
         self._wait_to_retry()
@@ -103,7 +103,7 @@ class Election(Membership):
         of the first ones, which no peer saw.
         """
         self._enter_term(self._term + 1, self.node_id)
-        self._become(Role.CANDIDATE)
+        self._change_role(Role.CANDIDATE)
         self._leader_id = None
         self._election.votes = {self.node_id: True}
         self._wait_to_retry(self._backoff)
@@ -164,7 +164,7 @@ class Election(Membership):
         elif not message.last.is_at_least(own):
             denial = Denial.STALE_LOG
         elif self._yields_to(message.src, message.last):
-            self._become(Role.FOLLOWER)
+            self._change_role(Role.FOLLOWER)
             self._cause = Cause(CauseKind.OTHER_CANDIDATE, message.src)
             self._wait_to_retry()
         term = self._term if denial else message.next_term

@@ -9,7 +9,7 @@ from raftlog.consensus.effects import Fetch
 from raftlog.consensus.leadership_transfer import LeadershipTransfer
 from raftlog.consensus.messages import AppendReq, AppendResp, HeartbeatResp
 from raftlog.consensus.progress import Progress
-from raftlog.consensus.quorum import agreed
+from raftlog.consensus.quorum import majority_value
 from raftlog.consensus.read_index import ReadIndex
 from raftlog.consensus.types import NOOP_BYTES, EntryKind, LogId, PeerState, Role, Span
 from raftlog.log_numbers import LogIndex
@@ -31,7 +31,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
 
     def _become_leader(self) -> None:
         """Start the term with an own entry, without which nothing older could be committed (thesis 3.6.2)."""
-        self._become(Role.LEADER)
+        self._change_role(Role.LEADER)
         self._cause = Cause(CauseKind.ELECTED)
         self._leader_id = self.node_id
         self._election.failed_rounds = 0
@@ -116,7 +116,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         seq = progress.stamp(self._now)
         prev = self._log.id_at(prev_index)
         self._post(AppendReq(self.node_id, progress.peer, self._term, prev, spans, commit, seq))
-        progress.sent(seq, spans)
+        progress.on_send(seq, spans)
 
     def _probe(self, progress: Progress, next_index: LogIndex, *, awaiting: bool) -> None:
         # Entries before the base have no known term, so they cannot be probed.
@@ -192,12 +192,12 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         if self._role is not Role.LEADER:
             return
         progress = self._peers[message.src]
-        progress.received(message.seq)
+        progress.on_receipt(message.seq)
         if message.ok:
             assert message.accepted <= self._log.last_index, (
                 f"{message.src} holds entry {message.accepted} of a log that ends at {self._log.last_index}"
             )
-            progress.accepted(message.accepted)
+            progress.free_inflight(message.accepted)
             if message.seq >= progress.trusted_from:
                 self._raise_match(progress, message.durable if self.config.durable_commit else message.accepted)
             if progress.state is not PeerState.REPLICATE and progress.is_current(message.seq):
@@ -213,12 +213,12 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         elif progress.is_current(message.seq):
             # A peer that returned with less than it had gets entries again.
             if self._needs_reset(progress, message.hint):
-                progress.lost(message.hint.index)
+                progress.on_loss(message.hint.index)
                 if progress.state is not PeerState.SNAPSHOT:
                     self._reset(progress)
                 return
             agreed_at_most = self._log.last_at_most(message.hint)
-            progress.lost(agreed_at_most.index)
+            progress.on_loss(agreed_at_most.index)
             # The same answer twice to the same probe: the peer will make no progress until something changes.
             is_stuck = progress.state is PeerState.PROBE and progress.next == agreed_at_most.index + 1
             self._probe(progress, agreed_at_most.index + 1, awaiting=is_stuck)
@@ -228,7 +228,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         if self._role is not Role.LEADER or not message.seq:
             return
         progress = self._peers[message.src]
-        progress.received(message.seq)
+        progress.on_receipt(message.seq)
         progress.disk_ok = message.disk_ok
         progress.applied = message.applied
         if self._reads.rounds.under_way:
@@ -268,12 +268,12 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
 
     def _committable(self, own: LogIndex) -> LogIndex:
         """The last index that a majority has, if this replica has everything up to ``own``."""
-        # `_agreed`, inlined: this runs for each acknowledgement.
+        # `_majority_value`, inlined: this runs for each acknowledgement.
         votes, others = self._quorums[0]
-        index = agreed([own, *[p.match for p in others]] if votes else [p.match for p in others])
+        index = majority_value([own, *[p.match for p in others]] if votes else [p.match for p in others])
         if len(self._quorums) > 1:
             votes, others = self._quorums[1]
-            index = min(index, agreed([*[own] * votes, *[p.match for p in others]]))
+            index = min(index, majority_value([*[own] * votes, *[p.match for p in others]]))
         return index
 
     # -- time --------------------------------------------------------------------------------------------------

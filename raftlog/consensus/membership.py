@@ -10,8 +10,8 @@ from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.consensus.confchange import (
     CONF_PROPOSED_BYTES_MAX,
     MEMBERS_MAX,
-    changed,
     encode_conf,
+    start_change,
     why_invalid,
     without_outgoing,
 )
@@ -42,7 +42,7 @@ class Membership(LeaderRole):
         self._now = now
         if (refusal := self._why_not(change)) is not None:
             return refusal
-        conf = changed(self._conf, change)
+        conf = start_change(self._conf, change)
         if len(conf.members) > MEMBERS_MAX or len(encode_conf(conf)) > CONF_PROPOSED_BYTES_MAX:
             return Refusal.INVALID_CHANGE
         self._transfer.outranked_beats = 0

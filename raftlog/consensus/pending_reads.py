@@ -43,7 +43,7 @@ class ReadRounds:
         self.under_way.append((self.newest, commit, self.waiting))
         self.waiting = []
 
-    def confirmed(self, number: int) -> list[tuple[Read, LogIndex]]:
+    def confirm(self, number: int) -> list[tuple[Read, LogIndex]]:
         """Take the reads that are confirmed, with their indexes: a majority answered round ``number`` or later."""
         confirmed_reads: list[tuple[Read, LogIndex]] = []
         while self.under_way and self.under_way[0][0] <= number:

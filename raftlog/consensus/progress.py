@@ -109,7 +109,7 @@ class Progress:
         self.beats = 0
         self._begin_epoch()
 
-    def lost(self, index: LogIndex) -> None:
+    def on_loss(self, index: LogIndex) -> None:
         """Note that the peer has entries up to ``index`` at most, whatever it reported before. Answers in flight to
         earlier messages may refer to entries that it has lost since.
         """
@@ -138,7 +138,7 @@ class Progress:
             self._stamp_at = self._stamp_silent_since = now
         return self.seq
 
-    def received(self, seq: int) -> None:
+    def on_receipt(self, seq: int) -> None:
         """Note that the peer has received message ``seq``."""
         if self._stamp_seq and seq >= self._stamp_seq:
             self.contact_at = self._stamp_at
@@ -154,7 +154,7 @@ class Progress:
         """Whether message ``seq`` was sent since the last change of state."""
         return seq >= self._epoch_seq
 
-    def sent(self, seq: int, spans: tuple[Span, ...]) -> None:
+    def on_send(self, seq: int, spans: tuple[Span, ...]) -> None:
         """Note that request ``seq`` with ``spans`` was sent."""
         self.append_seq = seq
         if self.state is PeerState.PROBE:
@@ -165,7 +165,7 @@ class Progress:
             self._inflight.append((self.next - 1, nbytes))
             self.inflight_bytes += nbytes
 
-    def accepted(self, index: LogIndex) -> None:
+    def free_inflight(self, index: LogIndex) -> None:
         """Free the part of the window up to ``index``, which the peer has received."""
         inflight = self._inflight
         while inflight and inflight[0][0] <= index:

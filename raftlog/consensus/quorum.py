@@ -24,7 +24,7 @@ def majority(voters: int) -> int:
     return voters // 2 + 1
 
 
-def agreed(values: Sequence[Value]) -> Value:
+def majority_value(values: Sequence[Value]) -> Value:
     """The largest value that a majority has reached, given one value per voter.
 
     For match indices: the index up to which the log is committed. For contact times: since when a majority was heard.

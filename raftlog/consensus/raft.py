@@ -323,7 +323,7 @@ class RaftCore(Election, FollowerRole):
             self._following.answer_due = True
             self.has_effects = True
 
-    def acknowledged(self, message: AppendResp, now: float) -> None:
+    def on_acknowledgement(self, message: AppendResp, now: float) -> None:
         """Note that `Effects.acknowledgement` was sent after its write; `storage_done` need not report that again."""
         self._now = now
         if message.term == self._term and message.dst == self._leader_id:
@@ -421,7 +421,7 @@ class RaftCore(Election, FollowerRole):
             self._cause = Cause(CauseKind.DISK_FULL)
             self._become_follower(self._term, None)
 
-    def fetched(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
+    def on_fetch(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
         """Take the spans that `Effects.fetch` requested, from exactly that entry on; empty if they were deleted."""
         self._now = now
         if self._role is Role.LEADER and (progress := self._peers.get(peer)) is not None:

@@ -125,5 +125,5 @@ class ReadIndex(CoreState):
 
     def _confirm_reads(self) -> None:
         rounds = self._reads.rounds
-        for read, index in rounds.confirmed(self._agreed(rounds.newest, lambda progress: progress.read_round)):
+        for read, index in rounds.confirm(self._majority_value(rounds.newest, lambda progress: progress.read_round)):
             self._answer_read(read.asker, read.ctx, index)

@@ -1,5 +1,5 @@
-"""Allowed role changes and their conditions. `CoreState._become` is the only place that changes a role, and asserts
-them.
+"""Allowed role changes and their conditions. `CoreState._change_role` is the only place that changes a role, and
+asserts them.
 """
 
 from __future__ import annotations

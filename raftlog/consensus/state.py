@@ -12,7 +12,7 @@ from raftlog.consensus.log_terms import LogTerms
 from raftlog.consensus.messages import AppendReq, AppendResp, Message, ReadIndexResp
 from raftlog.consensus.pending_reads import ForwardedReads
 from raftlog.consensus.progress import Progress
-from raftlog.consensus.quorum import Value, agreed
+from raftlog.consensus.quorum import Value, majority_value
 from raftlog.consensus.roles import TRANSITIONS
 from raftlog.consensus.span_cache import Tail
 from raftlog.consensus.state_parts import (
@@ -227,12 +227,12 @@ class CoreState:
     @property
     def _heard_since(self) -> float:
         """Send time of the newest messages that a majority has answered. Real time, as leases need it."""
-        return self._agreed(self._now, lambda progress: progress.contact_at)
+        return self._majority_value(self._now, lambda progress: progress.contact_at)
 
     @property
     def _silent_since(self) -> float:
         """The time since which a leader has heard no majority; stalls of this process are not silence."""
-        return self._agreed(self._now, lambda progress: progress.silent_since)
+        return self._majority_value(self._now, lambda progress: progress.silent_since)
 
     # -- the log -----------------------------------------------------------------------------------------------
 
@@ -294,19 +294,19 @@ class CoreState:
         """The entry up to which this term's leader's log is on this replica's disk."""
         return min(self._tickets.durable, self._verified)
 
-    def _agreed(self, own: Value, value: Callable[[Progress], Value]) -> Value:
+    def _majority_value(self, own: Value, value: Callable[[Progress], Value]) -> Value:
         """The largest value that a majority of the voters has reached, in both sets during a change."""
         minima: list[Value] = []
         for votes, others in self._quorums:
             values: list[Value] = [value(progress) for progress in others]
             if votes:
                 values.append(own)
-            minima.append(agreed(values))
+            minima.append(majority_value(values))
         return min(minima)
 
     # -- roles and terms ---------------------------------------------------------------------------------------
 
-    def _become(self, role: Role) -> None:
+    def _change_role(self, role: Role) -> None:
         """Change the role; no other code does."""
         assert (self._role, role) in TRANSITIONS, f"a {self._role.value} was to become a {role.value}"
         self._role = role
@@ -320,7 +320,7 @@ class CoreState:
         if term > self._term:
             self._enter_term(term, None)
         assert term == self._term, f"term {term} after term {self._term}"
-        self._become(Role.FOLLOWER)
+        self._change_role(Role.FOLLOWER)
         self._leader_id = leader_id
         self._wait_for_leader()
 

@@ -32,7 +32,7 @@ from raftlog.net.versions import (
     OLDEST_VERSION,
     UNKNOWN_SOFTWARE,
     Software,
-    spoken,
+    common_version,
     why_apart,
 )
 
@@ -93,7 +93,7 @@ class Admission:
 
     Args:
         stores: the recorded directory of each member.
-        on_learned: called with the whole table when it grew; must make it durable and then call `recorded`.
+        on_learned: called with the whole table when it grew; must make it durable and then call `on_record`.
 
     Attributes:
         conf_index: the entry that set the configuration in force; 0 for the group's initial one.
@@ -128,7 +128,7 @@ class Admission:
         if forgotten_nodes:
             self._on_learned(dict(self._stores))
 
-    def recorded(self, stores: Mapping[str, str]) -> None:
+    def on_record(self, stores: Mapping[str, str]) -> None:
         """Note that the table passed to `on_learned` is durable."""
         for node, store in stores.items():
             if self._unrecorded.get(node) == store:
@@ -162,7 +162,7 @@ class Admission:
     def welcome(self, incarnation: str, refusal: str | None, caller: Software = UNKNOWN_SOFTWARE) -> Welcome:
         """The answer to a caller with this software."""
         mine = self.software
-        version = spoken(mine, caller) or HANDSHAKE_VERSION
+        version = common_version(mine, caller) or HANDSHAKE_VERSION
         return Welcome(incarnation, refusal, self.identity.store_id, self._stores, self.conf_index, mine, version)
 
     def why_not(self, hello: Hello) -> str | None:
@@ -193,7 +193,7 @@ class Admission:
         """The reason to reject the answer of ``node`` to a call; None to accept it."""
         if (refusal := why_apart(self.software, welcome.software, node)) is not None:
             return refusal
-        if welcome.version != spoken(self.software, welcome.software):
+        if welcome.version != common_version(self.software, welcome.software):
             return f"{node!r} chose replication version {welcome.version}, not the newest common version"
         return self.why_not_store(node, welcome.store_id, welcome.stores, welcome.conf_index)
 

@@ -219,7 +219,7 @@ def _frame(kind: Kind, payload: bytes, tail_bytes: int, crc: int) -> bytes:
     return _PREFIX.pack(length, kind, HANDSHAKE_VERSION, 0, crc) + payload
 
 
-def stamped(buffer: bytes | memoryview, version: int) -> bytes | memoryview:
+def with_version(buffer: bytes | memoryview, version: int) -> bytes | memoryview:
     """The first buffer of a frame, with a format version; so far the rest is the same in all versions."""
     if buffer[_VERSION_AT] == version:
         return buffer

@@ -36,7 +36,7 @@ class ReplicationTls:
     server: Callable[[], tuple[ssl.SSLContext, bytes]]
     required: bool
 
-    def accepted(self, sock: socket.socket, on_failed: Callable[[str], None]) -> TlsSocket | SniffingSocket:
+    def accept(self, sock: socket.socket, on_failed: Callable[[str], None]) -> TlsSocket | SniffingSocket:
         """The socket for a caller; ``on_failed`` gets the reason if its TLS handshake fails."""
         context, certificate = self.server()
         kind = TlsSocket if self.required else SniffingSocket

@@ -87,7 +87,7 @@ class TlsSocket:
             pass
         except ssl.SSLError as error:
             if not total:
-                self._failed(error)
+                self._report_failure(error)
                 raise
         if not total:
             raise BlockingIOError
@@ -116,7 +116,7 @@ class TlsSocket:
                 self._retried = bytes(data)
             raise BlockingIOError from None
         except ssl.SSLError as error:
-            self._failed(error)
+            self._report_failure(error)
             raise
         self._retried = None
         return count
@@ -149,5 +149,5 @@ class TlsSocket:
             self._tls.sendall(data)
         self._held.clear()
 
-    def _failed(self, error: ssl.SSLError) -> None:
+    def _report_failure(self, error: ssl.SSLError) -> None:
         self._on_failed(error.reason or _SOURCE_LINE.sub("", error.strerror or str(error)))

@@ -40,7 +40,7 @@ class Software(msgspec.Struct, frozen=True):
 UNKNOWN_SOFTWARE: Final = Software()
 
 
-def spoken(ours: Software, theirs: Software) -> int | None:
+def common_version(ours: Software, theirs: Software) -> int | None:
     """The newest common replication version, if there is one."""
     newest = min(ours.newest, theirs.newest)
     return newest if newest >= max(ours.oldest, theirs.oldest) else None
@@ -50,7 +50,7 @@ def why_apart(ours: Software, theirs: Software, node: str) -> str | None:
     """The reason not to connect to ``node``, as text with the numbers of both; None to connect."""
     if (refusal := _why_implausible(theirs)) is not None:
         return refusal
-    if spoken(ours, theirs) is None:
+    if common_version(ours, theirs) is None:
         return (
             f"replication versions {_span(ours.oldest, ours.newest)} are supported here, "
             f"{_span(theirs.oldest, theirs.newest)} by {node!r}"

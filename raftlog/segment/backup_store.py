@@ -159,7 +159,7 @@ class DirectoryStore:
         except BlockingIOError as error:
             raise BackupRefused(self.name, "another process is writing to it") from error
         except OSError as error:
-            raise self._failed(error, "opening the backup") from error
+            raise self._storage_error(error, "opening the backup") from error
 
     def names(self, folder: str = "") -> Iterable[str]:
         """Names of files and directories."""
@@ -168,7 +168,7 @@ class DirectoryStore:
         except FileNotFoundError:
             return ()
         except OSError as error:
-            raise self._failed(error, "listing the backup") from error
+            raise self._storage_error(error, "listing the backup") from error
 
     def read(self, name: str, length: int, offset: int) -> bytes:
         """Read from a file, which stays open until another one is read."""
@@ -208,7 +208,7 @@ class DirectoryStore:
             self._disk.rename(path + ".tmp", path)
             self._disk.sync_directory(os.path.dirname(path))
         except OSError as error:
-            raise self._failed(error, "writing the backup") from error
+            raise self._storage_error(error, "writing the backup") from error
         return False
 
     def append(self, name: str, offset: int, pieces: Iterable[bytes]) -> None:
@@ -234,7 +234,7 @@ class DirectoryStore:
                 disk.close(fd)
             disk.sync_directory(os.path.dirname(path))
         except OSError as error:
-            raise self._failed(error, "writing the backup") from error
+            raise self._storage_error(error, "writing the backup") from error
 
     def remove(self, name: str) -> None:
         """Unlink a file."""
@@ -243,7 +243,7 @@ class DirectoryStore:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise self._failed(error, "removing a file of the backup") from error
+            raise self._storage_error(error, "removing a file of the backup") from error
 
     def free_bytes(self) -> int | None:
         """Free space of its file system for unprivileged users."""
@@ -264,5 +264,5 @@ class DirectoryStore:
             self._disk.close(self._open[1])
             self._open = None
 
-    def _failed(self, error: OSError, operation: str) -> StorageFailed:
+    def _storage_error(self, error: OSError, operation: str) -> StorageFailed:
         return StorageFailed(error.filename or self.name, error.errno or 0, operation)

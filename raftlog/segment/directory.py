@@ -225,14 +225,14 @@ def _starting_state(state: MetaState, meta: MetaFile, last: EntryRef, boot_id: s
 
 def _recover(files: SegmentFiles, state: MetaState, index: SparseIndex) -> tuple[EntryRef, str]:
     try:
-        return _recovered(files, state, index)
+        return _recover_last(files, state, index)
     except EntryTooNew as error:
         path = files.path(files.start_of(error.physical_offset))
         what = f"the entry at physical offset {error.physical_offset}"
         raise FormatTooNew(path, what, error.found, error.newest) from error
 
 
-def _recovered(files: SegmentFiles, state: MetaState, index: SparseIndex) -> tuple[EntryRef, str]:
+def _recover_last(files: SegmentFiles, state: MetaState, index: SparseIndex) -> tuple[EntryRef, str]:
     """The last good entry, and a description of the log's state. Raises EntryTooNew, LogDamaged."""
     segment_bytes = files.segment_bytes
     starts = files.starts

@@ -224,7 +224,7 @@ class SegmentFiles:
         """Whether there is a file at ``start``, with its full length."""
         return start in self._starts
 
-    def opened(self, start: int) -> Descriptor:
+    def use_file(self, start: int) -> Descriptor:
         """The file at ``start``; its descriptor stays open for one ``with``. Raises `StorageFailed`."""
         try:
             return self._open.use(start, self.path)

@@ -143,7 +143,7 @@ class LogReads:
         assert refs, f"no entry from {first_index} on, there are {self._range()}"
         return refs, b"".join(parts)
 
-    def stored(self, first_index: LogIndex, bytes_max: int) -> Callable[[], StoredRun] | None:
+    def stored_reader(self, first_index: LogIndex, bytes_max: int) -> Callable[[], StoredRun] | None:
         """Return a function, for any thread, that reads like `read_entries` from ``first_index`` to the end of a file
         at most.
 
@@ -244,7 +244,7 @@ class LogReads:
         self._verified.on_damage = on_damage
 
     def damage_found(self, damage: StorageCorrupt) -> None:
-        """Call the `tell_damage` callback: a reader of `stored` found a damaged entry."""
+        """Call the `tell_damage` callback: a reader of `stored_reader` found a damaged entry."""
         self._verified.on_damage(damage)
 
     def _last_before(self, index: LogIndex) -> EntryRef:

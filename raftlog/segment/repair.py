@@ -126,7 +126,7 @@ class Repair:
         """The incomplete ranges, as first position and end."""
         return [(damage.pos, damage.end) for damage in self._ranges]
 
-    def wanted(self) -> tuple[int, int] | None:
+    def next_request(self) -> tuple[int, int] | None:
         """Position and number of the bytes to request next, at most `LogLimits.repair_bytes_max`; None when `done`.
 
         Unchanged until they are offered or refused.
@@ -155,7 +155,7 @@ class Repair:
         if pos != self._at + len(self._held):
             return True
         if not data:
-            self.refused(pos, source)
+            self.on_refusal(pos, source)
             return False
         self._held += data
         self._holder = source
@@ -167,7 +167,7 @@ class Repair:
             return False
         return True
 
-    def refused(self, pos: int, source: str, *, damaged: bool = False) -> None:
+    def on_refusal(self, pos: int, source: str, *, damaged: bool = False) -> None:
         """Note that ``source`` has no bytes at ``pos``, or only damaged ones. Raises `StorageFailed`."""
         if not self.done and pos == self._at + len(self._held):
             self._held = b""

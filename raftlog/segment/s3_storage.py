@@ -135,12 +135,12 @@ class S3Store:
     def will_read(self, objects: Sequence[tuple[str, int]]) -> None:
         """Request ranges of these objects before they are read."""
         self._read_nothing_ahead()
-        self._ahead = RangesAhead(self._ranged, objects)
+        self._ahead = RangesAhead(self._read_range, objects)
 
     def read(self, name: str, length: int, offset: int) -> bytes:
         """Read at least as far as asked, and keep the rest for the next call."""
         if self._ahead is not None and name not in self._ahead.names:
-            return self._ranged(name, length, offset)
+            return self._read_range(name, length, offset)
         block_name, start, block, is_end = self._block
         if block_name != name or not start <= offset <= start + len(block):
             start, block, is_end = offset, b"", False
@@ -157,7 +157,7 @@ class S3Store:
                 return ahead
             self._read_nothing_ahead()
         nbytes = max(length, READ_BYTES)
-        data = self._ranged(name, nbytes, offset)
+        data = self._read_range(name, nbytes, offset)
         return data, len(data) < nbytes
 
     def _read_nothing_ahead(self) -> None:
@@ -251,7 +251,7 @@ class S3Store:
                     except ClientError as error:
                         if _code(error) not in _CONFLICTS:
                             raise
-                        return self._ranged(name, len(content) + 1, 0) == content
+                        return self._read_range(name, len(content) + 1, 0) == content
                     return True
             except NotStored:
                 continue  # the conflict was with a write that is not finished, or failed
@@ -296,9 +296,9 @@ class S3Store:
 
     def read_range(self, name: str, length: int, offset: int) -> bytes:
         """Read exactly these bytes with one request; fewer only at the end. Any thread may call this at any time."""
-        return self._ranged(name, length, offset)
+        return self._read_range(name, length, offset)
 
-    def _ranged(self, name: str, length: int, offset: int) -> bytes:
+    def _read_range(self, name: str, length: int, offset: int) -> bytes:
         from botocore.exceptions import BotoCoreError, ClientError
         from urllib3.exceptions import HTTPError
 
@@ -332,9 +332,9 @@ class S3Store:
             return self._connected
 
     def _failures(self, path: str, operation: str) -> _Failures:
-        return _Failures(path, operation, self._refused)
+        return _Failures(path, operation, self._on_refusal)
 
-    def _refused(self) -> None:
+    def _on_refusal(self) -> None:
         self._is_refused = True
 
 
@@ -415,7 +415,7 @@ class _Failures:
         """``on_refusal`` is called if the store refuses the credentials."""
         self._path = path
         self._operation = operation
-        self._refused = on_refusal
+        self._on_refusal = on_refusal
 
     def __enter__(self) -> None:
         pass
@@ -431,7 +431,7 @@ class _Failures:
             if (code := _code(error)) in _MISSING:
                 raise NotStored(self._path) from error
             if code in _CREDENTIALS:
-                self._refused()
+                self._on_refusal()
             details = error.response.get("Error", {})
             remedy = _REMEDIES.get(code, "")
             raise StoreFailed(

@@ -218,7 +218,7 @@ class SnapshotInstall:
         snapshot = self.manifest.snapshot_bytes - len(self._got_of_snapshot) * self.piece_bytes
         return max(0, log) + (0 if self._snapshot_done else max(0, snapshot))
 
-    def wanted(self, in_flight: Container[tuple[What, int]] = ()) -> tuple[What, int, int] | None:
+    def next_request(self, in_flight: Container[tuple[What, int]] = ()) -> tuple[What, int, int] | None:
         """The next request: "log" or "snapshot", the position, the number of bytes; None if all is requested or here.
 
         Args:
@@ -236,7 +236,7 @@ class SnapshotInstall:
         return None
 
     def accept(self, what: What, pos: int, data: bytes) -> bool:
-        """Accept bytes named by `wanted`.
+        """Accept bytes named by `next_request`.
 
         Returns:
             Whether they fit so far. If not, they and maybe some before them are needed again, preferably from another

@@ -101,13 +101,13 @@ class VerifiedReads:
             StorageCorrupt: an entry is damaged, or a file is missing or too short; `on_damage` was called.
             StorageFailed: a disk error.
         """
-        if (run := self._kept(pos)) is not None and end <= run.end:
+        if (run := self._cached_run(pos)) is not None and end <= run.end:
             return run.data[pos - run.begin : end - run.begin]
         if trusts_page_cache and (data := self._read_page_cache(pos, end)) is not None:
             return data
         parts: list[bytes] = []
         while pos < end:
-            run = self._kept(pos) or self._load(pos, end, keeps=keeps)
+            run = self._cached_run(pos) or self._load(pos, end, keeps=keeps)
             if pos < run.end:
                 stop = min(end, run.end)
                 parts.append(run.data[pos - run.begin : stop - run.begin])
@@ -125,14 +125,16 @@ class VerifiedReads:
         it is verified and used. Raises the errors of `read`.
         """
         while pos < end:
-            run = self._kept(pos) or self._load(pos, min(end, pos + self._files.limits.verified_run_bytes), keeps=False)
+            run = self._cached_run(pos) or self._load(
+                pos, min(end, pos + self._files.limits.verified_run_bytes), keeps=False
+            )
             yield run
             pos = run.next
 
     def load(self, pos: int, end: int) -> None:
         """Verify the bytes from ``pos`` to ``end`` and load them into memory. Raises the errors of `read`."""
         while pos < end:
-            run = self._kept(pos) or self._load(pos, end, keeps=True)
+            run = self._cached_run(pos) or self._load(pos, end, keeps=True)
             pos = run.next
 
     def has(self, pos: int, end: int) -> bool:
@@ -160,7 +162,7 @@ class VerifiedReads:
                 if self._runs[begin].next > pos:
                     self._remove(begin)
 
-    def _kept(self, pos: int) -> VerifiedRun | None:
+    def _cached_run(self, pos: int) -> VerifiedRun | None:
         with self._lock:
             at = bisect_right(self._begins, pos) - 1
             if at < 0:

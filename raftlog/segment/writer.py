@@ -143,7 +143,7 @@ class QueueTurns:
         commit, queue = self.commit, self._queue
         is_due = commit.marker_delay() is not None
         is_open = True
-        with self._opened() as (fd, start, limit):
+        with self._open_file() as (fd, start, limit):
             seconds = commit.marker_seconds()
             has_work = queue.run(fd, start, limit, commit.end_pos, commit.commit_hint, is_due, seconds)
         self._note_written(start)
@@ -155,7 +155,7 @@ class QueueTurns:
         return is_open
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[int, int, int]]:
+    def _open_file(self) -> Iterator[tuple[int, int, int]]:
         """The file that append operations may be written to, where it starts, and up to where they may be written."""
         commit, files = self.commit, self._files
         start, limit = files.start_of(commit.end_pos), commit.append_limit()
@@ -164,7 +164,7 @@ class QueueTurns:
             return
         file_end = start + files.segment_bytes
         assert limit <= file_end, f"writes up to {limit} in the file that ends at {file_end}"
-        with files.opened(start) as fd:
+        with files.use_file(start) as fd:
             yield fd, start, limit
 
     def _note_written(self, start: int) -> None:

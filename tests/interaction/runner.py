@@ -409,7 +409,7 @@ class Runner:
             spans = tuple(s for s in node.written if fetch.first <= s.first < fetch.first + count)
             spans = spans if spans and spans[0].first == fetch.first else ()
             self._say(f"  {name}: reads {wording.entries(spans) or 'nothing'} from its log for {fetch.peer}")
-            core.fetched(fetch.peer, spans, self._now)
+            core.on_fetch(fetch.peer, spans, self._now)
 
 
 def _outcome(core: RaftCore, effects: Effects) -> Iterator[str]:

@@ -241,7 +241,7 @@ class Group:
                 conf = disk.confs.get(LogIndex(i))
                 kind = EntryKind.NORMAL if conf is None else EntryKind.CONFIG
                 spans.append(span_of(i, i, disk.terms[i - 1 - disk.base.index], ENTRY_BYTES, kind, conf))
-            core.fetched(fetch.peer, tuple(spans), self.now)
+            core.on_fetch(fetch.peer, tuple(spans), self.now)
 
     def finish_writes(self, node: NodeId, count: int | None = None) -> None:
         """Let the disk of ``node`` finish its oldest ``count`` writes, or all."""
@@ -252,7 +252,7 @@ class Group:
             acknowledgement = self.acknowledgements.pop((node, op.ticket), None)
             if acknowledgement is not None and self.writers_acknowledge and op.ticket % 2:
                 self.mail.append(acknowledgement)
-                self[node].acknowledged(acknowledgement, self.now)
+                self[node].on_acknowledgement(acknowledgement, self.now)
             self[node].storage_done(op.ticket, self.now)
 
     def propose(self, node: NodeId, count: int = 1) -> int:

@@ -48,9 +48,9 @@ class Watched(RaftCore):
 
     seen: set[tuple[Role, Role]]
 
-    def _become(self, role: Role) -> None:
+    def _change_role(self, role: Role) -> None:
         before = self._role
-        super()._become(role)
+        super()._change_role(role)
         self.__dict__.setdefault("seen", set()).add((before, role))
 
 
@@ -173,7 +173,7 @@ def test_each_transition_of_the_table_happens_and_no_other() -> None:
 def test_core_refuses_role_changes_outside_the_table() -> None:
     core = started("follower")[A]
     with pytest.raises(AssertionError, match="a follower was to become a leader"):
-        core._become(Role.LEADER)
+        core._change_role(Role.LEADER)
 
 
 def test_role_is_set_in_one_place() -> None:

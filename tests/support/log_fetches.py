@@ -43,9 +43,9 @@ def manifest_of(log: SegmentLog, committed: int = 1000, snapshot: bytes = SNAPSH
 def pull(staging: SnapshotInstall, log: SegmentLog, pieces: int = 10_000, rng: random.Random | None = None) -> int:
     """Answer requests from a log's files, some of them out of order; returns how many were answered."""
     done = 0
-    while done < pieces and (wanted := staging.wanted()) is not None:
+    while done < pieces and (wanted := staging.next_request()) is not None:
         in_flight = {wanted[:2]}
-        while (rng or random).random() < 0.5 and (another := staging.wanted(in_flight)) is not None:
+        while (rng or random).random() < 0.5 and (another := staging.next_request(in_flight)) is not None:
             wanted = another
             in_flight.add(wanted[:2])
         what, pos, nbytes = wanted

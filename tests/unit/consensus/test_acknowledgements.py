@@ -58,7 +58,7 @@ def test_sent_acknowledgement_is_not_repeated() -> None:
     message = effects.acknowledgement
     assert message == AppendResp(A, B, Term(2), 2, True, LogIndex(3), LogIndex(3), LogId(LogIndex(3), Term(2)))
     assert not effects.send, "it is not durable yet"
-    follower.core.acknowledged(message, 0.0)
+    follower.core.on_acknowledgement(message, 0.0)
     assert follower.finish(effects) == []
 
 
@@ -85,7 +85,7 @@ def test_acknowledgement_of_an_older_term_reports_nothing_in_the_new_term() -> N
     new = follower.append(C, 3, LogId(LogIndex(1), Term(2)), 2)
     assert new.storage is not None
     assert new.storage.truncate_from == 2
-    follower.core.acknowledged(old.acknowledgement, 0.0)
+    follower.core.on_acknowledgement(old.acknowledgement, 0.0)
     follower.finish(old)
     (answer,) = follower.finish(new)
     assert isinstance(answer, AppendResp)

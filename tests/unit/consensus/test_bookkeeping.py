@@ -109,12 +109,12 @@ def test_progress_window_is_bounded_and_freed() -> None:
     progress.become_replicate(LogIndex(1))
     for index in (1, 2):
         assert progress.may_send(config)
-        progress.sent(progress.stamp(0.0), (span_of(index, index, 1, 100),))
+        progress.on_send(progress.stamp(0.0), (span_of(index, index, 1, 100),))
     assert not progress.may_send(config)
-    progress.accepted(LogIndex(1))
+    progress.free_inflight(LogIndex(1))
     assert progress.may_send(config)
-    progress.sent(progress.stamp(0.0), (span_of(3, 3, 1, 1000),))
-    progress.accepted(LogIndex(2))
+    progress.on_send(progress.stamp(0.0), (span_of(3, 3, 1, 1000),))
+    progress.free_inflight(LogIndex(2))
     assert not progress.may_send(config), "one message is free, the bytes are not"
     progress.become_probe(LogIndex(2))
     assert (progress.state, progress.inflight_bytes) == (PeerState.PROBE, 0)
@@ -126,15 +126,15 @@ def test_progress_contact_is_when_the_answered_message_left() -> None:
     progress = Progress(NodeId("b"))
     first = progress.stamp(10.0)
     second = progress.stamp(11.0)
-    progress.received(first - 1)
+    progress.on_receipt(first - 1)
     assert progress.contact_at == 0.0
-    progress.received(second)
+    progress.on_receipt(second)
     assert progress.contact_at == 10.0
-    progress.received(second)
+    progress.on_receipt(second)
     third = progress.stamp(12.0)
-    progress.received(second)
+    progress.on_receipt(second)
     assert progress.contact_at == 10.0
-    progress.received(third)
+    progress.on_receipt(third)
     assert progress.contact_at == 12.0
 
 

@@ -9,8 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.consensus.confchange import changed, decode_conf, encode_conf, may_follow, why_invalid, without_outgoing
-from raftlog.consensus.quorum import VoteResult, agreed, joint_vote_result
+from raftlog.consensus.confchange import (
+    decode_conf,
+    encode_conf,
+    may_follow,
+    start_change,
+    why_invalid,
+    without_outgoing,
+)
+from raftlog.consensus.quorum import VoteResult, joint_vote_result, majority_value
 from raftlog.consensus.types import ConfChange, ConfChangeKind, ConfState, NodeId
 
 NODES = [NodeId(name) for name in "abcdef"]
@@ -44,7 +51,7 @@ def overlap(one: ConfState, other: ConfState) -> bool:
 def test_majorities_of_consecutive_configuration_steps_overlap(conf: ConfState, change: ConfChange) -> None:
     if why_invalid(conf, change) is not None:
         return
-    steps = [conf, changed(conf, change)]
+    steps = [conf, start_change(conf, change)]
     if steps[-1].is_joint:
         steps.append(without_outgoing(steps[-1]))
     assert not steps[-1].is_joint
@@ -88,13 +95,15 @@ def test_joint_decisions_need_the_same_sets_as_the_definition(
     expected = VoteResult.WON if won else VoteResult.PENDING if open_or_won else VoteResult.LOST
     assert joint_vote_result(conf.voters, conf.outgoing, votes) is expected
     index = max(min(match.get(node, 0) for node in group) for group in sets)
-    assert index == min(agreed([match.get(node, 0) for node in part]) for part in (conf.voters, conf.outgoing) if part)
+    assert index == min(
+        majority_value([match.get(node, 0) for node in part]) for part in (conf.voters, conf.outgoing) if part
+    )
 
 
 @given(confs(), changes)
 def test_configuration_survives_encoding_and_decoding(conf: ConfState, change: ConfChange) -> None:
     if why_invalid(conf, change) is None:
-        conf = changed(conf, change)
+        conf = start_change(conf, change)
     assert decode_conf(memoryview(encode_conf(conf))) == conf
 
 

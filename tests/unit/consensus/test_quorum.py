@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raftlog.consensus.quorum import VoteResult, agreed, joint_vote_result, majority, vote_result
+from raftlog.consensus.quorum import VoteResult, joint_vote_result, majority, majority_value, vote_result
 from raftlog.consensus.types import NodeId
 
 NODES = [NodeId(f"n{number}") for number in range(7)]
@@ -18,7 +18,7 @@ ballots = st.dictionaries(st.sampled_from(NODES), st.booleans())
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7))
 def test_agreed_value_is_the_largest_reached_by_a_majority(values: list[int]) -> None:
     needed = len(values) // 2 + 1
-    assert agreed(values) == max(v for v in values if sum(other >= v for other in values) >= needed)
+    assert majority_value(values) == max(v for v in values if sum(other >= v for other in values) >= needed)
 
 
 @given(st.integers(1, 9))

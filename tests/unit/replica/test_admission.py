@@ -51,7 +51,7 @@ def test_members_are_let_in_once_their_directory_is_on_record() -> None:
     assert mine.hears(other) is None
     assert mine.admission.must_wait("n1")
     assert mine.tables == [{"n1": "store-n1"}]
-    mine.admission.recorded(mine.tables[-1])
+    mine.admission.on_record(mine.tables[-1])
     assert not mine.admission.must_wait("n1")
     assert mine.hears(other) is None
     assert len(mine.tables) == 1, "nothing new was learned"

@@ -10,14 +10,14 @@ def test_follower_read_applied_wait_lasts_until_the_index_is_applied() -> None:
     barriers, answers = ReadBarriers(), list[bool]()
     barriers.add(answers.append)
     ctx = barriers.ask(0.0)
-    barriers.applied(LogIndex(100))
+    barriers.on_apply(LogIndex(100))
     assert answers == [], "applied, but nobody has said yet how much is needed"
     barriers.complete(ctx, LogIndex(7))
-    barriers.applied(LogIndex(6))
+    barriers.on_apply(LogIndex(6))
     assert answers == []
-    barriers.applied(LogIndex(7))
+    barriers.on_apply(LogIndex(7))
     assert answers == [True]
-    barriers.applied(LogIndex(8))
+    barriers.on_apply(LogIndex(8))
     barriers.expire(READ_SECONDS_MAX)
     assert answers == [True], "answered twice"
 
@@ -31,7 +31,7 @@ def test_reads_of_one_turn_share_a_barrier_request() -> None:
     second = barriers.ask(0.0)
     assert first != second
     barriers.complete(first, LogIndex(3))
-    barriers.applied(LogIndex(9))
+    barriers.on_apply(LogIndex(9))
     assert (early, late) == ([True, True], [])
     barriers.complete(second, None)
     assert late == [False]
@@ -47,6 +47,6 @@ def test_unanswered_read_fails_at_its_deadline() -> None:
     barriers.expire(barriers.deadline)
     assert answers == [False]
     barriers.complete(ctx, LogIndex(1))
-    barriers.applied(LogIndex(1))
+    barriers.on_apply(LogIndex(1))
     assert answers == [False]
     assert barriers.deadline == float("inf")

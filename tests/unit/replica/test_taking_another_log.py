@@ -215,16 +215,16 @@ def puller(initial: ConfState) -> Puller:
 )
 def test_offer_with_a_configuration_that_no_change_makes_is_refused(conf: bytes) -> None:
     with pytest.raises(WireError):
-        puller(configuration(3, 20)).offered(LEADER, offer(conf))
+        puller(configuration(3, 20)).on_offer(LEADER, offer(conf))
 
 
 def test_offer_with_a_configuration_that_a_change_makes_is_taken() -> None:
-    puller(ConfState()).offered(LEADER, offer(encode_conf(configuration(5, 60))))
+    puller(ConfState()).on_offer(LEADER, offer(encode_conf(configuration(5, 60))))
 
 
 def test_founders_accept_their_initial_configuration() -> None:
     founders = configuration(5, 250)
-    puller(founders).offered(LEADER, offer(encode_conf(founders)))
+    puller(founders).on_offer(LEADER, offer(encode_conf(founders)))
 
 
 def test_configuration_too_large_for_any_directory_is_refused() -> None:

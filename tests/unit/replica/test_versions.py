@@ -21,7 +21,7 @@ from raftlog.net import frames as wire
 from raftlog.net.admission import Admission, Identity
 from raftlog.net.frames import Hello, Kind, OtherVersion, Welcome
 from raftlog.net.transport import Lane
-from raftlog.net.versions import HANDSHAKE_VERSION, NEWEST_VERSION, OLDEST_VERSION, Software, spoken, why_apart
+from raftlog.net.versions import HANDSHAKE_VERSION, NEWEST_VERSION, OLDEST_VERSION, Software, common_version, why_apart
 from tests.free_ports import free_ports
 from tests.unit.replica.caller import Caller, received
 from tests.unit.replica.group import CLUSTER, SEGMENT_BYTES, Node, wait_leader
@@ -41,8 +41,8 @@ def speaks(oldest: int, newest: int) -> Software:
 @given(ranges, ranges)
 def test_peers_speak_their_newest_common_version(ours: list[int], theirs: list[int]) -> None:
     common = set(range(ours[0], ours[1] + 1)) & set(range(theirs[0], theirs[1] + 1))
-    assert spoken(speaks(*ours), speaks(*theirs)) == max(common, default=None)
-    assert spoken(speaks(*theirs), speaks(*ours)) == max(common, default=None)
+    assert common_version(speaks(*ours), speaks(*theirs)) == max(common, default=None)
+    assert common_version(speaks(*theirs), speaks(*ours)) == max(common, default=None)
     assert (why_apart(speaks(*ours), speaks(*theirs), "n1") is None) == bool(common)
 
 
@@ -104,7 +104,7 @@ def test_disagreed_version_is_refused() -> None:
 
 
 def test_frames_of_another_version_are_refused() -> None:
-    frame = wire.stamped(wire.PING, 4)
+    frame = wire.with_version(wire.PING, 4)
     assert wire.split_tagged(memoryview(bytes(frame)), 0, 4)[0][0][0] is Kind.PING
     for data, wanted in ((frame, 3), (wire.PING, 4)):
         with pytest.raises(OtherVersion, match=f"version {data[5]} came, this replica speaks version {wanted}"):
@@ -112,7 +112,7 @@ def test_frames_of_another_version_are_refused() -> None:
 
 
 def test_stamping_copies_nothing_that_has_the_version() -> None:
-    assert wire.stamped(wire.PING, HANDSHAKE_VERSION) is wire.PING
+    assert wire.with_version(wire.PING, HANDSHAKE_VERSION) is wire.PING
 
 
 # -- with sockets ------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ async def test_peer_of_an_earlier_release(tmp_path: Path) -> None:
         ((kind, frame, _),), _ = wire.split_tagged(memoryview(bytes(data)), 16)
         welcome = wire.decode_cold(kind, frame[8:])
         assert (welcome.refusal, welcome.version) == (None, HANDSHAKE_VERSION)
-        newer = bytes(wire.stamped(wire.PING, NEWEST_VERSION + 1))
+        newer = bytes(wire.with_version(wire.PING, NEWEST_VERSION + 1))
         await caller.stream.send_all(newer + bytes(16))
         assert await received(caller.stream) == b""
         assert any("version 4 came, this replica speaks version 3" in text for text in node.transport.refusals)

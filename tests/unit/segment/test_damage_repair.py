@@ -62,13 +62,13 @@ def run(repair: Repair, **peers: Peer) -> None:
     """Ask one peer after the other, as a node would."""
     names = list(peers)
     for _ in range(10_000):
-        if (wanted := repair.wanted()) is None:
+        if (wanted := repair.next_request()) is None:
             repair.finish()
             return
         assert 0 < wanted[1] <= DEFAULT.repair_bytes_max
         data = peers[names[0]](*wanted)
         if data is None:
-            repair.refused(wanted[0], names[0])
+            repair.on_refusal(wanted[0], names[0])
         if data is None or not repair.offer(wanted[0], data, names[0]):
             names.append(names.pop(0))
     raise AssertionError(f"still missing {repair.missing}")
@@ -172,7 +172,7 @@ def test_pieces_may_end_within_a_blank(home: LogHome, peer: LogHome, piece: int,
         flip(home, healthy.locate(LogIndex(index)).pos + 60)
     whole = served_by(healthy)
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
-    while (wanted := repair.wanted()) is not None:
+    while (wanted := repair.next_request()) is not None:
         assert repair.offer(wanted[0], whole(wanted[0], min(wanted[1], piece)) or b"", "n2")
     repair.finish()
     assert segments(home) == before
@@ -191,7 +191,7 @@ def test_bytes_that_do_not_belong_here_are_refused(home: LogHome, peer: LogHome)
     def liar(pos: int, nbytes: int) -> bytes:
         return bytes([*healthy.pread(pos, nbytes)[:-1], 1])
 
-    pos, nbytes = repair.wanted() or (0, 0)
+    pos, nbytes = repair.next_request() or (0, 0)
     assert not repair.offer(pos, liar(pos, nbytes), "n3")
     assert not repair.offer(pos, served_by(stranger)(pos, nbytes) or b"", "n4")
     assert not repair.done
@@ -212,7 +212,7 @@ def test_entries_of_a_term_without_an_election_are_refused(home: LogHome, peer: 
     peer.put(stranger, *[bytes([number]) * 50 for number in range(9)])
     peer.put(stranger, b"other" * 10, term=term)
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
-    pos, nbytes = repair.wanted() or (0, 0)
+    pos, nbytes = repair.next_request() or (0, 0)
     assert not repair.offer(pos, stranger.pread(pos, min(nbytes, stranger.end_pos - pos)), "n2")
     assert not repair.replaced
     repair.close()
@@ -230,7 +230,7 @@ def test_entries_that_lead_elsewhere_are_never_written(home: LogHome, peer: LogH
     peer.put(stale, *[bytes([number]) * 50 for number in range(3)])
     peer.put(stale, *[b"other"[:1] * 50 for number in range(7)])
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
-    pos, nbytes = repair.wanted() or (0, 0)
+    pos, nbytes = repair.next_request() or (0, 0)
     assert not repair.offer(pos, stale.pread(pos, nbytes), "n2")
     assert not repair.replaced
     good = LogHome()
@@ -275,18 +275,18 @@ def test_damaged_log_is_cut_only_after_every_peer_refused(home: LogHome) -> None
     closed(home)
     flip(home, 3 * 4096 + 960)
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
-    pos, _ = repair.wanted() or (0, 0)
+    pos, _ = repair.next_request() or (0, 0)
     for _ in range(5):
-        repair.refused(pos, "n2")
+        repair.on_refusal(pos, "n2")
     done_early = repair.done
     assert not done_early
-    repair.refused(pos, "n3")
+    repair.on_refusal(pos, "n3")
     assert repair.done
     alone = LogHome()
     closed(alone)
     flip(alone, 3 * 4096 + 960)
     repair = Repair(alone.disk, damaged(alone), peers=[])
-    repair.refused(pos, "somebody")
+    repair.on_refusal(pos, "somebody")
     assert not repair.done
     repair.close()
 
@@ -296,11 +296,11 @@ def test_intact_entries_stay_while_a_peer_has_the_same_damage(home: LogHome, pee
     healthy = write(peer)
     flip(home, 5000)
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
-    pos, nbytes = repair.wanted() or (0, 0)
+    pos, nbytes = repair.next_request() or (0, 0)
     for _ in range(3):
-        repair.refused(pos, "n2", damaged=True)
-        repair.refused(pos, "n3")
-    assert repair.wanted() == (pos, nbytes), "it waits"
+        repair.on_refusal(pos, "n2", damaged=True)
+        repair.on_refusal(pos, "n3")
+    assert repair.next_request() == (pos, nbytes), "it waits"
     assert repair.cut_at is None
     run(repair, n2=served_by(healthy))  # a replica that has it came back
     assert segments(home) == before
@@ -311,11 +311,11 @@ def test_entries_no_peer_had_are_cut_with_their_successors(home: LogHome) -> Non
     closed(home)
     flip(home, 5000)
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
-    pos, _ = repair.wanted() or (0, 0)
-    repair.refused(pos, "n2", damaged=True)
-    repair.refused(pos, "n3")
+    pos, _ = repair.next_request() or (0, 0)
+    repair.on_refusal(pos, "n2", damaged=True)
+    repair.on_refusal(pos, "n3")
     assert not repair.done
-    repair.refused(pos, "n2")  # it was cut there meanwhile
+    repair.on_refusal(pos, "n2")  # it was cut there meanwhile
     assert repair.cut_at == pos
 
 

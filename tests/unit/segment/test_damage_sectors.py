@@ -133,7 +133,7 @@ def test_stale_sector_read_of_the_last_entry_is_repaired(old_size: int) -> None:
     log = healthy.open()
     healthy.put(log, *bodies[:2])
     healthy.put(log, bodies[2], term=2)
-    while (wanted := repair.wanted()) is not None:
+    while (wanted := repair.next_request()) is not None:
         pos, nbytes = wanted
         assert repair.offer(pos, log.pread(pos, min(nbytes, log.end_pos - pos)), "n2")
     repair.finish()
@@ -152,10 +152,10 @@ def test_repair_rejects_replaced_entry_of_the_same_length() -> None:
     older = LogHome()
     log = older.open()
     older.put(log, *bodies[:2], b"\1" * 100)
-    pos, _ = repair.wanted() or (0, 0)
+    pos, _ = repair.next_request() or (0, 0)
     assert repair.offer(pos, log.pread(pos, log.end_pos - pos), "n2")
     assert not repair.done
-    repair.refused(log.end_pos, "n2")
+    repair.on_refusal(log.end_pos, "n2")
     repair.finish()
     log = home.open()
     assert log.notes["abstaining"] == b"1"

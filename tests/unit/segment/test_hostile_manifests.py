@@ -59,7 +59,7 @@ def test_manifest_is_refused_or_can_be_gathered() -> None:
         staging = SnapshotInstall(MemoryDisk(), DIRECTORY, manifest, limits=LIMITS)
         for _ in range(5):
             assert staging.missing_bytes >= 0
-            if (wanted := staging.wanted()) is None:
+            if (wanted := staging.next_request()) is None:
                 break
             what, pos, nbytes = wanted
             staging.accept(what, pos, rng.randbytes(rng.choice((nbytes, nbytes, 0, 3))))

@@ -143,7 +143,7 @@ def test_completed_reset_is_durable_despite_a_failed_sync_of_an_attempt(home: Lo
         home.disk.fail("fdatasync", errno.EIO, after=after)
         what = ""
         try:
-            while (wanted := staging.wanted()) is not None:
+            while (wanted := staging.next_request()) is not None:
                 what, pos, nbytes = wanted
                 data = source.read_range(pos, nbytes) if what == "log" else SNAPSHOT[pos : pos + nbytes]
                 assert staging.accept(wanted[0], pos, data)
@@ -168,7 +168,7 @@ def test_wrong_pieces_are_refused_and_requested_again(home: LogHome, leader: Log
     staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
     rng = random.Random(3)
     refused = 0
-    while (wanted := staging.wanted()) is not None:
+    while (wanted := staging.next_request()) is not None:
         what, pos, nbytes = wanted
         data = bytearray(source.read_range(pos, nbytes) if what == "log" else SNAPSHOT[pos : pos + nbytes])
         if rng.random() < 0.3:
@@ -190,7 +190,7 @@ def test_new_offer_keeps_matching_files(home: LogHome, leader: LogHome) -> None:
     leader.submit(source)
     later = manifest_of(source)
     staging = SnapshotInstall(home.disk, DIRECTORY, later, limits=LIMITS)
-    assert staging.wanted() == ("log", 7 * 4096, PIECE_BYTES)
+    assert staging.next_request() == ("log", 7 * 4096, PIECE_BYTES)
     pull(staging, source)
     staging.finish()
     assert_replaced(home, source, later)
@@ -205,7 +205,7 @@ def test_files_of_another_log_do_not_fit(home: LogHome, leader: LogHome) -> None
         other.submit(log, commit_hint=index)
     stage(home, log.manifest(LogIndex(95), conf=b""), log)
     staging = SnapshotInstall(home.disk, DIRECTORY, manifest_of(source), limits=LIMITS)
-    assert staging.wanted() == ("log", 8192, PIECE_BYTES)
+    assert staging.next_request() == ("log", 8192, PIECE_BYTES)
     log.close()
     # What was marked ready before is not any more.
     assert home.open().base == (0, 0)

@@ -72,7 +72,7 @@ def test_unreadable_sectors_found_at_start_are_refetched_from_peers(home: LogHom
     assert hole.pos <= begin
     assert hole.end >= begin + BLOCK_BYTES or hole.end % SEGMENT_BYTES == 0
     repair = Repair(home.disk, caught.value, peers=["n2"])
-    while (wanted := repair.wanted()) is not None:
+    while (wanted := repair.next_request()) is not None:
         assert repair.offer(wanted[0], source.read_range(*wanted), "n2")
     repair.finish()
     assert all_bodies(home.open()) == bodies
@@ -105,7 +105,7 @@ def test_damaged_log_serves_readable_sectors_and_notes_unreadable_ones(home: Log
             damaged_log_bytes(repair, ask(pos, 1))
     assert len(damaged_log_bytes(repair, ask(lost + BLOCK_BYTES, 100))) == 100
     for _ in range(2):
-        while (wanted := repair.wanted()) is not None:
+        while (wanted := repair.next_request()) is not None:
             assert repair.offer(wanted[0], source.read_range(*wanted), "n2")
         repair.finish()
         if repair.replaced[0].pos >= SEGMENT_BYTES:

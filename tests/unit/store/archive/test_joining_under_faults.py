@@ -95,7 +95,7 @@ def join(seed: int) -> tuple[int, int, int]:
         )
         leaves = False
         while not staging.complete:
-            wanted = staging.wanted()
+            wanted = staging.next_request()
             assert wanted is not None
             _, pos, nbytes = wanted
             if not leaves and pos < archived.pos:
