@@ -302,7 +302,7 @@ class StreamProgress:
         return doubtful
 
     def _forget_all_but(self, data_losses: Iterable[Loss]) -> None:
-        """Forget all losses except ``lost``: a loss that has ended is logged again if it recurs."""
+        """Forget all losses except ``data_losses``: a loss that has ended is logged again if it recurs."""
         keys = {each.key for each in data_losses}
         self._missed_since = {key: since for key, since in self._missed_since.items() if key in keys}
         self._told &= keys

@@ -124,7 +124,7 @@ class Bench:
         raise ClusterFailed(f"no acknowledgement by another leader within {RECOVERY_SECONDS_MAX:g} s")
 
     async def killed(self) -> float:
-        """Kill the leader's process and restart it."""
+        """Kill the leader's process and restart it; returns the unavailability in seconds."""
         leader = self.leader
 
         async def kill() -> None:
@@ -136,7 +136,7 @@ class Bench:
         return gap
 
     async def follower_gone(self) -> float:
-        """Kill a follower's process, leave it down for a while, and restart it."""
+        """Kill a follower's process, and restart it after a while; returns the unavailability in seconds."""
         follower = next(node for node in self.cluster.nodes if node != self.leader)
 
         async def leave() -> None:
@@ -154,7 +154,7 @@ class Bench:
         self.recoveries.append(trio.current_time() - start)
 
     async def cut_off(self) -> float:
-        """Cut the leader's network and restore it."""
+        """Cut the leader's network and restore it; returns the unavailability in seconds."""
         leader = self.leader
         gap = await self.around(partial(self.networks.cut_off, leader), moves=True)
         await self.networks.heal()
@@ -162,7 +162,7 @@ class Bench:
         return gap
 
     async def transferred(self) -> float:
-        """Transfer leadership as an operator does. Raises ClusterFailed if the command fails."""
+        """Transfer leadership by a command; returns the unavailability in seconds. Raises ClusterFailed if it fails."""
 
         async def transfer() -> None:
             process = await self.cluster.command("group", "transfer", "--namesrv", self.cluster.namesrv)
@@ -172,7 +172,7 @@ class Bench:
         return await self.around(transfer, moves=True)
 
     async def restarted(self, node: str) -> float:
-        """Stop a node cleanly, restart it, and wait until it has caught up."""
+        """Stop a node cleanly, and restart it until it has caught up; returns the unavailability in seconds."""
 
         async def restart() -> None:
             await self.cluster.end(node, signal.SIGTERM)

@@ -112,11 +112,11 @@ class AmqpWire:
         connection.confirm()
 
     def first(self) -> tuple[Iterable[int], bytes]:
-        """Publish the message of each slot."""
+        """Build the publishing of each slot's message: the tags, and the bytes to send."""
         return self._publish(self._count)
 
     def idle(self) -> Sequence[int]:
-        """Return any ``count`` keys: tags increase, so only their number matters."""
+        """Return as many keys as slots: tags increase, so only their number matters."""
         return range(self._count)
 
     def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
@@ -133,7 +133,7 @@ class AmqpWire:
         return keys, end
 
     def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """Publish ``len(keys)`` messages with the next tags."""
+        """Build the publishing of ``len(keys)`` messages with the next tags."""
         return self._publish(len(keys))
 
     def _publish(self, count: int) -> tuple[Iterable[int], bytes]:

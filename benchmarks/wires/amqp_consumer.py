@@ -38,11 +38,11 @@ class AmqpConsumer:
             connection.bind(self._share.group, FAN_OUT)
 
     def first(self) -> bytes:
-        """Ask for deliveries of each queue without waiting for answers: deliveries may come before them."""
+        """Build requests for deliveries of each queue, without waiting for answers: deliveries may come before."""
         return b"".join(map(consume, self._queues))
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read the messages that are there with their bodies in one frame, and acknowledge them."""
+        """Read whole messages; returns the number of bytes read, and the acknowledgements to send."""
         at, end, unpack = 0, len(data), _FRAME.unpack_from
         tags, whole = list[int](), 0
         while at + 7 <= end:

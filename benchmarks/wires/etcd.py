@@ -51,7 +51,7 @@ class EtcdWire:
         sock.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_WINDOW, 0, 0, more))
 
     def first(self) -> tuple[Iterable[int], bytes]:
-        """Put the message of each slot."""
+        """Build the put of each slot's message: the streams, and the bytes to send."""
         return self._ask(len(self._messages))
 
     def idle(self) -> Sequence[int]:
@@ -88,7 +88,7 @@ class EtcdWire:
         return keys, position
 
     def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """Send the puts again on new streams, as far as the server's window allows."""
+        """Build the puts again on new streams, as far as the server's window allows."""
         control, self._control = self._control, b""
         streams, data = self._ask(len(keys))
         return streams, control + data

@@ -164,7 +164,7 @@ class KafkaWire:
         """Do nothing: there is no handshake before the first request."""
 
     def first(self) -> tuple[Iterable[int], bytes]:
-        """Send the message of each slot, in `REQUESTS_MAX` requests."""
+        """Build requests with the message of each slot, `REQUESTS_MAX` in all."""
         return self.again(list(self._bodies))
 
     def idle(self) -> Sequence[int]:
@@ -188,12 +188,12 @@ class KafkaWire:
         return keys, at
 
     def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """Send the messages again; messages beyond the request limit are sent by the next call."""
+        """Build requests with the messages again; messages beyond the request limit wait for the next call."""
         self._waiting += [(slot, self._bodies[slot]) for slot in keys]
         return keys, self._requests()
 
     def again_due(self, slot: int, stamp: Callable[[bytes], bytes]) -> bytes:
-        """Send one message, stamped with the time at which it was due."""
+        """Build the request of one message, stamped with the time at which it was due."""
         self._waiting.append((slot, stamp(self._bodies[slot])))
         return self._requests()
 

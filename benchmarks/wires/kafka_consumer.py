@@ -40,7 +40,7 @@ class KafkaConsumer:
             self._next = ends_of(sock, self._share.queues)
 
     def first(self) -> bytes:
-        """Ask for a fetch of all partitions."""
+        """Build a fetch of all partitions."""
         rows = b"".join(
             struct.pack(">iiqqi", partition, -1, offset, -1, _PARTITION_BYTES_MAX)
             for partition, offset in self._next.items()
@@ -50,7 +50,7 @@ class KafkaConsumer:
         return request(_FETCH, 11, _FETCHED, body + struct.pack(">i", 0) + encoded_text(""))
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read answers, and send the next fetch after each."""
+        """Read answers; returns the number of bytes read, and the next fetch after each to send."""
         at, reply, self._cut = 0, b"", []
         for number, begin, end in answers(data):
             at = end

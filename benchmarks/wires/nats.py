@@ -37,7 +37,7 @@ class NatsWire:
             raise LoadFailed(f"nats-server says {reply!r}")
 
     def first(self) -> tuple[Iterable[bytes], bytes]:
-        """Publish the message of each slot."""
+        """Build the publishing of each slot's message: the keys, and the bytes to send."""
         return self._frames, b"".join(self._frames.values())
 
     def idle(self) -> Sequence[bytes]:
@@ -62,7 +62,7 @@ class NatsWire:
         return keys, position
 
     def again(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
-        """Publish the messages again."""
+        """Build the publishing of the messages again."""
         pongs, self._pongs = self._pongs, b""
         frame_of = self._frames
         return keys, pongs + b"".join([frame_of[key] for key in keys])

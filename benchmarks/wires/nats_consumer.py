@@ -54,7 +54,7 @@ class NatsConsumer:
             raise LoadFailed(f"nats-server creates no consumer: {reply[:300]!r}")
 
     def first(self) -> bytes:
-        """Ask for many messages."""
+        """Build a request for many messages."""
         return self._ask()
 
     def _ask(self) -> bytes:
@@ -65,7 +65,7 @@ class NatsConsumer:
         return b"PUB %b %b %d\r\n%b\r\n" % (api, self._inbox, len(body), body)
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Acknowledge the messages that came, and ask for more."""
+        """Read messages; returns the number of bytes read, and the acknowledgements and the request for more to send."""
         replies, at, control = list[bytes](), 0, b""
         match = _MESSAGE.match
         while at < len(data):

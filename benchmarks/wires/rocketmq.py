@@ -31,7 +31,7 @@ class RocketMQWire:
         """Do nothing: there is no handshake before the first request."""
 
     def first(self) -> tuple[Iterable[bytes], bytes]:
-        """Send the frame of each slot."""
+        """The opaques of all slots, and the bytes of their frames to send."""
         return self._frames, b"".join(self._frames.values())
 
     def idle(self) -> Sequence[bytes]:
@@ -52,6 +52,6 @@ class RocketMQWire:
         return opaques, end
 
     def again(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
-        """Send the frames again."""
+        """The same opaques, and the bytes of their frames to send again."""
         frame_of = self._frames
         return keys, b"".join([frame_of[opaque] for opaque in keys])

@@ -70,11 +70,11 @@ class RocketMQPull:
             self._begin = _ends(sock, self._begin)
 
     def first(self) -> bytes:
-        """Send a pull for each queue."""
+        """Build a pull for each queue."""
         return b"".join(self._pull(queue, at) for queue, at in self._begin.items())
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read responses, and send the next pull of each queue."""
+        """Read responses; returns the number of bytes read, and the next pull of each queue to send."""
         (heads, end), again = responses(data), list[bytes]()
         for head, _ in heads:
             _check(head)
@@ -110,11 +110,11 @@ class RocketMQPop:
         return request_frame(RequestCode.POP_MESSAGE, queue, ext)
 
     def first(self) -> bytes:
-        """Send a pop for each queue."""
+        """Build a pop for each queue."""
         return b"".join(map(self._pop, self._share.queues))
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read popped messages; acknowledge them, and send the next pops."""
+        """Read popped messages; returns the number of bytes read, and the acknowledgements and next pops to send."""
         (heads, end), again = responses(data), list[bytes]()
         for head, _ in heads:
             _check(head)

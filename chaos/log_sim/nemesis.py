@@ -101,7 +101,7 @@ class Nemesis:
             step()
 
     def end(self, node: Node, *, power_cut: bool) -> bool:
-        """Kill a node's process; some of the others get refused connections."""
+        """Kill a node's process, which some of the others learn soon; returns False if it did not run."""
         cluster = self._cluster
         if node.process is None:
             if power_cut:

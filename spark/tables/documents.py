@@ -150,7 +150,7 @@ class _Scalars(yaml.SafeLoader):
 
 
 def text(value: Any) -> str:
-    """Check that a value is text, and not empty. Numbers are text, too: ``topic: 2024`` is meant so."""
+    """Return a value as text, which must not be empty. Numbers are text, too: ``topic: 2024`` is meant so."""
     if isinstance(value, bool):
         raise ValueError('must be text: write it in "..."')  # noqa: TRY004 - a wrong value, whatever its type
     if not isinstance(value, str | int | float):

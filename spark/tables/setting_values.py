@@ -42,7 +42,7 @@ def start(value: Any) -> str | int:
 
 
 def without_password(value: Any) -> str:
-    """Check that a text, such as a URL, has no user's password in it."""
+    """Return a text, such as a URL, that must not have a user's password in it."""
     url = text(value)
     if _PASSWORD_IN_URL.search(url):
         raise SecretInvalid("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile, or spark-defaults.conf")
