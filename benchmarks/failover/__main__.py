@@ -172,7 +172,7 @@ class Bench:
         return await self.around(transfer, moves=True)
 
     async def restarted(self, node: str) -> float:
-        """Stop a node cleanly, and restart it until it has caught up; returns the unavailability in seconds."""
+        """Restart a node cleanly, and wait until it has caught up; returns the unavailability in seconds."""
 
         async def restart() -> None:
             await self.cluster.end(node, signal.SIGTERM)

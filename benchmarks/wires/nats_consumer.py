@@ -65,7 +65,7 @@ class NatsConsumer:
         return b"PUB %b %b %d\r\n%b\r\n" % (api, self._inbox, len(body), body)
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read messages; returns the number of bytes read, and the acknowledgements and the request for more to send."""
+        """Read messages; returns the number of bytes read, and acknowledgements and the request for more to send."""
         replies, at, control = list[bytes](), 0, b""
         match = _MESSAGE.match
         while at < len(data):
