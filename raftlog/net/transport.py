@@ -200,7 +200,7 @@ class Transport:
             return False
         self._after_sync.before_use(link.stream)
         if link.version != HANDSHAKE_VERSION:
-            buffers[0] = wire.stamped(buffers[0], link.version)
+            buffers[0] = wire.with_version(buffers[0], link.version)
         tag = link.seal.tag(buffers[0], buffers[-1]) if len(buffers) > 1 else link.seal.tag(buffers[0])
         link.stream.send_all([*buffers, tag], nbytes + TAG_BYTES)
         if lane is Lane.BULK:
@@ -216,7 +216,7 @@ class Transport:
         if link is None:
             return False
         if link.version != HANDSHAKE_VERSION:
-            frame = bytes(wire.stamped(frame, link.version))
+            frame = bytes(wire.with_version(frame, link.version))
         waits = self._after_sync.put(link.stream, link.seal, frame, ticket)
         link.is_used |= waits
         return waits
@@ -358,7 +358,7 @@ class Transport:
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closing.set())
         link = self._outbound[peer, lane] = _OpenConnection(stream, keys.seal, keys.secret_id, version)
-        ping = bytes(wire.stamped(wire.PING, version))
+        ping = bytes(wire.with_version(wire.PING, version))
         self._log.info("peer_connected", peer=peer, lane=lane.label, version=version, tls=isinstance(sock, TlsSocket))
         try:
             while True:
@@ -463,7 +463,7 @@ class _Inbound:
         self._keys: Keys | None = None
         self._seal: Seal | None = None
         tls = transport._tls
-        self._sock = sock if tls is None else tls.accepted(sock, self._on_tls_failed)
+        self._sock = sock if tls is None else tls.accept(sock, self._on_tls_failed)
         self.stream = StreamSocket(transport._reactor, self._sock, self._on_data, self._on_closed)
         transport._inbound.add(self)
         transport._unidentified[self] = None
