@@ -65,26 +65,26 @@ class Certificate:
         self._fault = ""
         self._warned_at: dt.datetime | None = None
         self._stamp = self._read_stamp()
-        self._loaded = self._read()
+        self._contexts = self._read()
         self._warn_of_end()
 
     @property
     def context(self) -> ssl.SSLContext:
         """The context for client connections."""
-        return self._loaded.clients
+        return self._contexts.clients
 
     @property
     def valid_until(self) -> dt.datetime:
         """The time when the certificate expires, in UTC."""
-        return self._loaded.validity.ends
+        return self._contexts.validity.ends
 
     def for_clients(self) -> tuple[ssl.SSLContext, bytes]:
         """The context for client connections; and the certificate (DER)."""
-        return self._loaded.clients, self._loaded.der
+        return self._contexts.clients, self._contexts.der
 
     def for_replicas(self) -> tuple[ssl.SSLContext, bytes]:
         """The context for connections of other replicas, which need no certificates; and the certificate (DER)."""
-        return self._loaded.replicas, self._loaded.der
+        return self._contexts.replicas, self._contexts.der
 
     def refresh(self) -> None:
         """Reload the files if they have changed. If they are unusable, keep the old certificate and log the reason
@@ -97,7 +97,7 @@ class Certificate:
                 return
             contexts = self._read()
             self._check_time(contexts.validity)
-            self._loaded, self._stamp, self._warned_at = contexts, stamp, None
+            self._contexts, self._stamp, self._warned_at = contexts, stamp, None
         except CertificateUnusable as error:
             if str(error) != self._fault:
                 self._fault = str(error)
@@ -110,7 +110,7 @@ class Certificate:
 
     def peer_context(self) -> ssl.SSLContext:
         """The context for connections to other servers of the same kind, which authenticate in another way."""
-        return self._loaded.calls
+        return self._contexts.calls
 
     def _check_time(self, valid: Validity) -> None:
         if (fault := self._fault_of_time(valid)) is not None:
@@ -134,7 +134,7 @@ class Certificate:
 
     def _warn_of_end(self) -> None:
         """Log once a day that the certificate in use is not valid, or ends soon."""
-        now, valid = self._now(), self._loaded.validity
+        now, valid = self._now(), self._contexts.validity
         if valid.begins <= now < valid.ends - EXPIRES_SOON:
             return
         if self._warned_at is not None and self._warned_at <= now < self._warned_at + _WARN_AGAIN:

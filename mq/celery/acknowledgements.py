@@ -34,41 +34,41 @@ class Acknowledgements:
         self._calls = calls
         self._invisible = invisible
         self._release = release
-        self._gathered: list[PoppedMessage] = []
+        self._pending: list[PoppedMessage] = []
         self._in_flight: list[PoppedMessage] = []
-        self._begun = anyio.Event()
+        self._wakeup = anyio.Event()
         self._due = anyio.Event()
 
     def add(self, message: PoppedMessage) -> None:
         """Acknowledge the message with the next batch."""
-        self._gathered.append(message)
-        self._begun.set()
-        if len(self._gathered) >= GATHERED_MAX:
+        self._pending.append(message)
+        self._wakeup.set()
+        if len(self._pending) >= GATHERED_MAX:
             self._due.set()
 
     async def run(self) -> None:
         """Send until cancelled; `finish` sends the rest."""
         async with anyio.create_task_group() as tasks:
             while True:
-                await self._begun.wait()
+                await self._wakeup.wait()
                 self._due = anyio.Event()
-                if len(self._gathered) < GATHERED_MAX:
+                if len(self._pending) < GATHERED_MAX:
                     with anyio.move_on_after(GATHER_SECONDS):
                         await self._due.wait()
-                self._begun = anyio.Event()
+                self._wakeup = anyio.Event()
                 for source, messages in self._take().items():
                     tasks.start_soon(self._send, source, messages)
 
     async def finish(self) -> None:
         """Send the gathered acknowledgements, and again those in flight; called after `run` has ended."""
-        self._gathered = [*self._in_flight, *self._gathered]
+        self._pending = [*self._in_flight, *self._pending]
         self._in_flight = []
         async with anyio.create_task_group() as tasks:
             for source, messages in self._take().items():
                 tasks.start_soon(self._send, source, messages)
 
     def _take(self) -> dict[Source, list[PoppedMessage]]:
-        messages, self._gathered = self._gathered, []
+        messages, self._pending = self._pending, []
         self._in_flight += messages
         by_source: dict[Source, list[PoppedMessage]] = defaultdict(list)
         for message in messages:

@@ -50,7 +50,7 @@ class ScheduleScheduler(Scheduler):
     """Hands the schedule to the brokers. Refuses schedules that they cannot express, with `ImproperlyConfigured`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._pushed: dict[str, tuple[object, ...]] | None = None
+        self._pushed_entries: dict[str, tuple[object, ...]] | None = None
         super().__init__(*args, **kwargs)
 
     def setup_schedule(self) -> None:
@@ -66,13 +66,13 @@ class ScheduleScheduler(Scheduler):
             name: (entry.task, entry.schedule, entry.args, entry.kwargs, entry.options)
             for name, entry in self.schedule.items()
         }
-        if entries != self._pushed:
+        if entries != self._pushed_entries:
             try:
                 self.push()
             except (ClientError, SchedulingError, OSError) as error:
                 _log.error("beat: the brokers do not have the schedule yet: %s; trying again", error)
                 return AGAIN_SECONDS
-            self._pushed = entries
+            self._pushed_entries = entries
         return float(self.max_interval)
 
     def push(self) -> None:

@@ -115,11 +115,11 @@ class Broadcasts:
         self._next: dict[MessageQueue, int] = {}
         self._lock = anyio.Lock()
         self._is_open = False
-        self._assigned = anyio.Event()
+        self._assignment_event = anyio.Event()
 
     async def run(self) -> None:
         """Read, once something is bound, until cancelled."""
-        await self._assigned.wait()
+        await self._assignment_event.wait()
         try:
             while True:
                 try:
@@ -187,7 +187,7 @@ class Broadcasts:
                 for each in new:
                     await self._consumer.seek(each, begins[each])
         queue._bound[topic, routing_key] = _TopicBinding(kind, routing_key, begins)
-        self._assigned.set()
+        self._assignment_event.set()
 
 
 _TOPIC_EXCHANGE: Final = TopicExchange(None)

@@ -86,19 +86,19 @@ class ChannelConsumer:
             on_settled=self._note_room,
         )
         self._held_pops = HeldPopConnection(calls, self._start)
-        self._consumed: list[_ConsumedQueue] = []
+        self._queues: list[_ConsumedQueue] = []
         self._transient: list[TransientQueue] = []
         self._prefetch = 0
-        self._changed = anyio.Event()
+        self._change_event = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._running = anyio.CancelScope()
-        self._ended = anyio.Event()
+        self._end_event = anyio.Event()
         self._pops = 0
         """In flight, without those that a broker holds."""
-        self._popped = anyio.Event()
+        self._pop_event = anyio.Event()
         self._turn = 0
         self._is_over = False
-        self._emitted = 0
+        self._emits = 0
         self.handed = 0
         """Deliveries that the application's thread has taken; only that thread counts them."""
 
@@ -117,7 +117,7 @@ class ChannelConsumer:
             self._fail(error)
         finally:
             self._tasks = None
-            self._ended.set()
+            self._end_event.set()
 
     def _start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         assert self._tasks is not None, "starts a task before it runs"
@@ -131,7 +131,7 @@ class ChannelConsumer:
     async def consume(self, queue: str) -> None:
         """Pop messages of a queue. Raises ClientError."""
         levels = await self._calls.sources(self._topics.of_queue(queue))
-        self._consumed += [_ConsumedQueue(queue, source, count) for source, count in levels.items()]
+        self._queues += [_ConsumedQueue(queue, source, count) for source, count in levels.items()]
         self._note_change()
 
     def consume_transient(self, queue: TransientQueue) -> None:
@@ -142,7 +142,7 @@ class ChannelConsumer:
 
     def cancel(self, queue: str) -> None:
         """Stop taking messages of a queue."""
-        self._consumed = [each for each in self._consumed if each.queue != queue]
+        self._queues = [each for each in self._queues if each.queue != queue]
         for each in [each for each in self._transient if each.name == queue]:
             each.on_message = None
             self._transient.remove(each)
@@ -188,10 +188,10 @@ class ChannelConsumer:
             with anyio.move_on_after(LAST_POPS_SECONDS):
                 await self._held_pops.finish()
                 while self._pops:
-                    self._popped = anyio.Event()
-                    await self._popped.wait()
+                    self._pop_event = anyio.Event()
+                    await self._pop_event.wait()
             self._running.cancel()
-            await self._ended.wait()
+            await self._end_event.wait()
         self._held_pops.close()
         await self.deliveries.close()
 
@@ -200,7 +200,7 @@ class ChannelConsumer:
     def _room(self) -> int:
         if self._is_over:
             return 0
-        return self._prefetch - len(self.deliveries.open) if self._prefetch else POP_MAX - (self._emitted - self.handed)
+        return self._prefetch - len(self.deliveries.open) if self._prefetch else POP_MAX - (self._emits - self.handed)
 
     def note_handed(self) -> None:
         """Look for more deliveries after the application's thread took some."""
@@ -211,10 +211,10 @@ class ChannelConsumer:
         self._pump()
 
     def _note_change(self) -> None:
-        self._changed.set()
+        self._change_event.set()
 
     def _give(self, deliveries: list[Delivery]) -> None:
-        self._emitted += len(deliveries)
+        self._emits += len(deliveries)
         self._emit(deliveries)
 
     def _pump(self) -> None:
@@ -226,7 +226,7 @@ class ChannelConsumer:
 
     async def _pop(self) -> None:
         while True:
-            self._changed = anyio.Event()
+            self._change_event = anyio.Event()
             if self._room() > 0:
                 hot = [each for each in self._in_turn() if each.is_hot]
                 for each in hot:
@@ -234,24 +234,24 @@ class ChannelConsumer:
                         await self._pop_hot(each, min(room, POP_MAX))
                 if hot:
                     continue
-            for each in self._consumed:
+            for each in self._queues:
                 if not each.is_hot and not each.is_waiting and (self._room() > 0 or not self._is_alone(each)):
                     each.is_waiting = True
                     self._start(partial(self._wait, each))
-            await self._changed.wait()
+            await self._change_event.wait()
 
     def _is_alone(self, queue: _ConsumedQueue) -> bool:
         """Whether all that there is room for may come from it.
 
         A second queue may be consumed while a pop of the first one is held; so once, both may fill the same room.
         """
-        return self._consumed == [queue] and queue.levels == 1 and not self._transient
+        return self._queues == [queue] and queue.levels == 1 and not self._transient
 
     def _in_turn(self) -> Iterator[_ConsumedQueue]:
         """The queues, beginning with the next one."""
         self._turn += 1
-        count = len(self._consumed)
-        return iter([self._consumed[(self._turn + at) % count] for at in range(count)])
+        count = len(self._queues)
+        return iter([self._queues[(self._turn + at) % count] for at in range(count)])
 
     async def _pop_hot(self, queue: _ConsumedQueue, count: int) -> None:
         failure: ClientError | None = None
@@ -265,7 +265,7 @@ class ChannelConsumer:
             failure = error
         finally:
             self._pops -= 1
-            self._popped.set()
+            self._pop_event.set()
         if failure is not None:
             log.info("pop_failed", queue=queue.queue, reason=str(failure))
             queue.is_hot = False
@@ -284,7 +284,7 @@ class ChannelConsumer:
             self.deliveries.keep(delivery)
         if self._is_over:
             return  # `close` gives them back
-        if queue in self._consumed:
+        if queue in self._queues:
             if deliveries:
                 self._give(deliveries)
             return
@@ -316,7 +316,7 @@ class ChannelConsumer:
             await anyio.sleep(queue.empty_seconds)
         is_hot = True
         try:
-            while queue in self._consumed:
+            while queue in self._queues:
                 if self._is_alone(queue):
                     if (room := self._room()) > 0:
                         is_hot = await self._pop_held(queue, min(room, POP_MAX))
@@ -346,7 +346,7 @@ class ChannelConsumer:
 
         def give(popped_messages: list[PoppedMessage]) -> None:
             """Deliver wanted messages at once, without waiting for the next turn of the event loop."""
-            if self._is_over or queue not in self._consumed:
+            if self._is_over or queue not in self._queues:
                 return
             deliveries: list[Delivery] = []
             for message in popped_messages:
@@ -367,17 +367,17 @@ class ChannelConsumer:
     async def _follow_routes(self) -> None:
         while True:
             await anyio.sleep(self._topics.limits.route_seconds)
-            for queue in {each.queue for each in self._consumed}:
+            for queue in {each.queue for each in self._queues}:
                 topic = self._topics.of_queue(queue)
                 try:
                     levels = await self._calls.sources(topic)
                 except ClientError as error:
                     log.info("route_not_refreshed", topic=topic, reason=str(error))
                     continue
-                by_source = {each.source: each for each in self._consumed if each.queue == queue}
+                by_source = {each.source: each for each in self._queues if each.queue == queue}
                 for source, count in levels.items() if by_source else ():
                     if source not in by_source:
-                        self._consumed.append(_ConsumedQueue(queue, source, count))
+                        self._queues.append(_ConsumedQueue(queue, source, count))
                     elif count > by_source[source].levels:
                         by_source[source].levels, by_source[source].is_hot = count, True
             self._note_change()

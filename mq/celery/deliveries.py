@@ -67,7 +67,7 @@ class Deliveries:
         self._calls = calls
         self._invisible = invisible
         self._redeliveries_max = redeliveries_max
-        self._unwanted = unwanted
+        self._on_unwanted = unwanted
         self._on_settled = on_settled
         self._renewals = Renewals(invisible, lambda message: calls.extend(message, invisible))
         self._acknowledgements = Acknowledgements(calls, invisible=invisible, release=self._renewals.release)
@@ -119,7 +119,7 @@ class Deliveries:
 
     async def _bury(self, delivery: Delivery, reason: str) -> bool:
         try:
-            if not await self._unwanted(delivery, reason) and isinstance(delivery.message, PoppedMessage):
+            if not await self._on_unwanted(delivery, reason) and isinstance(delivery.message, PoppedMessage):
                 await self._calls.bury(Source.of(delivery.message), delivery.message, reason)
         except ClientError as error:
             log.warning("no_dead_letter", queue=delivery.queue, reason=str(error))
@@ -157,7 +157,7 @@ class Deliveries:
         self.keep(delivery)
         if reason == _EXPIRED:
             try:
-                await self._unwanted(delivery, reason)
+                await self._on_unwanted(delivery, reason)
             except ClientError as error:
                 log.warning("no_dead_letter", queue=queue, reason=str(error))
                 await self.give_back(delivery.tag)

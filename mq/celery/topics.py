@@ -68,9 +68,9 @@ class Topics:
         self._calls = calls
         self._prefix = prefix
         self._version_topic = bindings_topic(prefix)
-        self._known: dict[str, int] = {}
+        self._levels: dict[str, int] = {}
         """Topics that exist, with their number of queues in a broker group."""
-        self._declared: dict[str, dict[str, str]] = {}
+        self._declarations: dict[str, dict[str, str]] = {}
         """Queues that this process has declared, with their attributes."""
         self._bindings: set[Binding] = set()
         self._own: set[Binding] = set()
@@ -93,41 +93,41 @@ class Topics:
         """Whether there is such a topic. If there was none, the name server is asked each time: a process that has just
         begun to listen may rely on messages that are sent from now on.
         """
-        if topic in self._known:
+        if topic in self._levels:
             return True
         try:
             route = await self._calls.route(topic)
         except TopicNotFound:
             return False
-        self._known[topic] = 1 + max((each.queue_id for each in route.read_queues), default=0)
+        self._levels[topic] = 1 + max((each.queue_id for each in route.read_queues), default=0)
         return True
 
     def is_known(self, topic: str) -> bool:
         """Whether it existed when this process last looked; any thread may ask."""
-        return topic in self._known
+        return topic in self._levels
 
     async def is_declared(self, topic: str) -> bool:
         """Whether messages may be sent to it: it exists, or will again, since this process has declared it."""
-        return topic in self._declared or await self.exists(topic)
+        return topic in self._declarations or await self.exists(topic)
 
     async def declare(self, topic: str, *, levels: int = 1, queue: str | None = None) -> None:
         """Create a topic unless it exists; one with fewer levels of priority gets more. Raises ClientError."""
         if queue is not None:
-            self._declared.setdefault(topic, {QUEUE_ATTRIBUTE: queue})
+            self._declarations.setdefault(topic, {QUEUE_ATTRIBUTE: queue})
         async with self._lock:
-            if await self.exists(topic) and self._known[topic] >= levels:
+            if await self.exists(topic) and self._levels[topic] >= levels:
                 return
-            await self._calls.create_topic(topic, levels, attributes=self._declared.get(topic))
-            self._known[topic] = levels
+            await self._calls.create_topic(topic, levels, attributes=self._declarations.get(topic))
+            self._levels[topic] = levels
 
     async def declare_again(self, topic: str) -> bool:
         """Create a deleted topic again, as this process declared it; returns False if this process had not."""
-        levels = self._known.pop(topic, 1)
-        if topic not in self._declared:
+        levels = self._levels.pop(topic, 1)
+        if topic not in self._declarations:
             return False
         log.warning("queue_declared_again", topic=topic, reason="somebody else has deleted it")
-        await self._calls.create_topic(topic, levels, attributes=self._declared[topic])
-        self._known[topic] = levels
+        await self._calls.create_topic(topic, levels, attributes=self._declarations[topic])
+        self._levels[topic] = levels
         return True
 
     async def delete(self, topic: str) -> None:
@@ -146,8 +146,8 @@ class Topics:
             await self._note_changed()
 
     def _forget(self, topic: str) -> None:
-        self._known.pop(topic, None)
-        self._declared.pop(topic, None)
+        self._levels.pop(topic, None)
+        self._declarations.pop(topic, None)
 
     async def bind(self, binding: Binding) -> None:
         """Returns when all processes can know it. Raises ClientError."""
@@ -159,14 +159,14 @@ class Topics:
         if binding not in await self._read(self.limits.fresh_seconds) and self._may_list:
             try:
                 await self._calls.create_topic(
-                    topic, self._known[topic], attributes={QUEUE_ATTRIBUTE: binding.queue, name: value}
+                    topic, self._levels[topic], attributes={QUEUE_ATTRIBUTE: binding.queue, name: value}
                 )
             except BrokerError as error:
                 if error.code == ResponseCode.INVALID_PARAMETER and "size of attributes" in (error.remark or ""):
                     raise TooManyBindings(binding, error) from error
                 raise
             await self._note_changed()
-        self._declared[topic][name] = value
+        self._declarations[topic][name] = value
         self._own.add(binding)
 
     async def end(self, queue: MessageQueue) -> int:
@@ -181,9 +181,9 @@ class Topics:
             bindings.difference_update(
                 [each for each in bindings if each.queue == binding.queue and each.attribute()[0] == name]
             )
-        self._declared.get(topic, {}).pop(name, None)
+        self._declarations.get(topic, {}).pop(name, None)
         if await self.exists(topic):
-            await self._calls.create_topic(topic, self._known[topic], attributes={name: None})
+            await self._calls.create_topic(topic, self._levels[topic], attributes={name: None})
             await self._note_changed()
 
     async def bindings(self, exchange: str, *, fresh: bool = False) -> list[Binding]:

@@ -64,7 +64,7 @@ class Transport(virtual.Transport):
         self._session: Session | None = None
         self._ready: deque[tuple[channel.Channel, Delivery]] = deque()
         self._failure: BaseException | None = None
-        self._arrived = threading.Event()
+        self._arrival_event = threading.Event()
         self._bell: tuple[socket.socket, socket.socket] | None = None
         self._loop: Any = None
 
@@ -127,14 +127,14 @@ class Transport(virtual.Transport):
                 self._ready.append(each)
 
     def _ring(self) -> None:
-        self._arrived.set()
+        self._arrival_event.set()
         if (bell := self._bell) is not None:
             with contextlib.suppress(OSError):  # full: it rings already
                 bell[1].send(b"\0")
 
     def _deliver_ready(self) -> int:
         """Hand over the arrived messages. Raises the error that ended the deliveries."""
-        self._arrived.clear()
+        self._arrival_event.clear()
         count = 0
         channels = set()
         while self._ready and count < AT_ONCE_MAX:
@@ -158,7 +158,7 @@ class Transport(virtual.Transport):
             remaining = SLICE_SECONDS if deadline is None else deadline - time.monotonic()
             if remaining <= 0:
                 raise TimeoutError
-            self._arrived.wait(min(remaining, SLICE_SECONDS))
+            self._arrival_event.wait(min(remaining, SLICE_SECONDS))
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let Celery's event loop call us when messages arrive."""

@@ -197,7 +197,7 @@ class Pace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.nbytes = 0
-        self._done = verb
+        self._verb = verb
         self._clock = clock
         self._told_at = clock()
         self._rate = CopyRate(bytes_per_second, clock=clock, sleep=sleep)
@@ -208,7 +208,7 @@ class Pace:
         now = self._clock()
         if now > self._told_at + PROGRESS_SECONDS:
             self._told_at = now
-            print(f"{decimal(self.nbytes)} {self._done}", file=sys.stderr)
+            print(f"{decimal(self.nbytes)} {self._verb}", file=sys.stderr)
         self._rate.copied(nbytes)
 
 

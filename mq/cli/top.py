@@ -89,7 +89,7 @@ class _View:
         self._groups: list[GroupStatus] = []
         self._lags: list[Lag] = []
         self._rates: dict[tuple[str, str], Rates] = {}
-        self._counted: dict[tuple[str, str], tuple[float, int, int]] = {}
+        self._counts: dict[tuple[str, str], tuple[float, int, int]] = {}
         self._lags_at = float("-inf")
         self._fault = ""
 
@@ -114,12 +114,12 @@ class _View:
     def _count(self, now: float, key: tuple[str, str], figures: Mapping[str, str]) -> None:
         if "raftmq.messages" not in figures:
             self._rates[key] = Rates()
-            self._counted.pop(key, None)
+            self._counts.pop(key, None)
             return
         # Messages appended as the leader, and messages delivered to consumers.
         stored_count, consumed_count = int(figures["raftmq.messages"]), int(figures["msgGetTotalTodayNow"])
-        before = self._counted.get(key)
-        self._counted[key] = now, stored_count, consumed_count
+        before = self._counts.get(key)
+        self._counts[key] = now, stored_count, consumed_count
         if before is None or stored_count < before[1] or now <= before[0]:  # it was restarted
             self._rates[key] = Rates()
             return

@@ -90,35 +90,35 @@ class SharedAnswer(Generic[T]):
         self._seconds_min = self._seconds = seconds
         self._least = least
         self._lock = trio.Lock()
-        self._seen: CachedAnswer[T] | None = None
-        self._asked = float("-inf")
+        self._answer: CachedAnswer[T] | None = None
+        self._requested_at = float("-inf")
 
     async def get(self) -> CachedAnswer[T]:
         """The answer, at most ``seconds`` old unless the servers do not give a newer one."""
         async with self._lock:
             now = trio.current_time()
-            if self._seen is not None and now < self._asked + self._seconds:
-                return self._seen
+            if self._answer is not None and now < self._requested_at + self._seconds:
+                return self._answer
             try:
                 value = await self._ask()
             except ClientError as error:
-                before = self._seen
-                self._seen = CachedAnswer(
+                before = self._answer
+                self._answer = CachedAnswer(
                     None if before is None else before.value, 0 if before is None else before.at, words_of(error)
                 )
             else:
-                self._seen = CachedAnswer(value, trio.current_time())
+                self._answer = CachedAnswer(value, trio.current_time())
                 if self._least is not None:
                     self._seconds = max(self._seconds_min, self._least(value))
-            self._asked = trio.current_time()
-            return self._seen
+            self._requested_at = trio.current_time()
+            return self._answer
 
     def latest(self, nursery: trio.Nursery) -> CachedAnswer[T] | None:
         """The last answer, None if there is none yet; asks for a newer one in the background if it is old."""
-        is_old = trio.current_time() >= self._asked + self._seconds
+        is_old = trio.current_time() >= self._requested_at + self._seconds
         if is_old and not self._lock.locked():
             nursery.start_soon(self._refresh)
-        return self._seen
+        return self._answer
 
     async def _refresh(self) -> None:
         try:
@@ -126,12 +126,12 @@ class SharedAnswer(Generic[T]):
         except Exception as error:  # of one look at the servers; the console continues, and says so
             structlog.get_logger("console").exception("console_look_failed", error=repr(error))
             async with self._lock:
-                self._seen = CachedAnswer(None, 0, f"{type(error).__name__}: see the log of this console")
-                self._asked = trio.current_time()
+                self._answer = CachedAnswer(None, 0, f"{type(error).__name__}: see the log of this console")
+                self._requested_at = trio.current_time()
 
     def forget(self) -> None:
         """Let the next caller ask the servers, after a change."""
-        self._asked = float("-inf")
+        self._requested_at = float("-inf")
 
 
 Topics = Mapping[str, Mapping[str, TopicConfig]]

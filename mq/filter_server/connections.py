@@ -139,7 +139,7 @@ class _Connection:
         self._address = address
         self._sending = trio.Lock()
         self._room = trio.Semaphore(_IN_FLIGHT_MAX)
-        self._judged: dict[tuple[type[Request], str, str, str, ActsFor | None], _Judgement] = {}
+        self._judgements: dict[tuple[type[Request], str, str, str, ActsFor | None], _Judgement] = {}
         """Verdicts by kind of request, group, topic, access key, and the user for whom it acts."""
         self._scope = trio.CancelScope()
 
@@ -254,15 +254,15 @@ class _Connection:
         key = type(request), ext.consumer_group, ext.topic, fields.get(ACCESS_KEY, ""), acts_for(fields)
         now = trio.current_time()
         is_upload = isinstance(request, RegisterMessageFilterClass)
-        previous = self._judged.get(key)
+        previous = self._judgements.get(key)
         if not is_upload and previous is not None and now < previous.until:
             await trio.lowlevel.checkpoint()
             return previous
         check = await self._server.link.judge(ext.topic, self._address, encode_frame(serialization, header, body))
-        if len(self._judged) >= _IN_FLIGHT_MAX:
-            self._judged.clear()
+        if len(self._judgements) >= _IN_FLIGHT_MAX:
+            self._judgements.clear()
         paid_at = trio.current_time() + check.wait_ms / 1000
-        judgement = self._judged[key] = _Judgement(now + _JUDGED_SECONDS, check.is_limited, paid_at)
+        judgement = self._judgements[key] = _Judgement(now + _JUDGED_SECONDS, check.is_limited, paid_at)
         return judgement
 
     async def _upload(self, request: RegisterMessageFilterClass, body: bytes) -> None:

@@ -117,20 +117,20 @@ class Programs:
         self._sandbox = sandbox
         self._java = java
         self._fetch_current = fetch_current
-        self._uploaded: OrderedDict[tuple[str, str], ProgramName | str] = OrderedDict()
+        self._upload_names: OrderedDict[tuple[str, str], ProgramName | str] = OrderedDict()
         """The last upload by group and topic, or the reason why it cannot be used."""
         self._fetch = fetch
         self._programs_max = programs_max
         self._share = group_share
-        self._loaded: OrderedDict[Key, Program] = OrderedDict()
-        self._refused: dict[Key, tuple[float, str]] = {}
+        self._programs: OrderedDict[Key, Program] = OrderedDict()
+        self._refusals: dict[Key, tuple[float, str]] = {}
         self._budgets: dict[str, GroupBudget] = {}
         self._loading: dict[Key, trio.Lock] = {}
         # One after another: compiling may take a processor for seconds.
         self._compiling = trio.CapacityLimiter(1)
 
     def __len__(self) -> int:
-        return len(self._loaded)
+        return len(self._programs)
 
     async def of(self, group: str, topic: str, name: ProgramName) -> Program:
         """The program, which is fetched if it is not in memory. Raises ProgramInvalid, ClientError."""
@@ -161,21 +161,21 @@ class Programs:
         return program
 
     def _note_upload(self, group: str, topic: str, outcome: ProgramName | str) -> None:
-        self._uploaded[group, topic] = outcome
-        self._uploaded.move_to_end((group, topic))
-        while len(self._uploaded) > self._programs_max:
-            self._uploaded.popitem(last=False)
+        self._upload_names[group, topic] = outcome
+        self._upload_names.move_to_end((group, topic))
+        while len(self._upload_names) > self._programs_max:
+            self._upload_names.popitem(last=False)
 
     def has(self, group: str, topic: str, name: ProgramName) -> bool:
         """Whether the program is in memory."""
-        return (group, topic, name.text) in self._loaded
+        return (group, topic, name.text) in self._programs
 
     async def current(self, group: str, topic: str) -> ProgramName:
         """The filter of a group for a topic, for RocketMQ's clients, which do not name it when they pull.
 
         Raises ProgramInvalid if that cannot be used, ClientError: BrokerError with FILTER_DATA_NOT_EXIST without one.
         """
-        match self._uploaded.get((group, topic)):
+        match self._upload_names.get((group, topic)):
             case ProgramName() as name:
                 await trio.lowlevel.checkpoint()
                 return name
@@ -202,14 +202,14 @@ class Programs:
                 self._loading.pop(key, None)
 
     def _load_known(self, key: Key) -> Program | None:
-        there = self._loaded.get(key)
+        there = self._programs.get(key)
         if there is not None:
-            self._loaded.move_to_end(key)
+            self._programs.move_to_end(key)
             return there
-        until, reason = self._refused.get(key, (0.0, ""))
+        until, reason = self._refusals.get(key, (0.0, ""))
         if trio.current_time() < until:
             raise ProgramInvalid(reason)
-        self._refused.pop(key, None)
+        self._refusals.pop(key, None)
         return None
 
     async def _load(self, key: Key, name: ProgramName, content: bytes) -> Program:
@@ -227,16 +227,16 @@ class Programs:
         try:
             program_filter = await trio.to_thread.run_sync(runs, limiter=self._compiling)
         except ProgramInvalid as refused:
-            if len(self._refused) >= self._programs_max:
-                self._refused.clear()
-            self._refused[key] = trio.current_time() + _REFUSED_SECONDS, str(refused)
+            if len(self._refusals) >= self._programs_max:
+                self._refusals.clear()
+            self._refusals[key] = trio.current_time() + _REFUSED_SECONDS, str(refused)
             raise
         now = trio.current_time()
         budget = self._budgets.setdefault(key[0], GroupBudget(self._share, now))
-        self._loaded[key] = program = Program(name, program_filter, budget)
-        while len(self._loaded) > self._programs_max:
-            _, oldest = self._loaded.popitem(last=False)
+        self._programs[key] = program = Program(name, program_filter, budget)
+        while len(self._programs) > self._programs_max:
+            _, oldest = self._programs.popitem(last=False)
             await trio.to_thread.run_sync(oldest.runs.close, limiter=self._compiling)
-        groups = {group for group, _, _ in self._loaded}
+        groups = {group for group, _, _ in self._programs}
         self._budgets = {group: each for group, each in self._budgets.items() if group in groups}
         return program

@@ -56,11 +56,11 @@ class PullProgress:
         self.nbytes = 0
         self._is_over = False
         self._first = begin
-        self._wanted = min(max(count_max, 1), EXAMINED_MAX)
-        self._begun = now
+        self._count_max = min(max(count_max, 1), EXAMINED_MAX)
+        self._started_at = now
         self._deadline = now + hold_seconds
         self._turn_until = now + max(hold_seconds, PROGRESS_SECONDS)
-        self._passed: list[memoryview] = []
+        self._records: list[memoryview] = []
         self._low = self._high = 0
 
     def is_over(self) -> bool:
@@ -70,7 +70,7 @@ class PullProgress:
     @property
     def room_count(self) -> int:
         """The number of further messages to let through."""
-        return self._wanted - len(self._passed)
+        return self._count_max - len(self._records)
 
     @property
     def room(self) -> int:
@@ -80,7 +80,7 @@ class PullProgress:
     @property
     def read_until(self) -> float:
         """The time until which the broker may hold the next read; in the past if it must not."""
-        return 0.0 if self._passed else self._deadline
+        return 0.0 if self._records else self._deadline
 
     @property
     def turn_until(self) -> float:
@@ -102,29 +102,29 @@ class PullProgress:
             return PullResponse(*reply, b"") if self.offset == self._first else None
         if reply.code != ResponseCode.SUCCESS:
             self.offset = max(self.offset, reply.next_offset)
-            self._is_over = bool(self._passed) or now >= self._deadline
+            self._is_over = bool(self._records) or now >= self._deadline
             if self.offset > self._first:
-                self._deadline = min(self._deadline, self._begun + PROGRESS_SECONDS)
+                self._deadline = min(self._deadline, self._started_at + PROGRESS_SECONDS)
         return None
 
     def add_result(self, selection: FilterResult, now: float) -> None:
         """Note examined messages: their offset, and those that passed."""
         assert selection.next_offset >= self.offset, f"examined from {self.offset} to {selection.next_offset}"
         self.offset = selection.next_offset
-        self._passed += selection.passed
+        self._records += selection.passed
         self.nbytes += sum(map(len, selection.passed))
-        if self._passed:
+        if self._records:
             is_full = self.room_count <= 0 or self.room <= 0 or selection.is_cut
-            self._is_over = is_full or self.offset >= self._high or now >= self._begun + GATHER_SECONDS
+            self._is_over = is_full or self.offset >= self._high or now >= self._started_at + GATHER_SECONDS
         else:
-            self._deadline = min(self._deadline, self._begun + PROGRESS_SECONDS)
-            self._is_over = now >= self._begun + PROGRESS_SECONDS
+            self._deadline = min(self._deadline, self._started_at + PROGRESS_SECONDS)
+            self._is_over = now >= self._started_at + PROGRESS_SECONDS
 
     def answer(self) -> PullResponse:
         """The answer for the consumer."""
         offset, low, high = QueueOffset(self.offset), self._low, self._high
-        if self._passed:
-            return PullResponse(ResponseCode.SUCCESS, offset, low, high, "FOUND", b"".join(self._passed))
+        if self._records:
+            return PullResponse(ResponseCode.SUCCESS, offset, low, high, "FOUND", b"".join(self._records))
         if offset > self._first:
             return PullResponse(ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "NO_MATCHED_MESSAGE", b"")
         return PullResponse(ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE", b"")

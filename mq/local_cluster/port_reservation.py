@@ -36,7 +36,7 @@ class OwnPorts:
 
     def __init__(self, first: int = PORTS_MIN, last: int = PORTS_MAX) -> None:
         self._bases = range(first, last, BLOCK_PORTS)
-        self._reserved: dict[int, int] = {}
+        self._descriptors: dict[int, int] = {}
         """By base port of each block of this process: the file descriptor of the socket that reserves it, or -1."""
         self._turn: list[int] = []
         """Blocks from which single runs are taken, in the order in which they are used."""
@@ -54,7 +54,7 @@ class OwnPorts:
         assert 0 < count <= METRICS_ABOVE, f"{count} ports of a block that has {METRICS_ABOVE}"
         with self._lock:
             if self._pid != os.getpid():  # a fork: the blocks are its parent's
-                self._reserved, self._turn, self._next, self._pid = {}, [], 0, os.getpid()
+                self._descriptors, self._turn, self._next, self._pid = {}, [], 0, os.getpid()
             if blocks > 1:
                 return self._take_several(count, blocks)
             for _ in range(1 + 2 * BLOCKS_KEPT):  # each block once, also if it is the last to be reserved
@@ -70,10 +70,10 @@ class OwnPorts:
     def release(self) -> None:
         """Leave all blocks to other processes; programs that still listen on their ports may be disturbed."""
         with self._lock:
-            for descriptor in self._reserved.values():
+            for descriptor in self._descriptors.values():
                 if descriptor >= 0:
                     os.close(descriptor)
-            self._reserved, self._turn, self._next = {}, [], 0
+            self._descriptors, self._turn, self._next = {}, [], 0
 
     def _open_block(self) -> None:
         """Go on with another block."""
@@ -95,13 +95,13 @@ class OwnPorts:
         random.shuffle(bases)
         for base in bases:
             block_ports = [base + number * BLOCK_PORTS for number in range(blocks)]
-            if self._reserved.keys().isdisjoint(block_ports) and self._reserve(block_ports):
+            if self._descriptors.keys().isdisjoint(block_ports) and self._reserve(block_ports):
                 return base
         return None
 
     def _reserve(self, bases: list[int]) -> bool:
         if sys.platform != "linux":
-            self._reserved.update(dict.fromkeys(bases, -1))
+            self._descriptors.update(dict.fromkeys(bases, -1))
             return True
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in bases]
@@ -110,7 +110,7 @@ class OwnPorts:
                     holder.bind(f"\0raftmq-ports-{base}")
             except OSError:
                 return False
-            self._reserved.update((base, holder.detach()) for base, holder in zip(bases, sockets, strict=True))
+            self._descriptors.update((base, holder.detach()) for base, holder in zip(bases, sockets, strict=True))
         return True
 
     def _refusal(self, count: int, blocks: int) -> str:

@@ -187,7 +187,7 @@ class _Server:
         self._numbers = itertools.count(1)
         self._connections = 0
         self._connections_max = connections_max
-        self._refused = 0
+        self._refusals = 0
         self._log_again_at = 0.0
         self._partial_requests: PartialRequests[_Peer] = PartialRequests(
             bytes_max=settings.partial_request_bytes_max,
@@ -208,7 +208,11 @@ class _Server:
         """Metrics of the connections, by name."""
         return {
             "connections": (Kind.GAUGE, "Open connections.", self._connections),
-            "connections_refused": (Kind.COUNTER, "Connections closed at once: there were too many.", self._refused),
+            "connections_refused": (
+                Kind.COUNTER,
+                "Connections closed at once: there were too many.",
+                self._refusals,
+            ),
             "requests_incomplete_bytes": (
                 Kind.GAUGE,
                 "Requests that have not arrived whole.",
@@ -297,11 +301,11 @@ class _Server:
             peer.close("unregistered by another connection")
 
     def _refuse(self, connection: str) -> None:
-        self._refused += 1
+        self._refusals += 1
         if (now := trio.current_time()) >= self._log_again_at:
             self._log_again_at = now + _LOG_EVERY_SECONDS
             self._log.warning(
-                "connection_refused", peer=connection, connections=self._connections, refused=self._refused
+                "connection_refused", peer=connection, connections=self._connections, refused=self._refusals
             )
 
     async def _serve(self, stream: Stream, peer: _Peer) -> None:

@@ -30,18 +30,18 @@ class Identification:
     ) -> None:
         self._clients = clients
         self._wall_clock_ms = wall_clock_ms
-        self._signed = signed
-        self._known: BriefCache[ActsFor, None] = BriefCache(brokers.authenticate, seconds=_KNOWN_SECONDS)
+        self._allowed_times = signed
+        self._accounts: BriefCache[ActsFor, None] = BriefCache(brokers.authenticate, seconds=_KNOWN_SECONDS)
 
     async def caller_of(self, call: Call) -> Caller:
         """Identify the caller of a call, and note it as connected once it is proved. Raises CodedError, ClientError."""
         caller = caller_of(call)
-        if self._signed is None:
+        if self._allowed_times is None:
             self._clients.on_call(caller.client_id)
             return caller  # noqa: ASYNC910 - without accounts, no broker is asked
         address = call.peer.rpartition(":")[0].strip("[]")
-        user = user_of(call.metadata, address, self._wall_clock_ms(), self._signed)
-        await self._known.get(user)
+        user = user_of(call.metadata, address, self._wall_clock_ms(), self._allowed_times)
+        await self._accounts.get(user)
         # Users have no slash in their names, so a client of another user never is the same one.
         client_id = f"{user.user}/{caller.client_id}"
         self._clients.on_call(client_id)

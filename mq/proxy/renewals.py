@@ -107,7 +107,7 @@ class Renewals:
         self._defer = defer
         self._is_here = is_here
         self._log = log
-        self._held: dict[_Key, _HiddenMessage] = {}
+        self._messages: dict[_Key, _HiddenMessage] = {}
         self._of_client: Counter[str] = Counter()
 
     def check_room(self, client_id: str) -> None:
@@ -120,7 +120,7 @@ class Renewals:
                 pb.TOO_MANY_REQUESTS,
                 f"this client already has {own_max} unacknowledged messages, the maximum: acknowledge some first",
             )
-        if len(self._held) >= self._held_max:
+        if len(self._messages) >= self._held_max:
             raise CodedError(
                 pb.TOO_MANY_REQUESTS,
                 f"clients of this proxy have {self._held_max} unacknowledged messages, which is the maximum: try "
@@ -130,17 +130,17 @@ class Renewals:
     @property
     def count(self) -> int:
         """The messages that are kept hidden."""
-        return len(self._held)
+        return len(self._messages)
 
     def hold(self, client_id: str, group: str, topic: str, handle: Handle, extra: Fields, call: Call) -> None:
         """Keep a message hidden, which was popped and written to a call just now."""
         key = client_id, group, handle.encode()
         self._drop(key)
-        self._held[key] = _HiddenMessage(group, topic, handle, extra, call, trio.current_time())
+        self._messages[key] = _HiddenMessage(group, topic, handle, extra, call, trio.current_time())
         self._of_client[client_id] += 1
 
     def _drop(self, key: _Key) -> _HiddenMessage | None:
-        message = self._held.pop(key, None)
+        message = self._messages.pop(key, None)
         if message is not None:
             self._of_client[key[0]] -= 1
             if not self._of_client[key[0]]:
@@ -159,19 +159,19 @@ class Renewals:
         If the block fails, it stays as it was. Raises CodedError for an invalid handle.
         """
         key = client_id, group, text
-        message = self._held.get(key)
+        message = self._messages.get(key)
         if message is None:
             yield Handle.decode(text)
             return
         async with message.lock:
             yield message.handle
             message.settled = True
-            if self._held.get(key) is message:
+            if self._messages.get(key) is message:
                 self._drop(key)
 
     async def release(self, client_id: str) -> None:  # noqa: ASYNC910 - a client may have nothing
         """Give the messages of a client that has left back to the brokers."""
-        for key, message in [each for each in self._held.items() if each[0][0] == client_id]:
+        for key, message in [each for each in self._messages.items() if each[0][0] == client_id]:
             self._drop(key)
             await self._give_back(message)
 
@@ -197,7 +197,7 @@ class Renewals:
     def _due(self, now: float) -> dict[str, list[tuple[_Key, _HiddenMessage]]]:
         """The messages that would become visible soon, by broker."""
         due: dict[str, list[tuple[_Key, _HiddenMessage]]] = {}
-        for key, message in self._held.items():
+        for key, message in self._messages.items():
             if message.renew_at <= now:
                 due.setdefault(message.handle.receipt.broker, []).append((key, message))
         return due
@@ -206,7 +206,7 @@ class Renewals:
         if each.lock.locked():
             return  # noqa: ASYNC910 - it is being settled
         async with each.lock:
-            if each.settled or self._held.get(key) is not each:
+            if each.settled or self._messages.get(key) is not each:
                 return
             now = trio.current_time()
             visible = each.renew_at + _AHEAD_SECONDS <= now

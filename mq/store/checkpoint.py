@@ -315,16 +315,16 @@ class Checkpointer:
         self._queues_at_once = queues_at_once
         self._last: PendingCheckpoint | None = None
         self._durable = [_applied_pos(directory, PREVIOUS_NAME), _applied_pos(directory, CHECKPOINT_NAME)]
-        self._noted: PendingCheckpoint | None = None
+        self._last_committed: PendingCheckpoint | None = None
         self._refilled_pos: PhysicalOffset | None = None
 
     @property
     def floor_pos(self) -> PhysicalOffset:
         """Physical offset below which neither of the last two durable checkpoints needs the log."""
         last = self._last
-        if last is not None and last.committed and last is not self._noted:
+        if last is not None and last.committed and last is not self._last_committed:
             self._durable = [self._durable[1], last.checkpoint.applied_pos]
-            self._noted = last
+            self._last_committed = last
             self._refilled_pos = last.refilled_pos
         return min(self._durable)
 

@@ -49,7 +49,7 @@ class LogRecords:
         self, log: SegmentLog, applied_index: Callable[[], LogIndex], archived_part: ArchivedPart | None = None
     ) -> None:
         self._log = log
-        self._archived = archived_part
+        self._archived_part = archived_part
         self._applied_index = applied_index
 
     def is_ahead(self, physical_offset: PhysicalOffset) -> bool:
@@ -85,13 +85,13 @@ class LogRecords:
 
     def is_archived(self, physical_offset: PhysicalOffset) -> bool:
         """Whether a record that begins at this offset is only in the archive."""
-        part = self._archived
+        part = self._archived_part
         return part is not None and part.begin_pos <= physical_offset < self._log.base_pos
 
     def _in_archive(self, physical_offset: PhysicalOffset) -> bytes | None:
         """Read a record in the archive, like `at`; everything there is committed."""
-        assert self._archived is not None, "there is no archive"
-        begin, block = self._archived.block_at(physical_offset)
+        assert self._archived_part is not None, "there is no archive"
+        begin, block = self._archived_part.block_at(physical_offset)
         at, place = 0, physical_offset - begin
         while at < place:
             kind, size, *_ = HEADER.unpack_from(block, at)
@@ -125,8 +125,8 @@ class LogRecords:
 
     def sender(self, physical_offset: PhysicalOffset) -> tuple[bytes, int]:
         """The address and port of a record's sender, as stored, and the store time. Raises as `store_time_ms`."""
-        if self._archived is not None and physical_offset < self._log.base_pos:
-            data = self._archived.pread(physical_offset + _TIMES_AT, _TIMES_V6.size)
+        if self._archived_part is not None and physical_offset < self._log.base_pos:
+            data = self._archived_part.pread(physical_offset + _TIMES_AT, _TIMES_V6.size)
         else:
             data = self._log.pread(physical_offset + _TIMES_AT, _TIMES_V6.size)
         sys_flag, host, store_ms = _TIMES.unpack_from(data)

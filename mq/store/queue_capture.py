@@ -32,22 +32,22 @@ class QueueCapture:
     def __init__(self, queues: Sequence[ConsumeQueue], number: int) -> None:
         self._queues = queues
         self._number = number
-        self._begun = 0
+        self._begin = 0
         # Columns, since a hundred thousand tuples would keep the garbage collector busy for 20 ms.
-        self._taken: list[ConsumeQueue] = []
+        self._targets: list[ConsumeQueue] = []
         self._offsets = array("q")
         self._tails: list[bytearray] = []
 
     @property
     def is_complete(self) -> bool:
         """Whether all queues were captured."""
-        return self._begun >= len(self._queues)
+        return self._begin >= len(self._queues)
 
     def gather(self, count: int) -> None:
         """Capture the next ``count`` queues."""
         assert count > 0, f"{count} queues are to be captured"
-        begin = self._begun
-        self._begun = begin + count
+        begin = self._begin
+        self._begin = begin + count
         for queue in self._queues[begin : begin + count]:
             self.capture_queue(queue)
 
@@ -55,18 +55,20 @@ class QueueCapture:
         """Capture one queue now, unless it was captured or is newer than this capture."""
         if queue.captured < self._number:
             queue.captured = self._number
-            self._taken.append(queue)
+            self._targets.append(queue)
             self._tails.append(queue.capture(self._offsets))
             columns = len(self._offsets), len(self._tails)
-            assert columns == (3 * len(self._taken), len(self._taken)), f"{len(self._taken)} queues, columns {columns}"
+            assert columns == (3 * len(self._targets), len(self._targets)), (
+                f"{len(self._targets)} queues, columns {columns}"
+            )
 
     def rows(self) -> Rows:
         """The queues by topic."""
-        assert self.is_complete, f"{self._begun} of {len(self._queues)} queues were gathered"
+        assert self.is_complete, f"{self._begin} of {len(self._queues)} queues were gathered"
         # A lite topic has one queue: a list for each of a million of them would cost more memory than the queues.
         lite = array("q")
         topics: dict[str, list[int]] = {}
-        for at, queue in enumerate(self._taken):
+        for at, queue in enumerate(self._targets):
             if is_lite_queue(queue.topic):
                 lite.append(at)
             else:
@@ -77,9 +79,14 @@ class QueueCapture:
         for topic, places in topics.items():
             yield topic, [self._row(at) for at in places]
         for at in lite:
-            yield self._taken[at].topic, [self._row(at)]
+            yield self._targets[at].topic, [self._row(at)]
 
     def _row(self, at: int) -> QueueRow:
         low, high, tail_bytes = self._offsets[3 * at : 3 * at + 3]
-        assert tail_bytes <= len(self._tails[at]), f"{self._taken[at]}: {len(self._tails[at])} of {tail_bytes} bytes"
-        return self._taken[at].queue_id, QueueOffset(low), QueueOffset(high), bytes(self._tails[at][:tail_bytes])
+        assert tail_bytes <= len(self._tails[at]), f"{self._targets[at]}: {len(self._tails[at])} of {tail_bytes} bytes"
+        return (
+            self._targets[at].queue_id,
+            QueueOffset(low),
+            QueueOffset(high),
+            bytes(self._tails[at][:tail_bytes]),
+        )

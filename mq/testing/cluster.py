@@ -87,7 +87,7 @@ class Cluster:
         self.clock = clock
         self.replicas = tuple(f"n{number}" for number in range(replicas))
         self._directory = directory
-        self._given = options
+        self._options = options
         self._brokers: dict[str, Broker] = {}
 
     @classmethod
@@ -230,9 +230,9 @@ class Cluster:
                 "election_timeout_seconds_min": 0.1,
                 "election_timeout_seconds_max": 0.2,
             }
-        if fixed_names := self._given.keys() & ours.keys() & _FIXED:
+        if fixed_names := self._options.keys() & ours.keys() & _FIXED:
             raise ValueError(f"the test kit sets {', '.join(sorted(fixed_names))} itself")
-        return _BrokerSettings(**ours | dict(self._given))
+        return _BrokerSettings(**ours | dict(self._options))
 
 
 _FIXED = frozenset(("node_id", "peers", "listen", "namesrv", "data_dir", "secret_file", "metrics_listen"))

@@ -22,19 +22,19 @@ class _Frames:
     """Received bytes, as whole frames."""
 
     def __init__(self) -> None:
-        self._received = bytearray()
+        self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> list[tuple[bytes, int, bytes]]:
         """Take each complete frame, with the encoding of its header and the header. Raises ProtocolError."""
-        self._received += chunk
-        frames, consumed = split_frames(memoryview(bytes(self._received)))
+        self._buffer += chunk
+        frames, consumed = split_frames(memoryview(bytes(self._buffer)))
         parts = []
         at = 0
         for serialization, header, _ in frames:
-            end = at + 4 + int.from_bytes(self._received[at : at + 4], "big")
-            parts.append((bytes(self._received[at:end]), serialization, bytes(header)))
+            end = at + 4 + int.from_bytes(self._buffer[at : at + 4], "big")
+            parts.append((bytes(self._buffer[at:end]), serialization, bytes(header)))
             at = end
-        del self._received[:consumed]
+        del self._buffer[:consumed]
         return parts
 
 
@@ -51,9 +51,9 @@ class Relay:
         self._client = trio.SocketStream(trio.socket.from_stdlib_socket(client))
         self._server = trio.SocketStream(trio.socket.from_stdlib_socket(server))
         self._faults = faults
-        self._unanswered: set[int] = set()
+        self._open_requests: set[int] = set()
         """Requests whose answers break the connection."""
-        self._swallowed: Counter[int] = Counter()
+        self._swallowed_counts: Counter[int] = Counter()
         """Requests whose next answer goes nowhere."""
         self._to_client = trio.Lock()
         self._scope = trio.CancelScope()
@@ -88,13 +88,13 @@ class Relay:
             return
         match fault.kind:
             case Kind.UNKNOWN:
-                self._unanswered.add(opaque)
+                self._open_requests.add(opaque)
                 await self._server.send_all(frame)
             case Kind.LOST:
                 self._scope.cancel()
                 await trio.lowlevel.checkpoint()
             case Kind.TWICE:
-                self._swallowed[opaque] += 1
+                self._swallowed_counts[opaque] += 1
                 await self._server.send_all(frame + frame)
             case Kind.REFUSED:
                 answer = encode_response(opaque, fault.code, remark=fault.remark, serialization=serialization)
@@ -118,18 +118,18 @@ class Relay:
 
     def _is_lost(self, serialization: int, header: bytes) -> bool:
         """Whether an answer never arrives."""
-        if not self._unanswered and not self._swallowed:
+        if not self._open_requests and not self._swallowed_counts:
             return False
         answer = decode_header(serialization, memoryview(header))
         if not isinstance(answer, Response):
             return False
-        if answer.opaque in self._unanswered:
+        if answer.opaque in self._open_requests:
             self._scope.cancel()
             return True
-        if self._swallowed[answer.opaque] > 0:
-            self._swallowed[answer.opaque] -= 1
+        if self._swallowed_counts[answer.opaque] > 0:
+            self._swallowed_counts[answer.opaque] -= 1
             return True
-        del self._swallowed[answer.opaque]
+        del self._swallowed_counts[answer.opaque]
         return False
 
     async def _send_late(self, frame: bytes, seconds: float) -> None:

@@ -45,7 +45,7 @@ class Arrivals:
         """Ignore everything sent so far."""
         self.latencies = Latencies()
         self._due: dict[int, float] = {}
-        self._acknowledged: set[int] = set()
+        self._acknowledged_numbers: set[int] = set()
 
     def on_send(self, numbers: range, due_at: float) -> None:
         """Note sent messages and the time ``due_at``, in seconds, at which they were due."""
@@ -53,21 +53,21 @@ class Arrivals:
 
     def on_acknowledge(self, numbers: range) -> None:
         """Note that messages are stored, so that they must be delivered."""
-        self._acknowledged.update(number for number in numbers if number in self._due)
+        self._acknowledged_numbers.update(number for number in numbers if number in self._due)
 
     def on_delivery(self, number: int, now: float) -> bool:
         """Record the delivery of a message. Returns whether it was the first; repeated deliveries are not measured."""
         due_at = self._due.pop(number, None)
         if due_at is None:
             return False
-        self._acknowledged.discard(number)
+        self._acknowledged_numbers.discard(number)
         self.latencies.add(now - due_at)
         return True
 
     @property
     def missing(self) -> int:
         """Acknowledged messages that were not delivered yet."""
-        return len(self._acknowledged)
+        return len(self._acknowledged_numbers)
 
 
 class _Sender:

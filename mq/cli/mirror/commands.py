@@ -320,7 +320,7 @@ class Display:
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
         self._is_terminal = sys.stderr.isatty() and not as_json
-        self._printed: set[str] = set()
+        self._printed_lines: set[str] = set()
         self._is_open = False
         self._shown_at = float("-inf")
 
@@ -337,8 +337,8 @@ class Display:
     def print_troubles(self, copier: Copier) -> None:
         """Print the new reasons of blocked queues."""
         for text in (*copier.refused.values(), *copier.troubles.values(), *copier.blocked.values()):
-            if text not in self._printed:
-                self._printed.add(text)
+            if text not in self._printed_lines:
+                self._printed_lines.add(text)
                 self.print_line(text)
 
     def figures(self, figures: MirrorFigures, copier: Copier, *, final: bool = False) -> None:

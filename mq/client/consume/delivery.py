@@ -38,10 +38,10 @@ class DeliveryBoard:
         self._on_progress = on_progress
         self._retry_seconds = retry_seconds
         self._turns: deque[ProcessQueue] = deque()
-        self._listed: set[ProcessQueue] = set()
+        self._ready_queues: set[ProcessQueue] = set()
         self._alarms: list[tuple[float, int, ProcessQueue]] = []
         self._alarm_count = 0
-        self._offered = anyio.Event()
+        self._offer_event = anyio.Event()
         self._closed = False
         self.is_run = False
         self.streams = 0
@@ -50,9 +50,9 @@ class DeliveryBoard:
         """Begin without queues, and allow waiting for messages."""
         self.is_run = False  # an event loop may have been given up in the middle of `run`
         self._turns.clear()
-        self._listed.clear()
+        self._ready_queues.clear()
         self._alarms.clear()
-        self._offered = anyio.Event()
+        self._offer_event = anyio.Event()
         self._closed = False
 
     def refuse_beside_run(self) -> None:
@@ -66,14 +66,14 @@ class DeliveryBoard:
     def close(self) -> None:
         """End the deliveries; waiting tasks get an error."""
         self._closed = True
-        self._offered.set()
+        self._offer_event.set()
 
     def offer(self, queue: ProcessQueue) -> None:
         """List `queue` for delivery, if it may have messages and is not listed."""
-        if queue not in self._listed and not queue.leased and not queue.dropped:
-            self._listed.add(queue)
+        if queue not in self._ready_queues and not queue.leased and not queue.dropped:
+            self._ready_queues.add(queue)
             self._turns.append(queue)
-            self._offered.set()
+            self._offer_event.set()
 
     def release(self, queue: ProcessQueue) -> None:
         """Deliver the queue again, after its exclusively taken messages were finished or returned."""
@@ -111,11 +111,11 @@ class DeliveryBoard:
                 raise ClientClosed("the consumer is closed")
             if (batch := self.take_nowait(count, exclusive=exclusive)) is not None:
                 return batch
-            if self._offered.is_set():  # otherwise other tasks wait for it, too
-                self._offered = anyio.Event()
+            if self._offer_event.is_set():  # otherwise other tasks wait for it, too
+                self._offer_event = anyio.Event()
             seconds = max(self._alarms[0][0] - anyio.current_time(), 0.0) if self._alarms else float("inf")
             with anyio.move_on_after(seconds):
-                await self._offered.wait()
+                await self._offer_event.wait()
 
     def take_nowait(
         self, count: Callable[[ProcessQueue], int], *, exclusive: bool
@@ -126,7 +126,7 @@ class DeliveryBoard:
             self.offer(heappop(self._alarms)[2])
         while self._turns:
             queue = self._turns.popleft()
-            self._listed.discard(queue)
+            self._ready_queues.discard(queue)
             messages = queue.take(count(queue), now)
             if messages:
                 queue.leased = exclusive

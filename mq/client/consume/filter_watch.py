@@ -21,23 +21,23 @@ class FilterWatch:
         self._group = group
         self._emit = emit
         self._limits = limits
-        self._passed: Counter[tuple[str, str]] = Counter()
-        self._matched: set[tuple[str, str]] = set()
+        self._misses: Counter[tuple[str, str]] = Counter()
+        self._with_matches: set[tuple[str, str]] = set()
         self._waits: dict[tuple[str, str], LongWait] = {}
 
     def count_pull(self, subscription: Subscription, received_count: int, passed_over: int) -> None:
         """Note the number of messages that a pull returned, and of offsets that it skipped."""
         program = subscription.program
         key = subscription.topic, subscription.expression if program is None else program.name.text
-        if key in self._matched or key[1] == "*":
+        if key in self._with_matches or key[1] == "*":
             return
         if received_count:
-            self._matched.add(key)
+            self._with_matches.add(key)
             return
-        self._passed[key] += passed_over
-        if not self._passed[key]:
+        self._misses[key] += passed_over
+        if not self._misses[key]:
             return
-        reason = f"{self._passed[key]} messages were passed over, and none matches {key[1]!r}; is the filter right?"
+        reason = f"{self._misses[key]} messages were passed over, and none matches {key[1]!r}; is the filter right?"
         wait = self._waits.setdefault(key, LongWait("nothing_matches", self._limits, once=True))
         if wait.warn_if_long(reason, group=self._group, topic=key[0]):
             self._emit(ClientEvent("stuck", key[0], reason))

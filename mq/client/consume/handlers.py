@@ -85,7 +85,7 @@ class HandlerPool:
         """Called around each handler; the first one is the outermost."""
         self._spans = spans
         self._board = board
-        self._subscribed = topics
+        self._topics = topics
         self._group = group
         self._retry_topic = retry_topic(group)
         self._concurrency = concurrency
@@ -109,7 +109,7 @@ class HandlerPool:
         self._stopped_by: BaseException | None = None
         self._taking: anyio.CancelScope | None = None
         self._drains = False
-        self._ended: anyio.Event | None = None
+        self._end_event: anyio.Event | None = None
         """Set when the current `run` ends."""
 
     def open(self) -> None:
@@ -117,14 +117,14 @@ class HandlerPool:
         self._scope = None
         self._fallback = None
         self._was_run = False
-        self._ended = None  # an event loop may have been given up in the middle of `run`
+        self._end_event = None  # an event loop may have been given up in the middle of `run`
 
     async def warn_if_idle(self, seconds: float) -> None:
         """Log a warning if after `seconds` nothing is subscribed, or `run` was not called: it waits silently."""
         await anyio.sleep(seconds)
-        if not self._subscribed:
+        if not self._topics:
             log.warning("no_subscription", group=self._group, missing="consumer.subscribe(topic)")
-        topics = [topic for topic, each in self._subscribed.items() if each.handler is not None]
+        topics = [topic for topic, each in self._topics.items() if each.handler is not None]
         if topics and not self._was_run:
             log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")
 
@@ -135,7 +135,7 @@ class HandlerPool:
                 f"a task reads messages of this consumer of group {self._group} in a loop, or by receive(), and run() "
                 "would take them for the handlers: use one of both, or open another consumer"
             )
-        if self._ended is not None and not self._ended.is_set():
+        if self._end_event is not None and not self._end_event.is_set():
             raise AlreadyOpen(
                 f"run() of this consumer of group {self._group} is already running; for more handlers at once set "
                 "`concurrency`, or open another consumer"
@@ -146,14 +146,14 @@ class HandlerPool:
         missing. One at a time: see `refuse_second_run`.
         """
         self.refuse_second_run()
-        missing = [topic for topic, each in self._subscribed.items() if each.handler is None]
+        missing = [topic for topic, each in self._topics.items() if each.handler is None]
         if fallback is None and missing:
             raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
         self._fallback = fallback
         self._was_run = True
         self._stopped_by = None
         self._drains = False
-        self._ended = end_event = anyio.Event()
+        self._end_event = end_event = anyio.Event()
         self._board.is_run = True
         self._caller = calling_task()
         self._current_task = task_finder()
@@ -200,7 +200,7 @@ class HandlerPool:
             raise ClientError(
                 "a handler cannot drain its consumer, which waits for it: call stop(), or drain in another task"
             )
-        end_event = self._ended
+        end_event = self._end_event
         if end_event is None or end_event.is_set() or self._taking is None:
             return True
         self._drains = True
@@ -220,7 +220,7 @@ class HandlerPool:
 
     async def handle_again(self, message: ReceivedMessage[Any]) -> None:
         """Call the handler of a message's topic. Raises its exceptions, and LookupError if there is none."""
-        topic = self._subscribed.get(message.topic)
+        topic = self._topics.get(message.topic)
         handler = topic.handler if topic is not None and message.topic != self._retry_topic else None
         if handler is not None and topic is not None:
             await self._around(handler, topic.timeout)([message] if topic.batch else message)
@@ -252,7 +252,7 @@ class HandlerPool:
         return ConsumeResult(result, order=self._ordered, remark=remark, spent_ms=spent_ms)
 
     def _lease_size(self, process_queue: ProcessQueue) -> int:
-        topic = self._subscribed.get(process_queue.queue.topic)
+        topic = self._topics.get(process_queue.queue.topic)
         batch = (topic.batch if topic is not None else None) or 1
         if self._ordered:
             return max(batch, LEASE_MESSAGES_MAX)
@@ -282,7 +282,7 @@ class HandlerPool:
 
     def _handler_of(self, process_queue: ProcessQueue) -> tuple[Callable[[Any], Awaitable[None]] | None, int | None]:
         """The handler for messages of a queue, with all that is around it, and the size of its batches."""
-        topic = self._subscribed.get(process_queue.queue.topic)
+        topic = self._topics.get(process_queue.queue.topic)
         handler: Callable[[Any], Awaitable[None]] | None = self._fallback
         if topic is not None and topic.handler is not None:
             handler = topic.handler
@@ -374,7 +374,7 @@ class HandlerPool:
         return not self._drains and process_queue.may_go_on(anyio.current_time())
 
     def _policy(self, error: BaseException, message: ReceivedMessage[Any]) -> HandlingPolicy | None:
-        topic = self._subscribed.get(message.topic)
+        topic = self._topics.get(message.topic)
         return policy_of_failure(error, *([] if topic is None else [topic.on_error]), self._on_error)
 
     async def _are_dead(

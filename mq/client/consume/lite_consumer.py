@@ -151,16 +151,16 @@ class LiteConsumer(PopConsumer[BodyT]):
             remoting=remoting,
             rng=rng,
         )
-        self._wanted: set[str] | None = None if lite_topics is None else _check_names(lite_topics)
+        self._lite_topics: set[str] | None = None if lite_topics is None else _check_names(lite_topics)
         self._subscribed_at: set[str] = set()
         """Broker groups that know all that this consumer subscribes to, unless their leader has changed."""
-        self._begun: set[str] = set()
+        self._begun_brokers: set[str] = set()
         """Broker groups that this consumer has told what it begins with."""
 
     @property
     def lite_topics(self) -> frozenset[str] | None:
         """The lite topics that it subscribes to; None for all."""
-        return None if self._wanted is None else frozenset(self._wanted)
+        return None if self._lite_topics is None else frozenset(self._lite_topics)
 
     async def subscribe(self, *lite_topics: str, start: LiteStart | None = None) -> None:
         """Subscribe to further lite topics, which need not exist yet; returns when all broker groups know it.
@@ -180,7 +180,7 @@ class LiteConsumer(PopConsumer[BodyT]):
 
     async def _change(self, action: Action, lites: set[str], start: LiteStart | None) -> None:
         core = self._open_core()
-        if self._wanted is None:
+        if self._lite_topics is None:
             raise ValueError("this consumer reads all lite topics")
         if not lites:
             return
@@ -199,7 +199,7 @@ class LiteConsumer(PopConsumer[BodyT]):
                 tasks.start_soon(send, broker_name)
         broker_errors = [error for error in errors if isinstance(error, BrokerError)]
         if not broker_errors:
-            self._wanted = self._wanted | lites if action is Action.PARTIAL_ADD else self._wanted - lites
+            self._lite_topics = self._lite_topics | lites if action is Action.PARTIAL_ADD else self._lite_topics - lites
         # One that has not confirmed it, or has another leader by now, hears all of them before the next pop.
         self._subscribed_at.difference_update(names)
         if errors:
@@ -241,7 +241,7 @@ class LiteConsumer(PopConsumer[BodyT]):
     def _on_connect(self, core: ClientCore) -> None:
         super()._on_connect(core)
         self._subscribed_at.clear()
-        self._begun.clear()
+        self._begun_brokers.clear()
 
     async def _leave(self, core: ClientCore) -> None:
         route = core.known_route(self.topic)
@@ -258,8 +258,8 @@ class LiteConsumer(PopConsumer[BodyT]):
     ) -> bytes | None:
         if isinstance(request, NotifyUnsubscribeLite):
             ext = request.ext
-            if ext.client_id == self.client_id and self._wanted is not None:
-                self._wanted.discard(ext.lite_topic)
+            if ext.client_id == self.client_id and self._lite_topics is not None:
+                self._lite_topics.discard(ext.lite_topic)
                 queue = MessageQueue(lite_queue(self.topic, ext.lite_topic), "", LITE_QUEUE_ID)
                 reason = f"another member of {self.group} has subscribed to it"
                 self._emit(ClientEvent("revoked", ext.lite_topic, reason, frozenset((queue,))))
@@ -278,11 +278,11 @@ class LiteConsumer(PopConsumer[BodyT]):
             return
         self._subscribed_at.add(broker_name)
         # It takes the topics that it begins with from other members, which may be gone; not the ones it repeats.
-        is_first = bool(self._wanted) and broker_name not in self._begun
+        is_first = bool(self._lite_topics) and broker_name not in self._begun_brokers
         action = Action.PARTIAL_ADD if is_first else Action.COMPLETE_ADD
         try:
-            await self._control(core, broker_name, action, self._wanted or (), None)
-            self._begun.add(broker_name)
+            await self._control(core, broker_name, action, self._lite_topics or (), None)
+            self._begun_brokers.add(broker_name)
         except BaseException:
             self._subscribed_at.discard(broker_name)
             raise

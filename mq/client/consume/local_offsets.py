@@ -35,14 +35,14 @@ class LocalOffsets:
         self._core = core
         self._path = path
         self._consume_from = consume_from
-        self._stored = {} if path is None else _read(path)
-        self._known_topics = {queue.topic for queue in self._stored}
+        self._offsets = {} if path is None else _read(path)
+        self._known_topics = {queue.topic for queue in self._offsets}
         self._at_first: dict[str, frozenset[MessageQueue]] = {}
         """The queues that a topic had when the first one was begun."""
 
     async def begin(self, queue: MessageQueue) -> int:
         """The offset at which to begin consuming `queue`. Raises ClientError."""
-        offset = self._stored.get(queue)
+        offset = self._offsets.get(queue)
         if offset is not None:
             return offset
         route = self._core.known_route(queue.topic)
@@ -57,10 +57,10 @@ class LocalOffsets:
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
         """Write the file durably if offsets changed. Returns the empty set."""
-        if any(self._stored.get(queue) != offset for queue, offset in offsets.items()):
-            all_offsets = self._stored | dict(offsets)
+        if any(self._offsets.get(queue) != offset for queue, offset in offsets.items()):
+            all_offsets = self._offsets | dict(offsets)
             if self._path is None:
-                self._stored = all_offsets
+                self._offsets = all_offsets
                 return set()
             table = {QueueRef(queue.topic, queue.broker_name, queue.queue_id): at for queue, at in all_offsets.items()}
             from pathlib import Path
@@ -69,7 +69,7 @@ class LocalOffsets:
 
             try:
                 replace_file(Path(self._path), offset_table_body(table))
-                self._stored = all_offsets
+                self._offsets = all_offsets
             except OSError as error:  # retried with the next progress
                 log.error("offsets_not_written", path=self._path, reason=str(error))
         return set()

@@ -62,7 +62,7 @@ class GroupMember:
         self._core = core
         self._offsets = offsets
         self._board = board
-        self._subscribed = topics
+        self._topics = topics
         self._group = group
         self._exclusive = exclusive
         self._is_paused = is_paused
@@ -151,9 +151,9 @@ class GroupMember:
         while True:
             self._rebalance_wanted = anyio.Event()
             await assignment.drop_lost()
-            await assignment.drop({q for q in assignment.queues if q.topic not in self._subscribed})
+            await assignment.drop({q for q in assignment.queues if q.topic not in self._topics})
             complete = True
-            for topic in list(self._subscribed):
+            for topic in list(self._topics):
                 complete = await assignment.rebalance(topic) and complete
             with anyio.move_on_after(self._rebalance_seconds if complete else retry_seconds):
                 await self._rebalance_wanted.wait()
@@ -184,7 +184,7 @@ class GroupMember:
             log.debug("leader_not_found", topic=topic, reason=str(error))
 
     def _make_puller(self, process_queue: ProcessQueue) -> Puller:
-        topic = self._subscribed[process_queue.queue.topic]
+        topic = self._topics[process_queue.queue.topic]
         process_queue.paused = self._is_paused(process_queue.queue)
         return Puller(
             self._core,

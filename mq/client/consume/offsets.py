@@ -150,11 +150,11 @@ class GroupOffsets:
         self._core = core
         self._group = group
         self._consume_from = consume_from
-        self._told: set[str] = set()
+        self._logged_topics: set[str] = set()
         """Topics in which it begins at the end."""
-        self._stored: dict[MessageQueue, int] = {}
+        self._sent_offsets: dict[MessageQueue, int] = {}
         """Sent to the leader, or read from it."""
-        self._confirmed: dict[MessageQueue, int] = {}
+        self._confirmed_offsets: dict[MessageQueue, int] = {}
         """Stored, as the leader has answered."""
 
     async def begin(self, queue: MessageQueue) -> int:
@@ -176,14 +176,14 @@ class GroupOffsets:
             return begin
         # Brokers also answer the first offset of a queue without a stored one. So that the group still begins there
         # after a long absence, its first position is stored, too.
-        self._stored.pop(queue, None)
+        self._sent_offsets.pop(queue, None)
         return offset
 
     def _tell_of_the_end(self, topic: str) -> None:
         """Say, once for a topic, that a group begins behind its messages: it may look as if it got none."""
-        if topic in self._told:
+        if topic in self._logged_topics:
             return
-        self._told.add(topic)
+        self._logged_topics.add(topic)
         tell = log.info if self._by_hand else log.warning  # a group that stores its offsets begins once
         tell(
             "begins_at_the_end",
@@ -203,7 +203,7 @@ class GroupOffsets:
         """
         postponed_topics: set[str] = set()
         for queue, offset in offsets.items():
-            if self._stored.get(queue) == offset:
+            if self._sent_offsets.get(queue) == offset:
                 continue
             try:
                 connection = self._core.find_connection(known_leader(self._core, queue.topic, queue.broker_name))
@@ -213,7 +213,7 @@ class GroupOffsets:
                 fields = self._ext(queue, offset).fields()
                 on_response = partial(self._on_response, queue, offset)
                 connection.request_nowait(RequestCode.UPDATE_CONSUMER_OFFSET, fields, b"", on_response)
-                self._stored[queue] = offset
+                self._sent_offsets[queue] = offset
             except ClientError as error:
                 postponed_topics.add(queue.topic)
                 log.debug("offset_commit_postponed", queue=queue, offset=offset, reason=str(error))
@@ -225,15 +225,15 @@ class GroupOffsets:
                 str(response) if isinstance(response, ConnectionLost) else f"code {response.code}: {response.remark}"
             )
             log.info("offset_not_stored", queue=queue, offset=offset, reason=reason)
-            if self._stored.get(queue) == offset:
-                del self._stored[queue]
+            if self._sent_offsets.get(queue) == offset:
+                del self._sent_offsets[queue]
         else:
-            self._confirmed[queue] = offset
+            self._confirmed_offsets[queue] = offset
 
     def forget(self, queue: MessageQueue) -> None:
         """Forget the stored offset of `queue`, which others have changed."""
-        self._stored.pop(queue, None)
-        self._confirmed.pop(queue, None)
+        self._sent_offsets.pop(queue, None)
+        self._confirmed_offsets.pop(queue, None)
 
     async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:
         """Store these offsets and wait for the answers, for at most `seconds`, even if cancelled.
@@ -242,7 +242,7 @@ class GroupOffsets:
         them. So it retries while there is time, also across a change of leader; storing an offset twice changes
         nothing. A failure is logged: it causes redelivery, never loss.
         """
-        owed = {queue: offset for queue, offset in offsets.items() if self._confirmed.get(queue) != offset}
+        owed = {queue: offset for queue, offset in offsets.items() if self._confirmed_offsets.get(queue) != offset}
         reasons: dict[MessageQueue, str] = {}
 
         async def store(queue: MessageQueue, offset: int) -> None:
@@ -256,11 +256,11 @@ class GroupOffsets:
                     seconds=seconds,
                     repeat=Repeat.ALWAYS,
                 )
-                self._confirmed[queue] = offset
+                self._confirmed_offsets[queue] = offset
                 del owed[queue]
             except ClientError as error:
                 reasons[queue] = str(error)
-            self._stored.pop(queue, None)
+            self._sent_offsets.pop(queue, None)
 
         # The calls end in time by themselves, and then say why.
         with anyio.move_on_after(seconds + 1.0, shield=True):

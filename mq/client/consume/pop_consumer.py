@@ -163,15 +163,15 @@ class PopConsumer(Consumer[BodyT]):
         self._hold_seconds = hold_seconds
         self._ahead = ahead
         self._attempts = 0
-        self._held: dict[str, Connection] = {}
-        self._polled: set[str] = set()
+        self._pop_connections: dict[str, Connection] = {}
+        self._polled_brokers: set[str] = set()
         self._acks: dict[str, AckBatch] = {}
         self._inbox = Inbox(ahead, ordered=ordered)
         self._renewals = Renewals(invisible, self._renew_message) if renew else None
         self._waits: dict[str, LongWait] = {}
         self._removal = OwnRemoval(group, lambda _: None)
         self._warn_at = self._tell_left_out_at = -math.inf
-        self._unfinished: list[PoppedMessage[Any]] = []
+        self._unfinished_messages: list[PoppedMessage[Any]] = []
         """Messages that were open when the consumer was closed, and are returned: in ordered consumption, and with
         `renew`.
         """
@@ -180,8 +180,8 @@ class PopConsumer(Consumer[BodyT]):
 
     def _on_connect(self, core: ClientCore) -> None:
         self._inbox = Inbox(self._ahead, ordered=self._ordered)
-        self._polled.clear()
-        self._held.clear()
+        self._polled_brokers.clear()
+        self._pop_connections.clear()
         self._acks.clear()
         self._waits.clear()
         self._removal = OwnRemoval(self.group, core.emit)
@@ -199,9 +199,9 @@ class PopConsumer(Consumer[BodyT]):
         for batch in self._acks.values():
             batch.fail()
         self._acks.clear()
-        self._unfinished = self._inbox.close()
+        self._unfinished_messages = self._inbox.close()
         if self._renewals is not None:
-            self._unfinished = self._renewals.close()
+            self._unfinished_messages = self._renewals.close()
 
     def _checked_topics(self) -> Collection[str]:
         return (self.topic,)
@@ -217,12 +217,12 @@ class PopConsumer(Consumer[BodyT]):
             self._core.emit(ClientEvent("stuck", broker_name, reason))
 
     async def _leave(self, core: ClientCore) -> None:
-        if self._unfinished:
+        if self._unfinished_messages:
             # Otherwise their queues would be blocked until their time is over. The connections of pops that are still
             # held at the brokers are closed, or those pops would get the messages again.
-            for connection in self._held.values():
+            for connection in self._pop_connections.values():
                 connection.close("the consumer left while a pop was waiting")
-            await self._give_back(self._unfinished, 0.0)
+            await self._give_back(self._unfinished_messages, 0.0)
         await core.unregister(self.client_id)
 
     def __repr__(self) -> str:
@@ -231,8 +231,8 @@ class PopConsumer(Consumer[BodyT]):
     def _note_route(self, route: TopicRoute) -> None:
         if self._tasks is None or route.topic != self.topic:
             return
-        for broker_name in route.brokers.keys() - self._polled:
-            self._polled.add(broker_name)
+        for broker_name in route.brokers.keys() - self._polled_brokers:
+            self._polled_brokers.add(broker_name)
             self._tasks.start_soon(self._poll, broker_name)
 
     # Messages.
@@ -464,14 +464,14 @@ class PopConsumer(Consumer[BodyT]):
                 address = await leader_address(core, self.topic, broker_name, refresh=refresh)
                 connection = await core.connection(address)
                 await self._before_pop(broker_name)
-                self._held[broker_name] = connection
+                self._pop_connections[broker_name] = connection
                 response, body = await connection.request(
                     self._pop_code,
                     self._pop_ext(attempt),
                     timeout=self._hold_seconds + ANSWER_SECONDS,
                     may_be_held=True,
                 )
-                del self._held[broker_name]
+                del self._pop_connections[broker_name]
                 attempt = self._new_attempt()
                 if self._removal.check_answer(response, broker_name):
                     await anyio.sleep(self._removal.pause_seconds)

@@ -95,18 +95,18 @@ class Inbox:
         self._waiting = 0
         """Callers of `get`."""
         self._came = anyio.Event()
-        self._freed = anyio.Event()
+        self._room_event = anyio.Event()
         self._closed = False
 
     async def room(self) -> None:
         """Wait until fewer than `ahead` messages are here."""
         while self._count >= (self._ahead or self._waiting):
-            if self._freed.is_set():
-                self._freed = anyio.Event()
+            if self._room_event.is_set():
+                self._room_event = anyio.Event()
             # Messages behind one that is never done stay only until their invisible time is over.
             over = min((head.hidden_until for head in self._open.values()), default=math.inf)
             with anyio.CancelScope(deadline=over):
-                await self._freed.wait()
+                await self._room_event.wait()
             now = anyio.current_time()
             for head in [head for head in self._open.values() if head.hidden_until <= now]:
                 self.drop(head)
@@ -145,7 +145,7 @@ class Inbox:
             if self._came.is_set():
                 self._came = anyio.Event()
             self._waiting += 1
-            self._freed.set()
+            self._room_event.set()
             try:
                 await self._came.wait()
             finally:
@@ -184,7 +184,7 @@ class Inbox:
 
     def _leave(self, count: int) -> None:
         self._count -= count
-        self._freed.set()
+        self._room_event.set()
 
 
 def read_popped(

@@ -106,7 +106,7 @@ class Puller:
         self._progress = anyio.Event()
         self._backoff_seconds = BACKOFF_SECONDS_MIN
         self._refused_offset: int | None = None
-        self._damaged: set[str] = set()
+        self._damaged_addresses: set[str] = set()
         self._limits = core.settings.limits
         self._wait = LongWait("cannot_pull", self._limits)
         self._is_told_full = False
@@ -192,12 +192,12 @@ class Puller:
             await self._pull_filtered(route, self._subscription.program)
             return
         address = route.read_address(self._queue.broker_name, self._broker_id)
-        if address in self._damaged:
+        if address in self._damaged_addresses:
             # A disk may have returned wrong bytes; another replica has its own copy.
             others = route.brokers.get(self._queue.broker_name, {}).values()
-            address = next((other for other in others if other not in self._damaged), None)
+            address = next((other for other in others if other not in self._damaged_addresses), None)
             if address is None:
-                self._damaged.clear()
+                self._damaged_addresses.clear()
                 address = route.read_address(self._queue.broker_name, LEADER_ID)
         if address is None:
             raise NoRoute(self._queue.topic, f"no replica of {self._queue.broker_name} is known")
@@ -212,7 +212,7 @@ class Puller:
             try:
                 await self._react(response, body, seconds=anyio.current_time() - started_at)
             except UnreadableAnswer as error:
-                self._damaged.add(address)
+                self._damaged_addresses.add(address)
                 log.warning("replica_damaged", address=address, queue=self._queue, reason=str(error))
                 raise
         self._pull_address = None
@@ -282,7 +282,7 @@ class Puller:
                 messages, next_offset = self._receive(body, reply.next_begin_offset)
                 count = len(messages)
                 process_queue.put(messages, next_offset)
-                self._damaged.clear()
+                self._damaged_addresses.clear()
                 self._on_messages(process_queue)
             case ResponseCode.PULL_NOT_FOUND | ResponseCode.PULL_RETRY_IMMEDIATELY:
                 process_queue.put((), max(reply.next_begin_offset, process_queue.next_offset))

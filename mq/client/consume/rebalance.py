@@ -69,7 +69,7 @@ class Assignment:
         self._locker = locker
         self._make_puller = make_puller
         self._pullers: dict[MessageQueue, Puller] = {}
-        self._lost: set[MessageQueue] = set()
+        self._lost_queues: set[MessageQueue] = set()
         self._draining: dict[MessageQueue, ProcessQueue] = {}
         self._owed: set[MessageQueue] = set()
         self._doubtful_routes: set[str] = set()
@@ -244,12 +244,12 @@ class Assignment:
             process_queue = self._pullers[queue].process_queue
             process_queue.held_until = held_until
             process_queues.append(process_queue)
-        self._lost |= lost_queues
+        self._lost_queues |= lost_queues
         return process_queues, bool(lost_queues)
 
     async def drop_lost(self) -> None:
         """Stop consuming queues that another member has locked."""
-        lost_queues, self._lost = self._lost & self.queues, set()
+        lost_queues, self._lost_queues = self._lost_queues & self.queues, set()
         await self.drop(lost_queues)
 
     async def _route(self, topic: str) -> TopicRoute:

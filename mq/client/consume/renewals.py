@@ -29,19 +29,19 @@ class Renewals:
     def __init__(self, seconds: float, extend: Callable[[PoppedMessage], Awaitable[bool]]) -> None:
         self._seconds = seconds
         self._extend = extend
-        self._held: dict[int, PoppedMessage] = {}
+        self._messages: dict[int, PoppedMessage] = {}
         self._in_flight: dict[int, anyio.Event] = {}
         self._retry_at: dict[int, float] = {}
-        self._changed = anyio.Event()
+        self._change_event = anyio.Event()
 
     def hold(self, messages: Iterable[PoppedMessage]) -> None:
         """Renew these messages from now on."""
-        self._held.update((id(message), message) for message in messages)
-        self._changed.set()
+        self._messages.update((id(message), message) for message in messages)
+        self._change_event.set()
 
     def messages(self) -> list[PoppedMessage]:
         """List the messages whose invisible time is renewed."""
-        return list(self._held.values())
+        return list(self._messages.values())
 
     async def release(self, message: PoppedMessage) -> None:
         """Stop renewing this message, and wait for a renewal in flight: the receipt is valid afterwards."""
@@ -67,10 +67,10 @@ class Renewals:
         """Renew for ever."""
         async with anyio.create_task_group() as tasks:
             while True:
-                self._changed = anyio.Event()
-                due = min(map(self._due, self._held.values()), default=math.inf)
+                self._change_event = anyio.Event()
+                due = min(map(self._due, self._messages.values()), default=math.inf)
                 with anyio.move_on_at(due):
-                    await self._changed.wait()
+                    await self._change_event.wait()
                 now = anyio.current_time()
                 if due > now:
                     continue
@@ -84,7 +84,7 @@ class Renewals:
         for response_event in self._in_flight.values():
             response_event.set()
         self._in_flight.clear()
-        messages, self._held = self.messages(), {}
+        messages, self._messages = self.messages(), {}
         return messages
 
     def _due(self, message: PoppedMessage) -> float:
@@ -100,7 +100,7 @@ class Renewals:
         except ClientError as error:
             if message.hidden_until <= anyio.current_time():
                 self._lose(message, str(error))
-            elif id(message) in self._held:
+            elif id(message) in self._messages:
                 self._retry_at[id(message)] = anyio.current_time() + RETRY_SECONDS
         finally:
             self._end_renewal(message, response_event)
@@ -109,14 +109,14 @@ class Renewals:
         if self._in_flight.get(id(message)) is response_event:
             del self._in_flight[id(message)]
         response_event.set()
-        self._changed.set()
+        self._change_event.set()
 
     def _lose(self, message: PoppedMessage, reason: str) -> None:
-        if id(message) in self._held:
+        if id(message) in self._messages:
             self._forget(message)
             message.hidden_until = -math.inf
             log.warning("message_not_renewed", message=message, reason=reason)
 
     def _forget(self, message: PoppedMessage) -> None:
-        self._held.pop(id(message), None)
+        self._messages.pop(id(message), None)
         self._retry_at.pop(id(message), None)

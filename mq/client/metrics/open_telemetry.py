@@ -46,13 +46,13 @@ class OpenTelemetryMetrics(ClientMetrics):
         instruments = _made_with.get(meter)
         if instruments is None or instruments.book.topics_max != topics_max:
             instruments = _made_with[meter] = _Instruments(meter, topics_max)
-        self._shared = instruments
+        self._instruments = instruments
         self.book = instruments.book
 
     def adder(self, family: Family, values: tuple[str, ...]) -> Add:
         targets = [
             (add, _semantic(family, values) if is_semantic else _labels(family, values))
-            for add, is_semantic in self._shared.adders[family]
+            for add, is_semantic in self._instruments.adders[family]
         ]
 
         def record(amount: float) -> None:
@@ -62,10 +62,10 @@ class OpenTelemetryMetrics(ClientMetrics):
         return record
 
     def gauge(self, family: Family, values: tuple[str, ...], read: Callable[[], float]) -> None:
-        self._shared.reads[family, values] = read
+        self._instruments.reads[family, values] = read
 
     def remove(self, family: Family, values: tuple[str, ...]) -> None:
-        self._shared.reads.pop((family, values), None)
+        self._instruments.reads.pop((family, values), None)
 
 
 class _Instruments:

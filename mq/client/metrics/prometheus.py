@@ -51,29 +51,29 @@ class PrometheusMetrics(ClientMetrics):
             raise ValueError(
                 f"the registry already has the metrics of clients with different options: {instruments.options}"
             )
-        self._shared = instruments
+        self._instruments = instruments
         self.book = instruments.book
 
     def adder(self, family: Family, values: tuple[str, ...]) -> Add:
-        child = self._shared.families[family].labels(*values)
+        child = self._instruments.families[family].labels(*values)
         add: Add = child.observe if family.kind == "histogram" else child.inc
         return add
 
     def gauge(self, family: Family, values: tuple[str, ...], read: Callable[[], float]) -> None:
-        child = self._shared.families[family].labels(*values)
-        if not self._shared.is_multiprocess:
+        child = self._instruments.families[family].labels(*values)
+        if not self._instruments.is_multiprocess:
             child.set_function(read)
             return
-        self._shared.reads[family, values] = lambda: child.set(read())
+        self._instruments.reads[family, values] = lambda: child.set(read())
 
     def remove(self, family: Family, values: tuple[str, ...]) -> None:
-        if not self._shared.is_multiprocess:
-            self._shared.families[family].remove(*values)
-        elif self._shared.reads.pop((family, values), None) is not None:
-            self._shared.families[family].labels(*values).set(0)
+        if not self._instruments.is_multiprocess:
+            self._instruments.families[family].remove(*values)
+        elif self._instruments.reads.pop((family, values), None) is not None:
+            self._instruments.families[family].labels(*values).set(0)
 
     def sample(self) -> None:
-        for write in list(self._shared.reads.values()):
+        for write in list(self._instruments.reads.values()):
             write()
 
 

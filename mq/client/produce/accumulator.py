@@ -131,7 +131,7 @@ class Accumulator:
         self._requests = 0
         self._pending = 0
         self._alone: set[_Batch] = set()
-        self._begun = anyio.Event()
+        self._wakeup = anyio.Event()
         self._closed = False
 
     @property
@@ -168,7 +168,7 @@ class Accumulator:
         now = anyio.current_time()
         wait = min(self._linger, lane.timeout / 2) if lane in self._on_wire else 0.0
         batch = self._open[lane] = _Batch(lane, now + wait, now + lane.timeout)
-        self._begun.set()
+        self._wakeup.set()
         return batch
 
     def abandon(self, member: Member) -> None:
@@ -206,14 +206,14 @@ class Accumulator:
     async def run(self) -> None:
         """Send batches when they are due, until cancelled."""
         while True:
-            self._begun = anyio.Event()
+            self._wakeup = anyio.Event()
             if self._open:
                 earliest = min(batch.due_at for batch in self._open.values())
                 with anyio.move_on_after(max(earliest - anyio.current_time(), 0.0)):
-                    await self._begun.wait()
+                    await self._wakeup.wait()
             else:
                 # A task that runs in the same turn as the one that begins a batch still joins it.
-                await self._begun.wait()
+                await self._wakeup.wait()
             now = anyio.current_time()
             for batch in [each for each in self._open.values() if each.due_at <= now]:
                 self._send(batch)

@@ -18,7 +18,7 @@ class InFlightLimit:
         self._limit = limit
         self._in_flight = in_flight
         self._waiting: deque[anyio.Event] = deque()
-        self._admitted = 0  # senders that were woken and have not run yet
+        self._woken_count = 0  # senders that were woken and have not run yet
 
     @property
     def waiting(self) -> int:
@@ -28,7 +28,7 @@ class InFlightLimit:
     @property
     def has_room(self) -> bool:
         """Whether another message may be sent without waiting."""
-        return not self._waiting and self._in_flight() + self._admitted < self._limit
+        return not self._waiting and self._in_flight() + self._woken_count < self._limit
 
     async def wait(self) -> None:
         """Wait for room. The caller starts a message before it awaits anything, or calls `wake_waiters`."""
@@ -38,15 +38,15 @@ class InFlightLimit:
             await turn.wait()
         except BaseException:
             if turn.is_set():
-                self._admitted -= 1
+                self._woken_count -= 1
                 self.wake_waiters()
             else:
                 self._waiting.remove(turn)
             raise
-        self._admitted -= 1
+        self._woken_count -= 1
 
     def wake_waiters(self) -> None:
         """Admit waiting senders while there is room."""
-        while self._waiting and self._in_flight() + self._admitted < self._limit:
-            self._admitted += 1
+        while self._waiting and self._in_flight() + self._woken_count < self._limit:
+            self._woken_count += 1
             self._waiting.popleft().set()

@@ -353,12 +353,12 @@ class Send:
 class Pending:
     """A submitted message: await it for the result, or check whether it is `done`."""
 
-    __slots__ = ("_completed", "_outcome", "message_id")
+    __slots__ = ("_completion_event", "_outcome", "message_id")
 
     def __init__(self, message_id: str = "") -> None:
         self.message_id = message_id
         self._outcome: SendResult | ClientError | None = None
-        self._completed: anyio.Event | None = None
+        self._completion_event: anyio.Event | None = None
 
     def __repr__(self) -> str:
         return f"<Pending {self.message_id} {self._outcome or 'on its way'}>"
@@ -379,8 +379,8 @@ class Pending:
     def complete(self, outcome: SendResult | ClientError) -> None:
         """Called by the producer, once."""
         self._outcome = outcome
-        if self._completed is not None:
-            self._completed.set()
+        if self._completion_event is not None:
+            self._completion_event.set()
 
     settle = complete
     """The former name of `complete`."""
@@ -395,8 +395,8 @@ class Pending:
     async def wait_outcome(self) -> SendResult | ClientError:
         """The result or the error as a value."""
         if self._outcome is None:
-            if self._completed is None:
-                self._completed = anyio.Event()
-            await self._completed.wait()
+            if self._completion_event is None:
+                self._completion_event = anyio.Event()
+            await self._completion_event.wait()
         assert self._outcome is not None, "complete without an outcome"
         return self._outcome

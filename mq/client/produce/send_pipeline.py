@@ -141,14 +141,14 @@ class SendPipeline:
         self._active: dict[int, Send] = {}
         self._numbers = 0
         self._oldest = 1
-        self._parked: dict[str, list[Send]] = {}
+        self._parked_sends: dict[str, list[Send]] = {}
         self._stale_routes: set[str] = set()
         self._mending: dict[str, anyio.Event] = {}
         self._connecting: set[str] = set()
         self._unreachable: dict[str, tuple[float, str]] = {}
         self._round_robin: dict[str, int] = {}
-        self._begun = anyio.Event()
-        self._finished: anyio.Event | None = None
+        self._wakeup = anyio.Event()
+        self._finish_event: anyio.Event | None = None
         self._closed = False
 
     @property
@@ -194,7 +194,7 @@ class SendPipeline:
             self._numbers, message, on_done, started_at=now, deadline=now + timeout, retries=retries, queue=queue
         )
         if not self._active:
-            self._begun.set()
+            self._wakeup.set()
         self._active[send.number] = send
         self._attempt(send, now)
         return send.number
@@ -217,15 +217,15 @@ class SendPipeline:
 
     async def wait_finished(self) -> None:
         """Wait until one more message has ended (or abandoned)."""
-        if self._finished is None:
-            self._finished = anyio.Event()
-        await self._finished.wait()
+        if self._finish_event is None:
+            self._finish_event = anyio.Event()
+        await self._finish_event.wait()
 
     def _note_finished(self) -> None:
         self._on_finished()
-        if self._finished is not None:
-            self._finished.set()
-            self._finished = None
+        if self._finish_event is not None:
+            self._finish_event.set()
+            self._finish_event = None
 
     def close(self) -> None:
         """Fail everything in flight: as unknown if an attempt may have succeeded, else as not stored."""
@@ -457,7 +457,7 @@ class SendPipeline:
         else:
             send.expires_at = min(send.deadline, send.started_at + FIRST_ANSWER_SECONDS)
         topic = send.message.topic
-        self._parked.setdefault(topic, []).append(send)
+        self._parked_sends.setdefault(topic, []).append(send)
         self._stale_routes.add(topic)
         self._mend(topic)
 
@@ -482,9 +482,9 @@ class SendPipeline:
                     with anyio.move_on_after(BACKOFF_SECONDS_MAX):
                         await route_event.wait()
                 self._release(topic, obstacle)
-                if not self._parked.get(topic):
+                if not self._parked_sends.get(topic):
                     return
-                wait = min(send.not_before for send in self._parked[topic]) - anyio.current_time()
+                wait = min(send.not_before for send in self._parked_sends[topic]) - anyio.current_time()
                 with anyio.move_on_after(max(wait, 0.0)):
                     await route_event.wait()
         finally:
@@ -531,7 +531,7 @@ class SendPipeline:
         """Retry messages whose back-off has passed, in the order in which they were parked."""
         now = anyio.current_time()
         later: list[Send] = []
-        for send in self._parked.pop(topic, []):
+        for send in self._parked_sends.pop(topic, []):
             if send.number not in self._active:
                 continue
             if send.not_before > now:
@@ -544,7 +544,7 @@ class SendPipeline:
                 send.retries_left -= isinstance(obstacle, TopicNotFound)
                 self._park(send, now, obstacle)
         if later:
-            self._parked[topic] = later + self._parked.get(topic, [])
+            self._parked_sends[topic] = later + self._parked_sends.get(topic, [])
 
     # Deadlines.
 
@@ -552,8 +552,8 @@ class SendPipeline:
         """Watch the deadlines of everything in flight, to within SWEEP_SECONDS, until cancelled."""
         while True:
             while not self._active:  # messages may have ended before this task runs
-                self._begun = anyio.Event()
-                await self._begun.wait()
+                self._wakeup = anyio.Event()
+                await self._wakeup.wait()
             earliest = min(send.expires_at for send in self._active.values())
             await anyio.sleep(min(max(earliest - anyio.current_time(), 0.001), SWEEP_SECONDS))
             now = anyio.current_time()

@@ -98,7 +98,7 @@ class Tracer:
         self._unique_keys = unique_keys
         self._pipeline = SendPipeline(tasks, core, TRACE_GROUP, policy=RetryPolicy())
         self._records: deque[TraceRecord] = deque()
-        self._noted = anyio.Event()
+        self._wakeup = anyio.Event()
         self._many = anyio.Event()
         self.dropped = 0
         self._warn_at = float("-inf")
@@ -109,7 +109,7 @@ class Tracer:
             self._drop(1, f"{len(self._records)} records are waiting")
             return
         self._records.append(record)
-        self._noted.set()
+        self._wakeup.set()
         if len(self._records) >= BATCH_RECORDS:
             self._many.set()
 
@@ -233,7 +233,7 @@ class Tracer:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._pipeline.run)
             while True:
-                await self._noted.wait()
+                await self._wakeup.wait()
                 with anyio.move_on_after(GATHER_SECONDS):
                     await self._many.wait()
                 await self._wait_room()
@@ -264,7 +264,7 @@ class Tracer:
         if len(self._records) < BATCH_RECORDS:
             self._many = anyio.Event()
         if not self._records:
-            self._noted = anyio.Event()
+            self._wakeup = anyio.Event()
         for keys, body, count in trace_messages(records):
             message = Message(self._topic, body, keys=keys)
             try:
@@ -317,7 +317,7 @@ def open_tracer(
 class HandlingTrace:
     """Messages that a consumer handles together; call `record_end` afterwards."""
 
-    __slots__ = ("_begun", "_begun_ms", "_group", "_messages", "_note", "_request_id")
+    __slots__ = ("_begun_ms", "_group", "_messages", "_note", "_request_id", "_started_at")
 
     def __init__(
         self, note: Callable[[TraceRecord], None], group: str, request_id: str, messages: Sequence[ReceivedMessage[Any]]
@@ -326,7 +326,7 @@ class HandlingTrace:
         self._group = group
         self._request_id = request_id
         self._messages = [each for each in messages if not _unwanted(each)]
-        self._begun = anyio.current_time()
+        self._started_at = anyio.current_time()
         self._begun_ms = _now_ms()
         for message in self._messages:
             note(
@@ -345,7 +345,7 @@ class HandlingTrace:
         """Record the result; anything but SUCCESS means that the messages are redelivered."""
         if not self._messages:
             return
-        cost_ms = int((anyio.current_time() - self._begun) * 1000) // len(self._messages)
+        cost_ms = int((anyio.current_time() - self._started_at) * 1000) // len(self._messages)
         timestamp_ms = _now_ms()
         for message in self._messages:
             self._note(

@@ -95,7 +95,7 @@ class SetTransaction(Generic[BodyT]):
         self._may_wait = may_wait
         self._messages: list[tuple[OutgoingMessage, MessageQueue | None]] = []
         self._bytes = 0
-        self._consumed: list[ConsumedOffsets] = []
+        self._consumed_ranges: list[ConsumedOffsets] = []
         self._half: TransactionStaged | None = None
         self._place: MessageQueue | None = None
         """A queue of the broker group that has the half message."""
@@ -152,7 +152,7 @@ class SetTransaction(Generic[BodyT]):
         self._add(consumer._consumed_offsets(message_list))
 
     def _add(self, offsets: ConsumedOffsets) -> None:
-        self._consumed.append(offsets)
+        self._consumed_ranges.append(offsets)
 
     async def prepare(self) -> None:
         """Store everything at the broker, invisible: nothing can be added afterwards, and leaving the block ends it.
@@ -199,7 +199,7 @@ class SetTransaction(Generic[BodyT]):
                 await self._roll_back(seconds)
                 await self._notify_consumers(committed=False)
                 return
-            if self._half is None and (self._messages or any(each.ranges for each in self._consumed)):
+            if self._half is None and (self._messages or any(each.ranges for each in self._consumed_ranges)):
                 await self._stage(seconds)
             if self._wanted is None:
                 await self._notify_consumers(committed=False)
@@ -216,14 +216,14 @@ class SetTransaction(Generic[BodyT]):
 
     async def _notify_consumers(self, *, committed: bool) -> None:
         """Tell the consumers, once."""
-        offsets, self._consumed = self._consumed, []
+        offsets, self._consumed_ranges = self._consumed_ranges, []
         with anyio.CancelScope(shield=True):  # none of them waits for anything
             for each in offsets:
                 await (each.committed() if committed else each.not_committed())
 
     async def _fence(self, error: BrokerError) -> TransactionFenced:
         """End the transaction's consumers; returns the error: another member consumed the messages first."""
-        offsets, self._consumed = self._consumed, []
+        offsets, self._consumed_ranges = self._consumed_ranges, []
         for each in offsets:
             await each.fenced()
         return TransactionFenced(error.remark or "the group's offset has moved")
@@ -232,13 +232,13 @@ class SetTransaction(Generic[BodyT]):
         queues = await self._queues()
         offsets = [
             ConsumedRange(each.group, queue.topic, queue.queue_id, first, end)  # type: ignore[arg-type]
-            for each in self._consumed
+            for each in self._consumed_ranges
             for queue, (first, end) in each.ranges.items()
         ]
         if len(offsets) > SET_OFFSETS_MAX:
             raise MessageRefused(f"the transaction consumes from {len(offsets)} queues; {SET_OFFSETS_MAX} are allowed")
         messages = [_set_message(outgoing, queue) for (outgoing, _), queue in zip(self._messages, queues, strict=True)]
-        place = queues[0] if queues else next(queue for each in self._consumed for queue in each.ranges)
+        place = queues[0] if queues else next(queue for each in self._consumed_ranges for queue in each.ranges)
         ext = StageTransactionExt(producer_group=self._group, transaction_id=self.id, born_timestamp_ms=wall_clock_ms())
         body = TransactionSet(messages, offsets).encode()
         try:
@@ -321,7 +321,7 @@ class SetTransaction(Generic[BodyT]):
         """The queue of each message, all in one broker group. Raises MessageRefused, and the errors of `route`."""
         fixed_queues = [await self._fixed_queue(outgoing, queue) for outgoing, queue in self._messages]
         groups = {queue.broker_name for queue in fixed_queues if queue is not None}
-        groups |= {queue.broker_name for each in self._consumed for queue in each.ranges}
+        groups |= {queue.broker_name for each in self._consumed_ranges for queue in each.ranges}
         if len(groups) > 1:
             raise MessageRefused(
                 f"the transaction has queues of the broker groups {', '.join(sorted(groups))}, and a transaction is in "

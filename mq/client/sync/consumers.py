@@ -125,13 +125,13 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         self._limiter = run_without_event_loop(anyio.CapacityLimiter, options.get("concurrency", 16))
         self._middleware: list[Callable[..., None]] = []
         self._stream: MessageStream[BodyT] | None = None
-        self._kept: deque[ReceivedMessage[BodyT]] = deque()
+        self._leftovers: deque[ReceivedMessage[BodyT]] = deque()
         """Messages for a `receive` that was interrupted."""
 
     def open(self) -> Self:
         """Open the consumer, as for every client."""
         self._stream = None
-        self._kept.clear()
+        self._leftovers.clear()
         return super().open()
 
     def _before_close(self) -> None:
@@ -305,7 +305,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
                 self._stream = aiter(self._client)
             return await anext(self._stream)
 
-        return self._receive(self._kept, following, timeout)
+        return self._receive(self._leftovers, following, timeout)
 
     def __iter__(self) -> Iterator[ReceivedMessage[BodyT]]:
         while (message := self.receive()) is not None:
@@ -453,12 +453,12 @@ class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer
 
     def __init__(self, client: PopT) -> None:
         super().__init__(client)
-        self._kept: deque[PoppedMessage[BodyT]] = deque()
+        self._leftovers: deque[PoppedMessage[BodyT]] = deque()
         """Messages for a `receive` that was interrupted."""
 
     def open(self) -> Self:
         """Open the consumer, as for every client."""
-        self._kept.clear()
+        self._leftovers.clear()
         return super().open()
 
     ack = waits(PopConsumer.ack)
@@ -467,7 +467,7 @@ class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer
 
     def receive(self, *, timeout: float | None = None) -> PoppedMessage[BodyT] | None:
         """The next message; None after `timeout` seconds without one."""
-        return self._receive(self._kept, self._client.__anext__, timeout)
+        return self._receive(self._leftovers, self._client.__anext__, timeout)
 
     def __iter__(self) -> Iterator[PoppedMessage[BodyT]]:
         while (message := self.receive()) is not None:

@@ -68,7 +68,7 @@ class PartialRequests(Generic[ConnectionT]):
         self._seconds_max = seconds_max
         self._on_closed = on_closed
         self._waiting_max = max(1, bytes_max // WAITING_BYTES)
-        self._admitted: dict[ConnectionT, _Frame[ConnectionT]] = {}
+        self._admitted_frames: dict[ConnectionT, _Frame[ConnectionT]] = {}
         self._waiting: dict[ConnectionT, _Frame[ConnectionT]] = {}
         self._shortest: list[tuple[int, int, _Frame[ConnectionT]]] = []
         self._number = 0
@@ -84,10 +84,10 @@ class PartialRequests(Generic[ConnectionT]):
 
         If too many wait already, the connection is closed.
         """
-        assert connection not in self._admitted, f"a frame of {nbytes} bytes begins within another one"
+        assert connection not in self._admitted_frames, f"a frame of {nbytes} bytes begins within another one"
         assert connection not in self._waiting, f"a frame of {nbytes} bytes begins while another one waits"
         frame = _Frame(connection, nbytes)
-        if not self._admitted or self.nbytes + nbytes <= self._bytes_max:
+        if not self._admitted_frames or self.nbytes + nbytes <= self._bytes_max:
             self._admit(frame)
             return True
         if len(self._waiting) >= self._waiting_max:
@@ -100,7 +100,7 @@ class PartialRequests(Generic[ConnectionT]):
 
     def on_frame_end(self, connection: ConnectionT) -> None:
         """Release the room of a frame that is complete, or never will be; no effect if the connection has none."""
-        frame = self._admitted.pop(connection, None)
+        frame = self._admitted_frames.pop(connection, None)
         if frame is None:
             if self._waiting.pop(connection, None) is not None and len(self._shortest) > 2 * len(self._waiting) + 64:
                 self._shortest = [each for each in self._shortest if self._waits(each[2])]
@@ -112,7 +112,7 @@ class PartialRequests(Generic[ConnectionT]):
 
     def close_stalled(self, now: float) -> None:
         """Close connections without progress; called about once a second with monotonic seconds."""
-        for frame in list(self._admitted.values()):
+        for frame in list(self._admitted_frames.values()):
             nbytes = frame.connection.unfinished_bytes
             growth, frame.received = nbytes - frame.received, nbytes
             if frame.idle_since is None:
@@ -138,7 +138,7 @@ class PartialRequests(Generic[ConnectionT]):
     def _admit(self, frame: _Frame[ConnectionT]) -> None:
         frame.received = frame.connection.unfinished_bytes
         frame.idle_since = None
-        self._admitted[frame.connection] = frame
+        self._admitted_frames[frame.connection] = frame
         self.nbytes += frame.nbytes
 
     def _waits(self, frame: _Frame[ConnectionT]) -> bool:
@@ -148,7 +148,7 @@ class PartialRequests(Generic[ConnectionT]):
         while self._shortest:
             nbytes, _, frame = self._shortest[0]
             waits = self._waits(frame)
-            if waits and self._admitted and self.nbytes + nbytes > self._bytes_max:
+            if waits and self._admitted_frames and self.nbytes + nbytes > self._bytes_max:
                 return
             heapq.heappop(self._shortest)
             if waits:

@@ -28,7 +28,7 @@ class Call:
 
     __slots__ = (
         "_send_seconds_max",
-        "_sent",
+        "_sent_event",
         "_stream",
         "_wake",
         "_woken",
@@ -69,7 +69,7 @@ class Call:
         self._wake = wake_writer
         self._send_seconds_max = send_seconds_max
         self._woken = trio.Event()
-        self._sent = trio.Event()
+        self._sent_event = trio.Event()
         stream.on_message = self._on_message
         stream.on_sent = self._on_sent
 
@@ -107,12 +107,12 @@ class Call:
         await trio.lowlevel.checkpoint_if_cancelled()
         stream = self._stream
         compress = stream.head is not None and stream.head.gzip_answers
-        self._sent = trio.Event()
+        self._sent_event = trio.Event()
         is_sent = stream.connection.send(stream, frame_message(message, compress=compress))
         self._wake()
         if not is_sent:
             with trio.move_on_after(self._send_seconds_max) as waiting:
-                await self._sent.wait()
+                await self._sent_event.wait()
             if waiting.cancelled_caught:
                 stream.connection.abandon(stream)
                 self._wake()
@@ -124,4 +124,4 @@ class Call:
         self._woken.set()
 
     def _on_sent(self) -> None:
-        self._sent.set()
+        self._sent_event.set()

@@ -77,7 +77,7 @@ class FrameSplitter:
     def __init__(self) -> None:
         self._preface = PREFACE
         self._rest = bytearray()
-        self._needed = HEADER_BYTES
+        self._needed_bytes = HEADER_BYTES
 
     def split(self, data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
         """Type, flags, stream and payload of each frame that ``data`` completes.
@@ -91,7 +91,7 @@ class FrameSplitter:
             self._preface, data = self._preface[nbytes:], data[nbytes:]
         if self._rest:
             self._rest += data
-            if len(self._rest) < self._needed:
+            if len(self._rest) < self._needed_bytes:
                 return
             data = bytes(self._rest)
             self._rest.clear()
@@ -103,12 +103,12 @@ class FrameSplitter:
                 raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"a frame has {nbytes} bytes; maximum: {FRAME_BYTES_MAX}")
             start = at + HEADER_BYTES
             if end - start < nbytes:
-                self._needed = HEADER_BYTES + nbytes
+                self._needed_bytes = HEADER_BYTES + nbytes
                 break
             at = start + nbytes
             yield length_and_kind & 0xFF, flags, stream_id & _STREAM_ID, data[start:at]
         else:
-            self._needed = HEADER_BYTES
+            self._needed_bytes = HEADER_BYTES
         if at < end:
             self._rest += data[at:]
 

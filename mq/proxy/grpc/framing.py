@@ -28,12 +28,12 @@ class MessageReader:
         announced_bytes: the length of the message that has not arrived whole; 0 if there is none.
     """
 
-    __slots__ = ("_bytes_max", "_compressed", "_encoding", "_received", "announced_bytes", "begun")
+    __slots__ = ("_buffer", "_bytes_max", "_compressed", "_encoding", "announced_bytes", "begun")
 
     def __init__(self, encoding: str, bytes_max: int) -> None:
         self._encoding = encoding
         self._bytes_max = bytes_max
-        self._received = bytearray()
+        self._buffer = bytearray()
         self._compressed = False
         self.begun = False
         self.announced_bytes = 0
@@ -41,11 +41,11 @@ class MessageReader:
     @property
     def unfinished_bytes(self) -> int:
         """The bytes that have arrived of a message that is not complete."""
-        return len(self._received)
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that ``data`` completes, decompressed. Raises CallRefused; then nothing more can be read."""
-        buffer = self._received
+        buffer = self._buffer
         if not buffer and not self.begun and len(data) >= PREFIX_BYTES:
             # One message in one frame is the rule, and needs no copy into the buffer.
             self._begin(data)
@@ -69,7 +69,7 @@ class MessageReader:
 
     def end(self) -> None:
         """Called when the client sends no more. Raises CallRefused within a message."""
-        if self.begun or self._received:
+        if self.begun or self._buffer:
             raise CallRefused(Status.INTERNAL, "the last message is incomplete")
 
     def _begin(self, prefix: bytes | bytearray) -> None:

@@ -69,13 +69,13 @@ class ServedConnection:
 
     def __init__(self, accepted: Accepted, server: ServerContext) -> None:
         self._stream = accepted.stream
-        self._accepted = accepted
-        self._shared = server
+        self._client = accepted
+        self._server = server
         self._connection = GrpcConnection(server.limits, server.partial_requests, trio.current_time(), self._begin_call)
         self._nursery: trio.Nursery | None = None
         self._to_write = trio.Event()
-        self._written = trio.Event()
-        self._flushed = trio.Event()
+        self._write_event = trio.Event()
+        self._flush_event = trio.Event()
         self._reading = trio.CancelScope()
         self._closing = False
 
@@ -92,7 +92,7 @@ class ServedConnection:
             self._closing = True
             self.wake_writer()
             with trio.move_on_after(_LAST_BYTES_SECONDS):
-                await self._flushed.wait()
+                await self._flush_event.wait()
                 await self._discard_rest()
             nursery.cancel_scope.cancel()
 
@@ -123,7 +123,7 @@ class ServedConnection:
     # ------------------------------------------------------------------------------------------- bytes
 
     async def _read(self) -> None:
-        connection, counters = self._connection, self._shared.counters
+        connection, counters = self._connection, self._server.counters
         while True:
             try:
                 data = await self._stream.receive_some(RECEIVE_BYTES)
@@ -139,9 +139,9 @@ class ServedConnection:
                 return  # noqa: ASYNC910 - receiving is a checkpoint
             self.wake_writer()
             # Answers to frames of the client itself, such as pings, wait for no method.
-            while connection.unsent_bytes > 2 * self._shared.limits.output_bytes_max:
-                self._written = trio.Event()
-                await self._written.wait()
+            while connection.unsent_bytes > 2 * self._server.limits.output_bytes_max:
+                self._write_event = trio.Event()
+                await self._write_event.wait()
 
     async def _discard_rest(self) -> None:  # noqa: ASYNC910 - both are checkpoints, also when they fail
         """Read what the client still sends: a socket that is closed with unread bytes loses its sent bytes."""
@@ -155,13 +155,13 @@ class ServedConnection:
             pass
 
     async def _write(self) -> None:  # noqa: ASYNC910 - ends at once if there is nothing to write
-        connection, server = self._connection, self._shared
+        connection, server = self._connection, self._server
         while True:
             connection.pump()
             data = connection.bytes_to_send()
             if not data:
                 if self._closing:
-                    self._flushed.set()
+                    self._flush_event.set()
                     return  # noqa: ASYNC910 - ends at once if there is nothing to write
                 self._to_write = trio.Event()
                 await self._to_write.wait()
@@ -173,38 +173,38 @@ class ServedConnection:
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     break
             if sending.cancelled_caught:
-                server.warning("client_does_not_read", "does not read", peer=self._accepted.peer)
+                server.warning("client_does_not_read", "does not read", peer=self._client.peer)
                 break
-            self._written.set()
+            self._write_event.set()
         connection.on_loss()
         assert self._nursery is not None, "the writer runs within the nursery"
         self._nursery.cancel_scope.cancel()
 
     def _on_failure(self, error: ConnectionFailed) -> None:
-        peer = self._accepted.peer
+        peer = self._client.peer
         if error.flood:
-            self._shared.warning("client_floods", "flood", peer=peer, reason=error.reason)
+            self._server.warning("client_floods", "flood", peer=peer, reason=error.reason)
         elif error.of_client:
-            self._shared.warning("bad_http2", "bad HTTP/2", peer=peer, reason=error.reason)
+            self._server.warning("bad_http2", "bad HTTP/2", peer=peer, reason=error.reason)
 
     # ------------------------------------------------------------------------------------------- calls
 
     def _begin_call(self, stream: CallStream) -> None:
         assert stream.head is not None, "what is no call has no method"
         assert self._nursery is not None, "calls begin while the connection is served"
-        method = self._shared.methods.get(stream.head.path)
+        method = self._server.methods.get(stream.head.path)
         if method is None:
             self._finish(stream, _UNKNOWN, Status.UNIMPLEMENTED, f"{stream.head.path} is not served here")
             return
         timeout = stream.head.timeout
         scope = trio.CancelScope(deadline=math.inf if timeout is None else trio.current_time() + timeout)
         stream.on_end = scope.cancel
-        self._shared.counters.streams += 1
+        self._server.counters.streams += 1
         self._nursery.start_soon(self._run_call, method, stream, scope)
 
     async def _run_call(self, method: Method, stream: CallStream, scope: trio.CancelScope) -> None:  # noqa: ASYNC910 - a method receives its request
         assert stream.head is not None, "what is no call has no method"
-        accepted, server, path = self._accepted, self._shared, stream.head.path
+        accepted, server, path = self._client, self._server, stream.head.path
         status, reason = Status.OK, ""
         try:
             with scope:
@@ -236,7 +236,7 @@ class ServedConnection:
     def _finish(self, stream: CallStream, path: str, status: Status, reason: str) -> None:
         if stream.closed:
             status = Status.CANCELLED
-        self._shared.counters.calls[path, status] += 1
+        self._server.counters.calls[path, status] += 1
         self._connection.finish(stream, status, reason)
         self.wake_writer()
 

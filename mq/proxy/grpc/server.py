@@ -55,12 +55,12 @@ async def serve_grpc(
 
 class _Server:
     def __init__(self, context: ServerContext, tls: TlsContext | None, *, tls_required: bool, trusts: Trusts) -> None:
-        self._shared = context
+        self._context = context
         self._tls = tls
         self._tls_required = tls_required
         self._trusts = trusts
         self._connections: set[ServedConnection] = set()
-        self._gone = trio.Event()
+        self._gone_event = trio.Event()
 
     async def run(
         self, listeners: Sequence[trio.abc.Listener[trio.abc.Stream]], task_status: trio.TaskStatus[None]
@@ -71,7 +71,7 @@ class _Server:
                 async with trio.open_nursery() as accepting:
                     await accepting.start(self._listen, list(listeners), connections)
                     task_status.started()
-                    await self._shared.draining.wait()
+                    await self._context.draining.wait()
                     accepting.cancel_scope.cancel()
                 await self._drain()
                 connections.cancel_scope.cancel()
@@ -86,8 +86,8 @@ class _Server:
         await trio.serve_listeners(self._serve, listeners, handler_nursery=connections, task_status=task_status)
 
     async def _drain(self) -> None:
-        limits = self._shared.limits
-        self._shared.log.info("draining", connections=len(self._connections), calls=self._shared.counters.streams)
+        limits = self._context.limits
+        self._context.log.info("draining", connections=len(self._connections), calls=self._context.counters.streams)
         for connection in list(self._connections):
             connection.drain()
         with trio.move_on_after(limits.drain_seconds_max):
@@ -99,21 +99,21 @@ class _Server:
 
     async def _all_gone(self) -> None:
         while self._connections:
-            self._gone = trio.Event()
-            await self._gone.wait()
+            self._gone_event = trio.Event()
+            await self._gone_event.wait()
         await trio.lowlevel.checkpoint()
 
     async def _watch_connections(self) -> None:
         while True:
             await trio.sleep(_LOOK_SECONDS)
             now = trio.current_time()
-            self._shared.partial_requests.close_stalled(now)
+            self._context.partial_requests.close_stalled(now)
             for connection in list(self._connections):
                 connection.tick(now)
 
     async def _serve(self, stream: trio.abc.Stream) -> None:
         """Serve one connection until it ends. An error ends only this connection."""
-        context = self._shared
+        context = self._context
         if context.counters.connections >= context.limits.connections_max:
             context.warning("connection_refused", "too many connections", connections=context.counters.connections)
             await trio.aclose_forcefully(stream)
@@ -129,7 +129,7 @@ class _Server:
                 await connection.run()
             finally:
                 self._connections.discard(connection)
-                self._gone.set()
+                self._gone_event.set()
         except HandshakeFailed as error:
             context.warning("handshake_failed", "handshake", reason=str(error))
         except Exception:
@@ -140,7 +140,7 @@ class _Server:
             await trio.aclose_forcefully(stream)
 
     async def _accept(self, stream: trio.abc.Stream) -> Accepted:
-        with trio.move_on_after(self._shared.limits.handshake_seconds_max) as waiting:
+        with trio.move_on_after(self._context.limits.handshake_seconds_max) as waiting:
             client = await accept(stream, self._tls, self._trusts)
             if self._tls_required and not client.secure:
                 raise HandshakeFailed("the client does not use TLS")

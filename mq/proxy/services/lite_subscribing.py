@@ -118,7 +118,7 @@ class LiteSubscribing:
         self._clients = clients
         self._nursery = nursery
         self._log = log
-        self._subscribed = LiteSubscriptionTable()
+        self._subscriptions = LiteSubscriptionTable()
         self._notices = 0
 
     async def sync(self, request: pb.SyncLiteSubscriptionRequest, caller: Caller) -> pb.SyncLiteSubscriptionResponse:
@@ -133,16 +133,16 @@ class LiteSubscribing:
             raise CodedError(pb.BAD_REQUEST, f"the action {request.action} is unknown")
         option = _offset_option(request.offset_option) if request.HasField("offset_option") else None
         await self._send_to_all(caller, group, topic, action, lites, option, caller.seconds_left(_SECONDS))
-        self._subscribed.on_change(caller.client_id, group, topic, action, lites)
+        self._subscriptions.on_change(caller.client_id, group, topic, action, lites)
         return pb.SyncLiteSubscriptionResponse(status=OK)
 
     def knows(self, caller: Caller, group: str, topic: str) -> bool:
         """Whether `say_again` can tell a broker group the subscriptions of a client."""
-        return self._subscribed.get(caller.client_id, group, topic) is not None
+        return self._subscriptions.get(caller.client_id, group, topic) is not None
 
     async def say_again(self, caller: Caller, group: str, topic: str, broker_name: str) -> None:
         """Send a client's subscriptions to a broker group that does not know them. Raises CodedError, ClientError."""
-        lites = self._subscribed.get(caller.client_id, group, topic)
+        lites = self._subscriptions.get(caller.client_id, group, topic)
         if lites is None:
             return  # noqa: ASYNC910 - it has left meanwhile
         entry = _entry(caller, group, topic, Action.COMPLETE_ADD, lites, None)
@@ -150,13 +150,13 @@ class LiteSubscribing:
 
     def leave(self, caller: Caller) -> None:
         """End all subscriptions of a client that leaves."""
-        for group, topic in self._subscribed.forget(caller.client_id):
+        for group, topic in self._subscriptions.forget(caller.client_id):
             self._nursery.start_soon(self._end, caller, group, topic)
 
     def taken_over(self, notice: NotifyUnsubscribeLite) -> None:
         """Tell a client that another client of its group has taken over a lite topic, as a broker says."""
         ext = notice.ext
-        self._subscribed.on_loss(ext.client_id, ext.consumer_group, ext.lite_topic)
+        self._subscriptions.on_loss(ext.client_id, ext.consumer_group, ext.lite_topic)
         command = pb.TelemetryCommand(
             status=OK, notify_unsubscribe_lite_command=pb.NotifyUnsubscribeLiteCommand(lite_topic=ext.lite_topic)
         )

@@ -91,7 +91,7 @@ class _Archiver:
         self._source = source
         self._job = job
         self._now_ms = now_ms
-        self._copied = on_copy
+        self._on_copy = on_copy
 
     def steps(self) -> Iterator[ArchiveStep]:
         """Archive file after file, and yield a step for each. Raises SegmentError, OSError, SnapshotNotReady."""
@@ -107,7 +107,7 @@ class _Archiver:
             if manifest.archived.index < known_index:
                 yield ArchiveStep(is_older=True)  # also if it cannot be continued: the group must not rely on it
             target.check_continued(self._source)
-            manifest = target.verify_objects(self._copied)
+            manifest = target.verify_objects(self._on_copy)
             if manifest.archived.index >= known_index:
                 manifest = self._add_indexes(manifest)
             yield _step(manifest)
@@ -133,7 +133,7 @@ class _Archiver:
         reader = ArchiveReader(self._store)
         for file in reader.files():
             if file.index is None and file.stored.start < end:
-                content = reader.derived_index(file, self._copied)
+                content = reader.derived_index(file, self._on_copy)
                 manifest = self._target.add_index(
                     file.stored, content, now_ms=self._now_ms(), node_id=self._source.state.node_id
                 )
@@ -155,7 +155,7 @@ class _Archiver:
             now_ms=self._now_ms(),
             new_index=lambda begin: FileIndexBuilder(begin, size),
             state_for=self._state_for(),
-            on_copy=self._copied,
+            on_copy=self._on_copy,
         )
 
     def _state_for(self) -> Callable[[LogIndex], Snapshot | None]:

@@ -89,7 +89,7 @@ class ColdBlocks:
         clock: Callable[[], float],
     ) -> None:
         self._open_store = open_store
-        self._known = known_log
+        self._known_log = known_log
         self._cache = cache
         self._blocks_max = blocks_max
         self._clock = clock
@@ -117,7 +117,7 @@ class ColdBlocks:
             StoreFailed: the store does not answer, or refuses.
         """
         assert 0 <= begin <= stop, f"the range from {begin} to {stop}"
-        size = self._known.segment_bytes
+        size = self._known_log.segment_bytes
         blocks: list[tuple[int, bytes]] = []
         for start in range(begin - begin % size, stop, size):
             blocks += self._again(start, partial(self._of_file, start, begin, stop))
@@ -228,7 +228,7 @@ class ColdBlocks:
 
     def _find_file(self, start: int, *, is_needed: bool) -> StoredObject | None:
         """The object of the file that begins at a physical offset. Raises as `fetch`."""
-        end = self._known.end()
+        end = self._known_log.end()
         if start >= end.pos and not is_needed:
             return None  # the manifest may name it already; it is not known yet whether it is of this log
         with self._lock:
@@ -253,7 +253,7 @@ class ColdBlocks:
 
     def _read_manifest(self) -> None:
         store = self._get_store()
-        known_log = self._known
+        known_log = self._known_log
         known_pos = known_log.end().pos
         manifest = Backup(store).manifest
         if manifest.objects is msgspec.UNSET:
@@ -280,7 +280,7 @@ class ColdBlocks:
 
     def _table(self, file: StoredObject) -> _Table:
         """Return the places of the blocks of a file of this log. Raises as `fetch`."""
-        assert file.start % self._known.segment_bytes == 0, f"{file.name} is the file at {file.start}"
+        assert file.start % self._known_log.segment_bytes == 0, f"{file.name} is the file at {file.start}"
         if (kept_table := self._kept_table(file)) is not None:
             return kept_table
         newer = [self._read_table(file)]
@@ -306,7 +306,7 @@ class ColdBlocks:
 
     def _proven_at(self, pos: int) -> Base | None:
         """The log at the beginning of a file; None if it is not known yet."""
-        for base in (self._known.end(), self._known.begin()):
+        for base in (self._known_log.end(), self._known_log.begin()):
             if base.pos == pos:
                 return base
         return self._proven.get(pos)
@@ -329,7 +329,7 @@ class ColdBlocks:
         content, path = self._index_content(file)
         places, end = decode_block_places(content, path)
         befores = [before for before, _ in places]
-        if befores[0].pos != file.start or end.pos != file.start + self._known.segment_bytes:
+        if befores[0].pos != file.start or end.pos != file.start + self._known_log.segment_bytes:
             raise BackupDamaged(path, f"it is not the index of the file at {file.start}")
         return _Table(file, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
 

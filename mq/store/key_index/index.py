@@ -66,9 +66,9 @@ class KeyIndex:
         self._segment_bytes = log.files.segment_bytes
         shares = -(-self._segment_bytes // limits.part_bytes_max)
         self._part_bytes = -(-self._segment_bytes // shares)
-        self._indexed: SortedSet[int] = SortedSet()
+        self._indexed_parts: SortedSet[int] = SortedSet()
         self._missing: SortedSet[int] = SortedSet()
-        self._failed: set[int] = set()
+        self._failures: set[int] = set()
         self._times: dict[int, tuple[int, int]] = {}
         self.is_suspended = False
         """Whether no files are built, because the disk is full."""
@@ -78,13 +78,13 @@ class KeyIndex:
         for name in os.listdir(directory):
             match = _NAME.fullmatch(name)
             if match is not None and self._is_part(start := int(match[1])) and start >= self._begin:
-                self._indexed.add(start)
+                self._indexed_parts.add(start)
             elif name.endswith(_OTHER_SUFFIXES):
                 os.unlink(os.path.join(directory, name))
         if self._is_of_another_log():
-            for part in self._indexed:
+            for part in self._indexed_parts:
                 _remove(self.path_of(part))
-            self._indexed.clear()
+            self._indexed_parts.clear()
 
     def _is_of_another_log(self) -> bool:
         """Whether the newest file about the local log is about another one: then so are the files of archived parts,
@@ -120,12 +120,12 @@ class KeyIndex:
     @property
     def parts(self) -> Sequence[int]:
         """Beginnings of the parts that have a file, ascending."""
-        return tuple(self._indexed)
+        return tuple(self._indexed_parts)
 
     @property
     def local_parts(self) -> Sequence[int]:
         """The parts that the local log has, from which they can be built again."""
-        return tuple(self._indexed[self._indexed.bisect_left(self._base_pos) :])
+        return tuple(self._indexed_parts[self._indexed_parts.bisect_left(self._base_pos) :])
 
     def jobs(self) -> list[IndexJob]:
         """Files to build now, newest parts first, without failed ones. Raises SegmentError.
@@ -135,9 +135,9 @@ class KeyIndex:
         self._catch_up()
         if self.is_suspended:
             return []
-        assert self._missing.isdisjoint(self._indexed), f"of {len(self._missing)} parts to build some have a file"
+        assert self._missing.isdisjoint(self._indexed_parts), f"of {len(self._missing)} parts to build some have a file"
         jobs: list[IndexJob] = []
-        parts = [*islice((part for part in reversed(self._missing) if part not in self._failed), JOBS_MAX)]
+        parts = [*islice((part for part in reversed(self._missing) if part not in self._failures), JOBS_MAX)]
         for part in parts:
             segment_start = part - part % self._segment_bytes
             begin, end = self._entries_of(part)
@@ -159,13 +159,13 @@ class KeyIndex:
         part = self._part_of(path)
         if part >= self._begin:
             self._missing.discard(part)
-            self._indexed.add(part)
+            self._indexed_parts.add(part)
         else:
             _remove(path)
 
     def on_failure(self, path: str) -> None:
         """Skip the part of a job whose file could not be built, until `retry`."""
-        self._failed.add(self._part_of(path))
+        self._failures.add(self._part_of(path))
 
     def report_damage(self, pos: int) -> None:
         """Read the entry at a physical offset from the log, so that the log detects damage and repairs it.
@@ -176,14 +176,14 @@ class KeyIndex:
 
     def retry(self) -> None:
         """Retry failed jobs."""
-        self._failed.clear()
+        self._failures.clear()
 
     def discard(self, path: str) -> None:
         """Remove a file that is damaged or missing, so that it is built again."""
         part = self._part_of(path)
         self._times.pop(part, None)
-        if part in self._indexed:
-            self._indexed.remove(part)
+        if part in self._indexed_parts:
+            self._indexed_parts.remove(part)
             if part >= self._base_pos:
                 self._missing.add(part)
         _remove(path)
@@ -196,10 +196,10 @@ class KeyIndex:
         self._base_pos, self._begin = base_pos, begin
         self._complete_below = max(self._complete_below, base_pos)
         del self._missing[: self._missing.bisect_left(base_pos)]
-        expired_parts = self._indexed[: self._indexed.bisect_left(begin)]
-        del self._indexed[: len(expired_parts)]
+        expired_parts = self._indexed_parts[: self._indexed_parts.bisect_left(begin)]
+        del self._indexed_parts[: len(expired_parts)]
         assert min(self._missing[:1], default=base_pos) >= base_pos, f"parts before {base_pos} get files"
-        assert min(self._indexed[:1], default=begin) >= begin, f"a part before {begin} has a file"
+        assert min(self._indexed_parts[:1], default=begin) >= begin, f"a part before {begin} has a file"
         for part in expired_parts:
             self._times.pop(part, None)
             _remove(self.path_of(part))
@@ -208,13 +208,13 @@ class KeyIndex:
         """The number of kept parts without a file before the local log and before the physical offset ``end``."""
         stop = min(end, self._base_pos)
         shares = -(-self._segment_bytes // self._part_bytes)
-        have: int = self._indexed.bisect_left(stop)
+        have: int = self._indexed_parts.bisect_left(stop)
         return max(0, stop - self._begin) // self._segment_bytes * shares - have
 
     def archived_jobs(self, end: int) -> int:
         """The number of parts that `archived_missing` counts and that have not failed: they are left to copy."""
         stop = min(end, self._base_pos)
-        failed_count = sum(self._begin <= part < stop and part not in self._indexed for part in self._failed)
+        failed_count = sum(self._begin <= part < stop and part not in self._indexed_parts for part in self._failures)
         return self.archived_missing(end) - failed_count
 
     def unindexed_archived(self, end: int) -> Iterator[tuple[int, int]]:
@@ -222,17 +222,17 @@ class KeyIndex:
         size = self._segment_bytes
         starts = range(min(end, self._base_pos) - size, self._begin - 1, -size)
         shares = -(-size // self._part_bytes)
-        stop: int = self._indexed.bisect_left(min(end, self._base_pos))
+        stop: int = self._indexed_parts.bisect_left(min(end, self._base_pos))
 
         def lacks_some(count: int) -> bool:
-            first: int = self._indexed.bisect_left(starts[count - 1])
+            first: int = self._indexed_parts.bisect_left(starts[count - 1])
             return stop - first < count * shares
 
         # Mostly the newest ones have files, and are not looked at one by one.
         whole = bisect_left(range(1, len(starts) + 1), True, key=lacks_some)
         for start in starts[whole:]:
             for part in reversed([*self._parts_from(start, start + size)]):
-                if part not in self._indexed and part not in self._failed:
+                if part not in self._indexed_parts and part not in self._failures:
                     yield part, self._end_of_part(part)
 
     def copied_job(self, part: int, begin: int, end: int) -> IndexJob:
@@ -254,7 +254,7 @@ class KeyIndex:
             read=read,
             newest=(),
             unindexed=(),
-            indexed=tuple(self._indexed[: self._indexed.bisect_left(self._base_pos)]),
+            indexed=tuple(self._indexed_parts[: self._indexed_parts.bisect_left(self._base_pos)]),
             path_of=self.path_of,
             behind=self._end_of_part,
             is_complete=True,
@@ -305,7 +305,7 @@ class KeyIndex:
             behind = self._end_of_part(part)
             if behind > limit:
                 break  # an entry that begins before the limit ends before it
-            if part not in self._indexed:
+            if part not in self._indexed_parts:
                 self._missing.add(part)
             self._complete_below = behind
 

@@ -109,7 +109,7 @@ def test_ctrl_c_ends_a_waiting_receive(threads: FakeCluster) -> None:
         board = consumer._client._board
 
         def press() -> None:
-            consumer._call(until, lambda: board._offered.statistics().tasks_waiting == 1)
+            consumer._call(until, lambda: board._offer_event.statistics().tasks_waiting == 1)
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
         thread = threading.Thread(target=press)

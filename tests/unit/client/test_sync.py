@@ -211,6 +211,6 @@ def test_waiting_thread_gets_an_error_when_the_client_closes(cluster: FakeCluste
         thread = threading.Thread(target=wait)
         thread.start()
         board = client._client._board
-        client._call(until, lambda: board._offered.statistics().tasks_waiting == 1)
+        client._call(until, lambda: board._offer_event.statistics().tasks_waiting == 1)
     thread.join(60)
     assert [type(error) for error in raised] == [ClientClosed]
