@@ -107,7 +107,7 @@ def test_damaged_kv_file_never_replaces_its_good_predecessor(root: Path, tmp_pat
 
 
 def offset(directory: Path) -> object:
-    return LocalOffsets(cast("Any", None), str(directory / "a" / "offsets.json"), "last")._stored.get(QUEUE)
+    return LocalOffsets(cast("Any", None), str(directory / "a" / "offsets.json"), "last")._offsets.get(QUEUE)
 
 
 def test_broadcast_offsets_survive_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
