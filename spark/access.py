@@ -49,7 +49,7 @@ def access(environment: Mapping[str, str] | None = None) -> Access:
     values = tuple((name, variables[name]) for name in (*_KEYS, TLS, *FILES) if name in variables)
     if not values:
         return NOBODY  # without an import that executors may not have
-    stamps = tuple(_changed(value) for name, value in values if name in FILES)
+    stamps = tuple(_mtime_ns(value) for name, value in values if name in FILES)
     return _read(values, stamps)
 
 
@@ -84,7 +84,7 @@ def for_executors() -> dict[str, str]:
     return {name: os.environ[name] for name in (TLS, *FILES) if name in os.environ}
 
 
-def _changed(path: str) -> int:
+def _mtime_ns(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
     except OSError:

@@ -64,7 +64,7 @@ class ArchivePlan:
             blocks.close()
         self._opened.clear()
 
-    def planned(self, parts: Sequence[LogRange], survey: Survey) -> list[LogRange]:
+    def with_archives(self, parts: Sequence[LogRange], survey: Survey) -> list[LogRange]:
         """The partitions, each with the part to read from the archive. ``survey`` must be detailed.
 
         Raises:

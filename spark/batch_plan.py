@@ -9,7 +9,7 @@ from spark.client import Connection
 from spark.filters import Narrowing, narrowed
 from spark.leases import LEASE_ANSWER_SECONDS_MAX, new_lease_id, take_leases, with_leases
 from spark.options import ReadOptions
-from spark.partitions import plan_partitions, resolved
+from spark.partitions import plan_partitions, resolve_bound
 from spark.plan import LogRange, scan
 
 
@@ -22,15 +22,15 @@ def plan_batch(
     """
     surveyor = surveyor_of(options, connect, detail=False, otherwise="latest-if-possible")
     survey = surveyor.survey(options.subscription)
-    stops = resolved(surveyor, survey, options, options.ending, "ending")
-    starts = resolved(surveyor, survey, options, options.starting, "starting")
+    stops = resolve_bound(surveyor, survey, options, options.ending, "ending")
+    starts = resolve_bound(surveyor, survey, options, options.starting, "starting")
     ranges = narrowed(narrowing, scan(starts, stops, survey.ends))
-    survey = surveyor.detailed(survey)
+    survey = surveyor.add_details(survey)
     parts = with_leases(plan_partitions(survey, ranges, options), survey, lambda _: new_lease_id())
     take_leases(parts, min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000), connect)
     if options.read_mode == "archive":
         from spark.archive_plan import ArchivePlan  # its imports need to be installed only where it is used
 
         with ArchivePlan(options) as archive:
-            parts = archive.planned(parts, survey)
+            parts = archive.with_archives(parts, survey)
     return parts

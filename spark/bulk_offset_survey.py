@@ -83,7 +83,7 @@ class BulkSurveyor(Surveyor):
             archives={key: plan.archive for key, plan in self._plans.items() if plan.archive is not None},
         )
 
-    def detailed(self, survey: Survey) -> Survey:
+    def add_details(self, survey: Survey) -> Survey:
         """Add details from any replica that answers: they may be slightly older or newer.
 
         Where archives are read: from a replica that is up to date, or else from the one with the newest archive, and
@@ -176,7 +176,7 @@ class BulkSurveyor(Surveyor):
                 break
             try:
                 for topic, plan in self._ask_replica(address, topics, current=False).items():
-                    plans[topic] = _joined(plans[topic], plan) if topic in plans else plan
+                    plans[topic] = _join_plans(plans[topic], plan) if topic in plans else plan
             except (Unreachable, ServerError) as error:
                 failures.append(str(error))
         if not plans:
@@ -315,7 +315,7 @@ def _check_response(address: str, response: BrokerResponse) -> BrokerResponse:
     return response
 
 
-def _joined(one: TopicPlan, other: TopicPlan) -> TopicPlan:
+def _join_plans(one: TopicPlan, other: TopicPlan) -> TopicPlan:
     """Join the views of two replicas: committed is what either has, and deleted is what either lacks."""
     if one.identity != other.identity:
         # One of them has not yet applied that the topic was recreated; the identity starts with the number of the

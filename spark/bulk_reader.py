@@ -68,7 +68,7 @@ class BulkTaskReader(TaskReader):
         try:
             while remaining:
                 try:
-                    connection = self._connected()
+                    connection = self._open_connection()
                     self._hold(connection)
                     if request is None:
                         request = self._ask_bulk(connection, remaining)
@@ -83,7 +83,7 @@ class BulkTaskReader(TaskReader):
                     request = None
                     self._next_replica(error)
                     continue
-                self._progressed(connection, chunk)
+                self._on_progress(connection, chunk)
                 if remaining and self._connection is connection:
                     # The broker works on the next response while this one is decoded.
                     try:
@@ -211,7 +211,7 @@ class BulkTaskReader(TaskReader):
             following = {}
             for queue_id, first in self._gone_everywhere(response, remaining).items():
                 each = remaining[queue_id]
-                chunk = self._lost(each, each.start, first)
+                chunk = self._skip_lost(each, each.start, first)
                 skip_count += chunk.skipped
                 following[queue_id] = chunk.next_offset
         else:
@@ -261,9 +261,9 @@ class BulkTaskReader(TaskReader):
         self._asked |= set(self._replicas[self._turn : self._turn + 1])
         super()._next_replica(error)
 
-    def _progressed(self, connection: Connection, chunk: Chunk) -> None:
+    def _on_progress(self, connection: Connection, chunk: Chunk) -> None:
         self._asked, self._gone = frozenset(), None
-        super()._progressed(connection, chunk)
+        super()._on_progress(connection, chunk)
 
     def _check_offsets(self, response: BulkResponse, remaining: dict[int, QueueRange]) -> None:
         """Raise AnswerDamaged unless the records of each queue continue from the position up to the next one."""

@@ -222,7 +222,9 @@ class NameServers:
             Unreachable: no name server responded.
         """
         return _route(
-            self._ask(lambda connection: _asked(connection, RequestCode.GET_ROUTEINFO_BY_TOPIC, _route_fields(topic)))
+            self._ask(
+                lambda connection: _ask_document(connection, RequestCode.GET_ROUTEINFO_BY_TOPIC, _route_fields(topic))
+            )
         )
 
     def routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
@@ -235,9 +237,9 @@ class NameServers:
     def topics(self) -> list[str]:
         """The names of all topics. Raises Unreachable, ServerError."""
         return sorted(
-            self._ask(lambda connection: _asked(connection, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})).get(
-                "topicList"
-            )
+            self._ask(
+                lambda connection: _ask_document(connection, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})
+            ).get("topicList")
             or ()
         )
 
@@ -262,7 +264,7 @@ def _route_fields(topic: str) -> dict[str, str]:
     return {"topic": topic, "acceptStandardJsonOnly": "true"}
 
 
-def _asked(connection: Connection, code: int, ext: dict[str, str]) -> dict[str, Any]:
+def _ask_document(connection: Connection, code: int, ext: dict[str, str]) -> dict[str, Any]:
     return _parse(connection.address, connection.ask(code, ext).body)
 
 

@@ -109,7 +109,7 @@ def decode_batches(
     if "body" not in names:
         yield pa.record_batch([table.columns[name] for name in names], schema=schema)
         return
-    for begin, bodies in _inflated(table, source, limits, keep_bad=keep_bad_bodies):
+    for begin, bodies in _inflate(table, source, limits, keep_bad=keep_bad_bodies):
         columns = {name: column.slice(begin, len(bodies)) for name, column in table.columns.items()}
         columns["body"] = bodies
         yield pa.record_batch([columns[name] for name in names], schema=schema)
@@ -147,7 +147,7 @@ class _Table(NamedTuple):
 # -- bodies --------------------------------------------------------------------------------------------------------
 
 
-def _inflated(table: _Table, source: Source, limits: BodyLimits, *, keep_bad: bool) -> Iterator[tuple[int, Any]]:
+def _inflate(table: _Table, source: Source, limits: BodyLimits, *, keep_bad: bool) -> Iterator[tuple[int, Any]]:
     """Yield runs of decompressed bodies: (number of the first record, binary array)."""
     body_column = table.columns["body"]
     compressed = (table.sys_flags & COMPRESSED) != 0

@@ -39,14 +39,14 @@ async def fetch_iceberg(directory: Path, environment: Mapping[str, str], say: Ca
         say(f"installing {PYSPARK} for Iceberg into {directory}, once (490 MB) ...")
         partial = directory.with_name(f"{directory.name}.partial")  # an interrupted one is not a PySpark
         options = ["--quiet", "--upgrade", "--no-deps", "--target", str(partial)]
-        await _done("pip", ["-m", "pip", "install", *options, PYSPARK])
+        await _run("pip", ["-m", "pip", "install", *options, PYSPARK])
         partial.rename(directory)
     say("starting Spark with Iceberg; the first time it fetches that from Maven ...")
     submit = f"--master local[1] --packages {','.join(PACKAGES['iceberg', RELEASE])} pyspark-shell"
-    await _done("Spark", ["-c", _START], {**environment, "PYSPARK_SUBMIT_ARGS": submit})
+    await _run("Spark", ["-c", _START], {**environment, "PYSPARK_SUBMIT_ARGS": submit})
 
 
-async def _done(who: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
+async def _run(who: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
     with trio.move_on_after(_SECONDS_MAX) as waiting:
         process = await trio.run_process(
             [sys.executable, *arguments],

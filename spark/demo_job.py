@@ -37,7 +37,7 @@ def definitions_in(lines: DataFrame) -> DataFrame:
     return lines.where("ltrim(cast(body as string)) rlike '^(async |def |class )'").select("keys", "body")
 
 
-def begun(writer: Any) -> Any:
+def start_query(writer: Any) -> Any:
     """Start a query, and wait until it runs.
 
     Spark gives the Python process of a query ten seconds to start, whatever the load; so queries are started one after
@@ -71,17 +71,17 @@ class DemoQueries:
         counting = words_of(self._lines(columns="body")).limit(TOP)
         definitions = definitions_in(self._lines())
         return [
-            begun(
+            start_query(
                 archive.writeStream.format("parquet")
                 .option("path", str(self._directory / "lines"))
                 .option("checkpointLocation", self._checkpoint("lines"))
             ),
-            begun(
+            start_query(
                 counting.writeStream.outputMode("complete")
                 .foreachBatch(self._keep_words)
                 .option("checkpointLocation", self._checkpoint("words"))
             ),
-            begun(
+            start_query(
                 definitions.writeStream.format("raftmq")
                 .options(namesrv=self._namesrv, topic=self._second_topic)
                 .option("checkpointLocation", self._checkpoint("definitions"))

@@ -22,14 +22,14 @@ class KeptConnections:
         connection = self._open.get(address)
         if connection is None:
             connection = self._open[address] = self._connect(address, timeout)
-        return _Lent(connection, self._failed)
+        return _Lent(connection, self._on_failure)
 
     def close(self) -> None:
         """Close the kept connections."""
         while self._open:
             self._open.popitem()[1].close()
 
-    def _failed(self, connection: Connection) -> None:
+    def _on_failure(self, connection: Connection) -> None:
         if self._open.get(connection.address) is connection:
             del self._open[connection.address]
         connection.close()

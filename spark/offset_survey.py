@@ -92,7 +92,7 @@ class Surveyor:
             queues = sorted(subscription.queues & set(queues))
         return Survey(routes, self._ends(routes, queues))
 
-    def detailed(self, survey: Survey) -> Survey:
+    def add_details(self, survey: Survey) -> Survey:
         """Survey also sizes and places, which only planning needs, as far as brokers have them."""
         return survey
 
@@ -153,7 +153,7 @@ class Surveyor:
             by_group.setdefault(queue[1], []).append(queue)
         for broker_name, members in by_group.items():
             addresses = routes[members[0][0]].addresses.get(broker_name, {})
-            with self._connected(broker_name, addresses) as connection:
+            with self._connect_any(broker_name, addresses) as connection:
                 for begin in range(0, len(members), _AT_ONCE):
                     requests = [
                         (queue, connection.send(code, _fields(queue, times)))
@@ -163,7 +163,7 @@ class Surveyor:
                         yield queue, connection.receive(number)
 
     @contextmanager
-    def _connected(self, broker_name: str, addresses: Mapping[int, str]) -> Iterator[Connection]:
+    def _connect_any(self, broker_name: str, addresses: Mapping[int, str]) -> Iterator[Connection]:
         """Connect to the leader, or to another replica if it is unreachable, until the block ends."""
         failures: list[str] = []
         order = sorted(addresses, key=lambda number: (number != LEADER_ID, number))

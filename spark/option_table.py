@@ -226,7 +226,7 @@ def _ending(value: str) -> Bound:
     return bound
 
 
-def _assigned(value: str) -> frozenset[QueueName]:
+def _parse_queues(value: str) -> frozenset[QueueName]:
     queue_names: set[QueueName] = set()
     for topic, queues in _object(value).items():
         if not isinstance(queues, list) or not queues:
@@ -279,7 +279,7 @@ OPTIONS: Final = (
     ),
     Option(
         "assign",
-        _assigned,
+        _parse_queues,
         None,
         _READ,
         '{"Orders": ["broker-a:0"]}',

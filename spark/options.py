@@ -127,10 +127,10 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
             raise OptionInvalid(f"option {user.spelled[name]} needs readMode=archive")
     is_batch = use == "batch"
     return ReadOptions(
-        namesrv=_required(user, "namesrv"),
+        namesrv=_require(user, "namesrv"),
         subscription=_subscription(user),
-        starting=_bound(user, "starting", "earliest" if is_batch else "latest"),
-        ending=_bound(user, "ending", "latest"),
+        starting=_parse_bound(user, "starting", "earliest" if is_batch else "latest"),
+        ending=_parse_bound(user, "ending", "latest"),
         no_message_at_time=user["startingOffsetsByTimestampStrategy"],
         **_same_name(user, ReadOptions),
     )
@@ -155,7 +155,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     user = _parse(options, "sink")
     if (user["txnAppId"] is None) != (user["txnVersion"] is None):
         raise OptionInvalid("options txnAppId and txnVersion are needed together")
-    return WriteOptions(namesrv=_required(user, "namesrv"), **_same_name(user, WriteOptions))
+    return WriteOptions(namesrv=_require(user, "namesrv"), **_same_name(user, WriteOptions))
 
 
 def _parse(options: Mapping[str, str], use: Use) -> _UserOptions:
@@ -192,7 +192,7 @@ def _same_name(user: _UserOptions, kind: type[ReadOptions | WriteOptions]) -> di
     return values
 
 
-def _required(user: _UserOptions, name: str) -> Any:
+def _require(user: _UserOptions, name: str) -> Any:
     if name not in user.values:
         raise OptionInvalid(f"option {name} is missing")
     return user[name]
@@ -212,7 +212,9 @@ def _subscription(user: _UserOptions) -> Subscription:
             raise OptionInvalid("one of the options subscribe, subscribePattern and assign is needed")
 
 
-def _bound(user: _UserOptions, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]) -> Bound:
+def _parse_bound(
+    user: _UserOptions, side: Literal["starting", "ending"], default: Literal["earliest", "latest"]
+) -> Bound:
     name = user.only_one(f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp")
     if name is None:
         return default

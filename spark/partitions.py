@@ -15,12 +15,12 @@ from spark.plan import (
     PlanInvalid,
     QueueRange,
     Splitting,
-    batched,
     check_same_queues,
     queue_pieces,
     replica_order,
     resolve,
     size_of,
+    split_request,
     stripes,
 )
 
@@ -63,7 +63,7 @@ def plan_partitions(
         sizes = [size_of(each, survey.ends[topic, broker_name, each.queue_id]) for each in members]
         if options.read_mode != "pull":
             places = () if repeatable else survey.places.get((topic, broker_name), ())
-            pieces = [part for piece in stripes(members, places, sum(sizes), share) for part in batched(piece)]
+            pieces = [part for piece in stripes(members, places, sum(sizes), share) for part in split_request(piece)]
         else:
             pieces = queue_pieces(members, sizes, share)
         for piece in pieces:
@@ -74,7 +74,9 @@ def plan_partitions(
     return parts
 
 
-def resolved(surveyor: Surveyor, survey: Survey, options: ReadOptions, bound: Bound, side: str) -> dict[QueueName, int]:
+def resolve_bound(
+    surveyor: Surveyor, survey: Survey, options: ReadOptions, bound: Bound, side: str
+) -> dict[QueueName, int]:
     """The offset at which each queue begins or ends; ``side`` is "starting" or "ending".
 
     Raises PlanInvalid for a bound that does not match the queues, Unreachable.

@@ -155,11 +155,11 @@ def scan(
     """
     backwards = [queue for queue in sorted(starts) if starts[queue] > stops[queue]]
     if backwards:
-        shown_ranges = _listed([f"{_name(queue)} ({starts[queue]} to {stops[queue]})" for queue in backwards])
+        shown_ranges = _join_texts([f"{_name(queue)} ({starts[queue]} to {stops[queue]})" for queue in backwards])
         raise PlanInvalid(f"the start is after the end in {shown_ranges}")
     beyond = [queue for queue in sorted(stops) if stops[queue] > ends[queue].end]
     if beyond:
-        shown_ends = _listed([f"{_name(queue)} ({stops[queue]}, it ends at {ends[queue].end})" for queue in beyond])
+        shown_ends = _join_texts([f"{_name(queue)} ({stops[queue]}, it ends at {ends[queue].end})" for queue in beyond])
         raise PlanInvalid(f"the end is after the last message in {shown_ends}")
     return {
         queue: QueueRange(queue[2], starts[queue], stops[queue]) for queue in starts if starts[queue] < stops[queue]
@@ -255,7 +255,7 @@ def size_of(queue_range: QueueRange, ends: QueueEnds) -> int:
     return ends.nbytes * queue_range.message_count // max(1, ends.end - ends.first)
 
 
-def batched(piece: Sequence[QueueRange]) -> list[list[QueueRange]]:
+def split_request(piece: Sequence[QueueRange]) -> list[list[QueueRange]]:
     """A piece, split by the number of queues that one request may name."""
     return [list(piece[at : at + RANGES_MAX]) for at in range(0, len(piece), RANGES_MAX)]
 
@@ -285,16 +285,16 @@ def replica_order(addresses: Mapping[int, str], leader_id: int, read_from: ReadF
     leader = [addresses[leader_id]] if leader_id in addresses else []
     match read_from:
         case "follower":
-            return (*_rotated(followers, turn), *leader)
+            return (*_rotate(followers, turn), *leader)
         case "follower-only":
-            return tuple(_rotated(followers, turn))
+            return tuple(_rotate(followers, turn))
         case "leader":
             return tuple(leader)
         case "any":
-            return tuple(_rotated([*leader, *followers], turn))
+            return tuple(_rotate([*leader, *followers], turn))
 
 
-def _rotated(addresses: list[str], turn: int) -> list[str]:
+def _rotate(addresses: list[str], turn: int) -> list[str]:
     at = turn % len(addresses) if addresses else 0
     return addresses[at:] + addresses[:at]
 
@@ -304,7 +304,7 @@ def _rotated(addresses: list[str], turn: int) -> list[str]:
 
 def format_queues(queues: Sequence[QueueName]) -> str:
     """List queues for an error."""
-    return _listed([_name(queue) for queue in queues])
+    return _join_texts([_name(queue) for queue in queues])
 
 
 def _name(queue: QueueName) -> str:
@@ -312,6 +312,6 @@ def _name(queue: QueueName) -> str:
     return f"{topic} {broker_name}:{queue_id}"
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _join_texts(texts: Sequence[str]) -> str:
     more = len(texts) - SHOWN_MAX
     return ", ".join(texts[:SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

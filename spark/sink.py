@@ -43,7 +43,7 @@ class TaskWritten(WriterCommitMessage):
 
 def batch_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> BatchWriter:
     """A writer for a batch job. Raises OptionInvalid."""
-    columns = _planned(options, schema, overwrite=overwrite)
+    columns = _plan_columns(options, schema, overwrite=overwrite)
     name, version = options.txn_app_id, options.txn_version
     job = WriteId(uuid.uuid4().hex, 0) if name is None or version is None else WriteId(name, version)
     return BatchWriter(options, columns, job)
@@ -51,7 +51,7 @@ def batch_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) 
 
 def stream_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> StreamWriter:
     """A writer for the micro-batches of a streaming query. Raises OptionInvalid."""
-    columns = _planned(options, schema, overwrite=overwrite)
+    columns = _plan_columns(options, schema, overwrite=overwrite)
     if options.txn_app_id is not None:
         raise OptionInvalid(
             "options txnAppId and txnVersion are for batch writes: a streaming query is known by its checkpoint, and "
@@ -103,7 +103,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _LOG.warning("micro-batch %d failed; the rows of %d tasks are stored", batchId, _count(messages))
 
 
-def _planned(options: WriteOptions, schema: StructType, *, overwrite: bool) -> SinkColumns:
+def _plan_columns(options: WriteOptions, schema: StructType, *, overwrite: bool) -> SinkColumns:
     from spark.outgoing import sink_columns  # importing pyarrow takes time, and readers of other sources do not need it
 
     if overwrite:

@@ -76,7 +76,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Note that a micro-batch is complete."""
-        self._progress.finished(end)
+        self._progress.on_finish(end)
 
     def stop(self) -> None:
         """Release connections and state at the end of the query."""

@@ -38,7 +38,7 @@ from spark.micro_batches import (
 from spark.offset_survey import Survey, Surveyor
 from spark.option_table import QueueName
 from spark.options import ReadOptions
-from spark.partitions import plan_partitions, resolved
+from spark.partitions import plan_partitions, resolve_bound
 from spark.plan import LogRange
 from spark.positions import Position, parse_position
 
@@ -122,8 +122,8 @@ class StreamProgress:
         """
         if self._began is None:
             survey = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=True)
-            starts = resolved(self._surveyor, survey, self._options, self._options.starting, "starting")
-            snapshot = _seen(survey)
+            starts = resolve_bound(self._surveyor, survey, self._options, self._options.starting, "starting")
+            snapshot = _snapshot_of(survey)
             self._began = Position(snapshot.cluster, snapshot.topic_ids, starts, starts).to_json()
         return self._began
 
@@ -144,7 +144,7 @@ class StreamProgress:
         pause = _PAUSE_SECONDS_MIN
         while True:
             survey = self._recent()
-            snapshot = _seen(survey)
+            snapshot = _snapshot_of(survey)
             check_cluster(position, snapshot)
             self._commit(position, survey)
             data_losses = losses(position, snapshot, self._known)
@@ -164,7 +164,7 @@ class StreamProgress:
         """The ends of all queues, as last seen; None before."""
         if self._found is None:
             return None
-        snapshot = _seen(self._found)
+        snapshot = _snapshot_of(self._found)
         return Position(
             snapshot.cluster, snapshot.topic_ids, {queue: ends.end for queue, ends in snapshot.ends.items()}
         ).to_json()
@@ -175,7 +175,7 @@ class StreamProgress:
         pause = _PAUSE_SECONDS_MIN
         while True:
             survey = self._recent()
-            snapshot = _seen(survey)
+            snapshot = _snapshot_of(survey)
             check_cluster(until, snapshot)
             ranges, data_losses = batch_ranges(begin, until, snapshot)
             if not self._check(data_losses):
@@ -183,7 +183,7 @@ class StreamProgress:
                 # A repeated micro-batch must be the same, task by task and row by row: a sink numbers the rows of each
                 # task, and drops a row whose number is known.
                 parts = plan_partitions(survey, ranges, self._options, self._turn, repeatable=True)
-                leased_parts = self._leases.held(parts, partial(self._surveyor.detailed, survey))
+                leased_parts = self._leases.held(parts, partial(self._surveyor.add_details, survey))
                 return self._from_archive(leased_parts, survey)
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
@@ -198,15 +198,15 @@ class StreamProgress:
             # A topic may be new, and no replica may have answered the last time.
             is_known = details is not None and keys <= details.archives.keys()
             if details is None or not is_known or self._clock() - self._detailed_at >= DETAILS_SECONDS:
-                details, self._detailed_at = self._surveyor.detailed(survey), self._clock()
+                details, self._detailed_at = self._surveyor.add_details(survey), self._clock()
                 self._detailed = details
             if keys <= details.archives.keys() or self._clock() + pause >= until:
-                return self._archive.planned(parts, details)
+                return self._archive.with_archives(parts, details)
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             survey = self._recent()
 
-    def finished(self, end: dict[str, Any]) -> None:
+    def on_finish(self, end: dict[str, Any]) -> None:
         """Commit the end of a complete micro-batch to the group; never raises for brokers that do not respond."""
         if self._group is not None and self._found is not None:
             self._commit(parse_position(end), self._found)
@@ -314,7 +314,7 @@ class StreamProgress:
             self._group.commit(position.offsets, survey.routes, at_once=self._cap is not None)
 
 
-def _seen(survey: Survey) -> ClusterSnapshot:
+def _snapshot_of(survey: Survey) -> ClusterSnapshot:
     """Turn a survey into the form that micro-batches are planned from."""
     clusters = sorted({name for route in survey.routes.values() for name in route.cluster.split(",") if name})
     identities = {

@@ -159,7 +159,7 @@ class TaskReader:
         request: int | None = None
         while offset < queue_range.end:
             try:
-                connection = self._connected()
+                connection = self._open_connection()
                 if request is None:
                     request = self._ask(connection, queue_range, offset)
                 chunk = self._records_in(connection.receive(request), queue_range, offset)
@@ -168,7 +168,7 @@ class TaskReader:
                 request = None
                 self._next_replica(error)
                 continue
-            self._progressed(connection, chunk)
+            self._on_progress(connection, chunk)
             offset = chunk.next_offset
             if offset < queue_range.end:
                 # The broker works on the next response while this one is decoded.
@@ -243,7 +243,7 @@ class TaskReader:
         if end < queue_range.end:
             raise ReplicaBehind(f"{address} has queue {queue_range.queue_id} up to {end}")
         if first > offset:
-            return self._lost(queue_range, offset, first)
+            return self._skip_lost(queue_range, offset, first)
         if next_offset > offset and response.code != ResponseCode.PULL_OFFSET_MOVED:
             return Chunk(
                 memoryview(b""), [], min(next_offset, queue_range.end)
@@ -278,7 +278,7 @@ class TaskReader:
             raise AnswerDamaged(f"the answer for offset {offset} names the next offset {next_offset}")
         return Chunk(data[:at], sizes, min(next_offset, queue_range.end))
 
-    def _lost(self, queue_range: QueueRange, offset: int, first: int) -> Chunk:
+    def _skip_lost(self, queue_range: QueueRange, offset: int, first: int) -> Chunk:
         """Skip messages that were deleted after planning. Raises DataLoss if the query must not continue."""
         behind = min(first, queue_range.end)
         where = f"topic {self._part.topic!r}, queue {self._part.broker_name}:{queue_range.queue_id}"
@@ -295,7 +295,7 @@ class TaskReader:
 
     # -- replicas --------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> Connection:
+    def _open_connection(self) -> Connection:
         if self._connection is None:
             if not self._replicas:
                 raise Unreachable(self._part.broker_name, "no replica is known")
@@ -307,7 +307,7 @@ class TaskReader:
             self._connection.close()
             self._connection = None
 
-    def _progressed(self, connection: Connection, chunk: Chunk) -> None:
+    def _on_progress(self, connection: Connection, chunk: Chunk) -> None:
         self._progress_at = self._clock()
         self._pause = PAUSE_SECONDS_MIN
         self._denied.clear()

@@ -316,7 +316,7 @@ class TaskWriter:
             return
         batch = line.under_way.popleft().batch
         if answer.code == ResponseCode.SUCCESS:
-            self._stored(line, batch, answer)
+            self._on_stored(line, batch, answer)
         elif answer.code in _LATER:
             reason = f"broker group {line.group} answered {answer.remark} (code {answer.code})"
             self._wait(f"{batch.rows} are not stored", reason)
@@ -327,7 +327,7 @@ class TaskWriter:
                 f"{batch.rows} were refused: broker group {ServerError(line.group, answer.code, answer.remark)}"
             )
 
-    def _stored(self, line: _GroupSender, batch: _Batch, response: BrokerResponse) -> None:
+    def _on_stored(self, line: _GroupSender, batch: _Batch, response: BrokerResponse) -> None:
         already = response.ext.get(ALREADY_STORED)
         if already is None:
             raise WriteFailed(

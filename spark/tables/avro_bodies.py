@@ -357,7 +357,9 @@ def _check_readable(writer: Any, reader: Any, path: str) -> None:
     kind, other = writer["type"], reader["type"]
     is_promoted = other in _PROMOTED.get(kind, ()) and not {one[0], two[0]} & _EXACT
     if (kind != other and not is_promoted) or (one != two and {one[0], two[0]} & _EXACT):
-        raise SchemaUnusable(f"field {path}: expected {_meant(reader)} as in decode.schema_file, got {_meant(writer)}")
+        raise SchemaUnusable(
+            f"field {path}: expected {_describe_type(reader)} as in decode.schema_file, got {_describe_type(writer)}"
+        )
     if kind == "record":
         writer_types = {field["name"]: field["type"] for field in writer["fields"]}
         for field in reader["fields"]:
@@ -392,7 +394,7 @@ def _meaning(schema: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return (logical, schema.get("precision"), schema.get("scale", 0)) if logical == "decimal" else (logical, None, None)
 
 
-def _meant(schema: Mapping[str, Any]) -> str:
+def _describe_type(schema: Mapping[str, Any]) -> str:
     logical, precision, scale = _meaning(schema)
     return f"{logical}({precision},{scale})" if logical == "decimal" else str(logical or schema["type"])
 

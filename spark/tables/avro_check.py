@@ -74,14 +74,14 @@ class AvroCheck:
         if kind == "boolean":
             return _choice(2, path, None)
         if kind in _FIXED:
-            return _fixed(_FIXED[kind])
+            return _skip_bytes(_FIXED[kind])
         return lambda body, at: self._named[kind](body, at)  # looked up late: it may contain itself
 
     def _named_type(self, schema: Any, path: str) -> Walk:
         if schema["type"] == "enum":
             return _choice(len(schema["symbols"]), path, "symbols")
         if schema["type"] == "fixed":
-            return _fixed(schema["size"])
+            return _skip_bytes(schema["size"])
         fields = schema["fields"]
         return _of_all([self._type(each["type"], f"{path}.{each['name']}".lstrip(".")) for each in fields])
 
@@ -133,7 +133,7 @@ def _text(path: str) -> Walk:
     return walk
 
 
-def _fixed(nbytes: int) -> Walk:
+def _skip_bytes(nbytes: int) -> Walk:
     return lambda _, at: at + nbytes
 
 

@@ -37,7 +37,7 @@ class Value:
     data: Any
     members: dict[str, Value] | None = None
 
-    def refused(self, reason: str) -> DocumentInvalid:
+    def error(self, reason: str) -> DocumentInvalid:
         """The error to raise about this value."""
         what = f"{self.path} " if self.path else ""
         return DocumentInvalid(f"{self.file}:{self.line}: {what}{reason}")
@@ -48,7 +48,7 @@ class Section:
 
     def __init__(self, value: Value) -> None:
         if value.members is None:
-            raise value.refused(f"is {_format(value.data)}; it must be a mapping of names to values")
+            raise value.error(f"is {_format(value.data)}; it must be a mapping of names to values")
         self._value = value
         self._members = value.members
         self._asked: list[str] = []
@@ -75,24 +75,24 @@ class Section:
         try:
             return parse(node.data)
         except SecretInvalid as error:
-            raise node.refused(str(error)) from None
+            raise node.error(str(error)) from None
         except ValueError as error:
-            raise node.refused(f"{error}; it is {_format(node.data)}") from None
+            raise node.error(f"{error}; it is {_format(node.data)}") from None
 
     def section(self, name: str) -> Section | None:
         """Return a member that is a mapping itself, None if it is not set."""
         member = self.value(name)
         return None if member is None else Section(member)
 
-    def refused(self, reason: str) -> DocumentInvalid:
+    def error(self, reason: str) -> DocumentInvalid:
         """The error to raise about this mapping."""
-        return self._value.refused(reason)
+        return self._value.error(reason)
 
     def finish(self) -> None:
         """Raises DocumentInvalid for the first unknown name, with the nearest known one."""
         for name, member in self._members.items():
             if name not in self._asked:
-                raise member.refused(f"is unknown{nearest(name, self._asked)}")
+                raise member.error(f"is unknown{nearest(name, self._asked)}")
 
 
 def load(text: str, file: str) -> Value:

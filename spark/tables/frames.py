@@ -44,7 +44,7 @@ class Messages:
             self.schema = decode.columns
         self.frame = decoded(self._source, pipeline, self.schema).persist(StorageLevel.MEMORY_AND_DISK)
 
-    def counted(self) -> RangeCounts:
+    def count(self) -> RangeCounts:
         """Count messages and bad ones of each queue, in one pass that also reads and decodes them."""
         rows = (
             self.frame.groupBy("broker_name", "queue_id")
@@ -139,7 +139,7 @@ def partitioned(rows: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, str | N
         return rows, None
     pattern = {"hour": "yyyy-MM-dd-HH", "day": "yyyy-MM-dd", "month": "yyyy-MM"}[table.partition_unit]
     unit: str = table.partition_unit
-    return rows.withColumn(unit, f.date_format(f.col(_quoted(table.partition_column)), pattern)), unit
+    return rows.withColumn(unit, f.date_format(f.col(_quote(table.partition_column)), pattern)), unit
 
 
 def _without_separators(text: Column) -> Column:
@@ -147,5 +147,5 @@ def _without_separators(text: Column) -> Column:
     return f.translate(text, "\x01\x02", "??")
 
 
-def _quoted(name: str) -> Any:
+def _quote(name: str) -> Any:
     return "`" + name.replace("`", "``") + "`"

@@ -218,7 +218,7 @@ def run(
         last = loop.open()
         metrics.opened(last)
         print_json(opened=pipeline.table.where, commit=last.number)
-        with _noted(loop):
+        with _with_progress(loop):
             if backward:
                 keep_pace(loop.backfill_step, None, is_behind, stop, time.monotonic)
             else:
@@ -231,7 +231,7 @@ def run(
 
 
 @contextmanager
-def _noted(loop: Loop) -> Iterator[None]:
+def _with_progress(loop: Loop) -> Iterator[None]:
     """Add the progress of the table to the error that ends a pipeline."""
     try:
         yield

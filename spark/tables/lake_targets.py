@@ -71,7 +71,7 @@ class LakeTarget:
     def _exists(self) -> bool:
         raise AssertionError("the table format must define _exists")
 
-    def _found(self) -> Commit | None:
+    def _load_last(self) -> Commit | None:
         raise AssertionError("the table format must define _found")
 
     def _make(self, columns: Schema) -> None:
@@ -97,7 +97,7 @@ class LakeTarget:
         with self._translated_errors("reading"):
             if not self._exists():
                 return None
-            last = self._found()
+            last = self._load_last()
             if last is None and self._has_rows():
                 raise CommitRefused(
                     f"the table {self._pipeline.table.where} has rows but no commit of a pipeline: it belongs to "
@@ -111,7 +111,7 @@ class LakeTarget:
     def last(self) -> Commit | None:
         """The last commit."""
         with self._translated_errors("reading"):
-            self._last = self._found() if self._exists() else None
+            self._last = self._load_last() if self._exists() else None
         return self._last
 
     def create(self, schema: Schema, commit: Commit) -> None:
@@ -122,9 +122,9 @@ class LakeTarget:
                 self._make(columns)
             else:
                 self.prepare(schema)
-            self._found()
+            self._load_last()
             self._append(self._spark.createDataFrame([], ddl(self._columns())), commit)
-            self._last = self._found()  # the next commit is checked against this one
+            self._last = self._load_last()  # the next commit is checked against this one
 
     def prepare(self, schema: Schema) -> None:
         """Add new columns. Raises SchemaInvalid."""
@@ -233,7 +233,7 @@ class IcebergTarget(LakeTarget):
             )
         return bool(self._spark.catalog.tableExists(self._sql_name))
 
-    def _found(self) -> Commit | None:
+    def _load_last(self) -> Commit | None:
         rows = self._history()
         self._snapshot = rows[0]["snapshot_id"] if rows else None
         text = next((row["told"] for row in rows if row["told"]), None)
@@ -344,7 +344,7 @@ class DeltaTarget(LakeTarget):
     def _location_of_files(self) -> str:
         return self._location
 
-    def _found(self) -> Commit | None:
+    def _load_last(self) -> Commit | None:
         history = f"DESCRIBE HISTORY {self._sql_name} LIMIT "
         for rows in _newest(lambda limit: self._spark.sql(f"{history}{limit}").collect()):
             commit = self._newest_of(sorted(rows, key=lambda row: -row["version"]))

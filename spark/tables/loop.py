@@ -91,7 +91,7 @@ class Batch(Protocol):
     schema: Schema
     """The columns of the bodies."""
 
-    def counted(self) -> RangeCounts:
+    def count(self) -> RangeCounts:
         """Count the messages. Raises errors of Spark."""
         ...
 
@@ -275,7 +275,7 @@ class Loop:
         table_schema = parse_schema(self.last.schema)
         batch = self._read(ranges, table_schema)
         try:
-            counts = batch.counted()
+            counts = batch.count()
             messages = self._check_complete(ranges, counts)
             schema = written_schema(merged(table_schema, batch.schema))
             commit = Commit(
@@ -312,14 +312,14 @@ class Loop:
     def _next(self) -> CommitRange:
         """The range behind the last commit; nothing if its start is its end."""
         start = dict(self.last.end)
-        plan = self._repeated()
+        plan = self._repeated_plan()
         if plan is not None and plan.begin == self.last.begin:
             return CommitRange(plan.start, plan.end, plan.begin)
         return CommitRange(start, self._source.latest(start), self.last.begin)
 
     def _before(self) -> CommitRange:
         """The messages before the beginning of the table."""
-        end, plan = self.last.end, self._repeated()
+        end, plan = self.last.end, self._repeated_plan()
         if plan is not None and plan.begin != self.last.begin:
             return CommitRange(end, end, plan.begin)
         begin = parse_position(self.last.begin)
@@ -331,7 +331,7 @@ class Loop:
             offsets[queue] = high - max(1, int((high - low) * share))
         return CommitRange(end, end, Position(begin.cluster, begin.topic_ids, offsets).to_json())
 
-    def _repeated(self) -> Commit | None:
+    def _repeated_plan(self) -> Commit | None:
         """The plan of the next commit, if its dead letters may be in their topic already: then it must have the same
         messages again.
         """

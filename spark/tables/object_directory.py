@@ -107,7 +107,7 @@ class ObjectDirectory:
                 self._complete(commit.number - 1)  # of a process that was faster, and may be dead
             content = {
                 "commit": json.loads(commit.to_json()),
-                "files": [_moved(name, nbytes, at, commit) for at, (name, nbytes) in enumerate(sorted(new_files))],
+                "files": [_move_of(name, nbytes, at, commit) for at, (name, nbytes) in enumerate(sorted(new_files))],
             }
             self._step("create the commit")
             if not self._own.create(f"{_COMMITS}/{_file(commit.number)}", json.dumps(content).encode()):
@@ -236,7 +236,7 @@ def _file(number: int) -> str:
     return f"{number:0{_DIGITS}}.json"
 
 
-def _moved(name: str, nbytes: int, index: int, commit: Commit) -> dict[str, Any]:
+def _move_of(name: str, nbytes: int, index: int, commit: Commit) -> dict[str, Any]:
     """The path of a staged object, relative to our own prefix, and its target, relative to the table."""
     folder, slash, _ = name.rpartition("/")
     target = f"{folder}{slash}part-{commit.number:0{_DIGITS}}-{index}-{commit.run}.parquet"

@@ -56,7 +56,7 @@ def write_objects(
 
     try:
         for batch in batches:
-            for folder, part in divided(batch, unit):
+            for folder, part in split_folders(batch, unit):
                 if folder not in files and len(files) >= open_max:
                     yield next_stored()
                 file = files.pop(folder, None) or _File(part.schema)
@@ -71,7 +71,7 @@ def write_objects(
             file.close()
 
 
-def divided(batch: pa.RecordBatch, unit: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+def split_folders(batch: pa.RecordBatch, unit: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield the rows of each folder that has any; folders are named as Spark and Hive name them."""
     if not batch.num_rows:
         return

@@ -105,7 +105,7 @@ class ParquetDirectory:
             files = sorted(path for path in staging.rglob("*.parquet") if path.is_file()) if staging.is_dir() else []
             content = {
                 "commit": json.loads(commit.to_json()),
-                "files": [self._moved(path, staging, index, commit) for index, path in enumerate(files)],
+                "files": [self._move_of(path, staging, index, commit) for index, path in enumerate(files)],
             }
             for path in files:
                 _sync(path)
@@ -193,7 +193,7 @@ class ParquetDirectory:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _moved(self, path: Path, staging: Path, index: int, commit: Commit) -> dict[str, Any]:
+    def _move_of(self, path: Path, staging: Path, index: int, commit: Commit) -> dict[str, Any]:
         """The path of a staged file, relative to our own directory, and its target, relative to the table."""
         name = f"part-{commit.number:0{_DIGITS}}-{index}-{commit.run}.parquet"
         target = path.parent.relative_to(staging) / name

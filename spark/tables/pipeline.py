@@ -191,7 +191,7 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
     """Parse the text of a pipeline's file. Paths of schema files are relative to ``path``. Raises DocumentInvalid."""
     document = Section(load(content, str(path)))
     if not document.has("name") and not _NAME.fullmatch(path.stem):
-        raise document.refused(f"name is missing, and the name of the file cannot replace it: it {_NAME_RULE}")
+        raise document.error(f"name is missing, and the name of the file cannot replace it: it {_NAME_RULE}")
     name = document.member("name", _name, path.stem)
     namesrv = document.member("namesrv", _namesrv)
     topic = document.member("topic", _topic)
@@ -203,7 +203,7 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
     dead_letters = _dead_letters(document.section("dead_letters"), topic)
     table_section = document.section("table")
     if table_section is None:
-        raise document.refused("table is missing")
+        raise document.error("table is missing")
     table = _table(table_section, path.parent)
     upsert_value = document.value("upsert")
     upsert = None
@@ -222,7 +222,7 @@ def parse_pipeline(content: str, path: Path) -> Pipeline:
     if document.has("state") and table.format == "parquet" and not table.is_in_bucket:
         value = document.value("state")
         assert value is not None
-        raise value.refused("is not for Parquet: its commits are kept in the directory of the table")
+        raise value.error("is not for Parquet: its commits are kept in the directory of the table")
     state = document.member("state", lambda each: _local(text(each), path.parent), state_default)
     metrics_port = document.member("metrics_port", number(1, 65_535), None)
     document.finish()
@@ -258,11 +258,11 @@ def _table(section: Section, beside: Path) -> Table:
     if kind == "iceberg":
         name = section.member("name", _table_name)
         if (value := section.value("location")) is not None:
-            raise value.refused("is not for Iceberg: the catalog knows where the table is; set table.name")
+            raise value.error("is not for Iceberg: the catalog knows where the table is; set table.name")
     else:
         location = section.member("location", without_password)
         if (value := section.value("name")) is not None:
-            raise value.refused(f"is not for {kind}: set table.location")
+            raise value.error(f"is not for {kind}: set table.location")
         value = section.value("location")
         assert value is not None
         if kind == "parquet":
@@ -278,7 +278,7 @@ def _table(section: Section, beside: Path) -> Table:
     endpoint_url = section.member("endpoint_url", _endpoint_url, None)
     table = Table(cast("Format", kind), location, name, column, cast("Unit", unit), properties, endpoint_url)
     if (value := section.value("endpoint_url")) is not None and not table.is_in_bucket:
-        raise value.refused("is for Parquet in S3 storage; for Delta and Iceberg it is a setting of Spark")
+        raise value.error("is for Parquet in S3 storage; for Delta and Iceberg it is a setting of Spark")
     section.finish()
     return table
 
@@ -287,14 +287,14 @@ def _parquet_location(location: str, value: Value, beside: Path) -> str:
     scheme = urlsplit(location).scheme
     if scheme == "s3":
         if _SECRET_IN_URL.search(location):
-            raise value.refused("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile")
+            raise value.error("must not have credentials: use AWS_ACCESS_KEY_ID, or a profile")
         if not _BUCKET.fullmatch(location):
-            raise value.refused(f"must be s3://BUCKET/PREFIX; it is {location!r}")
+            raise value.error(f"must be s3://BUCKET/PREFIX; it is {location!r}")
         return location.rstrip("/")
     if scheme in ("s3a", "s3n"):
-        raise value.refused(f"must begin with s3://; it is {location!r}")
+        raise value.error(f"must begin with s3://; it is {location!r}")
     if scheme not in ("", "file"):
-        raise value.refused(
+        raise value.error(
             "must be a directory that the driver and all executors see, or s3://BUCKET/PREFIX: only there can a commit "
             f"be made by one process alone. For other storage use format delta or iceberg; it is {location!r}"
         )
@@ -329,12 +329,12 @@ def _decode(section: Section | None, beside: Path) -> Decode:
         separator = section.member("separator", _separator, ",")
     elif kind in ("avro", "protobuf"):
         if (value := section.value("schema")) is not None:
-            raise value.refused(f"is not for {kind}: set schema_file")
+            raise value.error(f"is not for {kind}: set schema_file")
         bodies, schema = avro_bodies(section, beside) if kind == "avro" else protobuf_bodies(section, beside)
         try:
             _check_own_columns(schema)
         except ValueError as error:
-            raise section.refused(str(error)) from None
+            raise section.error(str(error)) from None
     section.finish()
     return Decode(cast("DecodeFormat", kind), schema, cast("NewFields", new_fields), separator, bodies)
 
@@ -346,7 +346,7 @@ def _rows_of_changes(value: Value, decode: Decode) -> Decode:
     columns = decode.schema or {}
     row = columns.get("after")
     if columns.get("op") != Primitive("string") or not isinstance(row, Struct) or columns.get("before") != row:
-        raise value.refused(
+        raise value.error(
             f"needs a schema file with op, a string, and before and after, the same record: that is how Debezium "
             f"writes a change; it has {listed(columns)}"
         )
@@ -360,7 +360,7 @@ def _dead_letters(section: Section | None, topic: str) -> DeadLetters | None:
     if target == topic:
         value = section.value("topic")
         assert value is not None
-        raise value.refused("is the topic that is read: its dead letters would be read again, for ever")
+        raise value.error("is the topic that is read: its dead letters would be read again, for ever")
     percent = section.member("stop_above_percent", number(0, 100), STOP_ABOVE_PERCENT)
     section.finish()
     return DeadLetters(target, percent)
@@ -368,39 +368,39 @@ def _dead_letters(section: Section | None, topic: str) -> DeadLetters | None:
 
 def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
     if table.format == "parquet":
-        raise value.refused("needs table.format delta or iceberg: rows in a directory of Parquet files cannot change")
+        raise value.error("needs table.format delta or iceberg: rows in a directory of Parquet files cannot change")
     if decode.format in ("raw", "text"):
-        raise value.refused(f"needs columns for its key: decode.format is {decode.format}")
+        raise value.error(f"needs columns for its key: decode.format is {decode.format}")
     section = Section(value)
     key = section.member("key", names)
     if decode.schema is not None and (unknown := [each for each in key if each not in decode.schema]):
         hint = nearest(unknown[0], decode.schema)
-        raise section.refused(f"key names {listed(unknown)}, which decode.schema does not have{hint}")
+        raise section.error(f"key names {listed(unknown)}, which decode.schema does not have{hint}")
     envelope = section.member("envelope", one_of("none", "debezium"), "none")
     if envelope == "debezium" and (decode.format == "csv" or decode.schema is None):
-        raise section.refused(
+        raise section.error(
             "envelope debezium needs decode.format json, avro or protobuf, and for json in decode.schema the columns "
             "of a row"
         )
     if envelope == "debezium" and decode.new_fields != "ignore":
-        raise section.refused("envelope debezium needs decode.new_fields ignore: a change has other fields")
+        raise section.error("envelope debezium needs decode.new_fields ignore: a change has other fields")
     order: str | None = section.member("order", text, None)
     for each in (*key, *(() if order is None else (order,))):
         if "map<" in str((decode.schema or {}).get(each)):
-            raise section.refused(f"names the column {each}, which is a map: maps cannot be compared")
+            raise section.error(f"names the column {each}, which is a map: maps cannot be compared")
     if order is not None and decode.schema is not None and order not in decode.schema:
-        raise section.refused(f"order is {order}; decode.schema has no such column{nearest(order, decode.schema)}")
+        raise section.error(f"order is {order}; decode.schema has no such column{nearest(order, decode.schema)}")
     delete = section.section("delete_when")
     column = delete_value = None
     if delete is not None:
         if envelope == "debezium":
-            raise delete.refused("is not for envelope debezium: its op says what is deleted")
+            raise delete.error("is not for envelope debezium: its op says what is deleted")
         column = delete.member("column", text)
         delete_value = delete.member("value", _scalar)
         delete.finish()
         if decode.schema is not None and column not in decode.schema:
             hint = nearest(column, decode.schema)
-            raise delete.refused(f"column is {column}; decode.schema has no such column{hint}")
+            raise delete.error(f"column is {column}; decode.schema has no such column{hint}")
     section.finish()
     return Upsert(key, cast("Literal['none', 'debezium']", envelope), order, column, delete_value)
 
@@ -410,7 +410,7 @@ def _account(section: Section | None, beside: Path) -> dict[str, str]:
         return {}
     for name in ("access_key", "secret_key"):
         if (value := section.value(name)) is not None:
-            raise value.refused("does not belong into this file: write both keys into one that only you may read, and "
+            raise value.error("does not belong into this file: write both keys into one that only you may read, and "
                                 "name it as account.credentials")  # fmt: skip
     files = {"credentials": CREDENTIALS, "tls_ca": TLS_CA, "tls_certificate": TLS_CERTIFICATE, "tls_key": TLS_KEY}
     variables = {
@@ -430,17 +430,17 @@ def _read(value: Value | None, namesrv: str, topic: str) -> dict[str, str]:
     options: dict[str, str] = {}
     for name, each in (value.members or {}).items():
         if name.lower() in _OWN_OPTIONS:
-            raise each.refused("is set by the pipeline itself")
+            raise each.error("is set by the pipeline itself")
         options[name] = section.member(name, _scalar)
         try:
             parse_read_options({"namesrv": namesrv, "subscribe": topic, name: options[name]}, "batch")
         except OptionInvalid as error:
             if "needs readMode" not in str(error):
-                raise each.refused(f"is refused: {error}") from None
+                raise each.error(f"is refused: {error}") from None
     try:
         parse_read_options({"namesrv": namesrv, "subscribe": topic, **options}, "batch")
     except OptionInvalid as error:
-        raise section.refused(f"is refused: {error}") from None
+        raise section.error(f"is refused: {error}") from None
     return options
 
 

@@ -243,7 +243,7 @@ def _is_repeated(field: FieldDescriptor) -> bool:
 def _value(field: FieldDescriptor, path: str, inside: tuple[str, ...]) -> tuple[ColumnType, Take]:
     """The type of one value of a field, and a function for it."""
     if field.message_type is not None:
-        return _nested(field.message_type, path, inside)
+        return _nested_type(field.message_type, path, inside)
     if field.enum_type is not None:
         names = {number: each.name for number, each in field.enum_type.values_by_number.items()}
         return Primitive("string"), lambda value: names.get(value) or str(value)  # a newer producer's value
@@ -264,7 +264,7 @@ def _value(field: FieldDescriptor, path: str, inside: tuple[str, ...]) -> tuple[
             return Primitive("binary" if field.type == field.TYPE_BYTES else "string"), _same
 
 
-def _nested(descriptor: Descriptor, path: str, inside: tuple[str, ...]) -> tuple[ColumnType, Take]:
+def _nested_type(descriptor: Descriptor, path: str, inside: tuple[str, ...]) -> tuple[ColumnType, Take]:
     package, _, name = descriptor.full_name.rpartition(".")
     if package == "google.protobuf":
         if name == "Timestamp":

@@ -36,12 +36,12 @@ def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, C
     writers: dict[int, Path] = {}
     if (value := section.value("writer_schemas")) is not None:
         if not has_header:
-            raise value.refused("needs header confluent: without it, the schema of a message is unknown; there "
+            raise value.error("needs header confluent: without it, the schema of a message is unknown; there "
                                 "is writer_schema for one file")  # fmt: skip
-        writers = section.member("writer_schemas", lambda each: _numbered(each, beside))
+        writers = section.member("writer_schemas", lambda each: _numbered_paths(each, beside))
     if (value := section.value("writer_schema")) is not None:
         if has_header:
-            raise value.refused("is for bodies without a header: with one, set writer_schemas")
+            raise value.error("is for bodies without a header: with one, set writer_schemas")
         writers = {NO_NUMBER: section.member("writer_schema", lambda each: _beside(text(each), beside))}
     for number, file in writers.items():
         setting = "writer_schema" if number == NO_NUMBER else "writer_schemas"
@@ -55,7 +55,7 @@ def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dic
     """Read the settings of ``decode`` for bodies in Protobuf, and their columns. Raises DocumentInvalid."""
     path = _path_of(section, "schema_file", beside)
     content = _read(section, "schema_file", path)
-    files = compiled(path) if path.suffix == ".proto" else content
+    files = compile_proto(path) if path.suffix == ".proto" else content
     has_header = section.member("header", one_of("none", "confluent"), "none") == "confluent"
     rejects = section.member("new_fields", one_of("ignore", "dead-letter"), "ignore") == "dead-letter"
     message = section.member("message", text, "")
@@ -67,13 +67,13 @@ def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dic
         except ImportError:
             raise _missing(section, "protobuf", "protobuf") from None
         if len(names) != 1:
-            raise section.refused(f"message is missing: {path} has {listed(names) or 'no messages'}")
+            raise section.error(f"message is missing: {path} has {listed(names) or 'no messages'}")
         message = names[0]
     bodies = ProtobufBodies(files, message, has_header, rejects)
     return bodies, _columns(bodies, path, section, "protobuf", "protobuf")
 
 
-def compiled(path: Path) -> bytes:
+def compile_proto(path: Path) -> bytes:
     """The descriptors of a .proto file and its imports, by protoc. Raises DocumentInvalid with protoc's line."""
     tool, includes = [shutil.which("protoc") or ""], [str(path.parent)]
     if not tool[0]:
@@ -115,7 +115,7 @@ def _columns(bodies: Bodies, path: Path, section: Section, library: str, extra: 
 
 
 def _missing(section: Section, library: str, extra: str) -> DocumentInvalid:
-    return section.refused(f"format needs {library}, here and on all executors: pip install 'raftmq[{extra}]'")
+    return section.error(f"format needs {library}, here and on all executors: pip install 'raftmq[{extra}]'")
 
 
 def _path_of(section: Section, name: str, beside: Path) -> Path:
@@ -132,10 +132,10 @@ def _read(section: Section, name: str, path: Path) -> bytes:
     except OSError as error:
         value = section.value(name)
         assert value is not None
-        raise value.refused(f"names {path}, which cannot be read: {error.strerror}") from None
+        raise value.error(f"names {path}, which cannot be read: {error.strerror}") from None
 
 
-def _numbered(value: Any, beside: Path) -> dict[int, Path]:
+def _numbered_paths(value: Any, beside: Path) -> dict[int, Path]:
     if not isinstance(value, dict) or not value:
         raise ValueError('must be a mapping of numbers to files, such as {"7": orders-1.avsc}')
     paths: dict[int, Path] = {}

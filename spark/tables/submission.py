@@ -75,7 +75,7 @@ def submit_arguments(
         arguments += ["--packages", ",".join(packages)]
     for name, option in _SHIPPED.items():
         if name in settings:
-            arguments += [option, ",".join(_shipped(name, settings[name], pipeline.file.parent.absolute()))]
+            arguments += [option, ",".join(_files_of_setting(name, settings[name], pipeline.file.parent.absolute()))]
     # Extensions must be known before the session is made.
     conf_settings = [f"{name}={value}" for name, value in settings.items() if name not in _OPTIONS]
     if is_local(master):
@@ -122,7 +122,7 @@ def _check(master: str, settings: Mapping[str, str], environment: Mapping[str, s
         )
 
 
-def _shipped(name: str, value: str, beside: Path) -> list[str]:
+def _files_of_setting(name: str, value: str, beside: Path) -> list[str]:
     """The files of a setting; relative paths begin at the file of the pipeline. Raises SparkUnavailable."""
     urls: list[str] = []
     for each in filter(None, (part.strip() for part in value.split(","))):

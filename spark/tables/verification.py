@@ -48,7 +48,7 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
         raise TableCommandRefused("verify compares rows with messages, and a table with upserts has one row per key")
     batch = Messages(spark, pipeline, ranges, parse_schema(commit.schema))
     try:
-        counts = batch.counted()
+        counts = batch.count()
         target_rows = batch.good() if pipeline.table.format == "iceberg" else partitioned(batch.good(), pipeline)[0]
         rows = table_rows(spark, pipeline) if _has_rows(pipeline) else target_rows.limit(0)
         names = target_rows.columns

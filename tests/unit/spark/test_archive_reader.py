@@ -91,11 +91,11 @@ class Group:
             archives={key: self.archive},
         )
 
-    def planned(self, *ranges: QueueRange, found: Survey | None = None, **given: str) -> LogRange:
+    def with_archives(self, *ranges: QueueRange, found: Survey | None = None, **given: str) -> LogRange:
         part = LogRange("T", "", "a", ranges, ("leader:1",))
         options = parse_read_options({"namesrv": "n:1", "subscribe": "T", "readMode": "archive"} | given, "batch")
         with ArchivePlan(options, self.open, clock=lambda: self.now, sleep=self.sleep) as plan:
-            [planned] = plan.planned([part], found or self.survey)
+            [planned] = plan.with_archives([part], found or self.survey)
         return planned
 
     def reader(self, part: LogRange, columns: tuple[str, ...] = ("body",), **given: str) -> Reader:
@@ -132,7 +132,7 @@ WHOLE = QueueRange(0, 0, 40), QueueRange(1, 0, 40)
 
 
 def test_task_continues_at_brokers_after_the_archive(group: Group) -> None:
-    part = group.planned(*WHOLE)
+    part = group.with_archives(*WHOLE)
     assert part.archived is not None
     reader = group.reader(part)
     found = rows(reader)
@@ -146,7 +146,7 @@ def test_task_continues_at_brokers_after_the_archive(group: Group) -> None:
 @pytest.mark.parametrize("start", range(0, 30, 3))
 def test_any_part_is_read_from_its_own_files(group: Group, start: int) -> None:
     ranges = QueueRange(0, start, start + 5), QueueRange(1, start + 2, start + 4)
-    part = group.planned(*ranges)
+    part = group.with_archives(*ranges)
     expected = group.archived(*ranges)
     if part.archived is None:
         assert not expected
@@ -158,11 +158,11 @@ def test_any_part_is_read_from_its_own_files(group: Group, start: int) -> None:
 
 def test_messages_behind_the_archive_are_read_from_brokers(group: Group) -> None:
     end = group.home.messages.offsets["T", 0]
-    assert group.planned(QueueRange(0, end - 1, end)).archived is None
+    assert group.with_archives(QueueRange(0, end - 1, end)).archived is None
 
 
 def test_offsets_alone_are_asked_of_brokers(group: Group) -> None:
-    reader = group.reader(group.planned(*WHOLE), columns=())
+    reader = group.reader(group.with_archives(*WHOLE), columns=())
     assert rows_of_nothing(reader) == 0
     assert reader.left_to_brokers == {each.queue_id: each for each in WHOLE}
 
@@ -172,7 +172,7 @@ def rows_of_nothing(reader: Reader) -> int:
 
 
 def test_damaged_object_fails_the_task_or_brokers_continue(group: Group) -> None:
-    part = group.planned(*WHOLE)
+    part = group.with_archives(*WHOLE)
     name = group.home.object_of(2 * SEGMENT_BYTES)
     content = bytearray(group.home.bucket.objects[name])
     content[500] ^= 4
@@ -187,7 +187,7 @@ def test_damaged_object_fails_the_task_or_brokers_continue(group: Group) -> None
 
 
 def test_archive_reader_waits_for_a_failing_store(group: Group) -> None:
-    part = group.planned(*WHOLE)
+    part = group.with_archives(*WHOLE)
     reader = group.reader(part)
     sent = group.archived(*WHOLE)
 
@@ -206,22 +206,22 @@ def test_archive_reader_waits_for_a_failing_store(group: Group) -> None:
 def test_store_failing_at_planning_is_named_or_replaced(group: Group) -> None:
     group.home.bucket.fails = 1.0
     with pytest.raises(ReadFailed, match=r"topic 'T', broker group a: the archive cannot be read: .*onArchiveFailure"):
-        group.planned(*WHOLE)
-    assert group.planned(*WHOLE, onArchiveFailure="brokers").archived is None
+        group.with_archives(*WHOLE)
+    assert group.with_archives(*WHOLE, onArchiveFailure="brokers").archived is None
 
 
 def test_group_without_an_archive_is_refused_with_the_remedy(group: Group) -> None:
     with pytest.raises(PlanInvalid, match=r"archive_url.*readMode=bulk"):
-        group.planned(*WHOLE, found=group.survey._replace(archives={("T", "a"): None}))
+        group.with_archives(*WHOLE, found=group.survey._replace(archives={("T", "a"): None}))
 
 
 def test_group_that_does_not_answer_is_named(group: Group) -> None:
     with pytest.raises(Unreachable, match="no replica told how much of topic 'T' is archived"):
-        group.planned(*WHOLE, found=group.survey._replace(archives={}))
+        group.with_archives(*WHOLE, found=group.survey._replace(archives={}))
 
 
 def test_planning_waits_for_a_store_that_comes_back(group: Group) -> None:
-    expected = group.planned(*WHOLE)
+    expected = group.with_archives(*WHOLE)
     requests = 0
 
     def in_trouble(operation: str, name: str) -> None:
@@ -231,11 +231,11 @@ def test_planning_waits_for_a_store_that_comes_back(group: Group) -> None:
             raise StoreFailed(name, operation, "503 SlowDown")
 
     group.home.bucket.before = in_trouble
-    assert group.planned(*WHOLE) == expected
+    assert group.with_archives(*WHOLE) == expected
     assert 0 < group.now < 1
     group.home.bucket.before = lambda operation, name: in_trouble_for_good(name, operation)
     with pytest.raises(ReadFailed, match="503 SlowDown"):
-        group.planned(*WHOLE, readDeadline="5s")
+        group.with_archives(*WHOLE, readDeadline="5s")
     assert 4 < group.now < 6
 
 
@@ -244,13 +244,13 @@ def in_trouble_for_good(name: str, operation: str) -> None:
 
 
 def test_endpoint_of_the_query_replaces_the_broker_endpoint(group: Group) -> None:
-    part = group.planned(*WHOLE, archiveEndpointUrl="https://store.example:9000")
+    part = group.with_archives(*WHOLE, archiveEndpointUrl="https://store.example:9000")
     assert part.archived is not None
     assert part.archived.archive.endpoint_url == "https://store.example:9000"
 
 
 def test_reader_asks_brokers_about_deleted_archive_files(group: Group) -> None:
-    part = group.planned(*WHOLE)
+    part = group.with_archives(*WHOLE)
     reader = group.reader(part)
 
     def gone(operation: str, name: str) -> None:
@@ -268,8 +268,8 @@ def test_archive_of_a_recreated_group_is_refused(group: Group) -> None:
     former = group.survey._replace(archives={("T", "a"): group.archive._replace(log_identity="former")})
     with ArchivePlan(options, group.open, clock=lambda: group.now, sleep=group.sleep) as plan:
         with pytest.raises(ReadFailed, match=r"it belongs to log c .* expected log former"):
-            plan.planned([part], former)
-        [planned] = plan.planned([part], group.survey)
+            plan.with_archives([part], former)
+        [planned] = plan.with_archives([part], group.survey)
     assert planned.archived is not None
 
 
@@ -288,7 +288,7 @@ def place_at(group: Group, pos: int) -> ArchivedLog:
 def test_replica_that_is_behind_does_not_change_the_plan(group: Group) -> None:
     knows_nothing = group.archive._replace(end=(0, 0, 0, 0))
     found = claimed(group, place_at(group, SEGMENT_BYTES), group.archive, knows_nothing)
-    assert group.planned(*WHOLE, found=found) == group.planned(*WHOLE)
+    assert group.with_archives(*WHOLE, found=found) == group.with_archives(*WHOLE)
 
 
 def test_rolled_back_replica_cannot_make_a_scan_lose_rows(group: Group) -> None:
@@ -302,12 +302,12 @@ def test_rolled_back_replica_cannot_make_a_scan_lose_rows(group: Group) -> None:
     for each in rolled_back:
         found = claimed(group, group.archive, each)
         with pytest.raises(ReadFailed, match=r"no leader confirms it, and f1:1 .*onArchiveFailure=brokers"):
-            group.planned(*WHOLE, found=found)
-        assert group.planned(*WHOLE, found=found, onArchiveFailure="brokers").archived is None
+            group.with_archives(*WHOLE, found=found)
+        assert group.with_archives(*WHOLE, found=found, onArchiveFailure="brokers").archived is None
     # One that says more than the archive has is found out by the archive.
     ahead = group.archive._replace(end=(index + 1000, term + 1, group.archive.end[2] + SEGMENT_BYTES, chain))
     with pytest.raises(ReadFailed, match="the archive cannot be read"):
-        group.planned(*WHOLE, found=claimed(group, group.archive, ahead))
-    part = group.planned(*WHOLE, found=claimed(group, group.archive, ahead), onArchiveFailure="brokers")
+        group.with_archives(*WHOLE, found=claimed(group, group.archive, ahead))
+    part = group.with_archives(*WHOLE, found=claimed(group, group.archive, ahead), onArchiveFailure="brokers")
     assert part.archived is None
-    assert group.planned(*WHOLE).archived is not None
+    assert group.with_archives(*WHOLE).archived is not None

@@ -247,7 +247,7 @@ def detailed(cluster: Cluster, consistency: Any = "committed", *, proves_archive
     surveyor = BulkSurveyor(
         ("names:1",), 1.0, cluster.connect, consistency=consistency, detail=False, proves_archives=proves_archives
     )
-    found = surveyor.detailed(surveyor.survey(Topics(("T",))))
+    found = surveyor.add_details(surveyor.survey(Topics(("T",))))
     assert cluster.open_lines == 0
     return found
 

@@ -92,12 +92,12 @@ class Stream:
             1.0, lambda address, _: Line(address, self.asked), lambda: next(names), lambda: self.now
         )
 
-    def detailed(self) -> Survey:
+    def add_details(self) -> Survey:
         self.looks += 1
         return FOUND
 
     def batch(self, start: int, topic: str = "T") -> tuple[str, int]:
-        [part] = self.leases.held(parts((QueueRange(0, start, start + 5),), topic=topic), self.detailed)
+        [part] = self.leases.held(parts((QueueRange(0, start, start + 5),), topic=topic), self.add_details)
         return part.lease_id, part.lease_position
 
     def taken(self) -> list[tuple[str, ...]]:
@@ -134,5 +134,5 @@ def test_later_topic_gets_a_lease_at_once() -> None:
 
 def test_empty_micro_batch_sends_no_requests() -> None:
     stream = Stream()
-    assert stream.leases.held([], stream.detailed) == []
+    assert stream.leases.held([], stream.add_details) == []
     assert (stream.taken(), stream.looks) == ([], 0)

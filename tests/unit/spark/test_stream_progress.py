@@ -75,7 +75,7 @@ class Cluster(Surveyor):
         route = TopicRoute({"a": 2}, {"a": ADDRESSES}, self.name, {"a": 2})
         return Survey({topic: route for topic, _, _ in self.ends}, dict(self.ends))
 
-    def detailed(self, found: Survey) -> Survey:
+    def add_details(self, found: Survey) -> Survey:
         self.tells_archives -= 1
         archive = ArchivedLog("s3://bucket", None, "c", 4096, (0, 0, 0, 0))
         return found._replace(archives={} if self.tells_archives >= 0 else {(t, "a"): archive for t, _, _ in self.ends})
@@ -154,7 +154,7 @@ def test_repeated_micro_batch_has_the_same_tasks() -> None:
             super().__init__()
             self.places = [{0: 1000, 1: 20}, {0: 2000, 1: 50_000}]
 
-        def detailed(self, found: Survey) -> Survey:
+        def add_details(self, found: Survey) -> Survey:
             return found._replace(places={("T", "a"): self.places})
 
     cluster = Detailed()
@@ -440,12 +440,12 @@ def test_group_without_permission_is_logged_and_ends_nothing(
         for end in range(5):
             cluster.later()
             progress.latest(at(a0=end, a1=20), is_limited=False)
-            progress.finished(at(a0=end, a1=20))
+            progress.on_finish(at(a0=end, a1=20))
 
     assert [record.message.count("consumer group lag could not be stored") for record in caplog.records] == [1]
     cluster.refuses_offsets = False
     cluster.later()
-    progress.finished(at(a0=5, a1=20))
+    progress.on_finish(at(a0=5, a1=20))
     assert ("lag", 0, 5) in cluster.group_offsets
 
 

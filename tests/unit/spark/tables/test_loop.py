@@ -78,7 +78,7 @@ class Messages:
         if world.lost:
             self.places.pop()
 
-    def counted(self) -> RangeCounts:
+    def count(self) -> RangeCounts:
         self._world.step("count")
         queues = {}
         for queue, group in itertools.groupby(self.places, key=lambda place: place[:2]):

@@ -16,7 +16,7 @@ from raftlog.segment.s3_storage import S3Store, open_s3
 from spark.tables import object_files
 from spark.tables.commits import Commit, CommitRefused, Overtaken
 from spark.tables.object_directory import ObjectDirectory
-from spark.tables.object_files import divided, read_objects, write_objects
+from spark.tables.object_files import read_objects, split_folders, write_objects
 from spark.tables.parquet_directory import DirectoryUnusable
 from tests.support.object_storage import BUCKET, ENVIRONMENT, ObjectStorage, object_storage
 
@@ -312,7 +312,7 @@ def test_rows_are_written_by_folder_and_read_back(storage: ObjectStorage) -> Non
     wanted = [{**row, "added": None} for row in batch.to_pylist() for _ in range(2)]
     assert sorted(rows.to_pylist(), key=lambda row: row["id"]) == wanted
     assert list(write_objects([empty], URL, storage.url, "none", None)) == []
-    assert list(divided(empty, "day")) == []
+    assert list(split_folders(empty, "day")) == []
 
 
 def test_task_writes_more_folders_than_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
