@@ -505,7 +505,7 @@ OPTIONS: Final = (
         "none",
         ("sink",),
         "none, zlib, lz4, zstd",
-        "Compression of bodies, if those of one request have 4 KiB or more on average.",
+        "Compression of bodies, if the bodies of one request have 4 KiB or more on average.",
     ),
     Option(
         "txnAppId",

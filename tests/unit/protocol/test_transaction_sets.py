@@ -43,7 +43,7 @@ def test_decoded_transaction_set_equals_the_encoded_one() -> None:
     [
         (b"", "0 bytes"),
         (body(b"[]", version=2), "format 2"),
-        (struct.pack(">BI", 1, 2**32 - 1) + b"[]", "offsets of 4294967295 bytes"),
+        (struct.pack(">BI", 1, 2**32 - 1) + b"[]", "expected 4294967295 bytes of offsets"),
         (body(b"{}"), "not a list"),
         (body(b"[1]"), "not a list"),
         (body(b"[" + OFFSET.replace(b"5", b"-5") + b"]"), "not a list"),
