@@ -84,7 +84,7 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
     "longest_delay_ms": _Named(
         "raftmq_event_loop_delay_max_seconds", _G, "The longest delay of the event loop in the last minute.", 1e-3
     ),
-    "bulk_reads": _Named("raftmq_bulk_reads", _C, "Bulk reads served, such as those of Spark."),
+    "bulk_reads": _Named("raftmq_bulk_reads", _C, "Bulk reads served, such as reads of Spark."),
     "bulk_reads_behind": _Named("raftmq_bulk_reads_refused_behind", _C, "Bulk reads refused: this replica was behind."),
     "bulk_reads_busy": _Named("raftmq_bulk_reads_refused_busy", _C, "Bulk reads refused: too many were running."),
     "bulk_reads_damaged": _Named("raftmq_bulk_reads_refused_damaged", _C, "Bulk reads refused: the log was damaged."),
@@ -172,7 +172,9 @@ BY_COUNTER: Final[Mapping[str, _Named]] = {
         "Newest messages of keys that were stored again, since this replica leads.",
     ),
     "compacted_messages_expired": _Named(
-        "raftmq_compacted_messages_expired", _C, "Messages of compacted topics that went, since this replica leads."
+        "raftmq_compacted_messages_expired",
+        _C,
+        "Messages of compacted topics that were deleted since this replica leads.",
     ),
     "quota_delayed": _Named("raftmq_quota_requests_delayed", _C, "Requests that waited since a quota was used up."),
     "quota_refused": _Named("raftmq_quota_requests_refused", _C, "Requests refused since a quota was used up."),
