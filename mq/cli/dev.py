@@ -201,14 +201,14 @@ def _checked_settings(settings: dict[str, str]) -> BrokerSettings:
 
 async def _say_who_ends(directory: Path, clusters: list[DevCluster], console: Console) -> None:
     """Runs until cancelled. The others run on: a user may kill a replica to see what happens."""
-    reported = set[tuple[str, str]]()
+    names_shown = set[tuple[str, str]]()
     while True:
         for cluster in clusters:
             exit_codes = cluster.exit_codes()
-            reported -= {(cluster.group, name) for _, name in reported if name not in exit_codes}  # restarted
+            names_shown -= {(cluster.group, name) for _, name in names_shown if name not in exit_codes}  # restarted
             for name, code in exit_codes.items():
-                if (cluster.group, name) not in reported:
-                    reported.add((cluster.group, name))
+                if (cluster.group, name) not in names_shown:
+                    names_shown.add((cluster.group, name))
                     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
                     replica = name if len(clusters) == 1 else f"{cluster.group}:{name}"
                     remedy = (

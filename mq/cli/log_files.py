@@ -257,7 +257,7 @@ def dump(
     with _open_stopped_log(directory) as log:
         if log.state is None:
             raise CommandFailed(f"{log.directory}: no slot of the vote file is valid")
-        rows = (_row(log, found, bodies) for found in islice(log.entries(LogIndex(from_index)), count))
+        rows = (_row(log, entry, bodies) for entry in islice(log.entries(LogIndex(from_index)), count))
         if as_json:
             print_json_array(rows)
             return

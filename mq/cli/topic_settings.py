@@ -50,11 +50,11 @@ class TopicSettings:
 
 
 def settings_to_create(
-    topic: str, requested: TopicSettings, configs: Mapping[str, TopicConfig], groups: Iterable[str]
+    topic: str, choice: TopicSettings, configs: Mapping[str, TopicConfig], groups: Iterable[str]
 ) -> tuple[TopicSettings, list[str]]:
     """The settings for the broker groups that lack a topic, and the names of these groups, sorted.
 
-    Settings that ``requested`` leaves open are taken from the groups that have the topic, ``configs``; if none has it:
+    Settings that ``choice`` leaves open are taken from the groups that have the topic, ``configs``; if none has it:
     8 queues, readable and writable. ``groups`` are those in which it shall be.
 
     Raises CommandFailed if all of them have it, or one of them has it with other settings, or what is left open differs
@@ -66,8 +66,8 @@ def settings_to_create(
         there = shape({each: configs[each] for each in groups})
         raise CommandFailed(f"topic {topic} already exists: {there}; change it with raftmq topic update", EXIT_FAILED)
     if not configs:
-        return _fill_in(requested, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
-    patterns = {_fill_in(requested, TopicSettings.of(config)) for config in configs.values()}
+        return _fill_in(choice, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
+    patterns = {_fill_in(choice, TopicSettings.of(config)) for config in configs.values()}
     if len(patterns) > 1:
         remedy = "with --queues, --perm, --order, --no-order, --message-type and --attribute"
         if len({(each.filter_type, each.sys_flag) for each in patterns}) > 1:

@@ -165,7 +165,7 @@ def set_quota(
         raise CommandFailed(f"nothing to change: pass {options}")
 
     async def main(admin: UserAdmin) -> Quota:
-        quotas_by_user = {each.user: each.quota for found in (await admin.quotas()).values() for each in found.users}
+        quotas_by_user = {each.user: each.quota for page in (await admin.quotas()).values() for each in page.users}
         quota = msgspec.structs.replace(quotas_by_user.get(name, NO_QUOTA), **changes)
         await admin.put_quota(name, quota)
         return quota

@@ -44,7 +44,7 @@ def ends_program(error: BaseException) -> bool:
 def program_end_in(error: BaseException) -> BaseException | None:
     """The SystemExit or KeyboardInterrupt in a group of exceptions, or the exception itself if it is one."""
     if isinstance(error, BaseExceptionGroup):
-        return next((found for each in error.exceptions if (found := program_end_in(each)) is not None), None)
+        return next((end for each in error.exceptions if (end := program_end_in(each)) is not None), None)
     return error if isinstance(error, SystemExit | KeyboardInterrupt) else None
 
 

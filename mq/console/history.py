@@ -54,7 +54,7 @@ class History:
 
         None if that was before the first look; a lower bound, from the growth of the log since then.
         """
-        times = [at for at, committed in self._positions.get(group, ()) if committed <= position]
+        times = [at for at, commit_position in self._positions.get(group, ()) if commit_position <= position]
         return now - times[-1] if times else None
 
     def errors(self, group: str, now: float) -> float | None:

@@ -84,9 +84,9 @@ class KvConfig:
         """All values as JSON, in the layout of stock name servers."""
         return KvConfigTable(self._namespaces).encode()
 
-    def restore(self, saved: bytes) -> None:
+    def restore(self, content: bytes) -> None:
         """Replace all values by a result of `encode`, from here or from a stock name server. Raises BodyError."""
-        namespaces = {name: entries for name, entries in KvConfigTable.decode(saved).namespaces.items() if entries}
+        namespaces = {name: entries for name, entries in KvConfigTable.decode(content).namespaces.items() if entries}
         self._namespaces = namespaces
         self._entries = sum(map(len, namespaces.values()))
         self._bytes = sum(_size(name, *entry) for name, entries in namespaces.items() for entry in entries.items())

@@ -379,7 +379,7 @@ class RouteTable:
 
     @staticmethod
     def _unlist(group: _Group, address: str) -> None:
-        for broker_id in [each for each, listed in group.addresses.items() if listed == address]:
+        for broker_id in [each for each, other in group.addresses.items() if other == address]:
             del group.addresses[broker_id]
 
     def _set_perm(self, group: str, change: Callable[[int], int]) -> int:

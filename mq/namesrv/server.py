@@ -310,22 +310,22 @@ class _Server:
 
     async def _serve(self, stream: Stream, peer: _Peer) -> None:
         settings = self._settings
-        received = peer.received
+        buffer = peer.received
         deadline = trio.current_time() + settings.idle_seconds_max
         while True:
             with trio.move_on_at(deadline) as waiting:
                 await peer.room.wait()
                 chunk = await stream.receive_some(RECEIVE_BYTES)
             if waiting.cancelled_caught:
-                self._log.info("connection_silent", peer=peer.name, unfinished_bytes=len(received))
+                self._log.info("connection_silent", peer=peer.name, unfinished_bytes=len(buffer))
                 return
             if not chunk:
                 return
-            received += chunk
+            buffer += chunk
             # A large request comes in many chunks; it is copied once, when it is complete.
-            if _may_be_complete(received, settings.frame_bytes_max):
-                frames, consumed = split_frames(memoryview(bytes(received)), frame_bytes_max=settings.frame_bytes_max)
-                del received[:consumed]
+            if _may_be_complete(buffer, settings.frame_bytes_max):
+                frames, consumed = split_frames(memoryview(bytes(buffer)), frame_bytes_max=settings.frame_bytes_max)
+                del buffer[:consumed]
                 peer.answering_bytes = consumed
                 peer.unfinished = False
                 self._partial_requests.on_frame_end(peer)
@@ -333,8 +333,8 @@ class _Server:
                 await self._answer(stream, peer, frames)
                 # Only a complete request extends the deadline: single bytes do not keep a connection open.
                 deadline = trio.current_time() + settings.idle_seconds_max
-            if len(received) >= _LENGTH_BYTES and not peer.unfinished:
-                self._begin(peer, _LENGTH_BYTES + int.from_bytes(received[:_LENGTH_BYTES], "big"))
+            if len(buffer) >= _LENGTH_BYTES and not peer.unfinished:
+                self._begin(peer, _LENGTH_BYTES + int.from_bytes(buffer[:_LENGTH_BYTES], "big"))
 
     def _begin(self, peer: _Peer, nbytes: int) -> None:
         """Reserve room for a large request that begins to arrive; without room, the rest is not read."""

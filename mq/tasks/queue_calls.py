@@ -259,7 +259,7 @@ class QueueCalls(Admin):
             return each.offset if counts_delivered else max(each.offset, each.pulled)
 
         own = sum(
-            ends.max_offset - (end_offset(found) if (found := progress.get(queue)) is not None else ends.min_offset)
+            ends.max_offset - (end_offset(state) if (state := progress.get(queue)) is not None else ends.min_offset)
             for queue, ends in stats.items()
         )
         again = sum(each.end - end_offset(each) for queue, each in progress.items() if queue.topic != topic)

@@ -180,7 +180,7 @@ async def _finish_copying(
         raise CommandFailed("; ".join(extension.refused.values()), EXIT_FAILED)
     copier.ended = extension.ended
     quiet_since: float | None = None
-    reported: set[str] = set()
+    texts_shown: set[str] = set()
 
     def is_enough() -> bool:
         if not producers_run:
@@ -201,8 +201,8 @@ async def _finish_copying(
             await trio.sleep(POLL_SECONDS)
             if copier.blocked:
                 raise CommandFailed("; ".join(copier.blocked.values()), EXIT_FAILED)
-            for text in {*copier.troubles.values()} - reported:
-                reported.add(text)
+            for text in {*copier.troubles.values()} - texts_shown:
+                texts_shown.add(text)
                 say(f"waiting: {text}")
             if quiet_since is None:
                 if is_enough():

@@ -88,7 +88,7 @@ def is_internal(topic: str, own: Collection[str]) -> bool:
 
 
 def extend(
-    mirrored: Iterable[MirroredQueue],
+    mirrored_queues: Iterable[MirroredQueue],
     source: Topics,
     target: Topics,
     *,
@@ -102,7 +102,7 @@ def extend(
     preferred; otherwise source groups are assigned to target groups in turn, and the queues of the second one follow
     those of the first, so that producers that choose queues by a sharding key choose the corresponding one.
     """
-    queues = list(mirrored)
+    queues = list(mirrored_queues)
     existing = {(each.topic, each.broker, each.queue_id) for each in queues}
     number = max((each.number for each in queues), default=-1) + 1
     new_queues: list[MirroredQueue] = []

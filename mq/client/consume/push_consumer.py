@@ -552,9 +552,9 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         """
         self._open_core()
         check_seconds("timeout", timeout)
-        finished = await self._handlers.drain(timeout)
+        are_finished = await self._handlers.drain(timeout)
         await self._membership().commit()
-        return finished
+        return are_finished
 
     def stop(self) -> None:
         """End `run`, cancelling running handlers."""

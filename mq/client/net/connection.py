@@ -286,12 +286,12 @@ class Connection:
         Raises RequestTimeout after `timeout` seconds, and ConnectionLost. If cancelled, it drops the request; the
         server may still execute it.
         """
-        arrived = anyio.Event()
+        response_event = anyio.Event()
         responses: list[tuple[ResponseOrLoss, memoryview]] = []
 
         def receive(response: ResponseOrLoss, response_body: memoryview) -> None:
             responses.append((response, response_body))
-            arrived.set()
+            response_event.set()
             if on_response is not None and isinstance(response, Response):
                 on_response(response, response_body)
 
@@ -299,7 +299,7 @@ class Connection:
         self.held += may_be_held
         try:
             with anyio.move_on_after(timeout):
-                await arrived.wait()
+                await response_event.wait()
         finally:
             self.held -= may_be_held
             self.forget(opaque)

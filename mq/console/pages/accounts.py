@@ -143,7 +143,7 @@ async def set_quota(visit: Visit, form: Form) -> Outcome:
     limits = {field: integer(form, field, 1, QUOTA_MAX) for field in QUOTA_FIELDS if one(form, field)}
     quota = Quota(**limits)
     quota_lists = await visit.watch.changing_admin.quotas()
-    if quota == NO_QUOTA and not any(each.user == name for listed in quota_lists.values() for each in listed.users):
+    if quota == NO_QUOTA and not any(each.user == name for quotas in quota_lists.values() for each in quotas.users):
         raise InputInvalid("no limit was given or existed before: nothing was changed")
     await visit.watch.changing_admin.put_quota(name, quota)
     who = "each user without a quota of its own" if name == EVERYBODY else name

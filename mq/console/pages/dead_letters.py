@@ -127,8 +127,8 @@ async def requeue(visit: Visit, form: Form) -> Outcome:
             raise
         finally:
             outcome = f"{job.done} sent, {job.failed} failed{fault}"
-            succeeded = not job.failed and not fault
-            visit.records.add(Record(visit.now_ms, visit.session.user, "requeue ended", what, outcome, succeeded))
+            is_success = not job.failed and not fault
+            visit.records.add(Record(visit.now_ms, visit.session.user, "requeue ended", what, outcome, is_success))
 
     try:
         job = visit.jobs.start(visit.watch.nursery, visit.session.user, f"Send again {what}", back, run)
@@ -220,7 +220,7 @@ async def export(visit: Visit, write: Callable[[str], Awaitable[None]]) -> None:
     """Write the dead letters of a group as JSON, one per line."""
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
-    hidden = visit.settings.hide_bodies
+    hides_bodies = visit.settings.hide_bodies
     matches = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))
     async with read_letters(
         visit.watch.namesrv, group, everything=everything, remoting=visit.watch.remoting
@@ -229,7 +229,7 @@ async def export(visit: Visit, write: Callable[[str], Awaitable[None]]) -> None:
             if not matches(letter):
                 continue
             fields = letter_fields(letter) | message_fields(letter)
-            if hidden:
+            if hides_bodies:
                 fields = {name: value for name, value in fields.items() if name not in HIDDEN}
             await write(json.dumps(fields) + "\n")
 

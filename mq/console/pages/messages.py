@@ -127,7 +127,7 @@ def by_of(query: Mapping[str, str]) -> str:
     by = query.get("by", "newest")
     choices = (("value", "key"), ("time", "time"), ("offset", "offset"))
     if by in ("newest", "oldest"):
-        return next((chosen for field, chosen in choices if query.get(field, "").strip()), by)
+        return next((choice for field, choice in choices if query.get(field, "").strip()), by)
     return by
 
 
@@ -143,17 +143,19 @@ async def message(visit: Visit) -> Page:
         )
     form = visit.query.get("as", "auto")
     whole = visit.query.get("whole") == "yes"
-    hidden = visit.settings.hide_bodies
+    hides_bodies = visit.settings.hide_bodies
     values = {
         "topic": topic,
         "broker": broker,
         "queue": queue.queue_id,
         "offset": offset,
         "record": record_of(received_message),
-        "properties": [] if hidden else property_rows(received_message),
-        "body": None if hidden else body_of(received_message, BodyForm.of(form), None if whole else BODY_BYTES_MAX),
+        "properties": [] if hides_bodies else property_rows(received_message),
+        "body": None
+        if hides_bodies
+        else body_of(received_message, BodyForm.of(form), None if whole else BODY_BYTES_MAX),
         "shown": form,
-        "hide_bodies": hidden,
+        "hide_bodies": hides_bodies,
     } | await timeline_of(visit, received_message)
     return Page("message.html", f"Message at {broker}/{queue.queue_id} {offset}", values, live=False)
 

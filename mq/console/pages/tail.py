@@ -25,9 +25,9 @@ async def tail(visit: Visit) -> Page:
     """The last messages of a topic, and those that come while the page is open."""
     topic = visit.name("topic")
     choice = TailFilter(topic, visit.query.get("tags", "").strip(), sql_of(visit))
-    hidden = visit.settings.hide_bodies
+    hides_bodies = visit.settings.hide_bodies
     try:
-        topic_tail = visit.watch.tails.follow(choice, partial(message_row, hide_bodies=hidden))
+        topic_tail = visit.watch.tails.follow(choice, partial(message_row, hide_bodies=hides_bodies))
     except TooManyTails as error:
         raise InputInvalid(str(error)) from error
     with trio.move_on_after(BEGIN_SECONDS):
@@ -40,6 +40,6 @@ async def tail(visit: Visit) -> Page:
         "rows_max": ROWS_MAX,
         "left_out": topic_tail.left_out,
         "fault": topic_tail.fault,
-        "hide_bodies": hidden,
+        "hide_bodies": hides_bodies,
     }
     return Page("tail.html", f"{topic}, as messages come", values)

@@ -217,13 +217,13 @@ def _one_or_each(quotas: Mapping[str, Quota], brokers: Iterable[str]) -> str:
 
 def quota_of(name: str, quota_lists: Mapping[str, QuotaList]) -> Quota:
     """The quota of a name in the first broker group that has one."""
-    rows = (each for _, listed in sorted(quota_lists.items()) for each in listed.users)
+    rows = (each for _, quotas in sorted(quota_lists.items()) for each in quotas.users)
     return next((each.quota for each in rows if each.user == name), NO_QUOTA)
 
 
 def connections_of(name: str, quota_lists: Mapping[str, QuotaList]) -> int:
     """The connections of a user that has a quota, to the leaders."""
-    return sum(each.connections for listed in quota_lists.values() for each in listed.users if each.user == name)
+    return sum(each.connections for quotas in quota_lists.values() for each in quotas.users if each.user == name)
 
 
 def throttled_rows(quota_lists: Mapping[str, QuotaList]) -> list[ThrottledRow]:
@@ -237,8 +237,8 @@ def throttled_rows(quota_lists: Mapping[str, QuotaList]) -> list[ThrottledRow]:
             f"{each.seconds_ago:.0f} s ago",
             broker,
         )
-        for broker, listed in sorted(quota_lists.items())
-        for each in listed.throttled
+        for broker, quotas in sorted(quota_lists.items())
+        for each in quotas.throttled
     ]
 
 

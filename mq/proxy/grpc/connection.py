@@ -270,7 +270,7 @@ class GrpcConnection:
         self.give_back(stream)
         return message
 
-    def send(self, stream: CallStream, framed: bytes) -> bool:
+    def send(self, stream: CallStream, frame: bytes) -> bool:
         """Send a message with its prefix, after all earlier ones are sent. Returns whether all of it is on its way;
         otherwise `on_sent` is called later. Raises BrokenCall.
         """
@@ -278,7 +278,7 @@ class GrpcConnection:
             raise BrokenCall("the client has cancelled the call, or is gone")
         assert not stream.unsent, f"{len(stream.unsent)} bytes of the last message are not sent"
         self._send_headers(stream)
-        stream.unsent = memoryview(framed)
+        stream.unsent = memoryview(frame)
         self._send_rest(stream)
         return not stream.unsent
 

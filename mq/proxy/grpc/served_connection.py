@@ -67,9 +67,9 @@ class ServerContext:
 class ServedConnection:
     """One connection, from its first byte of HTTP/2 on."""
 
-    def __init__(self, accepted: Accepted, server: ServerContext) -> None:
-        self._stream = accepted.stream
-        self._client = accepted
+    def __init__(self, client: Accepted, server: ServerContext) -> None:
+        self._stream = client.stream
+        self._client = client
         self._server = server
         self._connection = GrpcConnection(server.limits, server.partial_requests, trio.current_time(), self._begin_call)
         self._nursery: trio.Nursery | None = None
@@ -204,15 +204,15 @@ class ServedConnection:
 
     async def _run_call(self, method: Method, stream: CallStream, scope: trio.CancelScope) -> None:  # noqa: ASYNC910 - a method receives its request
         assert stream.head is not None, "what is no call has no method"
-        accepted, server, path = self._client, self._server, stream.head.path
+        client, server, path = self._client, self._server, stream.head.path
         status, reason = Status.OK, ""
         try:
             with scope:
                 call = Call(
                     stream,
-                    peer=accepted.peer,
-                    local_address=accepted.local_address,
-                    secure=accepted.secure,
+                    peer=client.peer,
+                    local_address=client.local_address,
+                    secure=client.secure,
                     deadline=None if stream.head.timeout is None else scope.deadline,
                     draining=server.draining,
                     wake_writer=self.wake_writer,
@@ -226,7 +226,7 @@ class ServedConnection:
         except Exception as error:
             refusal = stream.refusal or _refusal_in(error)
             if refusal is None:
-                server.log.exception("call_failed", path=path, peer=accepted.peer)
+                server.log.exception("call_failed", path=path, peer=client.peer)
                 refusal = CallRefused(Status.INTERNAL, "the server failed; its log says why")
             status, reason = refusal.status, refusal.reason
         finally:

@@ -264,11 +264,11 @@ class ColdBlocks:
                 f"it belongs to log {manifest.cluster_id} (segment_bytes {manifest.segment_bytes}); expected log "
                 f"{known_log.identity} (segment_bytes {known_log.segment_bytes})",
             )
-        end, archived = known_log.end(), manifest.archived
-        if archived.pos == end.pos and archived != end:
+        end, archived_end = known_log.end(), manifest.archived
+        if archived_end.pos == end.pos and archived_end != end:
             raise BackupRefused(store.name, f"its entry {end.index} differs from the one of this group")
         self._manifest = manifest
-        self._files = {each.start: each for each in manifest.objects.files if each.start < archived.pos}
+        self._files = {each.start: each for each in manifest.objects.files if each.start < archived_end.pos}
         self._read_at, self._read_for, self._is_doubtful = self._clock(), known_pos, False
 
     def _forget(self, start: int) -> bool:

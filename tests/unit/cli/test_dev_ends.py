@@ -30,7 +30,7 @@ class SomeServers:
     def __init__(self) -> None:
         self.codes: dict[str, int] = {}
 
-    def ended(self) -> dict[str, int]:
+    def exit_codes(self) -> dict[str, int]:
         return self.codes
 
     def log_path(self, name: str) -> Path:
