@@ -83,7 +83,7 @@ class ArchivedFiles:
     def __init__(self, open_archive: OpenArchive, archive_end: Base, log: Log, limits: NodeLimits) -> None:
         self._limits = limits
         self._open_archive = open_archive
-        self._archived = archive_end
+        self._archive_end = archive_end
         self._log = log
         self._archive: LogArchive | None = None
         self._rate = Rate()
@@ -93,7 +93,7 @@ class ArchivedFiles:
 
     def wants(self, pos: int) -> bool:
         """Whether the byte of a closed file is to be read here now, as the next one that is missing."""
-        if self._archive is None or pos >= self._archived.pos:
+        if self._archive is None or pos >= self._archive_end.pos:
             return False
         if (trial := self._trial) is None or trial.is_over:
             return True
@@ -115,7 +115,7 @@ class ArchivedFiles:
         """Open the archive, and read at ``pos``, which shows that the file is of this log. It may take its time."""
 
         def opened() -> LogArchive:
-            archive = self._open_archive(self._archived)
+            archive = self._open_archive(self._archive_end)
             archive.read(pos, 1)
             return archive
 
@@ -165,7 +165,7 @@ class ArchivedFiles:
         assert request is not None, "nothing is missing"
         size, pos = staging.manifest.segment_bytes, request[1]
         nbytes_max = max(1, self._limits.archive_read_bytes // staging.piece_bytes) * staging.piece_bytes
-        stop = min(self._archived.pos, staging.manifest.starts.stop)
+        stop = min(self._archive_end.pos, staging.manifest.starts.stop)
         async with send:
             while pos < stop:
                 nbytes = min(nbytes_max, size - pos % size)

@@ -48,7 +48,7 @@ class FinishedWrites:
         self._transport = transport
         self._clock = clock
         self._wake = wake
-        self._noted = 0
+        self._last_ticket = 0
         self._is_signalled = True
         # The acknowledgement that the writer sends, with the ticket of its write.
         self._acknowledgement: tuple[int, AppendResp] | None = None
@@ -79,12 +79,12 @@ class FinishedWrites:
     def poll(self) -> None:
         """Note which writes are durable by now: in each turn, as not all of them are signalled."""
         ticket = self._writer.done_ticket
-        if ticket > self._noted:
+        if ticket > self._last_ticket:
             self.done(ticket)
 
     def done(self, ticket: int) -> None:
         """Tell the core and the waiting calls that everything up to ``ticket`` is durable."""
-        self._noted = ticket
+        self._last_ticket = ticket
         now = self._clock()
         if self._acknowledgement is not None and self._acknowledgement[0] <= ticket:
             message = self._acknowledgement[1]
@@ -102,5 +102,5 @@ class FinishedWrites:
         if needs_signals is self._is_signalled:
             return
         self._is_signalled = needs_signals
-        if self._writer.signal_from(0 if needs_signals else NO_SIGNALS) > self._noted and needs_signals:
+        if self._writer.signal_from(0 if needs_signals else NO_SIGNALS) > self._last_ticket and needs_signals:
             self._wake()

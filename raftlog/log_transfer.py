@@ -106,7 +106,7 @@ class Offers:
         archive_end: Callable[[], Base | None] = lambda: None,
         note_for_copies: Callable[[], bytes] = lambda: b"",
     ) -> None:
-        self._archived = archive_end
+        self._archive_end = archive_end
         self._note_for_copies = note_for_copies
         self._replica = replica
         self._transport = transport
@@ -182,7 +182,7 @@ class Offers:
         replica = self._replica
         conf = encode_conf(replica.core.conf_at(replica.log.base[0]))
         manifest = replica.log.manifest(replica.commit_index, conf=conf)
-        return msgspec.structs.replace(manifest, archived=self._archived(), note=self._note_for_copies())
+        return msgspec.structs.replace(manifest, archived=self._archive_end(), note=self._note_for_copies())
 
 
 class Puller:

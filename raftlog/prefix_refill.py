@@ -71,7 +71,7 @@ class PrefixRefill:
         self._check_body = check_body
         self._answers_in, self._answers = trio.open_memory_channel[RangeResp](2 * REQUESTS_MAX)
         self._active = False
-        self._told: NodeId | None = None
+        self._notified_node: NodeId | None = None
 
     def on_response(self, response: RangeResp) -> None:
         """Process the answer to a request; answers to requests of others are ignored."""
@@ -125,8 +125,8 @@ class PrefixRefill:
         if not self._replica.is_leader or core.successor_with_older_log is not None:
             return
         state, holder = self._replica.beginning()
-        if state is Beginning.LATER and holder in core.conf.learners and holder != self._told:
-            self._told = holder
+        if state is Beginning.LATER and holder in core.conf.learners and holder != self._notified_node:
+            self._notified_node = holder
             self._log.warning(
                 "refill_needs_promotion",
                 learner=holder,

@@ -51,9 +51,9 @@ class BulkTaskReader(TaskReader):
     _bytes_max = _FIRST_BYTES
     _hold_at = 0.0
     _holds: Connection | None = None
-    _asked: frozenset[str] = frozenset()
+    _asked_replicas: frozenset[str] = frozenset()
     """The replicas that returned nothing since the last progress."""
-    _gone: dict[int, int] | None = None
+    _first_offsets: dict[int, int] | None = None
     """First offsets of the queues from which all those replicas have deleted wanted messages; None while none has
     reported it.
     """
@@ -245,24 +245,24 @@ class BulkTaskReader(TaskReader):
             raise AnswerDamaged(
                 f"{address} reports deleted messages, but has the requested ones; its queues begin: {firsts}"
             )
-        first_offsets = response.offsets if self._gone is None else self._gone
-        self._gone = {
+        first_offsets = response.offsets if self._first_offsets is None else self._first_offsets
+        self._first_offsets = {
             queue_id: min(first_offsets[queue_id], response.offsets[queue_id])
             for queue_id in first_offsets.keys() & response.offsets
         }
-        if not set(self._replicas) <= self._asked | {address}:
+        if not set(self._replicas) <= self._asked_replicas | {address}:
             raise ReplicaBehind(f"{address} has deleted messages; its queues begin: {firsts}")
         # The replica with the most messages may be an earlier one, and the last one may lead.
         self._disconnect()
         self._turn = 0
-        return self._gone
+        return self._first_offsets
 
     def _next_replica(self, error: Exception) -> None:
-        self._asked |= set(self._replicas[self._turn : self._turn + 1])
+        self._asked_replicas |= set(self._replicas[self._turn : self._turn + 1])
         super()._next_replica(error)
 
     def _on_progress(self, connection: Connection, chunk: Chunk) -> None:
-        self._asked, self._gone = frozenset(), None
+        self._asked_replicas, self._first_offsets = frozenset(), None
         super()._on_progress(connection, chunk)
 
     def _check_offsets(self, response: BulkResponse, remaining: dict[int, QueueRange]) -> None:

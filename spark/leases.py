@@ -103,7 +103,7 @@ class StreamLeases:
         self._connect = connect
         self._clock = clock
         self._ids: defaultdict[LeaseKey, str] = defaultdict(new_id)
-        self._held: dict[LeaseKey, LogRange | None] = {}
+        self._leased_parts: dict[LeaseKey, LogRange | None] = {}
         """The leases requested last; None where the position of the messages in the log is unknown."""
         self._renew_at = clock()
 
@@ -115,18 +115,20 @@ class StreamLeases:
         if not parts:
             return []
         keys = {_key(part) for part in parts}
-        if self._clock() >= self._renew_at or not keys <= self._held.keys():
+        if self._clock() >= self._renew_at or not keys <= self._leased_parts.keys():
             new_parts = with_leases(parts, get_details(), self._ids.__getitem__)
             take_leases(new_parts, self._timeout, self._connect)
             by_key = {_key(part): part for part in new_parts if part.lease_id}
-            self._held.update((key, by_key.get(key)) for key in keys)
+            self._leased_parts.update((key, by_key.get(key)) for key in keys)
             self._renew_at = self._clock() + RENEWAL_SECONDS
-        return [part if (lease := self._held[_key(part)]) is None else _same_lease(part, lease) for part in parts]
+        return [
+            part if (lease := self._leased_parts[_key(part)]) is None else _same_lease(part, lease) for part in parts
+        ]
 
     def give_back(self) -> None:
         """Release the leases; the query has ended."""
-        leases = [lease for lease in self._held.values() if lease is not None]
-        self._held.clear()
+        leases = [lease for lease in self._leased_parts.values() if lease is not None]
+        self._leased_parts.clear()
         take_leases(leases, self._timeout, self._connect, seconds=0)
 
 

@@ -34,14 +34,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
         self._columns = columns
-        self._made: StreamProgress | None = None
+        self._stream_progress: StreamProgress | None = None
 
     @property
     def _progress(self) -> StreamProgress:
         # Created on first use: this object is pickled before.
-        if self._made is None:
-            self._made = StreamProgress(self._options)
-        return self._made
+        if self._stream_progress is None:
+            self._stream_progress = StreamProgress(self._options)
+        return self._stream_progress
 
     def initialOffset(self) -> dict[str, Any]:
         """The position at which a query without a checkpoint begins. Raises PlanInvalid, Unreachable, ServerError."""
@@ -80,9 +80,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Release connections and state at the end of the query."""
-        if self._made is not None:
-            self._made.stop()
-            self._made = None
+        if self._stream_progress is not None:
+            self._stream_progress.stop()
+            self._stream_progress = None
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read the messages of a partition as record batches. Raises DataLoss, ReadFailed, BodyUnreadable."""

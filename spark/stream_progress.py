@@ -92,20 +92,20 @@ class StreamProgress:
         self._surveyor = make_surveyor(options, self._connections)
         self._clock = clock
         self._sleep = sleep
-        self._found: Survey | None = None
+        self._last_survey: Survey | None = None
         self._found_at = self._routes_at = 0.0
-        self._known: dict[QueueName, int] = {}
+        self._last_offsets: dict[QueueName, int] = {}
         self._began: dict[str, Any] | None = None
         self._cap: dict[QueueName, int] | None = None
         self._last: tuple[dict[str, Any], Position] | None = None
         self._batch_at = clock()
         self._turn = 0
         self._missed_since: dict[tuple[LossKind, QueueName], float] = {}
-        self._told: set[tuple[LossKind, QueueName]] = set()
+        self._reported: set[tuple[LossKind, QueueName]] = set()
         lease_timeout = min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000)
         self._leases = StreamLeases(lease_timeout, connect, new_lease_id, clock)
         self._archive: ArchivePlan | None = None
-        self._detailed: Survey | None = None
+        self._details: Survey | None = None
         self._detailed_at = 0.0
         if options.read_mode == "archive":
             from spark.archive_plan import ArchivePlan
@@ -147,7 +147,7 @@ class StreamProgress:
             snapshot = _snapshot_of(survey)
             check_cluster(position, snapshot)
             self._commit(position, survey)
-            data_losses = losses(position, snapshot, self._known)
+            data_losses = losses(position, snapshot, self._last_offsets)
             self._forget_all_but(data_losses)
             doubtful = self._check(data_losses)
             self._remember_ends(survey)
@@ -162,9 +162,9 @@ class StreamProgress:
 
     def newest(self) -> dict[str, Any] | None:
         """The ends of all queues, as last seen; None before."""
-        if self._found is None:
+        if self._last_survey is None:
             return None
-        snapshot = _snapshot_of(self._found)
+        snapshot = _snapshot_of(self._last_survey)
         return Position(
             snapshot.cluster, snapshot.topic_ids, {queue: ends.end for queue, ends in snapshot.ends.items()}
         ).to_json()
@@ -194,12 +194,12 @@ class StreamProgress:
         keys = {(part.topic, part.broker_name) for part in parts}
         until, pause = self._clock() + self._deadline, _PAUSE_SECONDS_MIN
         while True:
-            details = self._detailed
+            details = self._details
             # A topic may be new, and no replica may have answered the last time.
             is_known = details is not None and keys <= details.archives.keys()
             if details is None or not is_known or self._clock() - self._detailed_at >= DETAILS_SECONDS:
                 details, self._detailed_at = self._surveyor.add_details(survey), self._clock()
-                self._detailed = details
+                self._details = details
             if keys <= details.archives.keys() or self._clock() + pause >= until:
                 return self._archive.with_archives(parts, details)
             self._sleep(pause)
@@ -208,13 +208,13 @@ class StreamProgress:
 
     def on_finish(self, end: dict[str, Any]) -> None:
         """Commit the end of a complete micro-batch to the group; never raises for brokers that do not respond."""
-        if self._group is not None and self._found is not None:
-            self._commit(parse_position(end), self._found)
+        if self._group is not None and self._last_survey is not None:
+            self._commit(parse_position(end), self._last_survey)
 
     def stop(self) -> None:
         """Store the pending offsets in the consumer group, release leases, and close all connections."""
-        if self._group is not None and self._found is not None:
-            self._group.flush(self._found.routes)
+        if self._group is not None and self._last_survey is not None:
+            self._group.flush(self._last_survey.routes)
         self._leases.give_back()
         if self._archive is not None:
             self._archive.close()
@@ -233,10 +233,10 @@ class StreamProgress:
         return self._options.read_deadline_ms / 1000
 
     def _recent(self) -> Survey:
-        if self._found is None or self._clock() - self._found_at >= SEEN_SECONDS:
-            previous = self._found if self._clock() - self._routes_at < ROUTES_SECONDS else None
+        if self._last_survey is None or self._clock() - self._found_at >= SEEN_SECONDS:
+            previous = self._last_survey if self._clock() - self._routes_at < ROUTES_SECONDS else None
             return self._survey(self._deadline, strict=False, previous=previous)
-        return self._found
+        return self._last_survey
 
     def _survey(self, seconds: float, *, strict: bool, previous: Survey | None = None) -> Survey:
         """Query until there is a response. Raises Unreachable, ServerError after ``seconds``."""
@@ -252,13 +252,13 @@ class StreamProgress:
                 self._sleep(pause)
                 pause = min(pause * 2, _PAUSE_SECONDS_MAX)
             else:
-                self._found, self._found_at = survey, self._clock()
+                self._last_survey, self._found_at = survey, self._clock()
                 if previous is None:
                     self._routes_at = self._found_at
                 return survey
 
     def _remember_ends(self, survey: Survey) -> None:
-        self._known.update((queue, ends.end) for queue, ends in survey.ends.items())
+        self._last_offsets.update((queue, ends.end) for queue, ends in survey.ends.items())
 
     def _next_end(self, position: Position, snapshot: ClusterSnapshot, is_limited: bool) -> Position | None:
         options = self._options
@@ -296,16 +296,16 @@ class StreamProgress:
             self._routes_at = -math.inf  # a name server lookup shows whether it reappears
         if certain and self._options.fail_on_data_loss:
             raise DataLoss(loss_text(certain))
-        if news := [each for each in certain if each.key not in self._told]:
+        if news := [each for each in certain if each.key not in self._reported]:
             log.warning("%s", loss_text(news))
-        self._told.update(each.key for each in certain)
+        self._reported.update(each.key for each in certain)
         return doubtful
 
     def _forget_all_but(self, data_losses: Iterable[Loss]) -> None:
         """Forget all losses except ``data_losses``: a loss that has ended is logged again if it recurs."""
         keys = {each.key for each in data_losses}
         self._missed_since = {key: since for key, since in self._missed_since.items() if key in keys}
-        self._told &= keys
+        self._reported &= keys
 
     # -- consumer group --------------------------------------------------------------------------------------------
 

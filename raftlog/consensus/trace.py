@@ -127,7 +127,7 @@ class TracedCore(RaftCore):
     def __init__(self, trace: Trace, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._trace = trace
-        self._seen = _Picture(self)
+        self._last_picture = _Picture(self)
         base = self._log.base
         trace.event(
             self,
@@ -166,7 +166,7 @@ class TracedCore(RaftCore):
     def compact(self, index: LogIndex, now: float) -> None:
         self._tell_changes()
         super().compact(index, now)
-        self._seen = _Picture(self)
+        self._last_picture = _Picture(self)
         base = self._log.base
         self._trace.event(self, "CompactEntries", base=[base.index, base.term])
 
@@ -186,7 +186,7 @@ class TracedCore(RaftCore):
     def _tell_changes(self) -> None:
         """Write events for everything that has changed since the last call."""
         event = self._trace.event
-        before, self._seen = self._seen, _Picture(self)
+        before, self._last_picture = self._last_picture, _Picture(self)
         runs = self._log.runs()
         agreement = _agreement(before, runs, self.last_index)
         if agreement < before.last:

@@ -19,7 +19,7 @@ class Lingering:
     """
 
     def __init__(self) -> None:
-        self._paid = [1.0, 1.0]
+        self._shares = [1.0, 1.0]
         self._in_flight = False
         self._since = float("-inf")
 
@@ -28,7 +28,7 @@ class Lingering:
 
         ``in_flight``: whether something is in flight that ends in an event.
         """
-        shares = self._paid
+        shares = self._shares
         has_paid = came_at - self._since < LINGER_SECONDS
         shares[self._in_flight] += (has_paid - shares[self._in_flight]) * _MEMORY
         self._in_flight, self._since = in_flight, now

@@ -72,7 +72,7 @@ class Reactor:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._patient: set[int] = set()
-        self._left: dict[int, int] = {}
+        self._remaining: dict[int, int] = {}
         # Debtors, which used more than a share of CPU time, with their total excess in seconds; and the ready ones,
         # with their events, which are handled in turns with the unfinished work.
         self._debts: dict[int, float] = {}
@@ -84,7 +84,7 @@ class Reactor:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._together: Callable[[Ready], tuple[Ready, Begun]] | None = None
-        self._begun: dict[int, Callable[[], None]] = {}
+        self._started_calls: dict[int, Callable[[], None]] = {}
         self._turn_begin: list[Callable[[], None]] = []
         self._turn_end: list[Callable[[], None]] = []
         self._dirty: list[Flushed] = []
@@ -118,9 +118,9 @@ class Reactor:
         del self._handlers[fd]
         self._patient.discard(fd)
         self._debts.pop(fd, None)
-        self._left.pop(fd, None)
+        self._remaining.pop(fd, None)
         self._in_line.pop(fd, None)
-        self._begun.pop(fd, None)
+        self._started_calls.pop(fd, None)
         self._epoll.unregister(fd)
 
     def share_used(self) -> bool:
@@ -264,8 +264,8 @@ class Reactor:
         self._due = None
         for callback in self._turn_begin:
             callback()
-        if self._left:
-            remaining, self._left = self._left, {}
+        if self._remaining:
+            remaining, self._remaining = self._remaining, {}
             ready = [*remaining.items(), *[(fd, events) for fd, events in ready if fd not in remaining]]
         self._share = share = max(TURN_SECONDS / (len(ready) + 1), _SHARE_SECONDS_MIN)
         if self._debts:
@@ -290,14 +290,14 @@ class Reactor:
                     break
         if unfinished_count or self._in_line:
             self._work_off(unfinished_count, share, max(end, now + _UNFINISHED_SHARE * TURN_SECONDS))
-        if self._unfinished or self._in_line or self._left or self._begun:
+        if self._unfinished or self._in_line or self._remaining or self._started_calls:
             self.wake()
         self._has_failed = False
         self.end_turn()
 
     def _serve_together(self, serve: Callable[[Ready], tuple[Ready, Begun]], ready: Ready, end: float) -> Ready:
         """Serve clients together, and do the rest for those that have begun, until ``end``; returns the others."""
-        started_calls = self._begun
+        started_calls = self._started_calls
         if started_calls:
             # What they sent first is handled first.
             ready = [each for each in ready if each[0] not in started_calls]
@@ -320,7 +320,7 @@ class Reactor:
         """Handle only the urgent rest of a turn that lasted too long, and leave clients to the next turn."""
         for fd, events in rest:
             if fd in self._patient:
-                self._left[fd] = events
+                self._remaining[fd] = events
             elif (handler := self._handlers.get(fd)) is not None:
                 handler(events)
 

@@ -46,7 +46,7 @@ class SecretFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._seen = _state_of(path)
+        self._state = _state_of(path)
         self.current: tuple[bytes, ...] = read_secrets(path)
 
     def poll(self) -> bool:
@@ -55,9 +55,9 @@ class SecretFile:
         Raises:
             SecretMissing, SecretUnusable: `current` is unchanged. Raised once for each change of the file.
         """
-        if (state := _state_of(self.path)) == self._seen:
+        if (state := _state_of(self.path)) == self._state:
             return False
-        self._seen = state
+        self._state = state
         before, self.current = self.current, read_secrets(self.path)
         return before != self.current
 

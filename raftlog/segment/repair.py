@@ -87,7 +87,7 @@ class Repair:
         self._good_end = damage.end_pos
         self._unreadable: set[int] = set()
         """Blocks that were intact when the log was opened, and became unreadable."""
-        self._held, self._holder = b"", ""
+        self._partial_entry, self._holder = b"", ""
         self._side_path = os.path.join(damage.directory, SIDE_FILE_NAME)
         with contextlib.ExitStack() as undo:
             try:
@@ -133,7 +133,7 @@ class Repair:
         """
         if self.done:
             return None
-        pos = self._at + len(self._held)
+        pos = self._at + len(self._partial_entry)
         return pos, min(self._limits.repair_bytes_max, self._limit() - pos)
 
     def offer(self, pos: int, data: bytes, source: str) -> bool:
@@ -149,28 +149,28 @@ class Repair:
             return True
         if source in self._conflicting:
             return False
-        if self._held and source != self._holder:
+        if self._partial_entry and source != self._holder:
             # An entry comes from one source, so that a bad one can be attributed.
-            self._held = b""
-        if pos != self._at + len(self._held):
+            self._partial_entry = b""
+        if pos != self._at + len(self._partial_entry):
             return True
         if not data:
             self.on_refusal(pos, source)
             return False
-        self._held += data
+        self._partial_entry += data
         self._holder = source
         try:
             self._accept_received()
         except FrameCorrupt:
-            self._held = b""
+            self._partial_entry = b""
             self._refuse(source)
             return False
         return True
 
     def on_refusal(self, pos: int, source: str, *, damaged: bool = False) -> None:
         """Note that ``source`` has no bytes at ``pos``, or only damaged ones. Raises `StorageFailed`."""
-        if not self.done and pos == self._at + len(self._held):
-            self._held = b""
+        if not self.done and pos == self._at + len(self._partial_entry):
+            self._partial_entry = b""
             self._damaged_too.discard(source)
             if damaged:
                 self._damaged_too.add(source)
@@ -251,7 +251,7 @@ class Repair:
         assert self._ranges, f"{self.directory}: nothing is damaged any more"
         self._last = self._ranges[0].before
         self._at = self._end_pos()
-        self._held = b""
+        self._partial_entry = b""
         self._holder = ""
         self._forget_refusals()
         self._side_call(self._disk.truncate, self._side, 0)
@@ -280,11 +280,11 @@ class Repair:
 
     def _accept_received(self) -> None:
         """Accept the complete part of the received bytes. Raises `FrameCorrupt` for the first wrong entry."""
-        while self._held and not self.done:
+        while self._partial_entry and not self.done:
             file_end = self._file_end(self._at)
-            if is_blank(self._held, file_end - self._at):
+            if is_blank(self._partial_entry, file_end - self._at):
                 self._write_side(self._at, blank(file_end - self._at))
-                self._held = b""
+                self._partial_entry = b""
                 self._at = file_end
             elif not self._take_entry(file_end):
                 return
@@ -295,14 +295,14 @@ class Repair:
         """Accept the first received entry; False if it is incomplete."""
         last, room = self._last, file_end - BLANK_BYTES_MIN - self._at
         if room < HEADER_BYTES:
-            if len(self._held) < BLANK_BYTES_MIN:
+            if len(self._partial_entry) < BLANK_BYTES_MIN:
                 return False
             raise FrameCorrupt(self._at, "no room for an entry here", HEADER_BYTES, room)
         if self._limit() - self._at < HEADER_BYTES:
             raise self._conflict()
-        if len(self._held) < HEADER_BYTES:
+        if len(self._partial_entry) < HEADER_BYTES:
             return False
-        _, size, index, term, pos, *_ = HEADER.unpack_from(self._held)
+        _, size, index, term, pos, *_ = HEADER.unpack_from(self._partial_entry)
         if (index, pos) != (last.index + 1, self._at):
             raise FrameCorrupt(self._at, "the index or position is that of a different entry", last.index + 1, index)
         if term > (highest := highest_plausible(self._state.term)):
@@ -313,11 +313,11 @@ class Repair:
             raise FrameCorrupt(self._at, "entry should be in the previous file", self._end_pos(), self._at)
         if self._at + size > self._limit():
             raise self._conflict()
-        if len(self._held) < size:
+        if len(self._partial_entry) < size:
             return False
-        ref = verify_entry(memoryview(self._held), 0, last.index + 1, last.term, self._at, last.chain)
-        self._write_side(self._at, self._held[:size])
-        self._last, self._at, self._held = ref, self._at + size, self._held[size:]
+        ref = verify_entry(memoryview(self._partial_entry), 0, last.index + 1, last.term, self._at, last.chain)
+        self._write_side(self._at, self._partial_entry[:size])
+        self._last, self._at, self._partial_entry = ref, self._at + size, self._partial_entry[size:]
         return True
 
     def _look_ahead(self) -> None:

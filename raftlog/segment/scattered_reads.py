@@ -39,7 +39,7 @@ class PieceReader:
     `forget` when some are removed.
     """
 
-    __slots__ = ("_gap_max", "_kept", "_kept_min", "_run_max", "_segment_bytes", "_tail", "_verified")
+    __slots__ = ("_cached_ranges", "_gap_max", "_kept_min", "_run_max", "_segment_bytes", "_tail", "_verified")
 
     def __init__(self, reads: VerifiedReads, segment_bytes: int, tail: Tail, limits: LogLimits) -> None:
         self._gap_max, self._run_max = limits.gap_bytes_max, limits.pieces_bytes_max
@@ -47,11 +47,11 @@ class PieceReader:
         self._verified = reads
         self._segment_bytes = segment_bytes
         self._tail = tail
-        self._kept: list[_CachedRange] = []
+        self._cached_ranges: list[_CachedRange] = []
 
     def forget(self) -> None:
         """Drop the cache: the log was truncated."""
-        self._kept.clear()
+        self._cached_ranges.clear()
 
     def read(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
         """The bytes of ascending pieces, each from memory if its entry is there.
@@ -80,7 +80,7 @@ class PieceReader:
     def _find(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int] | None:
         """A cached range, where it begins, and the number of the first piece that it does not contain."""
         start, length = pieces[first]
-        for begin, end, data in self._kept:
+        for begin, end, data in self._cached_ranges:
             if begin <= start and start + length <= end:
                 following = bisect_left(pieces, (end, 0), first)
                 pos, length = pieces[following - 1]
@@ -108,8 +108,8 @@ class PieceReader:
             # A damaged entry may be between two pieces.
             return start, self._verified.read(start, first_end, trusts_page_cache=True), first + 1
         if end - start >= max(2 * nbytes, self._kept_min):
-            self._kept.append(_CachedRange(start, end, data))
-            del self._kept[:-KEPT_MAX]
+            self._cached_ranges.append(_CachedRange(start, end, data))
+            del self._cached_ranges[:-KEPT_MAX]
         return start, data, following
 
 

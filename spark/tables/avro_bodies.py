@@ -125,9 +125,9 @@ class _Schema:
         from fastavro import parse_schema
         from fastavro.schema import SchemaParseException, UnknownType
 
-        self._named: dict[str, Any] = {}
+        self._named_types: dict[str, Any] = {}
         try:
-            self.schema = parse_schema(schema, named_schemas=self._named, _write_hint=False)
+            self.schema = parse_schema(schema, named_schemas=self._named_types, _write_hint=False)
         except UnknownType as error:
             raise SchemaUnusable(f"there is no type {error.name!r} in it") from None
         except SchemaParseException as error:
@@ -146,8 +146,8 @@ class _Schema:
         if isinstance(schema, list):
             return self._union(schema, path, inside)
         if isinstance(schema, str):
-            if schema in self._named:
-                return self._type(self._named[schema], path, inside)
+            if schema in self._named_types:
+                return self._type(self._named_types[schema], path, inside)
             schema = {"type": schema}
         name = schema["type"]
         match name:
@@ -165,8 +165,8 @@ class _Schema:
                 raise SchemaUnusable(f"field {path} is always null: it cannot be a column")
             case "fixed" if not schema["size"]:
                 raise SchemaUnusable(f"field {path} has no bytes: it cannot be a column")
-            case str() if name in self._named:
-                return self._type(self._named[name], path, inside)
+            case str() if name in self._named_types:
+                return self._type(self._named_types[name], path, inside)
             case str():
                 return _logical(schema, path)
             case _:

@@ -27,7 +27,7 @@ class AvroCheck:
 
     def __init__(self, schema: Any) -> None:
         """Raises SchemaUnusable for lists of items without bytes: a short body could have any number of them."""
-        self._named: dict[str, Walk] = {}
+        self._named_types: dict[str, Walk] = {}
         self._empty: set[str] = set()
         self._walk = self._type(schema, "")
 
@@ -65,7 +65,7 @@ class AvroCheck:
             if self._is_empty(schema):
                 self._empty.add(name)
             walk = self._named_type(schema, path)
-            self._named[name] = walk
+            self._named_types[name] = walk
             return walk
         if kind in ("int", "long"):
             return _number(kind, path)
@@ -75,7 +75,7 @@ class AvroCheck:
             return _choice(2, path, None)
         if kind in _FIXED:
             return _skip_bytes(_FIXED[kind])
-        return lambda body, at: self._named[kind](body, at)  # looked up late: it may contain itself
+        return lambda body, at: self._named_types[kind](body, at)  # looked up late: it may contain itself
 
     def _named_type(self, schema: Any, path: str) -> Walk:
         if schema["type"] == "enum":

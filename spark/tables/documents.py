@@ -51,7 +51,7 @@ class Section:
             raise value.error(f"is {_format(value.data)}; it must be a mapping of names to values")
         self._value = value
         self._members = value.members
-        self._asked: list[str] = []
+        self._names_read: list[str] = []
 
     def has(self, name: str) -> bool:
         """Whether the document sets a member."""
@@ -59,7 +59,7 @@ class Section:
 
     def value(self, name: str) -> Value | None:
         """Return a member as it is, None if it is not set."""
-        self._asked.append(name)
+        self._names_read.append(name)
         return self._members.get(name)
 
     def member(self, name: str, parse: Callable[[Any], T], default: Any = _MISSING) -> T:
@@ -91,8 +91,8 @@ class Section:
     def finish(self) -> None:
         """Raises DocumentInvalid for the first unknown name, with the nearest known one."""
         for name, member in self._members.items():
-            if name not in self._asked:
-                raise member.error(f"is unknown{nearest(name, self._asked)}")
+            if name not in self._names_read:
+                raise member.error(f"is unknown{nearest(name, self._names_read)}")
 
 
 def load(text: str, file: str) -> Value:

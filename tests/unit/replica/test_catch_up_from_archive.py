@@ -58,7 +58,7 @@ class Archive:
 def use(nodes: Group, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let leaders offer the archive, and new members read it; the positions that these request of leaders."""
     for member in nodes.members.values():
-        member.run._offers._archived = lambda: archive.end
+        member.run._offers._archive_end = lambda: archive.end
     host = Member.host
 
     def with_archive(self: Member, run: NodeRun) -> Hosted:
