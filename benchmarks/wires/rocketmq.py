@@ -52,6 +52,6 @@ class RocketMQWire:
         return opaques, end
 
     def again(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
-        """The same opaques, and the bytes of their frames to send again."""
+        """Return the opaques, and the bytes of their frames to send again."""
         frame_of = self._frames
         return keys, b"".join([frame_of[opaque] for opaque in keys])
