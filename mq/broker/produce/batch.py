@@ -70,32 +70,34 @@ class BatchSends:
         if numbers is None:
             self._appender.add(SendBlock(batch))
             return
-        numbered = self._dedup.admit_batch(call, numbers, keys)
-        if numbered is None:
+        send = self._dedup.admit_batch(call, numbers, keys)
+        if send is None:
             return
         try:
-            batch.call = numbered.call
-            _keep_new(batch, numbers, numbered.stored, is_copy=is_copied(call.request.ext.properties))
+            batch.call = send.call
+            _keep_new(batch, numbers, send.stored, is_copy=is_copied(call.request.ext.properties))
             self._check_bytes(batch.nbytes, batch.messages)
         except RequestRefused:
-            numbered.end()
+            send.end()
             raise
         self._appender.add(SendBlock(batch))
 
     def priority(self, call: Call[SendRequest], tail: QueueTail) -> int | None:
         """The priority that all messages of a batch have; None if none has one. Raises RequestRefused if it differs."""
-        shared = props.decode(call.request.ext.properties)
+        properties = props.decode(call.request.ext.properties)
         if _PRIORITY not in call.body:
-            return wanted_priority(shared)
+            return wanted_priority(properties)
         parts = self._split(call.body, tail)
-        found = {wanted_priority(shared | props.decode(each.decode("utf-8", "replace"))) for _, _, each in parts}
-        if len(found) > 1:
+        priorities = {
+            wanted_priority(properties | props.decode(each.decode("utf-8", "replace"))) for _, _, each in parts
+        }
+        if len(priorities) > 1:
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "the messages of a batch must have one priority, since they go to one queue: send a batch for each "
                 "priority",
             )
-        return found.pop()
+        return priorities.pop()
 
     def keyless(self, call: Call[SendRequest], tail: QueueTail) -> int | None:
         """The number of the first message of a batch that has no key; None if all have one. Raises RequestRefused."""
@@ -142,16 +144,18 @@ class BatchSends:
         A message without a unique key gets one of ``unique_keys``; the batch is refused if that is None.
         """
         parts = self._split(call.body, tail)
-        shared, numbers = self._shared(call.request, len(parts))
+        common, numbers = self._shared(call.request, len(parts))
         is_copy = numbers is not None and is_copied(call.request.ext.properties)
         messages: list[QueuedMessage] = []
         keys: list[bytes] = []
         nbytes = 0
-        for flag, body, given in parts:
+        for flag, body, own_properties in parts:
             born_ms: int | None = None
             if is_copy:
-                given, born_ms = _born(given)
-            unique_key, properties, code = self._properties(given, shared, len(messages), unique_keys, is_copy=is_copy)
+                own_properties, born_ms = _born(own_properties)
+            unique_key, properties, code = self._properties(
+                own_properties, common, len(messages), unique_keys, is_copy=is_copy
+            )
             size = tail.fixed_bytes + len(body) + len(properties)
             nbytes += size
             messages.append(QueuedMessage(size, flag, body, properties, code, born_ms))
@@ -159,9 +163,9 @@ class BatchSends:
             keys.append(unique_key)
         assert len(keys) == len(messages) == len(parts), f"{len(keys)} keys, {len(messages)} of {len(parts)} messages"
         assert numbers is None or numbers.message_count == len(messages), f"{numbers} for {len(messages)} messages"
-        joined = b",".join(keys)
-        self._check_answer(len(messages), joined)
-        return QueuedSend(call, tail, messages, nbytes, joined), keys, numbers
+        key_list = b",".join(keys)
+        self._check_answer(len(messages), key_list)
+        return QueuedSend(call, tail, messages, nbytes, key_list), keys, numbers
 
     def _split(self, body: bytes, tail: QueueTail) -> list[tuple[int, bytes, bytes]]:
         # No record is smaller, so a far too large batch is refused before it is split.
@@ -179,18 +183,18 @@ class BatchSends:
         text = request.ext.properties
         # 5.x clients give the batch a UNIQ_KEY, too; after a message's own it would hide that from readers. A receipt
         # belongs to another message.
-        given = [each for each in text.encode().split(b"\x02") if each and not each.startswith(_NOT_SHARED)]
+        fields = [each for each in text.encode().split(b"\x02") if each and not each.startswith(_NOT_SHARED)]
         numbers: SequenceRange | None = None
-        if any(each.startswith(SEQUENCE_MARK) for each in given):
+        if any(each.startswith(SEQUENCE_MARK) for each in fields):
             numbers = numbers_of(props.decode(text), count)
-            given = [each for each in given if not each.startswith(_OF_NUMBERS)]
-        shared = b"".join(each + b"\x02" for each in given) + self._suffix
-        if _may_be_special(shared):
+            fields = [each for each in fields if not each.startswith(_OF_NUMBERS)]
+        common = b"".join(each + b"\x02" for each in fields) + self._suffix
+        if _may_be_special(common):
             _refuse(text, "the head")
-        return shared, numbers
+        return common, numbers
 
     def _properties(
-        self, properties: bytes, shared: bytes, number: int, unique_keys: UniqKeyGenerator | None, *, is_copy: bool
+        self, properties: bytes, common: bytes, number: int, unique_keys: UniqKeyGenerator | None, *, is_copy: bool
     ) -> tuple[bytes, bytes, int]:
         """Unique key, encoded properties and tag code of a message."""
         if properties and properties[-1] != VALUE_END:
@@ -211,7 +215,7 @@ class BatchSends:
                 raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"message {number} has no unique key")
             unique_key = unique_keys.next().encode()
             properties += UNIQUE_KEY + unique_key + b"\x02"
-        properties += shared
+        properties += common
         _check_properties(len(properties), number, is_copy=is_copy)
         # The properties of the batch come after the message's properties: its tag, if it has one, is what readers see.
         return unique_key, properties, self._tag_codes[props.value_of(properties, TAGS)]
@@ -264,11 +268,13 @@ def _check_properties(nbytes: int, number: int, *, is_copy: bool) -> None:
         )
 
 
-def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[SequencedRange], *, is_copy: bool) -> None:
+def _keep_new(
+    batch: QueuedSend, numbers: SequenceRange, stored_ranges: Sequence[SequencedRange], *, is_copy: bool
+) -> None:
     """Remove messages that are stored already, and record in the remaining ones which sequence numbers they start."""
     messages: list[QueuedMessage] = []
     parts: list[tuple[int, SequenceRange]] = []
-    for low, high in _new(numbers, stored):
+    for low, high in _new(numbers, stored_ranges):
         part = SequenceRange(numbers.producer, low, high)
         parts.append((len(messages), part))
         assert numbers.first <= low <= high <= numbers.last, f"{low} to {high} are new, of {numbers}"
@@ -277,8 +283,8 @@ def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Sequen
         properties = first.properties + mark
         _check_properties(len(properties), low - numbers.first, is_copy=is_copy)
         size = first.size + len(mark)
-        marked = QueuedMessage(size, first.flag, first.body, properties, first.tag_code, first.born_ms)
-        messages += (marked, *others)
+        head = QueuedMessage(size, first.flag, first.body, properties, first.tag_code, first.born_ms)
+        messages += (head, *others)
     batch.messages = messages
     batch.nbytes = sum(message.size for message in messages)
     assert messages, f"all messages of {numbers} are stored already"
@@ -287,11 +293,11 @@ def _keep_new(batch: QueuedSend, numbers: SequenceRange, stored: Sequence[Sequen
     assert batch.already_stored >= 0, f"{len(messages)} messages of {numbers} are new"
 
 
-def _new(numbers: SequenceRange, stored: Sequence[SequencedRange]) -> list[tuple[int, int]]:
+def _new(numbers: SequenceRange, stored_ranges: Sequence[SequencedRange]) -> list[tuple[int, int]]:
     """The ranges of these numbers that are not stored, ascending."""
     new: list[tuple[int, int]] = []
     low = numbers.first
-    for one in stored:
+    for one in stored_ranges:
         assert one.first <= one.last, f"the messages {one.first} to {one.last} are stored"
         if low < one.first:
             new.append((low, one.first - 1))
@@ -320,13 +326,13 @@ def _refuse(text: str, part: str) -> None:
             f"{part} of a batch has a {props.SEQUENCE} of its own: set it in the properties of the batch, as the "
             "number of its first message; the others have the following numbers",
         )
-    known = props.decode(text)
-    delay = known.get("DELAY", "0").strip()
-    if props.LITE_TOPIC in known:
+    properties = props.decode(text)
+    delay = properties.get("DELAY", "0").strip()
+    if props.LITE_TOPIC in properties:
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL, f"{part} of a batch is for a lite topic: send such messages one by one"
         )
-    if delay not in ("", "0") or "TRAN_MSG" in known or any(name in known for name in props.TIMER_PROPERTIES):
+    if delay not in ("", "0") or "TRAN_MSG" in properties or any(name in properties for name in props.TIMER_PROPERTIES):
         raise RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
             f"{part} of a batch is delayed or transactional: send such messages one by one",

@@ -37,7 +37,7 @@ class CompactedTopics:
     def __init__(self, metadata: Metadata, appender: Appender) -> None:
         self._metadata = metadata
         self._appender = appender
-        self._held: dict[QueueKey, list[tuple[Call[SendRequest], int]]] = {}
+        self._waiting: dict[QueueKey, list[tuple[Call[SendRequest], int]]] = {}
         self.is_full = False
         self.keys_max = 0
 
@@ -61,8 +61,8 @@ class CompactedTopics:
         if ext.batch and _CARRIED in call.body:
             call.body = batches.without(call, tail, props.CARRIED)
         if any(mark in text for mark in _MARKS):
-            found = props.decode(text)
-            names = [name for name in _NOT_IN_ORDER if found.get(name, "0") not in ("0", "false")]
+            properties = props.decode(text)
+            names = [name for name in _NOT_IN_ORDER if properties.get(name, "0") not in ("0", "false")]
             if names:
                 raise RequestRefused(
                     ResponseCode.MESSAGE_ILLEGAL,
@@ -88,7 +88,7 @@ class CompactedTopics:
 
     def waits(self, call: Call[SendRequest], queue_id: int) -> bool:
         """Whether a send to this queue waits; it is served again by `release`."""
-        if not self._held or (waiting := self._held.get((call.request.ext.topic, queue_id))) is None:
+        if not self._waiting or (waiting := self._waiting.get((call.request.ext.topic, queue_id))) is None:
             return False
         nbytes = len(call.body) + len(call.request.ext.properties)
         self._appender.pending_bytes += nbytes
@@ -97,22 +97,22 @@ class CompactedTopics:
 
     def hold(self, key: QueueKey) -> None:
         """Hold further sends to a queue."""
-        assert key not in self._held, f"sends to {key} are held already"
-        self._held[key] = []
+        assert key not in self._waiting, f"sends to {key} are held already"
+        self._waiting[key] = []
 
     def release(self, key: QueueKey) -> None:
         """Serve the held sends of a queue, in their order."""
-        for call, nbytes in self._held.pop(key, []):
+        for call, nbytes in self._waiting.pop(key, []):
             self._appender.pending_bytes -= nbytes
             assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} bytes pend without held sends"
             call.dispatch()
 
     def resign(self) -> None:
         """Called when this replica stops leading: the leader serves the held sends."""
-        for key in list(self._held):
+        for key in list(self._waiting):
             self.release(key)
 
     @property
     def held(self) -> int:
         """The number of queues that are held."""
-        return len(self._held)
+        return len(self._waiting)

@@ -81,8 +81,8 @@ class Dedup(Service):
 
     def highest(self, producer: str) -> int:
         """The highest number of this producer that is stored or in flight; -1 without any."""
-        stored, in_flight = self._sequences.highest(producer), self._in_flight.highest(producer)
-        return in_flight if in_flight > stored else stored  # noqa: FURB136 - twice as fast as max
+        last, in_flight = self._sequences.highest(producer), self._in_flight.highest(producer)
+        return in_flight if in_flight > last else last  # noqa: FURB136 - twice as fast as max
 
     def begin_block(self, highest: Mapping[str, int], sends_of: SendsOf) -> NumberedBlock:
         """Mark the numbered sends of a finished block as in flight. See `NumberedBlock`."""
@@ -95,12 +95,12 @@ class Dedup(Service):
         Raises RequestRefused.
         """
         numbers = numbers_of(properties)
-        stored = self._look_up(numbers, call)
-        if stored is None:
+        ranges = self._look_up(numbers, call)
+        if ranges is None:
             return None
-        if not stored:
+        if not ranges:
             return NumberedSend(self._in_flight, self._reserve, numbers, (), call)
-        [one] = stored
+        [one] = ranges
         if one.position is None:
             raise self._forgotten(numbers)
         answer = self._answer(call, properties, numbers, one)
@@ -115,12 +115,12 @@ class Dedup(Service):
         Otherwise the caller stores the messages not in `NumberedSend.stored` together with the returned sender, or
         calls `NumberedSend.end` if it cannot. Raises RequestRefused.
         """
-        stored = self._look_up(numbers, call)
-        if stored is None:
+        ranges = self._look_up(numbers, call)
+        if ranges is None:
             return None
-        if sum(one.last - one.first + 1 for one in stored) < numbers.message_count:
-            return NumberedSend(self._in_flight, self._reserve, numbers, stored, call)
-        answer = self._batch_answer(call, numbers, stored, unique_keys)
+        if sum(one.last - one.first + 1 for one in ranges) < numbers.message_count:
+            return NumberedSend(self._in_flight, self._reserve, numbers, ranges, call)
+        answer = self._batch_answer(call, numbers, ranges, unique_keys)
         self._repeated(call, answer)
         return None
 
@@ -130,10 +130,10 @@ class Dedup(Service):
         if overlap is not None:
             self._wait(overlap, call)
             return None
-        stored = self._sequences.find(numbers)
-        if stored is None:
+        ranges = self._sequences.find(numbers)
+        if ranges is None:
             raise self._forgotten(numbers)
-        return stored
+        return ranges
 
     def _repeated(self, call: Call[SendRequest], answer: bytes) -> None:
         self.answered += 1
@@ -160,14 +160,14 @@ class Dedup(Service):
         assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} are pending without {-nbytes}"
 
     def _answer(
-        self, call: Call[SendRequest], properties: Mapping[str, str], numbers: SequenceRange, stored: SequencedRange
+        self, call: Call[SendRequest], properties: Mapping[str, str], numbers: SequenceRange, one: SequencedRange
     ) -> bytes:
         try:
-            [(position, first)] = self._messages_at(stored)
+            [(position, first)] = self._messages_at(one)
         except EntryGone:
             # The log has deleted it. It is known to be stored, and the id at its beginning is known.
             unique_key = properties.get(props.UNIQUE_KEY, "")
-            position = NO_PLACE if stored.skip or stored.position is None else stored.position
+            position = NO_PLACE if one.skip or one.position is None else one.position
             return self._reply_template.render(
                 call.request.opaque,
                 call.request.ext.queue_id,
@@ -197,45 +197,45 @@ class Dedup(Service):
         self,
         call: Call[SendRequest],
         numbers: SequenceRange,
-        stored: Sequence[SequencedRange],
+        ranges: Sequence[SequencedRange],
         unique_keys: Sequence[bytes],
     ) -> bytes:
         more = {SENT_ALREADY_STORED: str(numbers.message_count)}
         queue_id, offset = call.request.ext.queue_id, NO_OFFSET
         places = [NO_PLACE] * numbers.message_count
-        if found := self._places_of_batch(stored):
-            first = found[0][1]
+        if records := self._places_of_batch(ranges):
+            first = records[0][1]
             _check_topic(call.request, numbers, first.topic)
             queue_id, offset = first.queue_id, first.queue_offset
-            places = [position for position, _ in found]
-            unique_keys = [record.properties.get(props.UNIQUE_KEY, "").encode() for _, record in found]
+            places = [position for position, _ in records]
+            unique_keys = [record.properties.get(props.UNIQUE_KEY, "").encode() for _, record in records]
         keys = b",".join(unique_keys)
         return self._reply_template.render_batch(
             call.request.opaque, queue_id, offset, places, keys, call.serialization, more
         )
 
-    def _places_of_batch(self, stored: Sequence[SequencedRange]) -> list[tuple[PhysicalOffset, StoredMessage]]:
+    def _places_of_batch(self, ranges: Sequence[SequencedRange]) -> list[tuple[PhysicalOffset, StoredMessage]]:
         """The messages of a batch and their places; empty if unknown or too much work."""
-        one = stored[0]
-        if len(stored) > 1 or one.position is None or one.last - one.first >= _PLACES_MAX:
+        one = ranges[0]
+        if len(ranges) > 1 or one.position is None or one.last - one.first >= _PLACES_MAX:
             return []
         try:
-            found = self._messages_at(one)
+            records = self._messages_at(one)
         except (EntryGone, SegmentError, RecordError):
             return []  # it is known that they are stored
-        queue = [(record.topic, record.queue_id, record.queue_offset) for _, record in found]
+        queue = [(record.topic, record.queue_id, record.queue_offset) for _, record in records]
         topic, queue_id, offset = queue[0]
-        return found if queue == [(topic, queue_id, offset + number) for number in range(len(queue))] else []
+        return records if queue == [(topic, queue_id, offset + number) for number in range(len(queue))] else []
 
-    def _messages_at(self, stored: SequencedRange) -> list[tuple[PhysicalOffset, StoredMessage]]:
+    def _messages_at(self, one: SequencedRange) -> list[tuple[PhysicalOffset, StoredMessage]]:
         """Read consecutive messages and their places. Raises EntryGone, SegmentError, RecordError."""
-        assert stored.position is not None
-        count = stored.skip + stored.last - stored.first + 1
+        assert one.position is not None
+        count = one.skip + one.last - one.first + 1
         # The log has verified what it returns, bodies included.
         return [
             (position, decode_record(data, verify=False))
-            for number, (position, data) in enumerate(self._records_at(stored.position, count))
-            if number >= stored.skip
+            for number, (position, data) in enumerate(self._records_at(one.position, count))
+            if number >= one.skip
         ]
 
     def _records_at(self, position: PhysicalOffset, count: int) -> Iterator[tuple[PhysicalOffset, memoryview]]:
@@ -244,13 +244,13 @@ class Dedup(Service):
         Records of a batch mostly have the same size and are read together. A single one is read by itself.
         """
         log, ahead = self._log, memoryview(b"")
-        for left in range(count, 0, -1):
+        for remaining in range(count, 0, -1):
             size = int.from_bytes(ahead[:4] if len(ahead) >= 4 else log.pread(position, 4), "big")
             rest = log.end_pos - position
             if not FIXED <= size <= min(self._record_bytes_max, rest):
                 raise RecordError(position, f"its size is {size}, the log ends at {log.end_pos}")
             if len(ahead) < size:
-                ahead = memoryview(log.pread(position, min(max(size, min(size * left, _READ_BYTES)), rest)))
+                ahead = memoryview(log.pread(position, min(max(size, min(size * remaining, _READ_BYTES)), rest)))
             yield position, ahead[:size]
             position, ahead = position + size, ahead[size:]
 

@@ -52,13 +52,13 @@ class Placement:
         if is_copy or props.SEQUENCE not in properties:
             self._add(call, properties, topic, queue_id, None)
             return
-        numbered = self._dedup.admit(call, properties)
-        if numbered is None:
+        send = self._dedup.admit(call, properties)
+        if send is None:
             return
         try:
-            self._add(numbered.call, properties, topic, queue_id, numbered.numbers)
+            self._add(send.call, properties, topic, queue_id, send.numbers)
         except RequestRefused:
-            numbered.end()
+            send.end()
             raise
 
     def _add(

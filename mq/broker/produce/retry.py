@@ -151,12 +151,12 @@ class Retries(Service):
     ) -> PendingGroup:
         topic = dead_letter_topic(group)
         commands, _ = self._topic(topic, 1)
-        given = with_origin(message, self._broker_name)
+        own_properties = with_origin(message, self._broker_name)
         pop_time_ms = self._metadata.pops.of((group, message.topic, message.queue_id)).popped_at(message.queue_offset)
         if pop_time_ms is not None:
-            given.setdefault(props.FIRST_POP_TIME, str(pop_time_ms))
+            own_properties.setdefault(props.FIRST_POP_TIME, str(pop_time_ms))
         properties = dead_letter(
-            given,
+            own_properties,
             group=group,
             reason=reason,
             attempts=attempts,

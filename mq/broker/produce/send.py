@@ -118,8 +118,8 @@ class Sends(Service):
 
     def check_invariants(self) -> None:
         assert self._appender.is_open or not self._serves_here, "sends are taken here, and this replica does not lead"
-        gone = self._messages.writable.keys() - self._metadata.topics.keys()
-        assert not gone, f"sends to {len(gone)} topics are taken that do not exist, such as {min(gone)}"
+        orphans = self._messages.writable.keys() - self._metadata.topics.keys()
+        assert not orphans, f"sends to {len(orphans)} topics are taken that do not exist, such as {min(orphans)}"
         if self._appender.is_idle:
             assert not self._creating, f"topics {sorted(self._creating)} are created, and nothing is pending"
             assert not self.compacted.held, f"sends to {self.compacted.held} queues are held, and nothing is pending"
@@ -133,23 +133,23 @@ class Sends(Service):
         Takes none with too much pending, or while this replica does not lead.
         """
         room = self._uncommitted_bytes_max - self._appender.pending_bytes if self._serves_here else -1
-        blocks, taken = self.receiver.take(connection, chunk, room)
-        assert not blocks or taken, f"{len(blocks)} blocks of {taken} bytes of a chunk"
+        blocks, nbytes = self.receiver.take(connection, chunk, room)
+        assert not blocks or nbytes, f"{len(blocks)} blocks of {nbytes} bytes of a chunk"
         for block in blocks:
             self._appender.add(block)
-        return taken
+        return nbytes
 
     def receive(self, ready: Ready) -> tuple[Ready, Begun]:
         """Receive from clients that probably have plain sends, and queue these; see `Reactor.serve_together`."""
         room = self._uncommitted_bytes_max - self._appender.pending_bytes
         if room < 0 or not self._serves_here:
             return ready, ()
-        blocks, unserved, ready = self.receiver.receive(ready, room)
+        blocks, leftovers, ready = self.receiver.receive(ready, room)
         for block in blocks:
             self._appender.add(block)
-        if not unserved:
+        if not leftovers:
             return ready, ()
-        return ready, [(descriptor, partial(connection.serve_rest, rest)) for descriptor, connection, rest in unserved]
+        return ready, [(descriptor, partial(connection.serve_rest, rest)) for descriptor, connection, rest in leftovers]
 
     def forget(self, descriptor: int) -> None:
         """Called when the client with this descriptor is closed, or `receive` must not receive from it."""
@@ -195,13 +195,13 @@ class Sends(Service):
         appender.add(SendBlock(self._messages.queued(call, tails[queue_id])))
 
     def _add_numbered(self, call: Call[SendRequest], tail: QueueTail) -> None:
-        numbered = self._dedup.admit(call, props.decode(call.request.ext.properties))
-        if numbered is None:
+        numbered_send = self._dedup.admit(call, props.decode(call.request.ext.properties))
+        if numbered_send is None:
             return
         try:
-            send = self._messages.queued(numbered.call, tail, numbers=numbered.numbers)
+            send = self._messages.queued(numbered_send.call, tail, numbers=numbered_send.numbers)
         except RequestRefused:
-            numbered.end()
+            numbered_send.end()
             raise
         self._appender.add(SendBlock(send))
 

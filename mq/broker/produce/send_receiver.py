@@ -126,11 +126,11 @@ class PythonReceiver:
     compiled_messages = 0
 
     def __init__(
-        self, messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, known: KnownNumbers
+        self, messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, numbers: KnownNumbers
     ) -> None:
         self._messages = messages
         self._batches = batches
-        self._known = known
+        self._numbers = numbers
         self._is_signed = settings.is_signed
         self._block_bytes_max = settings.block_bytes_max
         self._receive_into = settings.receive_into
@@ -144,23 +144,23 @@ class PythonReceiver:
 
     def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], Unserved, Ready]:
         """Receive once from each ready client that produces; `SendReceiver.receive` lists what is returned."""
-        chosen: list[tuple[int, ClientConnection]] = []
-        left: Ready = []
+        senders: list[tuple[int, ClientConnection]] = []
+        other_events: Ready = []
         for event in ready:
             descriptor, events = event
-            sender = self._producing.get(descriptor) if events == EPOLLIN and len(chosen) < SENDERS_MAX else None
+            sender = self._producing.get(descriptor) if events == EPOLLIN and len(senders) < SENDERS_MAX else None
             if sender is None:
-                left.append(event)
+                other_events.append(event)
             else:
-                chosen.append((descriptor, sender))
-        if not chosen:
+                senders.append((descriptor, sender))
+        if not senders:
             return [], [], ready
-        blocks = _Blocks(room, self._block_bytes_max, self._known)
-        unserved: Unserved = []
+        blocks = _Blocks(room, self._block_bytes_max, self._numbers)
+        leftovers: Unserved = []
         received_bytes = 0
-        for descriptor, sender in chosen:
+        for descriptor, sender in senders:
             if received_bytes + RECEIVE_BYTES > _RECEIVED_BYTES_MAX:
-                left.append((descriptor, EPOLLIN))
+                other_events.append((descriptor, EPOLLIN))
                 continue
             try:
                 if self._receive_into is None:
@@ -172,27 +172,27 @@ class PythonReceiver:
             except OSError:
                 nbytes = 0
             if nbytes == 0:  # the end of the connection; whoever receives next will see why
-                left.append((descriptor, EPOLLIN))
+                other_events.append((descriptor, EPOLLIN))
                 continue
             assert nbytes <= RECEIVE_BYTES, f"{nbytes} bytes were received into {RECEIVE_BYTES}"
             received_bytes += nbytes
             sender.heard = True
             chunk = bytes(self._buffer[:nbytes])
-            taken = self._take(sender, chunk, blocks)
-            if taken < nbytes:
+            consumed_bytes = self._take(sender, chunk, blocks)
+            if consumed_bytes < nbytes:
                 del self._producing[descriptor]
-                unserved.append((descriptor, sender, chunk[taken:]))
-        return blocks.finish(), unserved, left
+                leftovers.append((descriptor, sender, chunk[consumed_bytes:]))
+        return blocks.finish(), leftovers, other_events
 
     def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
         """Take the plain sends at the start of a chunk; returns their blocks, and the number of bytes taken."""
-        blocks = _Blocks(room, self._block_bytes_max, self._known)
-        taken = self._take(sender, chunk, blocks)
-        if taken == len(chunk) and sender.descriptor >= 0:
+        blocks = _Blocks(room, self._block_bytes_max, self._numbers)
+        size = self._take(sender, chunk, blocks)
+        if size == len(chunk) and sender.descriptor >= 0:
             self._producing[sender.descriptor] = sender
         else:
             self.forget(sender.descriptor)
-        return blocks.finish(), taken
+        return blocks.finish(), size
 
     def forget(self, descriptor: int) -> None:
         """Stop receiving from the client with this descriptor."""
@@ -200,12 +200,12 @@ class PythonReceiver:
 
     def _take(self, sender: ClientConnection, chunk: bytes, blocks: _Blocks) -> int:
         """Add the plain sends at the start of a chunk to the blocks; returns how many bytes of it they have."""
-        taken = 0
+        size = 0
         start = chunk[:_CODE_BYTES_MAX]
         if blocks.room < 0 or not (b'"code":310,' in start or b'"code":320,' in start):
-            return taken  # probably no send, so its first request would be decoded twice
+            return size  # probably no send, so its first request would be decoded twice
         if self._is_signed and sender.send_keys() is not None:
-            return taken
+            return size
         for request, body, end in requests_of(chunk):
             if not isinstance(request, _SENDS):
                 break
@@ -223,16 +223,16 @@ class PythonReceiver:
                 break  # `Sends` says why
             if not blocks.add(send):
                 break
-            taken = end
-        return taken
+            size = end
+        return size
 
 
 class _Blocks:
     """The blocks of one call; the last one is being filled."""
 
-    def __init__(self, room: int, block_bytes_max: int, known: KnownNumbers) -> None:
+    def __init__(self, room: int, block_bytes_max: int, numbers: KnownNumbers) -> None:
         self._block_bytes_max = block_bytes_max
-        self._known = known
+        self._numbers = numbers
         self._open: list[QueuedSend] = []
         self._highest: dict[str, int] = {}
         self._nbytes = self._messages = 0
@@ -249,8 +249,8 @@ class _Blocks:
         assert messages > 0, f"a request of {nbytes} bytes without messages"
         if send.numbers is not None:
             producer, first, last = send.numbers
-            known = self._highest.get(producer)
-            if first <= (self._known.highest(producer) if known is None else known):
+            highest = self._highest.get(producer)
+            if first <= (self._numbers.highest(producer) if highest is None else highest):
                 return False
             self._highest[producer] = last
         self._open.append(send)
@@ -262,7 +262,7 @@ class _Blocks:
     def _end_block(self) -> None:
         block = SendBlock(*self._open)
         if self._highest:
-            block.numbered = self._known.begin_block(self._highest, block.numbered_sends)
+            block.numbered = self._numbers.begin_block(self._highest, block.numbered_sends)
         self._full.append(block)
         self._open, self._highest, self._nbytes, self._messages = [], {}, 0, 0
 

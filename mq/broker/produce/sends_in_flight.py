@@ -105,19 +105,19 @@ class InFlightSends:
     def overlapping(self, numbers: SequenceRange) -> Overlap | None:
         """The highest send that contains some of these numbers; None if there is none."""
         producer, low, high = numbers
-        found: Overlap | None = None
+        overlap: Overlap | None = None
         single = self._single.get(producer)
         if single is not None:
             at = bisect_right(single.firsts, high) - 1
             if at >= 0 and single.sends[at].numbers.last >= low:
-                found = Overlap(single.sends[at], 0, single.sends[at].numbers)
+                overlap = Overlap(single.sends[at], 0, single.sends[at].numbers)
         for block in self._blocks:
             if block.highest.get(producer, _NONE) < low:
                 continue
             for first, last, place in block.sends_of(producer):
-                if first <= high and last >= low and (found is None or first > found.numbers.first):
-                    found = Overlap(block, place, SequenceRange(producer, first, last))
-        return found
+                if first <= high and last >= low and (overlap is None or first > overlap.numbers.first):
+                    overlap = Overlap(block, place, SequenceRange(producer, first, last))
+        return overlap
 
     def highest(self, producer: str) -> int:
         """The highest number of this producer in flight; -1 without any."""
@@ -226,8 +226,8 @@ class NumberedSend(NumberedSends):
         request = first.request
         self.host = first.connection.host
         oneway = request.flag & ONEWAY_FLAG
-        answered = msgspec.structs.replace(request, flag=request.flag & ~ONEWAY_FLAG) if oneway else request
-        self.call = Call(cast("ClientConnection", self), answered, first.body, first.serialization)
+        twoway = msgspec.structs.replace(request, flag=request.flag & ~ONEWAY_FLAG) if oneway else request
+        self.call = Call(cast("ClientConnection", self), twoway, first.body, first.serialization)
         in_flight.add(self)
 
     def send(self, data: bytes) -> None:

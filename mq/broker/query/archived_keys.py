@@ -43,7 +43,7 @@ class ArchivedKeys:
         self._index = index
         self._tier = context.tier
         self._limits = context.limits.archive
-        self._archived = context.metadata.archived
+        self._archive_state = context.metadata.archived
         self._settings = context.settings
         self._log_begin = context.replica.log
         self._clock = context.environment.thread_clock
@@ -72,13 +72,13 @@ class ArchivedKeys:
         # Files that are built while it runs are not searched.
         is_whole = not self._tier.lacks_older and self._index.archived_missing(self._archived_pos) == 0
         outcome: list[SearchResult | Exception] = []
-        done = trio.Event()
+        end_event = trio.Event()
 
         def ended(result: SearchResult | Exception) -> None:
             self._under_way -= 1
             assert self._under_way >= 0, f"{self._under_way} searches of the archive are under way"
             outcome.append(result)
-            done.set()
+            end_event.set()
 
         def job() -> Callable[[], None]:
             try:
@@ -89,7 +89,7 @@ class ArchivedKeys:
         self._under_way += 1
         self._access.in_background(job)
         with trio.move_on_after(limits.key_search_seconds + 1):
-            await done.wait()
+            await end_event.wait()
         if not outcome:
             return Found(missing=f"the archive did not answer within {limits.key_search_seconds:g} s; try again later")
         if isinstance(result := outcome[0], Exception):
@@ -111,7 +111,7 @@ class ArchivedKeys:
 
     @property
     def _archived_pos(self) -> int:
-        return self._archived.end_at(self._settings.archive_url).pos
+        return self._archive_state.end_at(self._settings.archive_url).pos
 
     def lacks_files(self) -> bool:
         """Whether a part of the archive should be copied now, to be indexed."""
@@ -125,16 +125,16 @@ class ArchivedKeys:
     async def copy_next(self) -> IndexJob | None:
         """Copy the newest part without an index file; the job to index it. None if that is not possible now."""
         await trio.lowlevel.checkpoint()
-        if (found := next(self._index.unindexed_archived(self._archived_pos), None)) is None:
+        if (part_and_end := next(self._index.unindexed_archived(self._archived_pos), None)) is None:
             return None
-        part, behind = found
+        part, behind = part_and_end
         path, fetch = self._index.copy_path_of(part), self._access.fetch
         outcome: list[tuple[int, int] | Exception] = []
-        done = trio.Event()
+        end_event = trio.Event()
 
         def ended(result: tuple[int, int] | Exception) -> None:
             outcome.append(result)
-            done.set()
+            end_event.set()
 
         def job() -> Callable[[], None]:
             try:
@@ -143,7 +143,7 @@ class ArchivedKeys:
                 return partial(ended, error)
 
         self._access.in_background(job)
-        await done.wait()
+        await end_event.wait()
         if isinstance(result := outcome[0], Exception):
             self._copy_at = self._clock() + self._limits.index_retry_seconds
             self._log.warning("key_index_failed", path=path, reason=str(result))

@@ -64,7 +64,7 @@ class KeyQueries(Service):
 
     def __init__(self, context: BrokerContext, *, index: KeyIndex) -> None:
         self._index = index
-        self._archived = ArchivedKeys(context, index) if context.tiered is not None else None
+        self._archive = ArchivedKeys(context, index) if context.tiered is not None else None
         self._metadata, self._store = context.metadata, context.store
         self._read = context.reads.read
         self._beginning = context.beginning
@@ -73,7 +73,7 @@ class KeyQueries(Service):
         self._clock = context.environment.thread_clock
         self._wall_clock_ms = context.wall_clock_ms
         self._log = context.log
-        self._unanswered = 0
+        self._open_count = 0
         self._of_connections: dict[ClientConnection, int] = {}
         self._send, self._receive = trio.open_memory_channel[_Waiting](QUERIES_MAX)
 
@@ -83,7 +83,7 @@ class KeyQueries(Service):
     def check_invariants(self) -> None:
         counts = self._of_connections.values()
         in_all, most = sum(counts), max(counts, default=0)
-        assert in_all == self._unanswered, f"{in_all} queries wait by client, counted {self._unanswered}"
+        assert in_all == self._open_count, f"{in_all} queries wait by client, counted {self._open_count}"
         assert in_all <= QUERIES_MAX, f"{in_all} queries wait; maximum: {QUERIES_MAX}"
         most_max = QUERIES_PER_CONNECTION_MAX
         assert most <= most_max, f"{most} queries of one client wait; maximum: {most_max}"
@@ -99,7 +99,7 @@ class KeyQueries(Service):
         if self._of_connections.get(call.connection, 0) >= QUERIES_PER_CONNECTION_MAX:
             remark = f"{QUERIES_PER_CONNECTION_MAX} queries of this connection are waiting already, try again later"
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, remark)
-        if self._unanswered >= QUERIES_MAX:
+        if self._open_count >= QUERIES_MAX:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY, f"the maximum of {QUERIES_MAX} queries are waiting, try again later"
             )
@@ -153,8 +153,8 @@ class KeyQueries(Service):
         is_known = query.count_max > 0 and query.key and waiting.call.request.ext.topic in self._metadata.topics
         return bool(
             is_known
-            and self._archived is not None
-            and self._archived.has_messages
+            and self._archive is not None
+            and self._archive.has_messages
             and result.is_complete
             and len(result.records) < query.count_max
         )
@@ -163,13 +163,13 @@ class KeyQueries(Service):
         call, query = waiting
         await trio.lowlevel.checkpoint()  # a cancelled one ends with the broker, which needs no count
         try:
-            assert self._archived is not None, "an archive is searched that is not there"
+            assert self._archive is not None, "an archive is searched that is not there"
             rest = replace(query, count_max=query.count_max - len(result.records))
-            found = await self._archived.find(rest)
+            matches = await self._archive.find(rest)
             # The local log may have had some of them a moment ago.
-            older = [each for each in found.records if each not in result.records]
+            older = [each for each in matches.records if each not in result.records]
             result.records = self._served(call.request.ext.topic, older) + result.records
-            self._answer(waiting, result, found.missing)
+            self._answer(waiting, result, matches.missing)
             self._wake()
         except Exception as error:
             call.refuse(error)
@@ -177,9 +177,9 @@ class KeyQueries(Service):
             self._count(call.connection, -1)
 
     def _count(self, connection: ClientConnection, more: int) -> None:
-        self._unanswered += more
+        self._open_count += more
         self._of_connections[connection] = count = self._of_connections.get(connection, 0) + more
-        assert min(count, self._unanswered) >= 0, f"{count} of {self._unanswered} queries wait"
+        assert min(count, self._open_count) >= 0, f"{count} of {self._open_count} queries wait"
         if not count:
             del self._of_connections[connection]
 
@@ -219,8 +219,8 @@ class KeyQueries(Service):
                     ResponseCode.SYSTEM_BUSY,
                     "not found in the part of the log that was searched; try again later",
                 )
-        searched = FoundByKeyReply(updated_ms=now_ms, end_position=PhysicalOffset(end_pos))
-        reply = call.response(code, remark=remark, ext=searched.fields(), body=b"".join(result.records))
+        reply_ext = FoundByKeyReply(updated_ms=now_ms, end_position=PhysicalOffset(end_pos))
+        reply = call.response(code, remark=remark, ext=reply_ext.fields(), body=b"".join(result.records))
         call.answer(reply)
 
     def _served(self, topic: str, records: list[bytes]) -> list[bytes]:
@@ -253,7 +253,7 @@ class KeyQueries(Service):
                 self._log.error("key_index_failed", error=str(errors.exceptions[0]))
 
     def _lacks_archived(self) -> bool:
-        return self._archived is not None and self._archived.lacks_files()
+        return self._archive is not None and self._archive.lacks_files()
 
     async def _make_files(self) -> None:
         """Build files in one process until it has been idle for a while. Raises SegmentError, OSError."""
@@ -278,10 +278,10 @@ class KeyQueries(Service):
                     if jobs := self._index.jobs():
                         await self._make_file(jobs[0], builder.stdin, builder.stdout)
                         idle_since = self._clock()
-                    elif self._archived is not None and self._lacks_archived():
-                        if (copied := await self._archived.copy_next()) is not None:
-                            is_made = await self._make_file(copied, builder.stdin, builder.stdout)
-                            self._archived.indexed(copied, is_made=is_made)
+                    elif self._archive is not None and self._lacks_archived():
+                        if (job := await self._archive.copy_next()) is not None:
+                            is_made = await self._make_file(job, builder.stdin, builder.stdout)
+                            self._archive.indexed(job, is_made=is_made)
                         idle_since = self._clock()
                     else:
                         await trio.sleep(self._index_seconds)

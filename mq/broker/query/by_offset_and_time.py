@@ -93,9 +93,9 @@ class OffsetAndTimeQueries(Service):
         queue = self._store.get(topic, queue_id)
         while queue is not None and queue.min_offset < queue.max_offset:
             self._beginning.check(queue.min_offset)
-            found = self.store_time(topic, queue_id, queue.min_offset)
-            if found >= 0:
-                return found
+            time_ms = self.store_time(topic, queue_id, queue.min_offset)
+            if time_ms >= 0:
+                return time_ms
         return -1
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, upper: bool = False) -> QueueOffset:
@@ -110,16 +110,16 @@ class OffsetAndTimeQueries(Service):
         while True:
             try:
                 # The first message later than the lower bound.
-                found = self._first_later(queue, timestamp_ms if upper else timestamp_ms - 1)
+                offset = self._first_later(queue, timestamp_ms if upper else timestamp_ms - 1)
             except EntryGone as gone:
                 queue.expire(PhysicalOffset(gone.first))
             else:
-                found = max(found - 1, queue.min_offset) if upper else found
+                offset = max(offset - 1, queue.min_offset) if upper else offset
                 low, high = queue.min_offset, queue.max_offset
-                assert low <= found <= high, f"offset {found} of {queue.key} has this time, which has {low} to {high}"
-                if found <= queue.min_offset:
+                assert low <= offset <= high, f"offset {offset} of {queue.key} has this time, which has {low} to {high}"
+                if offset <= queue.min_offset:
                     self._beginning.check(queue.min_offset)
-                return found
+                return offset
 
     def _first_later(self, queue: ConsumeQueue, timestamp_ms: int) -> QueueOffset:
         low, high = queue.min_offset, queue.max_offset
@@ -180,15 +180,15 @@ class OffsetAndTimeQueries(Service):
 
     def _has_expired(self, record: bytes) -> bool:
         """Whether the message of this record has expired from its queue, although the log still has it."""
-        found = decode_record(memoryview(record), verify=False)
-        config = self._metadata.topics.get(found.topic)
+        message = decode_record(memoryview(record), verify=False)
+        config = self._metadata.topics.get(message.topic)
         limits = (reserve_hours, reserve_bytes)
         if config is None or (
             all(limit(config.attributes) is None for limit in limits) and not is_compacted(config.attributes)
         ):
             return False
-        queue = self._store.get(found.topic, found.queue_id)
-        return queue is not None and found.queue_offset < queue.min_offset
+        queue = self._store.get(message.topic, message.queue_id)
+        return queue is not None and message.queue_offset < queue.min_offset
 
     def handle_time_span(self, call: Call[QueryConsumeTimeSpan]) -> None:
         """Request code 303: return the range of store times in each queue of a topic. Raises RequestRefused."""
@@ -208,15 +208,15 @@ class OffsetAndTimeQueries(Service):
 
         self._gradually.when_current(self._read, call, answer)
 
-    def _span(self, topic: str, queue_id: int, consumed: QueueOffset) -> TimeSpan:
+    def _span(self, topic: str, queue_id: int, offset: QueueOffset) -> TimeSpan:
         end = self._store.max_offset(topic, queue_id)
         earliest = self.earliest_time(topic, queue_id)
-        waiting_since = self.store_time(topic, queue_id, consumed) if 0 <= consumed < end else -1
+        waiting_since = self.store_time(topic, queue_id, offset) if 0 <= offset < end else -1
         return TimeSpan(
             queue=QueueName(topic=topic, broker_name=self._broker_name, queue_id=queue_id),
             min_ms=earliest,
             max_ms=self.store_time(topic, queue_id, end - 1),
-            consumed_ms=self.store_time(topic, queue_id, consumed - 1) if consumed > 0 else earliest,
+            consumed_ms=self.store_time(topic, queue_id, offset - 1) if offset > 0 else earliest,
             delay_ms=max(0, self._wall_clock_ms() - waiting_since) if waiting_since >= 0 else 0,
         )
 
@@ -233,31 +233,31 @@ class OffsetAndTimeQueries(Service):
                 self._beginning.check(queue.min_offset, ext.index)
                 remark = f"Index {ext.index} of {ext.queue_id}@{ext.topic} is not exist!"
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
-            known = self._clients.subscription(ext.consumer_group, ext.topic) if ext.consumer_group else None
-            shown = ConsumeQueueView(
+            subscription = self._clients.subscription(ext.consumer_group, ext.topic) if ext.consumer_group else None
+            view = ConsumeQueueView(
                 entries=[
                     QueueEntry(
                         physical_offset=at,
                         nbytes=size,
                         tag_code=code,
-                        is_wanted=known is None or known.matches_code(code),
+                        is_wanted=subscription is None or subscription.matches_code(code),
                     )
                     for at, size, code in QUEUE_ENTRY.iter_unpack(entries)
                 ],
                 min_offset=queue.min_offset,
                 max_offset=queue.max_offset,
-                subscription_data=None if known is None else _as_data(known),
+                subscription_data=None if subscription is None else _as_data(subscription),
             )
-            return call.response(body=shown.encode())
+            return call.response(body=view.encode())
 
         when_current(self._read, call, answer)
 
 
-def _as_data(known: Subscription) -> SubscriptionData:
+def _as_data(subscription: Subscription) -> SubscriptionData:
     return SubscriptionData(
-        topic=known.topic,
-        expression=known.expression,
-        tags=tuple(sorted(known.tags)),
-        codes=tuple(sorted(known.codes)),
-        expression_type=known.expression_type,
+        topic=subscription.topic,
+        expression=subscription.expression,
+        tags=tuple(sorted(subscription.tags)),
+        codes=tuple(sorted(subscription.codes)),
+        expression_type=subscription.expression_type,
     )

@@ -57,23 +57,23 @@ class ManyQueues(Service):
         self._gradually.when_current(self._read, call, lambda: self._answer(call, topics))
 
     def _answer(self, call: Call[AskQueues], topics: Sequence[QueueQuestion]) -> ResponseSteps:
-        found: list[list[QueueSight]] = []
-        left = self._queues_max
+        topic_sights: list[list[QueueSight]] = []
+        remaining = self._queues_max
         for each in topics:
             config = self._metadata.topics.get(each.topic)
             queues = range(config.write_queues) if config is not None else ()
-            wanted = queues if each.queues is None else [queue for queue in each.queues if queue in queues]
+            queue_ids = queues if each.queues is None else [queue for queue in each.queues if queue in queues]
             times = dict(zip(each.queues or (), each.since_ms, strict=False)) if len(each.since_ms) > 1 else {}
-            left -= len(wanted)
-            if left < 0 and found:
+            remaining -= len(queue_ids)
+            if remaining < 0 and topic_sights:
                 break
             sights: list[QueueSight] = []
-            for queue in wanted:
+            for queue in queue_ids:
                 since = times.get(queue) if times else next(iter(each.since_ms), None)
                 sights += self._sight(each.topic, queue, since, each.position)
                 yield
-            found.append(sights)
-        return call.response(body=QueueSights(topics=found).encode())
+            topic_sights.append(sights)
+        return call.response(body=QueueSights(topics=topic_sights).encode())
 
     def _sight(
         self, topic: str, queue_id: int, since_ms: int | None, position: PhysicalOffset | None

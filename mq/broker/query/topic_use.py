@@ -83,7 +83,7 @@ class TopicUseQueries(Service):
 
     def _senders(self, times_by_host: Mapping[bytes, list[int]]) -> list[Sender]:
         """List one sender for each connected client, and one for each address of other senders."""
-        known: dict[bytes, tuple[str, str, Member]] = {
+        by_host: dict[bytes, tuple[str, str, Member]] = {
             at.host: (at.peer, group, member)
             for group, members in self._clients.producer_groups()
             for at, member in members.items()
@@ -91,7 +91,7 @@ class TopicUseQueries(Service):
         }
         senders: dict[tuple[str, str], Sender] = {}
         for host, times in times_by_host.items():
-            peer, group, member = known.get(host, ("", "", None))
+            peer, group, member = by_host.get(host, ("", "", None))
             address = peer.rpartition(":")[0] or _address(host)
             client_id = "" if member is None else member.client_id
             before = senders.get((address, client_id))
@@ -116,9 +116,9 @@ def _size(queue: ConsumeQueue, entries_max: int) -> QueueSize:
     part = entries_max // PARTS
     nbytes = entries = 0
     for number in range(PARTS):
-        found = _sum(queue, QueueOffset(begin + (count - part) * number // (PARTS - 1)), part)
-        nbytes += found[0]
-        entries += found[1]
+        part_sum = _sum(queue, QueueOffset(begin + (count - part) * number // (PARTS - 1)), part)
+        nbytes += part_sum[0]
+        entries += part_sum[1]
     return QueueSize(queue.queue_id, round(nbytes * count / max(1, entries)), False)
 
 

@@ -110,7 +110,7 @@ class QuotaGate(Service):
         self._stored = StoredBytes(context.store)
         self._of_user: dict[str, set[ClientConnection]] = {}
         self._user = ""
-        self._released: object = None
+        self._passing: object = None
         self._held: list[_Held] = []
         self._held_bytes = 0
         self._number = 0
@@ -147,8 +147,8 @@ class QuotaGate(Service):
         now = self._clock()
         late = [each for each in self._held if each.due > now + _HOLD_SECONDS_MAX]
         assert not late, f"a request waits for {late[0].due - now:g} s"
-        wanted = {name for name, config in self._metadata.topics.items() if quota_of(config.attributes) != Quota()}
-        assert wanted == self._topics.keys(), f"topics with quotas: {sorted(wanted)}, known: {sorted(self._topics)}"
+        names = {name for name, config in self._metadata.topics.items() if quota_of(config.attributes) != Quota()}
+        assert names == self._topics.keys(), f"topics with quotas: {sorted(names)}, known: {sorted(self._topics)}"
         assert not self._topics or self._requests.is_gated, f"{sorted(self._topics)} have quotas, and there is no gate"
 
     # -- what has quotas -----------------------------------------------------------------------------------------------
@@ -217,12 +217,12 @@ class QuotaGate(Service):
         """Serve a request of a user that has a quota."""
         self.begin()
         user, request = call.request.user, call.request.request
-        allowed = self._metadata.user_quotas.of(user).connections
-        if allowed and type(request) not in _OF_QUOTAS and not self._admit(user, call.connection, allowed):
+        limit = self._metadata.user_quotas.of(user).connections
+        if limit and type(request) not in _OF_QUOTAS and not self._admit(user, call.connection, limit):
             self.refused += 1
             self._count_throttled(Limited(USER, user, CONNECTIONS), refused=True)
             remark = (
-                f"user {user} has {allowed} connections to this broker already, which is its quota: nothing was done; "
+                f"user {user} has {limit} connections to this broker already, which is its quota: nothing was done; "
                 "close one, or raise it with raftmq user set-quota"
             )
             call.connection.refuse(request, call.serialization, RequestRefused(ResponseCode.NO_PERMISSION, remark))
@@ -237,18 +237,18 @@ class QuotaGate(Service):
         """The connections of a user whose connections are limited."""
         return len(self._of_user.get(user, ()))
 
-    def _admit(self, user: str, connection: ClientConnection, allowed: int) -> bool:
-        known = self._of_user.setdefault(user, set())
-        if connection in known:
+    def _admit(self, user: str, connection: ClientConnection, count_max: int) -> bool:
+        connections = self._of_user.setdefault(user, set())
+        if connection in connections:
             return True
-        if len(known) >= allowed:
+        if len(connections) >= count_max:
             return False
-        known.add(connection)
+        connections.add(connection)
         return True
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        for known in self._of_user.values():
-            known.discard(connection)
+        for connections in self._of_user.values():
+            connections.discard(connection)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class QuotaGate(Service):
         """
         request = call.request
         call.user = self._user or call.user
-        if is_forwarded or request is self._released:
+        if is_forwarded or request is self._passing:
             return handler(call)
         if self._held and self._held[0].due <= self._clock():
             self.release()  # no request overtakes the ones that are due
@@ -364,10 +364,10 @@ class QuotaGate(Service):
         self._count_throttled(by, refused=False)
         self._push(_Held(due, 0, call, until, nbytes))
 
-    def _push(self, held: _Held) -> None:
+    def _push(self, entry: _Held) -> None:
         self._number += 1
-        self._held_bytes += held.nbytes
-        heappush(self._held, held._replace(number=self._number))
+        self._held_bytes += entry.nbytes
+        heappush(self._held, entry._replace(number=self._number))
 
     def _delay(self, call: Call[Any], by: Limited, seconds: float, until: float | None = None) -> bytes | None:
         """Let a pull or pop wait, or tell its client to come again."""
@@ -408,34 +408,34 @@ class QuotaGate(Service):
         """Serve delayed requests whose quota is available now; called by a timer."""
         now = self._clock()
         while self._held and self._held[0].due <= now:
-            held = heappop(self._held)
-            self._held_bytes -= held.nbytes
-            if not held.call.connection.closed:
-                self._let_pass(held, now)
+            entry = heappop(self._held)
+            self._held_bytes -= entry.nbytes
+            if not entry.call.connection.closed:
+                self._let_pass(entry, now)
 
-    def _let_pass(self, held: _Held, now: float) -> None:
-        call = held.call
-        if held.refusal is not None:
-            call.refuse(held.refusal)
+    def _let_pass(self, entry: _Held, now: float) -> None:
+        call = entry.call
+        if entry.refusal is not None:
+            call.refuse(entry.refusal)
             return
-        if held.until:
+        if entry.until:
             seconds, by = self._buckets.wait(self._limits_of(call), now)
             if by is not None:
-                reply = self._delay(call, by, seconds, held.until)
+                reply = self._delay(call, by, seconds, entry.until)
                 if reply is not None:
                     call.answer(reply)
                 return
-        before = self._released, self._user  # of the request that is being served, if it let this one pass first
-        self._released, self._user = call.request, call.user
+        before = self._passing, self._user  # of the request that is being served, if it let this one pass first
+        self._passing, self._user = call.request, call.user
         try:
             call.dispatch()
         finally:
-            self._released, self._user = before
+            self._passing, self._user = before
 
     def resign(self) -> None:
         """Called when this replica stops leading: hand waiting requests on to the new leader, in their order."""
-        held, self._held, self._held_bytes = sorted(self._held), [], 0
-        for each in held:
+        entries, self._held, self._held_bytes = sorted(self._held), [], 0
+        for each in entries:
             if not each.call.connection.closed:
                 self._let_pass(each._replace(until=0.0), each.due)
 

@@ -61,7 +61,7 @@ class QuotaRequests(Service):
             NamedQuota(user=name, quota=quota, connections=self._gate.connections_of(name))
             for name, quota in sorted(self._quotas.table.items())
         ]
-        throttled = [
+        subjects = [
             Throttled(
                 kind=who.kind,
                 name=who.name,
@@ -72,4 +72,4 @@ class QuotaRequests(Service):
             )
             for who, how in self._buckets.recent(now)
         ]
-        return call.response(body=QuotaList(users=users, throttled=throttled).encode())
+        return call.response(body=QuotaList(users=users, throttled=subjects).encode())

@@ -20,7 +20,7 @@ class StoredBytes:
     def __init__(self, store: QueueStore) -> None:
         self._store = store
         self._topics: dict[str, TopicBytes] = {}
-        self._uncounted: dict[str, int] = {}
+        self._new_bytes: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._topics)
@@ -30,25 +30,25 @@ class StoredBytes:
         assert bytes_max >= 0, f"topic {topic} may store {bytes_max} bytes"
         if not bytes_max:
             self._topics.pop(topic, None)
-            self._uncounted.pop(topic, None)
-        elif (known := self._topics.get(topic)) is None:
+            self._new_bytes.pop(topic, None)
+        elif (size := self._topics.get(topic)) is None:
             self._topics[topic] = TopicBytes(bytes_max)
         else:
-            known.bytes_max = bytes_max
+            size.bytes_max = bytes_max
 
     def accepted(self, topic: str, nbytes: int) -> None:
         """Add an accepted message of ``nbytes`` bytes to a topic with a quota."""
         assert nbytes >= 0, f"a message of {nbytes} bytes was accepted for topic {topic}"
         if topic in self._topics:
-            self._uncounted[topic] = self._uncounted.get(topic, 0) + nbytes
+            self._new_bytes[topic] = self._new_bytes.get(topic, 0) + nbytes
 
     def excess(self, topic: str) -> int:
         """The stored bytes of a topic without room for more; 0 for one with room."""
-        known = self._topics.get(topic)
-        if known is None:
+        size = self._topics.get(topic)
+        if size is None:
             return 0
-        nbytes = known.nbytes + self._uncounted.get(topic, 0)
-        return nbytes if nbytes >= known.bytes_max else 0
+        nbytes = size.nbytes + self._new_bytes.get(topic, 0)
+        return nbytes if nbytes >= size.bytes_max else 0
 
     def count(self) -> None:
         """Add the next `_COUNTED_AT_ONCE` queue entries of each topic to its stored bytes."""
@@ -60,6 +60,6 @@ class StoredBytes:
             except (StoreError, OSError):
                 continue  # it is restored from the log first
             if read < _COUNTED_AT_ONCE:
-                self._uncounted.pop(topic, None)
-            elif topic in self._uncounted:  # what comes in faster than it is counted, is counted once
-                self._uncounted[topic] = max(0, self._uncounted[topic] - max(0, size.nbytes - before))
+                self._new_bytes.pop(topic, None)
+            elif topic in self._new_bytes:  # what comes in faster than it is counted, is counted once
+                self._new_bytes[topic] = max(0, self._new_bytes[topic] - max(0, size.nbytes - before))

@@ -47,12 +47,12 @@ def _in_order(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms:
     too_late_ms = now_ms - definition.catch_up_ms - 1
     if first_ms > too_late_ms:
         return Tick(first_ms, first_ms, 0)
-    skipped = rule.between(first_ms - 1, too_late_ms)
-    assert skipped > 0, f"{skipped} ticks are skipped, and {first_ms} is too late"
-    found = next_due(rule, definition, too_late_ms)
-    if found is None or found > now_ms:
-        return Tick(None, too_late_ms, skipped)
-    return Tick(found, found, skipped)
+    skip_count = rule.between(first_ms - 1, too_late_ms)
+    assert skip_count > 0, f"{skip_count} ticks are skipped, and {first_ms} is too late"
+    due_ms = next_due(rule, definition, too_late_ms)
+    if due_ms is None or due_ms > now_ms:
+        return Tick(None, too_late_ms, skip_count)
+    return Tick(due_ms, due_ms, skip_count)
 
 
 def _newest(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms: int) -> int:
@@ -63,9 +63,9 @@ def _newest(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms: i
         return first_ms
     while low_ms < high_ms:
         middle_ms = (low_ms + high_ms) // 2
-        found = next_due(rule, definition, middle_ms)
-        if found is not None and found <= now_ms:
-            newest_ms = low_ms = found
+        due_ms = next_due(rule, definition, middle_ms)
+        if due_ms is not None and due_ms <= now_ms:
+            newest_ms = low_ms = due_ms
         else:
             high_ms = middle_ms
     return newest_ms

@@ -150,16 +150,16 @@ class ScheduleRequests(Service):
                 names = [ext.name] if ext.name in table else []
             else:
                 names = sorted(name for name in table if name > ext.after and _is_owned(table[name], ext.owner))
-            shown: list[ScheduleInfo] = []
+            infos: list[ScheduleInfo] = []
             nbytes = 0
             for name in names[:PAGE_MAX]:
                 nbytes += table[name].definition.nbytes
-                if shown and nbytes > PAGE_BYTES_MAX:
+                if infos and nbytes > PAGE_BYTES_MAX:
                     break
-                shown.append(
+                infos.append(
                     _schedule_info(table[name], now_ms, bodies=ext.bodies, ticks=min(max(ext.ticks, 0), TICKS_MAX))
                 )
-            return call.response(body=ScheduleList(schedules=shown, more=len(shown) < len(names)).encode())
+            return call.response(body=ScheduleList(schedules=infos, more=len(infos) < len(names)).encode())
 
         when_current(self._read, call, answer)
 
@@ -221,8 +221,8 @@ class ScheduleRequests(Service):
         there = self._schedules.table.get(name)
         if there is None:
             raise _missing(name)
-        wanted = "and the request expects none" if expected == 0 else f"and the request expects {expected}"
-        raise _conflict(f"the schedule {name} exists with version {there.version} {wanted}")
+        expectation = "and the request expects none" if expected == 0 else f"and the request expects {expected}"
+        raise _conflict(f"the schedule {name} exists with version {there.version} {expectation}")
 
     def _check_room(self, definition: ScheduleDefinition) -> None:
         if not self._schedules.has_room(definition):

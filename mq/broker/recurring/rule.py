@@ -61,9 +61,9 @@ class Interval(NamedTuple):
 
     def next_after(self, time_ms: int) -> int | None:
         """The first whole number of intervals from the anchor behind ``time_ms``; None after `TIME_MS_MAX`."""
-        found = self.anchor_ms + ((time_ms - self.anchor_ms) // self.every_ms + 1) * self.every_ms
-        assert time_ms < found <= time_ms + self.every_ms, f"{found} is to follow {time_ms}, every {self.every_ms} ms"
-        return found if found <= TIME_MS_MAX else None
+        due_ms = self.anchor_ms + ((time_ms - self.anchor_ms) // self.every_ms + 1) * self.every_ms
+        assert time_ms < due_ms <= time_ms + self.every_ms, f"{due_ms} is to follow {time_ms}, every {self.every_ms} ms"
+        return due_ms if due_ms <= TIME_MS_MAX else None
 
     def between(self, after_ms: int, until_ms: int) -> int:
         """The number of ticks in the range."""
@@ -88,10 +88,10 @@ class Cron:
             if self._both_days:
                 ticks.day_and = True
             for tick in ticks:
-                found = int(tick.timestamp()) * 1000
+                due_ms = int(tick.timestamp()) * 1000
                 # Behind a repeated hour, or at the end of a gap, it may be one that has passed.
-                if found > time_ms:
-                    return found if found <= TIME_MS_MAX else None
+                if due_ms > time_ms:
+                    return due_ms if due_ms <= TIME_MS_MAX else None
         except OverflowError:
             return None  # after the year 9999
         except (CronSimError, AssertionError, ValueError, TypeError, IndexError) as error:
@@ -100,10 +100,10 @@ class Cron:
 
     def between(self, after_ms: int, until_ms: int) -> int:
         """The number of ticks in the range, at most `_COUNTED_MAX`."""
-        counted, at_ms = 0, self.next_after(after_ms)
-        while at_ms is not None and at_ms <= until_ms and counted < _COUNTED_MAX:
-            counted, at_ms = counted + 1, self.next_after(at_ms)
-        return counted
+        count, at_ms = 0, self.next_after(after_ms)
+        while at_ms is not None and at_ms <= until_ms and count < _COUNTED_MAX:
+            count, at_ms = count + 1, self.next_after(at_ms)
+        return count
 
 
 def rule_of(definition: ScheduleDefinition) -> Rule:
@@ -117,9 +117,9 @@ def rule_of(definition: ScheduleDefinition) -> Rule:
 
 def next_due(rule: Rule, definition: ScheduleDefinition, settled_ms: int) -> int | None:
     """The first tick of a schedule behind ``settled_ms``, within its start and end. Raises RuleInvalid."""
-    found = rule.next_after(max(settled_ms, definition.start_ms - 1))
-    assert found is None or found > settled_ms, f"a tick at {found} is due again, all up to {settled_ms} are done"
-    return found if found is not None and not 0 < definition.end_ms <= found else None
+    due_ms = rule.next_after(max(settled_ms, definition.start_ms - 1))
+    assert due_ms is None or due_ms > settled_ms, f"a tick at {due_ms} is due again, all up to {settled_ms} are done"
+    return due_ms if due_ms is not None and not 0 < definition.end_ms <= due_ms else None
 
 
 def _zone(name: str) -> dt.tzinfo:

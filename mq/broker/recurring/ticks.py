@@ -157,13 +157,13 @@ class Ticks(Service):
             assert not in_flight + changing, f"{in_flight} ticks and {changing} changes in flight, and nothing pending"
         assert all(count > 0 for count in self._changing.values()), f"changes in flight: {dict(self._changing)}"
         if not self._leads:
-            noted = len(self._due) + len(self._to_plan) + in_flight
-            assert not noted, f"{noted} schedules are noted, and this replica does not lead"
+            tick_count = len(self._due) + len(self._to_plan) + in_flight
+            assert not tick_count, f"{tick_count} schedules are noted, and this replica does not lead"
             return
         versions = {(name, version) for _, name, version in self._due}
-        known = self._in_flight | self._changing.keys() | self._unusable | set(self._to_plan)
+        names = self._in_flight | self._changing.keys() | self._unusable | set(self._to_plan)
         for name, each in self._schedules.table.items():
-            if each.definition.enabled and name not in known and (name, each.version) not in versions:
+            if each.definition.enabled and name not in names and (name, each.version) not in versions:
                 next_ms = next_due(self._rule(each), each.definition, each.settled_ms)
                 assert next_ms is None, f"nobody has noted the tick of {name} at {next_ms}"
 
@@ -246,10 +246,10 @@ class Ticks(Service):
 
     def _rule(self, schedule: Schedule) -> Rule:
         name, version = schedule.definition.name, schedule.version
-        known = self._rules.get(name)
-        if known is None or known[0] != version:
-            known = self._rules[name] = version, rule_of(schedule.definition)
-        return known[1]
+        entry = self._rules.get(name)
+        if entry is None or entry[0] != version:
+            entry = self._rules[name] = version, rule_of(schedule.definition)
+        return entry[1]
 
     def _begin(self, schedule: Schedule, now_ms: int) -> None:
         """Append the tick that is due of a schedule."""

@@ -51,7 +51,7 @@ class ForwardedRequests(Service):
         self._leader_handlers = leader_handlers
         self._leads = leads
         self._is_elected = is_elected
-        self._held: list[Call[Forward]] = []
+        self._waiting: list[Call[Forward]] = []
         self._held_bytes = 0
         self._held_bytes_max = held_bytes_max
         self._admit = admit
@@ -68,9 +68,11 @@ class ForwardedRequests(Service):
         return {"forwarded_taken": self.taken}
 
     def check_invariants(self) -> None:
-        nbytes = sum(len(call.body) for call in self._held)
+        nbytes = sum(len(call.body) for call in self._waiting)
         assert nbytes == self._held_bytes, f"forwarded requests of {nbytes} bytes wait, counted {self._held_bytes}"
-        assert not self._held or not self._leads(), f"{len(self._held)} forwarded requests wait, and this replica leads"
+        assert not self._waiting or not self._leads(), (
+            f"{len(self._waiting)} forwarded requests wait, and this replica leads"
+        )
 
     def handle(self, call: Call[Forward]) -> None:
         """Serve a request from another replica (9002). Raises RequestRefused, see `mq.protocol.requests.forwarding`."""
@@ -79,19 +81,19 @@ class ForwardedRequests(Service):
         if not self._leads():
             if self._is_elected() and self._held_bytes < self._held_bytes_max:
                 # If refused, it might be overtaken by a later request that arrives in time.
-                self._held.append(call)
+                self._waiting.append(call)
                 self._held_bytes += len(body)
                 return
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
         try:
             host = bytes.fromhex(ext.born_host)
-            incoming, consumed = decode_chunk(body)
+            incoming, nbytes = decode_chunk(body)
         except (ValueError, FrameError) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"invalid forwarded request: {error}") from error
-        if len(host) != _HOST_BYTES or len(incoming) != 1 or consumed != len(body):
+        if len(host) != _HOST_BYTES or len(incoming) != 1 or nbytes != len(body):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
-                f"{len(incoming)} requests in {consumed} of {len(body)} bytes, from a host of {len(host)} bytes",
+                f"{len(incoming)} requests in {nbytes} of {len(body)} bytes, from a host of {len(host)} bytes",
             )
         if ext.serialization not in (JSON, BINARY):
             raise RequestRefused(
@@ -118,8 +120,8 @@ class ForwardedRequests(Service):
         self._serve_held()
 
     def _serve_held(self) -> None:
-        held, self._held, self._held_bytes = self._held, [], 0
-        for call in held:
+        calls, self._waiting, self._held_bytes = self._waiting, [], 0
+        for call in calls:
             call.dispatch()
 
     def answer(self, connection: ClientConnection, opaque: int, inner: bytes) -> None:

@@ -155,7 +155,7 @@ class Forwarder(Service):
         except TooLarge as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         assert sequence not in self._sent, f"request {sequence} is in flight already"
-        forwarded = _Forwarded(sequence, call, frame, inner_at, self._clock(), kind in self.repeatable)
+        request = _Forwarded(sequence, call, frame, inner_at, self._clock(), kind in self.repeatable)
         self._bytes += len(frame)
         self._forwarded_bytes += len(frame)
         if kind in _SENDS:
@@ -168,12 +168,12 @@ class Forwarder(Service):
             assert self._upstream is not None, "open without a connection"
             if not self._sent:
                 self._watch()
-            self._sent[sequence] = forwarded
+            self._sent[sequence] = request
             self._upstream.send(frame)
         else:
             if not self._held:
                 self._watch()
-            self._held.append(forwarded)
+            self._held.append(request)
             self._advance()
 
     def role_changed(self, change: RoleChange) -> None:
@@ -237,10 +237,10 @@ class Forwarder(Service):
         waiting = (*self._held, *self._sent.values())
         nbytes = sum(len(each.frame) for each in waiting)
         assert nbytes == self._bytes, f"requests of {nbytes} bytes are forwarded, {self._bytes} are counted"
-        held = [each.sequence for each in self._held]
-        assert held == sorted(held), f"requests are held in the order {held}"
-        misplaced = [number for number, each in self._sent.items() if each.sequence != number]
-        assert not misplaced, f"requests {misplaced} are in flight under numbers of others"
+        sequences = [each.sequence for each in self._held]
+        assert sequences == sorted(sequences), f"requests are held in the order {sequences}"
+        wrong_numbers = [number for number, each in self._sent.items() if each.sequence != number]
+        assert not wrong_numbers, f"requests {wrong_numbers} are in flight under numbers of others"
         assert self._upstream is not None or not self._open, f"{len(self._sent)} requests are in flight to nobody"
 
     # -- the connection ----------------------------------------------------------------------------------------------
@@ -276,22 +276,22 @@ class Forwarder(Service):
 
     def _send_held(self, upstream: PeerConnection) -> None:
         assert not self._open, f"{len(self._held)} requests are held although the leader may be asked"
-        held, self._held = self._held, []
-        for forwarded in held:
-            if forwarded.connection.closed and not forwarded.oneway:
-                self._release(forwarded)
+        requests, self._held = self._held, []
+        for request in requests:
+            if request.connection.closed and not request.oneway:
+                self._release(request)
                 continue
-            self._sent[forwarded.sequence] = forwarded
-            upstream.send(forwarded.frame)
+            self._sent[request.sequence] = request
+            upstream.send(request.frame)
         self._open = True
         if not self._forwarded_here:
-            self._log.info("forwarding_begins", leader=upstream.address, waited=len(held))
+            self._log.info("forwarding_begins", leader=upstream.address, waited=len(requests))
             self._forwarded_here = self._sends + self._offsets + self._others
 
     def _serve_held(self) -> None:
-        held, self._held = self._held, []
+        requests, self._held = self._held, []
         self._serve_locally()
-        for forwarded in held:
+        for forwarded in requests:
             self._release(forwarded)
             [(request, body, _)], _ = decode_chunk(forwarded.frame[forwarded.inner_at :])
             forwarded.connection.dispatch(request, body, forwarded.serialization)
@@ -325,34 +325,34 @@ class Forwarder(Service):
         self._shut()
         self._why = f"the leader at {upstream.address} is unreachable: {reason}"
         self._not_before = self._clock() + RETRY_SECONDS
-        sent, self._sent = self._sent, {}
-        if sent:
-            self._log.warning("forwarding_broken", leader=upstream.address, open_requests=len(sent), reason=reason)
-        for forwarded in sent.values():
-            self._outcome_unknown(forwarded, reason)
+        requests, self._sent = self._sent, {}
+        if requests:
+            self._log.warning("forwarding_broken", leader=upstream.address, open_requests=len(requests), reason=reason)
+        for request in requests.values():
+            self._outcome_unknown(request, reason)
 
-    def _outcome_unknown(self, forwarded: _Forwarded, reason: str) -> None:
-        if forwarded.repeatable:
-            forwarded.in_doubt = True
-            self._hold_again(forwarded)
+    def _outcome_unknown(self, request: _Forwarded, reason: str) -> None:
+        if request.repeatable:
+            request.in_doubt = True
+            self._hold_again(request)
         else:
-            self._fail_in_doubt(forwarded, reason)
+            self._fail_in_doubt(request, reason)
 
-    def _release(self, forwarded: _Forwarded) -> None:
+    def _release(self, request: _Forwarded) -> None:
         """Subtract a request that is no longer in memory from the forwarded bytes."""
-        self._bytes -= len(forwarded.frame)
+        self._bytes -= len(request.frame)
         assert self._bytes >= 0, f"requests of {self._bytes} bytes are being forwarded"
 
-    def _fail_in_doubt(self, forwarded: _Forwarded, reason: str) -> None:
+    def _fail_in_doubt(self, request: _Forwarded, reason: str) -> None:
         self._unknown += 1
-        self._release(forwarded)
-        if not forwarded.oneway:
-            forwarded.connection.close(f"the connection to the leader broke with a request in flight: {reason}")
+        self._release(request)
+        if not request.oneway:
+            request.connection.close(f"the connection to the leader broke with a request in flight: {reason}")
 
-    def _hold_again(self, forwarded: _Forwarded) -> None:
-        assert forwarded.sequence not in self._sent, f"request {forwarded.sequence} is held while it is in flight"
+    def _hold_again(self, request: _Forwarded) -> None:
+        assert request.sequence not in self._sent, f"request {request.sequence} is held while it is in flight"
         self._retried += 1
-        bisect.insort(self._held, forwarded, key=_sequence_of)
+        bisect.insort(self._held, request, key=_sequence_of)
 
     def _shut(self) -> None:
         self._open = False
@@ -387,23 +387,21 @@ class Forwarder(Service):
         self._advance()
 
     def _expire(self, before: float) -> None:
-        expired = 0
-        while expired < len(self._held) and self._held[expired].since < before:
-            expired += 1
-        if not expired:
+        count = 0
+        while count < len(self._held) and self._held[count].since < before:
+            count += 1
+        if not count:
             return
-        given_up, self._held = self._held[:expired], self._held[expired:]
-        for forwarded in given_up:
-            if forwarded.in_doubt:
-                self._fail_in_doubt(forwarded, self._why)
+        given_up, self._held = self._held[:count], self._held[count:]
+        for request in given_up:
+            if request.in_doubt:
+                self._fail_in_doubt(request, self._why)
                 continue
             self._refused += 1
-            self._release(forwarded)
-            if not forwarded.oneway:
-                code, encoding = ResponseCode.SERVICE_NOT_AVAILABLE, forwarded.serialization
-                forwarded.connection.send(
-                    encode_response(forwarded.opaque, code, remark=self._why, serialization=encoding)
-                )
+            self._release(request)
+            if not request.oneway:
+                code, encoding = ResponseCode.SERVICE_NOT_AVAILABLE, request.serialization
+                request.connection.send(encode_response(request.opaque, code, remark=self._why, serialization=encoding))
 
     def _next_deadline(self) -> float:
         if self._held:

@@ -90,7 +90,7 @@ class PeerAuthentication(Service):
         self._secrets = secrets
         self._members = members
         self._random_bytes = random_bytes
-        self._known: Sequence[bytes] = ()
+        self._last_secrets: Sequence[bytes] = ()
         self._valid_ids: frozenset[bytes] = frozenset()
 
     def routes(self) -> Iterator[Route]:
@@ -103,12 +103,12 @@ class PeerAuthentication(Service):
         try:
             if ext.call:
                 nonce = self._random_bytes(NONCE_BYTES)
-                called = bytes.fromhex(ext.call)
+                peer_call = bytes.fromhex(ext.call)
                 certificate = call.connection.shown_certificate
                 if certificate is not None and not ext.bound and self._binds():
                     raise AuthenticationFailed("the proof is not bound to the certificate")
                 purpose = bound_purpose(PURPOSE, certificate if ext.bound else None)
-                challenge, keys = authentication.challenge(purpose, called, nonce, self._secrets())
+                challenge, keys = authentication.challenge(purpose, peer_call, nonce, self._secrets())
                 call.connection.authentication = _Challenged(keys)
                 return call.response(ext=ChallengeReply(challenge=challenge.hex()).fields())
             if not isinstance(before, _Challenged):
@@ -135,8 +135,8 @@ class PeerAuthentication(Service):
         """Raises RequestRefused unless the connection is another replica of this group and the request is for
         this log.
         """
-        proved = connection.authentication
-        if not connection.trusted or not isinstance(proved, _Proved) or not self._is_valid(proved.secret_id):
+        proof = connection.authentication
+        if not connection.trusted or not isinstance(proof, _Proved) or not self._is_valid(proof.secret_id):
             connection.trusted = False
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"the connection from {connection.peer} is not authenticated as a replica"
@@ -165,8 +165,8 @@ class PeerAuthentication(Service):
 
     def _is_valid(self, secret_id: bytes) -> bool:
         secrets = self._secrets()
-        if secrets is not self._known:
-            self._known = secrets
+        if secrets is not self._last_secrets:
+            self._last_secrets = secrets
             self._valid_ids = frozenset(map(authentication.secret_id, secrets))
         return secret_id in self._valid_ids
 

@@ -92,7 +92,7 @@ class PeerConnection:
 
     def _on_data(self, data: memoryview) -> int:
         try:
-            frames, consumed = split_frames(data)
+            frames, nbytes = split_frames(data)
             for serialization, header, body in frames:
                 answer = decode_header(serialization, header)
                 # The other side sends no requests to us; ignore anything that looks like one.
@@ -109,7 +109,7 @@ class PeerConnection:
             assert self._stream is not None, "data came without a connection"
             self._stream.close(f"authentication failed: {error}")
             return 0
-        return consumed
+        return nbytes
 
     def _authenticate(self, response: Response) -> None:
         assert self._stream is not None, "an answer came without a connection"

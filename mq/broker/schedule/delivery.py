@@ -82,7 +82,7 @@ class Source(Protocol[K]):
     def copy(self, due: Due[K], record: bytes, now_ms: int) -> InternalRecord | None:
         """The copy of a message, None if it is only marked. May be called twice for one message. Raises RecordError."""
 
-    def mark(self, moved: Moved[K], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moved[K], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """The commands that mark these taken messages as done, and a callback for the outcome."""
 
 
@@ -167,33 +167,33 @@ class Delivery(Generic[K]):
 
     def _add_group(self, now_ms: int) -> bool:
         """Append a group of due messages with their marks; returns whether there were any."""
-        moved: Moved[K] = []
+        moves: Moved[K] = []
         try:
-            self._gather(moved, now_ms)
+            self._gather(moves, now_ms)
         except (StoreError, OSError) as error:
             self._paused_until_ms = now_ms + _PAUSE_MS
             self._log.warning("delivery_paused", error=str(error))
-        if not moved:
+        if not moves:
             return False
-        assert len(moved) <= self._messages_max, f"{len(moved)} due messages in one entry"
-        commands, on_outcome = self._source.mark(moved, now_ms)
-        assert commands, f"{len(moved)} due messages leave and are not marked: they would leave again"
+        assert len(moves) <= self._messages_max, f"{len(moves)} due messages in one entry"
+        commands, on_outcome = self._source.mark(moves, now_ms)
+        assert commands, f"{len(moves)} due messages leave and are not marked: they would leave again"
         *others, last = map(encode_command, commands)
-        group: PendingGroup = [record for _, record in moved if record is not None]
+        group: PendingGroup = [record for _, record in moves if record is not None]
         group += map(PendingCommand, others)
         group.append(PendingCommand(last, partial(self._finish, on_outcome)))
         self._groups += 1
         self._appender.add_atomically(group)
         return True
 
-    def _gather(self, moved: Moved[K], now_ms: int) -> None:
+    def _gather(self, moves: Moved[K], now_ms: int) -> None:
         """Take due messages until a group is full. Raises StoreError, OSError if a queue cannot be read."""
         unreadable, copy, read, records = self._unreadable, self._source.copy, self._read, self._records
         room, failures = self._bytes_max, 0
         dues = self._source.due(now_ms)
         due = next(dues, None)
         for _ in range(_LOOKED_AT_MAX):
-            if due is None or len(moved) == self._messages_max or failures == _FAILURES_MAX:
+            if due is None or len(moves) == self._messages_max or failures == _FAILURES_MAX:
                 return
             key, offset, queue, _ = due
             if queue is None and not self._beginning.is_first:
@@ -204,7 +204,7 @@ class Delivery(Generic[K]):
             if queue is not None and until_ms is None:
                 try:
                     position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
-                    if moved and size + _MARK_BYTES_MAX > room:
+                    if moves and size + _MARK_BYTES_MAX > room:
                         return
                     if not records.may_read(queue, offset, position, size):
                         records.load(queue, offset, self._loaded)
@@ -220,11 +220,11 @@ class Delivery(Generic[K]):
                     until_ms = self._failed_to_read(due, queue, error, now_ms)
             if until_ms is None:
                 room -= _MARK_BYTES_MAX if record is None else _MARK_BYTES_MAX + record.nbytes
-                if moved and room < 0:
+                if moves and room < 0:
                     return
                 if unreadable:
                     unreadable.forget((key, offset))
-                moved.append((due, record))
+                moves.append((due, record))
             try:
                 due = dues.send(until_ms)
             except StopIteration:

@@ -52,14 +52,14 @@ class DueRecords:
     def __init__(self, log: VerifyingLog, in_background: Callable[[Job], None]) -> None:
         self._log = log
         self._in_background = in_background
-        self._loaded: tuple[ConsumeQueue, range] | None = None
+        self._memory: tuple[ConsumeQueue, range] | None = None
         self.is_loading = False
 
     def may_read(self, queue: ConsumeQueue, offset: QueueOffset, position: PhysicalOffset, size: int) -> bool:
         """Whether a record is read without a wait for the disk, or a job has tried to load it."""
         if position >= self._log.memory_pos:
             return True
-        if self._loaded is not None and self._loaded[0] is queue and offset in self._loaded[1]:
+        if self._memory is not None and self._memory[0] is queue and offset in self._memory[1]:
             return True
         return self._log.has_verified(position, size)
 
@@ -71,7 +71,7 @@ class DueRecords:
         assert not self.is_loading, "records are being loaded already"
         places = self._places(queue, offset)
         assert places, f"{queue.key}: no record at {offset}, and the queue ends at {queue.max_offset}"
-        self._loaded = queue, range(offset, offset + len(places))
+        self._memory = queue, range(offset, offset + len(places))
         self.is_loading = True
         log = self._log
 

@@ -169,8 +169,8 @@ class _Level:
             if self._due_ms is None:
                 entry = next(following, None)
                 if entry is None:
-                    opened = marks.open_offsets(self._next_offset, queue.max_offset)
-                    self._next_offset = next(opened, queue.max_offset)
+                    offsets = marks.open_offsets(self._next_offset, queue.max_offset)
+                    self._next_offset = next(offsets, queue.max_offset)
                     # If later messages were delivered already, search one by one for those behind the next one.
                     following = QUEUE_ENTRY.iter_unpack(queue.read(self._next_offset, 1 if marks.bits else _ENTRIES))
                     continue
@@ -208,13 +208,13 @@ class _Level:
             return None
         return copy_record(raw, tail, raw.properties, prepared_offset=raw.prepared_offset)
 
-    def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """Return the commands that advance this delay level past the moved messages, and a callback for the outcome."""
-        assert moved, f"delay level {self._number} marks nothing"
+        assert moves, f"delay level {self._number} marks nothing"
         number, queue_id = self._number, self._number - 1
-        self._delays.delivered += sum(record is not None for _, record in moved)
-        if lost := sum(due.queue is None for due, _ in moved):
-            self._delays.note_expired(number, lost)
+        self._delays.delivered += sum(record is not None for _, record in moves)
+        if lost_count := sum(due.queue is None for due, _ in moves):
+            self._delays.note_expired(number, lost_count)
         commands: list[Command] = []
         if not self._passed_over:
             commands.append(AdvanceDelay(level=number, offset=self._next_offset))
@@ -225,7 +225,7 @@ class _Level:
             if marks_of(self._metadata, number).low < first_open:
                 commands.append(SkipEntries(topic=SCHEDULE_TOPIC, queue_id=queue_id, offset=first_open))
                 commands.append(AdvanceDelay(level=number, offset=first_open))
-            offsets = [due.offset for due, _ in moved]
+            offsets = [due.offset for due, _ in moves]
             commands.append(CompleteEntries(topic=SCHEDULE_TOPIC, queue_id=queue_id, offsets=offsets))
         return commands, lambda _: None
 

@@ -19,32 +19,32 @@ class ReadBackoff:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Hashable, int], tuple[int, int]] = {}
+        self._pauses: dict[tuple[Hashable, int], tuple[int, int]] = {}
         """The pause after the latest attempt, and when it ends."""
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._pauses)
 
     def failed(self, message: tuple[Hashable, int], now_ms: int) -> int:
         """Note that a message could not be read now; returns when to retry."""
-        known = self._known.get(message)
-        if known is None and len(self._known) >= KNOWN_MAX:
+        pause = self._pauses.get(message)
+        if pause is None and len(self._pauses) >= KNOWN_MAX:
             return now_ms + PAUSE_MS_MAX
-        pause_ms = PAUSE_MS_MIN if known is None else min(2 * known[0], PAUSE_MS_MAX)
+        pause_ms = PAUSE_MS_MIN if pause is None else min(2 * pause[0], PAUSE_MS_MAX)
         assert PAUSE_MS_MIN <= pause_ms <= PAUSE_MS_MAX, f"{message} is tried again after {pause_ms} ms"
-        self._known[message] = pause_ms, now_ms + pause_ms
+        self._pauses[message] = pause_ms, now_ms + pause_ms
         return now_ms + pause_ms
 
     def postponed_until(self, message: tuple[Hashable, int], now_ms: int) -> int | None:
         """The time of the next attempt; None: read it now. Setting the clock back does not extend a pause."""
-        known = self._known.get(message)
-        return known[1] if known is not None and now_ms < known[1] <= now_ms + known[0] else None
+        pause = self._pauses.get(message)
+        return pause[1] if pause is not None and now_ms < pause[1] <= now_ms + pause[0] else None
 
     def forget(self, message: tuple[Hashable, int]) -> None:
         """Forget a message that was read, or is no longer needed."""
-        self._known.pop(message, None)
+        self._pauses.pop(message, None)
 
     def gone(self, queue: Hashable, offset: QueueOffset) -> None:
         """Forget the messages of a queue below an offset: they are no longer needed."""
-        for message in [each for each in self._known if each[0] == queue and each[1] < offset]:
-            del self._known[message]
+        for message in [each for each in self._pauses if each[0] == queue and each[1] < offset]:
+            del self._pauses[message]

@@ -110,7 +110,7 @@ class Recalls(Service):
         """
         self._appender.check_room()
         handle = search.handle
-        left = self._limits.recall_bytes_max
+        remaining = self._limits.recall_bytes_max
         try:
             for timer in search.candidates:
                 if timer is None:
@@ -119,8 +119,8 @@ class Recalls(Service):
                 if _matches(record, handle, is_copy=handle.queue_offset not in (None, timer[1])):
                     self._recall(search, timer)
                     return True
-                left -= max(len(record), _RECORD_BYTES)
-                if left <= 0:
+                remaining -= max(len(record), _RECORD_BYTES)
+                if remaining <= 0:
                     return False
         except (SegmentError, StoreError, RecordError, OSError) as error:
             raise RequestRefused(

@@ -233,13 +233,13 @@ class Timers(Service):
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:
         """Yield the due timers in order, of the first `_LOOKED_AT_MAX` gathered ones."""
         wheel, under_way = self._wheel, self._under_way
-        known, queue, marks = -1, None, QueueMarks()
+        last_id, queue, marks = -1, None, QueueMarks()
         for _ in range(_LOOKED_AT_MAX):
             if wheel.next_ms > now_ms:
                 return
             timer = queue_id, offset = wheel.head()
-            if queue_id != known:
-                known, queue, marks = queue_id, self._queue(queue_id), self._marks(queue_id)
+            if queue_id != last_id:
+                last_id, queue, marks = queue_id, self._queue(queue_id), self._marks(queue_id)
             if queue is None or timer in under_way or marks.is_done(offset):
                 wheel.remove_first()
                 continue
@@ -274,31 +274,31 @@ class Timers(Service):
             return None
         if there is None:
             tail = self._tails.get(TIMER_TOPIC, timer_slot(due_ms))
-            added = {props.TIMER_ROLL_TIMES: str(_number(properties.get(props.TIMER_ROLL_TIMES)) + 1)}
+            changes = {props.TIMER_ROLL_TIMES: str(_number(properties.get(props.TIMER_ROLL_TIMES)) + 1)}
         else:
             properties.pop(props.REAL_TOPIC, None)
             properties.pop(props.REAL_QUEUE_ID, None)
             tail = there
-            added = {props.TIMER_ENQUEUE_MS: str(raw.store_timestamp_ms), props.TIMER_DEQUEUE_MS: str(now_ms)}
-        encoded = _encoded(properties, added, raw.properties)
-        return copy_record(raw, tail, encoded, prepared_offset=raw.prepared_offset)
+            changes = {props.TIMER_ENQUEUE_MS: str(raw.store_timestamp_ms), props.TIMER_DEQUEUE_MS: str(now_ms)}
+        text = _encoded(properties, changes, raw.properties)
+        return copy_record(raw, tail, text, prepared_offset=raw.prepared_offset)
 
-    def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """Return the commands that mark the moved timers as done, and a callback for the outcome."""
-        under_way, timers = self._under_way, [(due.key, due.offset) for due, _ in moved]
+        under_way, timers = self._under_way, [(due.key, due.offset) for due, _ in moves]
         assert under_way.issuperset(timers), f"timers leave that are not under way: {set(timers) - under_way}"
         offsets: dict[int, list[QueueOffset]] = {}
         for queue_id, offset in timers:
             offsets.setdefault(queue_id, []).append(offset)
-        copied = [(due, record.tail.topic == TIMER_TOPIC) for due, record in moved if record is not None]
-        rolled = sum(is_rolled for _, is_rolled in copied)
-        self.rolled += rolled
-        self.delivered += len(copied) - rolled
+        copies = [(due, record.tail.topic == TIMER_TOPIC) for due, record in moves if record is not None]
+        roll_count = sum(is_rolled for _, is_rolled in copies)
+        self.rolled += roll_count
+        self.delivered += len(copies) - roll_count
 
         def finish(outcome: Outcome) -> None:
             under_way.difference_update(timers)
-            if isinstance(outcome, Stored) and copied:
-                self.late_ms = max(self._wall_clock_ms() - copied[0][0].due_ms, 0)
+            if isinstance(outcome, Stored) and copies:
+                self.late_ms = max(self._wall_clock_ms() - copies[0][0].due_ms, 0)
 
         commands: list[Command] = [
             CompleteEntries(topic=TIMER_TOPIC, queue_id=queue_id, offsets=sorted(of_queue))
@@ -308,14 +308,14 @@ class Timers(Service):
 
     def _skip_lost(self, queue_id: int, offset: QueueOffset) -> None:
         """Mark the entries as done that the log deleted before they were due."""
-        lost = self._marks(queue_id).count_open(offset)
-        if not lost:
+        count = self._marks(queue_id).count_open(offset)
+        if not count:
             return
 
         def finish(outcome: Outcome) -> None:
             if isinstance(outcome, Stored):
                 self._unreadable.gone(queue_id, offset)
-                self.expired += lost
+                self.expired += count
                 self._log.warning("timers_expired", queue_id=queue_id, expired=self.expired)
 
         command = SkipEntries(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
@@ -326,10 +326,10 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
-def _encoded(properties: dict[str, str], added: dict[str, str], stored: bytes) -> bytes:
+def _encoded(properties: dict[str, str], changes: dict[str, str], original: bytes) -> bytes:
     """The properties and, if there is room for them, the added ones."""
-    for wanted in (properties | added, properties):
-        encoded = props.encode(wanted).encode()
-        if len(encoded) <= props.PROPERTIES_BYTES_MAX:
-            return encoded
-    return stored  # not valid UTF-8: replacement characters made them longer
+    for candidate in (properties | changes, properties):
+        text = props.encode(candidate).encode()
+        if len(text) <= props.PROPERTIES_BYTES_MAX:
+            return text
+    return original  # not valid UTF-8: replacement characters made them longer

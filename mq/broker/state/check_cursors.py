@@ -75,9 +75,9 @@ class CheckCursors(StateTable):
 
     def check_invariants(self) -> None:
         """Assert what holds between two commands; for tests."""
-        count, ordered = len(self.put_off), sorted(set(self.put_off))
+        count, in_order = len(self.put_off), sorted(set(self.put_off))
         assert count <= PUT_OFF_MAX, f"{count} half messages are postponed; maximum: {PUT_OFF_MAX}"
-        assert ordered == [*self.put_off], f"half messages are postponed in the order {self.put_off}"
+        assert in_order == [*self.put_off], f"half messages are postponed in the order {self.put_off}"
 
     def topic_deleted(self, topic: str) -> None:
         if topic == HALF_TOPIC:

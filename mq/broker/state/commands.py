@@ -301,20 +301,20 @@ _KINDS: Final = {kind.__struct_config__.tag: kind for kind in get_args(_Written)
 def encode_command(command: Command) -> bytes:
     """The body of a command record. Raises CommandInvalid for invalid values."""
     _check_command(command)
-    written: _Written = _write_offsets(command) if isinstance(command, CommitOffsets) else command
-    encoded: bytes = cbor2.dumps(msgspec.to_builtins(written))
-    return encoded
+    wire_form: _Written = _write_offsets(command) if isinstance(command, CommitOffsets) else command
+    body: bytes = cbor2.dumps(msgspec.to_builtins(wire_form))
+    return body
 
 
 def decode_command(body: bytes) -> Command:
     """Decode a committed command record. Raises CommandUnknown for any invalid bytes."""
     try:
-        loaded = decode_safe(body, number_bytes_max=NUMBER_BYTES_MAX)
+        fields = decode_safe(body, number_bytes_max=NUMBER_BYTES_MAX)
         # Decoding with the union of all types would take ten times as long.
-        name = loaded.get("kind") if isinstance(loaded, dict) else None
+        name = fields.get("kind") if isinstance(fields, dict) else None
         kind = _KINDS.get(name) if isinstance(name, str) else None
-        written: _Written = msgspec.convert(loaded, kind or _Written)
-        command = _read_offsets(written) if isinstance(written, _WrittenOffsets) else written
+        wire_form: _Written = msgspec.convert(fields, kind or _Written)
+        command = _read_offsets(wire_form) if isinstance(wire_form, _WrittenOffsets) else wire_form
         _check_command(command)
     except (ValueError, msgspec.ValidationError, CommandInvalid) as error:
         raise CommandUnknown(f"metadata command of {len(body)} bytes: {error}") from error
@@ -322,17 +322,17 @@ def decode_command(body: bytes) -> Command:
 
 
 def _write_offsets(command: CommitOffsets) -> _WrittenOffsets:
-    gathered: dict[tuple[str, str], list[int]] = {}
+    rows: dict[tuple[str, str], list[int]] = {}
     for group, topic, queue_id, offset in command.offsets:
-        gathered.setdefault((group, topic), []).extend((queue_id, offset))
-    return _WrittenOffsets([(group, topic, row) for (group, topic), row in gathered.items()])
+        rows.setdefault((group, topic), []).extend((queue_id, offset))
+    return _WrittenOffsets([(group, topic, row) for (group, topic), row in rows.items()])
 
 
-def _read_offsets(written: _WrittenOffsets) -> CommitOffsets:
+def _read_offsets(wire_form: _WrittenOffsets) -> CommitOffsets:
     return CommitOffsets(
         offsets=[
             (group, topic, queue_id, offset)
-            for group, topic, row in written.offsets
+            for group, topic, row in wire_form.offsets
             for queue_id, offset in offset_pairs(group, topic, row)
         ]
     )

@@ -96,10 +96,10 @@ class QueueMarks:
         if end <= self.low:
             return 0
         base = self.low & ~7
-        marked = min(end - base, 8 * len(self.bits))
-        done = int.from_bytes(self.bits, "little") & ((1 << marked) - 1)
+        bit_count = min(end - base, 8 * len(self.bits))
+        done_bits = int.from_bytes(self.bits, "little") & ((1 << bit_count) - 1)
         below = (1 << (self.low - base)) - 1
-        return end - self.low - (done & ~below).bit_count()
+        return end - self.low - (done_bits & ~below).bit_count()
 
     def complete(self, offsets: Sequence[QueueOffset]) -> None:
         """Mark ``offsets`` as finished."""

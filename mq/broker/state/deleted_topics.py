@@ -69,11 +69,11 @@ class DeletedTopics(StateTable):
         """Drop the kept offsets of a group whose offsets were removed: a restore does not bring them back."""
         for name, row in self.rows.items():
             if group in row.offsets:
-                changed = {
+                changes = {
                     field: {each: value for each, value in getattr(row, field).items() if each != group}
                     for field in ("offsets", "resets", "younger")
                 }
-                self.rows[name] = msgspec.structs.replace(row, **changed)
+                self.rows[name] = msgspec.structs.replace(row, **changes)
 
     def capture(self) -> Callable[[], object]:
         rows = list(self.rows.values())

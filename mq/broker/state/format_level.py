@@ -132,8 +132,8 @@ def next_level(current: int, own: int, others: Iterable[int | None]) -> int:
         own: the highest level that the leader supports.
         others: the same for each other member; None if it is not connected.
     """
-    understood = [own, *(LEVEL_FIRST if level is None else level for level in others)]
-    return max(current, min(understood))
+    levels = [own, *(LEVEL_FIRST if level is None else level for level in others)]
+    return max(current, min(levels))
 
 
 def _too_new(level: int, newest: int) -> str:

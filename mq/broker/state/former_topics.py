@@ -64,9 +64,9 @@ class FormerTopics(StateTable):
         """
         before = self._remove(topic)
         count = max((queue_id + 1 for queue_id, end in ends.items() if end), default=0)
-        known = (*before.ends, *[FIRST_OFFSET] * (count - len(before.ends)))
+        old_ends = (*before.ends, *[FIRST_OFFSET] * (count - len(before.ends)))
         after = FormerTopic(
-            tuple(max(end, ends.get(queue_id, FIRST_OFFSET)) for queue_id, end in enumerate(known)),
+            tuple(max(end, ends.get(queue_id, FIRST_OFFSET)) for queue_id, end in enumerate(old_ends)),
             tuple(sorted({*before.groups, *groups})),
         )
         if after.rows:
@@ -134,6 +134,6 @@ class FormerTopics(StateTable):
         """Forget a group whose offsets were removed: it begins at its start position again in all topics."""
         for topic, former in self.deleted.items():
             if group in former.groups:
-                kept = tuple(each for each in former.groups if each != group)
-                self.deleted[topic] = former._replace(groups=kept)
+                groups = tuple(each for each in former.groups if each != group)
+                self.deleted[topic] = former._replace(groups=groups)
                 self._rows -= 1

@@ -238,18 +238,18 @@ class Metadata:
         self.data_version = self.data_version.next(timestamp_ms)
         if there is not None:
             return Changes(topics=(topic.name,))
-        gone = replace_deleted(self, topic.name)
+        companions = replace_deleted(self, topic.name)
         if self.format_level.level >= LEVEL_OF_TOPIC_BIRTHS:
             self.births.created(topic.name, position)
-        begun = self._begin_after_former(topic)
+        new_queues = self._begin_after_former(topic)
         begins = self.former_topics.begins.get(topic.name, ())
         self.topic_identities[topic.name] = topic_identity(self.data_version.counter, timestamp_ms, begins)
-        return Changes(topics=(topic.name,), begun_queues=begun, deleted_topics=gone)
+        return Changes(topics=(topic.name,), begun_queues=new_queues, deleted_topics=companions)
 
     def _put_group(self, command: PutGroup) -> Changes:
         group = command.config
-        known = self.groups.get(group.name)
-        if known is not None and (command.unless_there or known == group):
+        old = self.groups.get(group.name)
+        if old is not None and (command.unless_there or old == group):
             return Changes()
         if not self.has_room_for_group(group.name):
             return Changes()
@@ -258,20 +258,20 @@ class Metadata:
         return Changes(groups=(group.name,))
 
     def _delete_group(self, command: DeleteGroup) -> Changes:
-        name, removed = command.name, 0
+        name, offset_count = command.name, 0
         if command.remove_offsets:
-            removed = self.remove_offsets(group=name)
+            offset_count = self.remove_offsets(group=name)
             self.former_topics.remove_group(name)
             self.deleted_topics.remove_group(name)
-            removed += self.lite.remove_group(name)
+            offset_count += self.lite.remove_group(name)
         self.remove_locks(group=name)
         self.forbidden = {pair for pair in self.forbidden if pair[0] != name}
         for part in self.parts.values():
             part.group_deleted(name)
         if self.groups.pop(name, None) is None:
-            return Changes(offsets=removed)
+            return Changes(offsets=offset_count)
         self.data_version = self.data_version.next(command.timestamp_ms)
-        return Changes(groups=(name,), offsets=removed)
+        return Changes(groups=(name,), offsets=offset_count)
 
     def _begin_after_former(self, topic: TopicConfig) -> tuple[tuple[str, int, QueueOffset], ...]:
         """Let a new topic's queues begin where the deleted topic's queues ended, with all groups that read that one."""
@@ -453,10 +453,12 @@ class Metadata:
         for (group_name, topic), resets in self.offset_resets.items():
             assert resets, f"{group_name} has no reset in {topic}, and a table of them"
             for queue_id, offset in resets.items():
-                stored = self.consumer_offset(group_name, topic, queue_id)
-                assert stored == offset, f"{group_name} was reset to {offset} of {topic}/{queue_id}, and is at {stored}"
-        locked = sum(map(len, self.queue_locks.values()))
-        assert self.lock_count == locked, f"{self.lock_count} locks were counted, there are {locked}"
+                current = self.consumer_offset(group_name, topic, queue_id)
+                assert current == offset, (
+                    f"{group_name} was reset to {offset} of {topic}/{queue_id}, and is at {current}"
+                )
+        lock_count = sum(map(len, self.queue_locks.values()))
+        assert self.lock_count == lock_count, f"{self.lock_count} locks were counted, there are {lock_count}"
         assert all(self.queue_locks.values()), f"a table without locks: {sorted(self.queue_locks)}"
         assert all(topic in self.topics for _, topic in self.forbidden), f"of no topic: {sorted(self.forbidden)}"
         strangers = self.younger_queues.keys() - self.consumer_offsets.keys()
@@ -502,8 +504,8 @@ class Metadata:
         if is_lite_queue(topic):
             if split_lite_queue(topic)[0] not in self.topics:
                 return False
-            stored = self.lite.of(group, topic)
-            if (NO_OFFSET if stored is None else stored) == before < after:
+            offset = self.lite.of(group, topic)
+            if (NO_OFFSET if offset is None else offset) == before < after:
                 self.lite.put(group, topic, after)
             return True
         if topic not in self.topics:
@@ -526,11 +528,11 @@ class Metadata:
     def _expire_lite(
         self, command: ExpireLiteTopics, queue_ends: Callable[[str], Mapping[int, QueueOffset]]
     ) -> Changes:
-        ended = dropped_by(command, queue_ends)
-        for queue in ended:
+        lite_queues = dropped_by(command, queue_ends)
+        for queue in lite_queues:
             self.lite.forget(queue)
             self.pops.topic_deleted(queue)
-        return Changes(deleted_topics=ended)
+        return Changes(deleted_topics=lite_queues)
 
     def _drop_reset(self, group: str, topic: str, queue_id: int) -> None:
         key = group, topic
@@ -557,8 +559,8 @@ class Metadata:
         self.younger_queues.offsets_removed(group=group, topic=topic)
         for key in [key for key in self.offset_resets if key[0] == group or key[1] == topic]:
             del self.offset_resets[key]
-        doomed = [key for key in self.consumer_offsets if key[0] == group or key[1] == topic]
-        return sum(len(self.consumer_offsets.pop(key)) for key in doomed)
+        keys = [key for key in self.consumer_offsets if key[0] == group or key[1] == topic]
+        return sum(len(self.consumer_offsets.pop(key)) for key in keys)
 
     def _lock(self, command: LockQueues) -> None:
         for topic, queue_id in command.queues:

@@ -50,18 +50,18 @@ def encode_snapshot(state: Snapshot) -> bytes:
     return b"".join(_encoded(state))
 
 
-def decode_snapshot(encoded: bytes) -> Snapshot:
+def decode_snapshot(body: bytes) -> Snapshot:
     """Decode a snapshot. Raises ValueError or msgspec.ValidationError, SnapshotDamaged for another format."""
-    loaded = decode_safe(encoded, number_bytes_max=NUMBER_BYTES_MAX, any_key=True)
-    _check_format(loaded)
-    return msgspec.convert(loaded, Snapshot)
+    fields = decode_safe(body, number_bytes_max=NUMBER_BYTES_MAX, any_key=True)
+    _check_format(fields)
+    return msgspec.convert(fields, Snapshot)
 
 
-def _check_format(loaded: object) -> None:
+def _check_format(fields: object) -> None:
     """Raises SnapshotDamaged for a snapshot of another format. Checked first, since its other content is unknown."""
-    found = loaded.get("format") if isinstance(loaded, dict) else None
-    if isinstance(found, int) and found != SNAPSHOT_FORMAT:
-        raise SnapshotDamaged(f"the metadata has format version {found}, this version understands {SNAPSHOT_FORMAT}")
+    version = fields.get("format") if isinstance(fields, dict) else None
+    if isinstance(version, int) and version != SNAPSHOT_FORMAT:
+        raise SnapshotDamaged(f"the metadata has format version {version}, this version understands {SNAPSHOT_FORMAT}")
 
 
 def _encoded(state: Snapshot) -> Iterator[bytes]:

@@ -251,17 +251,17 @@ class PopQueue:
 
         It may be up to `SPAN_MAX` too low. Ordered messages are visible again when their invisible time ends.
         """
-        found = min(self.open)[0] if self.open else None
-        if found is not None and found < low:  # the log has deleted some of them
+        offset = min(self.open)[0] if self.open else None
+        if offset is not None and offset < low:  # the log has deleted some of them
             ends = ((start, start + checkpoint.bits.bit_length()) for (start, _), checkpoint in self.open.items())
-            found = min((max(start, low) for start, end in ends if end > low), default=None)
-        ordered = self.ordered
-        if ordered is None or not 0 < ordered.blocked_until_ms() - now_ms <= INVISIBLE_MS_MAX:
-            return found
-        if ordered.start + ordered.bits.bit_length() > low:
-            first = max(ordered.first_open, low)
-            found = first if found is None else min(found, first)
-        return found
+            offset = min((max(start, low) for start, end in ends if end > low), default=None)
+        open_pop = self.ordered
+        if open_pop is None or not 0 < open_pop.blocked_until_ms() - now_ms <= INVISIBLE_MS_MAX:
+            return offset
+        if open_pop.start + open_pop.bits.bit_length() > low:
+            first = max(open_pop.first_open, low)
+            offset = first if offset is None else min(offset, first)
+        return offset
 
 
 _NOTHING = PopQueue()
@@ -373,18 +373,18 @@ class PopCheckpoints(StateTable):
         queue = self._to_change(key)
         checkpoint = queue.open.get((start, pop_time_ms))
         if checkpoint is not None:
-            left = checkpoint.bits & ~bits
-            if left:
-                queue.open[start, pop_time_ms] = checkpoint._replace(bits=left)
+            remaining = checkpoint.bits & ~bits
+            if remaining:
+                queue.open[start, pop_time_ms] = checkpoint._replace(bits=remaining)
                 return
             del queue.open[start, pop_time_ms]
             queue.note_closed(start, pop_time_ms)
             self._count(key[0], -1)
-        elif (ordered := queue.ordered) is not None and (ordered.start, ordered.pop_time_ms) == (start, pop_time_ms):
-            left = ordered.bits & ~bits
-            queue.ordered = ordered._replace(bits=left) if left else None
-            end = start + lowest_bit(left) if left else ordered.next_offset
-            self._move(*key, ordered.first_open, end)
+        elif (open_pop := queue.ordered) is not None and (open_pop.start, open_pop.pop_time_ms) == (start, pop_time_ms):
+            remaining = open_pop.bits & ~bits
+            queue.ordered = open_pop._replace(bits=remaining) if remaining else None
+            end = start + lowest_bit(remaining) if remaining else open_pop.next_offset
+            self._move(*key, open_pop.first_open, end)
         if not queue.open and queue.ordered is None:
             self._remove(key)
 
@@ -413,12 +413,16 @@ class PopCheckpoints(StateTable):
             self._put(key, queue)  # its last message may be gone
             self._add(key, queue, offset, command.new_pop_time_ms, command.invisible_ms, 1, command.suspended)
             return
-        ordered = queue.ordered
-        if ordered is not None and (ordered.start, ordered.pop_time_ms) == (start, pop_time_ms) and ordered.bits & bit:
+        open_pop = queue.ordered
+        if (
+            open_pop is not None
+            and (open_pop.start, open_pop.pop_time_ms) == (start, pop_time_ms)
+            and open_pop.bits & bit
+        ):
             until_ms = command.new_pop_time_ms + command.invisible_ms
-            suspended = {*ordered.suspended} - {offset} | ({offset} if command.suspended else set())
-            queue.ordered = ordered._replace(
-                later=ordered.later | {offset: until_ms}, suspended=tuple(sorted(suspended))
+            suspended = {*open_pop.suspended} - {offset} | ({offset} if command.suspended else set())
+            queue.ordered = open_pop._replace(
+                later=open_pop.later | {offset: until_ms}, suspended=tuple(sorted(suspended))
             )
 
     def capture(self) -> Callable[[], object]:
@@ -430,7 +434,7 @@ class PopCheckpoints(StateTable):
                 (
                     *key,
                     [(*place, *queues[key].open[place].row()) for place in sorted(queues[key].open)],
-                    (ordered := queues[key].ordered) and _sorted(ordered),
+                    (open_pop := queues[key].ordered) and _sorted(open_pop),
                 )
                 for key in in_order(queues)
             ] or None
@@ -440,12 +444,12 @@ class PopCheckpoints(StateTable):
     def restore(self, state: object) -> None:
         rows = msgspec.convert(state or [], list[_Row])
         queues: dict[QueueOfGroup, PopQueue] = {}
-        for group, topic, queue_id, opened, ordered in rows:
+        for group, topic, queue_id, checkpoints, open_pop in rows:
             queue = queues[group, topic, queue_id] = PopQueue()
-            for row in opened:
+            for row in checkpoints:
                 queue.open[row.start, row.pop_time_ms] = Checkpoint(row.invisible_ms, row.bits, row.suspended)
-            queue.ordered = ordered
-            every = [*(row.bits for row in opened), *([ordered.bits] if ordered else [])]
+            queue.ordered = open_pop
+            every = [*(row.bits for row in checkpoints), *([open_pop.bits] if open_pop else [])]
             if not every or min(every) <= 0:
                 raise SnapshotDamaged(f"a checkpoint of {group} in {topic}/{queue_id} has no open message")
         self.queues, self._of_topics, self.of_groups, self.count = {}, {}, {}, 0
@@ -462,13 +466,13 @@ class PopCheckpoints(StateTable):
         - The counts equal the numbers of checkpoints: they decide whether a group may pop at all.
         - An ordered checkpoint ends at the group's offset, and has only counts of messages before that.
         """
-        counted: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for key, queue in self.queues.items():
             what = f"{key[0]} in {key[1]}/{key[2]}"
             assert queue.open or queue.ordered is not None, f"{what} is listed with nothing open"
             assert key in self._of_topics.get(key[1], ()), f"{what} is not listed by its topic"
             assert queue.epoch <= self._epoch, f"{what} is of epoch {queue.epoch}, the latest is {self._epoch}"
-            counted[key[0]] += len(queue.open)
+            counts[key[0]] += len(queue.open)
             for (start, pop_time_ms), checkpoint in queue.open.items():
                 at = f"{what} from {start} on, popped at {pop_time_ms}"
                 assert checkpoint.bits > 0, f"{at}: the open messages are {checkpoint.bits}"
@@ -476,20 +480,20 @@ class PopCheckpoints(StateTable):
                 assert start >= 0, f"{at}: a negative offset"
             for (_, _, offset), moved_to in queue.moved.items():
                 assert (offset, moved_to) in queue.open, f"{what}: a receipt of {offset} leads to nothing"
-            if (ordered := queue.ordered) is not None:
-                end = ordered.start + ordered.bits.bit_length()
-                assert ordered.start < end <= ordered.next_offset, (
-                    f"{what}, in order from {ordered.start} on: open up to {end}, examined up to {ordered.next_offset}"
+            if (pop := queue.ordered) is not None:
+                end = pop.start + pop.bits.bit_length()
+                assert pop.start < end <= pop.next_offset, (
+                    f"{what}, in order from {pop.start} on: open up to {end}, examined up to {pop.next_offset}"
                 )
-                for offset in (*ordered.counts, *ordered.later, *ordered.suspended):
-                    assert ordered.start <= offset < ordered.next_offset, (
-                        f"{what}, in order from {ordered.start} to {ordered.next_offset}: {offset} is noted"
+                for offset in (*pop.counts, *pop.later, *pop.suspended):
+                    assert pop.start <= offset < pop.next_offset, (
+                        f"{what}, in order from {pop.start} to {pop.next_offset}: {offset} is noted"
                     )
-        listed = sum(map(len, self._of_topics.values()))
-        assert listed == len(self.queues), f"{listed} queues are listed by topic, there are {len(self.queues)}"
+        list_count = sum(map(len, self._of_topics.values()))
+        assert list_count == len(self.queues), f"{list_count} queues are listed by topic, there are {len(self.queues)}"
         assert all(self._of_topics.values()), f"topics without a queue are listed: {sorted(self._of_topics)}"
-        assert self.count == counted.total(), f"{self.count} checkpoints were counted, there are {counted.total()}"
-        assert self.of_groups == +counted, f"{self.of_groups} checkpoints were counted by group, there are {+counted}"
+        assert self.count == counts.total(), f"{self.count} checkpoints were counted, there are {counts.total()}"
+        assert self.of_groups == +counts, f"{self.of_groups} checkpoints were counted by group, there are {+counts}"
 
     def reset_ordered(self, key: QueueOfGroup) -> None:
         """Forget the ordered checkpoint of a queue, whose offset is set."""
@@ -554,8 +558,8 @@ def _ordered(command: PopMessages, before: Ordered | None) -> Ordered:
     )
 
 
-def _sorted(ordered: Ordered) -> tuple[object, ...]:
-    row = ordered._replace(counts=dict(sorted(ordered.counts.items())), later=dict(sorted(ordered.later.items())))
+def _sorted(open_pop: Ordered) -> tuple[object, ...]:
+    row = open_pop._replace(counts=dict(sorted(open_pop.counts.items())), later=dict(sorted(open_pop.later.items())))
     return tuple(row if row.suspended else row[:-1])
 
 

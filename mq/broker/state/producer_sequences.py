@@ -112,29 +112,29 @@ class _Window:
         return len(self.firsts) - self.gone
 
     def copy(self, epoch: int) -> _Window:
-        gone = self.gone
-        firsts, positions, extras = self.firsts[gone:], self.positions[gone:], self.extras[gone:]
+        begin = self.gone
+        firsts, positions, extras = self.firsts[begin:], self.positions[begin:], self.extras[begin:]
         return _Window(epoch, self.floor, self.latest_ms, firsts, positions, extras, self.stored_from)
 
     def row(self, name: str) -> _Row:
-        gone = self.gone
-        ranges = _pack(self.firsts[gone:]), _pack(self.positions[gone:]), _pack(self.extras[gone:])
+        begin = self.gone
+        ranges = _pack(self.firsts[begin:]), _pack(self.positions[begin:]), _pack(self.extras[begin:])
         return name, self.floor, self.latest_ms, *ranges, self.stored_from
 
     def find(self, first: int, last: int) -> list[SequencedRange] | None:
-        found: list[SequencedRange] = []
+        ranges: list[SequencedRange] = []
         if first <= self.floor:
             if first < self.stored_from:
                 return None
-            found.append(SequencedRange(first, min(last, self.floor), None, 0))
+            ranges.append(SequencedRange(first, min(last, self.floor), None, 0))
         firsts, extras = self.firsts, self.extras
         at = max(bisect_right(firsts, first) - 1, self.gone)
         while at < len(firsts) and (start := firsts[at]) <= last:
             low, high = max(first, start), min(last, start + extras[at])
             if low <= high:
-                found.append(SequencedRange(low, high, PhysicalOffset(self.positions[at]), low - start))
+                ranges.append(SequencedRange(low, high, PhysicalOffset(self.positions[at]), low - start))
             at += 1
-        return found
+        return ranges
 
     def insert(self, first: int, last: int, position: PhysicalOffset) -> None:
         at = bisect_right(self.firsts, first)
@@ -162,12 +162,12 @@ class _Window:
 
     def drop(self, count: int) -> None:
         """Forget where the lowest ranges are."""
-        gone = self.gone
-        end = gone + count
+        begin = self.gone
+        end = begin + count
         firsts, extras, floor = self.firsts, self.extras, self.floor
         highest = firsts[end - 1] + extras[end - 1]
-        if highest - floor != count + sum(extras[gone:end]):  # there are gaps
-            for first, extra in zip(firsts[gone:end], extras[gone:end], strict=True):
+        if highest - floor != count + sum(extras[begin:end]):  # there are gaps
+            for first, extra in zip(firsts[begin:end], extras[begin:end], strict=True):
                 if first != floor + 1:
                     self.stored_from = first
                 floor = first + extra
@@ -325,12 +325,16 @@ class ProducerSequences(StateTable):
         count = len(firsts)
         assert count == len(positions), f"{count} ranges of {producer} at {len(positions)} places"
         part = self._part_of(producer)
-        known = part.windows.get(producer)
-        if (known is not None and firsts[0] <= known.last) or (count > 1 and part.count + count > part.ranges_max):
+        current = part.windows.get(producer)
+        if (current is not None and firsts[0] <= current.last) or (count > 1 and part.count + count > part.ranges_max):
             for first, last, position in zip(firsts, lasts, positions, strict=True):
                 self.committed(producer, first, last, PhysicalOffset(position), store_ms)
             return
-        window = known if known is not None and known.epoch == self._epoch else part.of(producer, self._epoch, store_ms)
+        window = (
+            current
+            if current is not None and current.epoch == self._epoch
+            else part.of(producer, self._epoch, store_ms)
+        )
         window.extend(firsts, lasts, positions)
         window.latest_ms = store_ms
         part.grew(producer, window, count, self._epoch)
@@ -367,8 +371,8 @@ class ProducerSequences(StateTable):
     def restore(self, state: object) -> None:
         """Replace all windows. All producers are in one part until `reach` is called."""
         windows: OrderedDict[str, _Window] = OrderedDict()
-        for given in msgspec.convert(state or [], list[list[object]]):
-            row = _row(given)
+        for values in msgspec.convert(state or [], list[list[object]]):
+            row = _row(values)
             name = row[0]
             if not 1 <= len(name) <= PRODUCER_ID_LENGTH_MAX or name in windows:
                 raise SnapshotDamaged(
@@ -379,11 +383,11 @@ class ProducerSequences(StateTable):
         self._split(windows)
 
 
-def _row(given: list[object]) -> _Row:
-    if len(given) != _OLD_COLUMNS:
-        row: _Row = msgspec.convert(given, _Row)
+def _row(values: list[object]) -> _Row:
+    if len(values) != _OLD_COLUMNS:
+        row: _Row = msgspec.convert(values, _Row)
         return row
-    name, floor, latest_ms, firsts, positions = msgspec.convert(given, _OldRow)
+    name, floor, latest_ms, firsts, positions = msgspec.convert(values, _OldRow)
     return name, floor, latest_ms, firsts, positions, bytes(len(firsts) // 2), floor + 1
 
 

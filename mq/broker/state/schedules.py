@@ -245,18 +245,18 @@ class Schedules(StateTable):
         def encode() -> object:
             if not versions:
                 return None
-            captured = _Captured(versions, [(*table[name],) for name in sorted(table)])
-            return msgspec.to_builtins(captured, builtin_types=(bytes,))
+            snapshot = _Captured(versions, [(*table[name],) for name in sorted(table)])
+            return msgspec.to_builtins(snapshot, builtin_types=(bytes,))
 
         return encode
 
     def restore(self, state: object) -> None:
-        captured = _Captured(0, []) if state is None else msgspec.convert(state, _Captured)
-        rows = [Schedule(*row) for row in captured.rows]
+        snapshot = _Captured(0, []) if state is None else msgspec.convert(state, _Captured)
+        rows = [Schedule(*row) for row in snapshot.rows]
         table = {row.definition.name: row for row in rows}
-        if len(table) != len(rows) or any(row.version > captured.versions for row in rows):
-            raise SnapshotDamaged(f"{len(rows)} schedules of {len(table)} names, versions up to {captured.versions}")
-        self.table, self.versions = table, captured.versions
+        if len(table) != len(rows) or any(row.version > snapshot.versions for row in rows):
+            raise SnapshotDamaged(f"{len(rows)} schedules of {len(table)} names, versions up to {snapshot.versions}")
+        self.table, self.versions = table, snapshot.versions
         self.nbytes = sum(row.definition.nbytes for row in rows)
 
     def check_invariants(self) -> None:

@@ -92,12 +92,12 @@ def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) 
     if config is None:
         if command.restorable and name in metadata.deleted_topics.rows:
             return Changes()  # deleted once more
-        gone = replace_deleted(metadata, name)
+        companions = replace_deleted(metadata, name)
         # Messages may have arrived after an earlier deletion; dropping them must not depend on the state.
-        return Changes(deleted_topics=(*gone, name))
+        return Changes(deleted_topics=(*companions, name))
     del metadata.topics[name]
     metadata.topic_identities.pop(name, None)
-    removed = metadata.remove_offsets(topic=name)
+    offset_count = metadata.remove_offsets(topic=name)
     if not command.continued:
         # Otherwise they expire: an ordered consumer that still relies on one may read the next topic.
         metadata.remove_locks(topic=name)
@@ -109,9 +109,9 @@ def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) 
     metadata.pops.lite_parent_deleted(name)
     metadata.data_version = metadata.data_version.next(command.timestamp_ms)
     if row is None:
-        return Changes(topics=(name,), deleted_topics=(name,), offsets=removed)
+        return Changes(topics=(name,), deleted_topics=(name,), offsets=offset_count)
     metadata.deleted_topics.rows[name] = row
-    return Changes(topics=(name,), hidden_topics=(name,), offsets=removed)
+    return Changes(topics=(name,), hidden_topics=(name,), offsets=offset_count)
 
 
 def forget_topic(metadata: Tables, command: ForgetTopic, queue_ends: QueueEnds) -> Changes:
@@ -133,10 +133,10 @@ def replace_deleted(metadata: Tables, name: str) -> tuple[str, ...]:
     if name not in metadata.former_topics.deleted:
         # Many topics were deleted since, and its name was dropped from the former ones.
         metadata.former_topics.delete(name, dict(enumerate(row.ends)), row.offsets)
-    gone = [each for each in metadata.deleted_topics.companions(name) if each != name]
-    for each in (name, *gone):
+    companions = [each for each in metadata.deleted_topics.companions(name) if each != name]
+    for each in (name, *companions):
         _forget(metadata, each)
-    return tuple(gone)
+    return tuple(companions)
 
 
 def queue_effects(command: Command, metadata: Tables, queue_ends: QueueEnds) -> Changes:

@@ -16,13 +16,13 @@ def restore_topic(metadata: Tables, command: RestoreTopic) -> Changes:
     rows, name = metadata.deleted_topics.rows, command.name
     if name not in rows or not metadata.has_room_for_topic(name):
         return Changes()
-    restored: list[str] = []
+    names: list[str] = []
     for each in (name, *metadata.deleted_topics.companions(name)):
         if metadata.has_room_for_topic(each):
             _bring_back(metadata, rows.pop(each))
-            restored.append(each)
+            names.append(each)
     metadata.data_version = metadata.data_version.next(command.timestamp_ms)
-    return Changes(topics=tuple(restored))
+    return Changes(topics=tuple(names))
 
 
 def _bring_back(metadata: Tables, row: DeletedTopic) -> None:

@@ -48,14 +48,14 @@ def auto_create(
         check_topic(topic)
     except NameRefused:
         return None
-    created = TopicConfig(
+    new_config = TopicConfig(
         name=topic,
         read_queues=queues,
         write_queues=queues,
         perm=config.perm & ~PERM_INHERIT,
         filter_type=config.filter_type,
     )
-    return PutTopic(config=created, timestamp_ms=timestamp_ms, unless_there=True)
+    return PutTopic(config=new_config, timestamp_ms=timestamp_ms, unless_there=True)
 
 
 def why_not_created(metadata: Metadata, topic: str) -> str:

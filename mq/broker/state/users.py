@@ -171,12 +171,12 @@ class Users(StateTable):
         user = self.table.get(name)
         if user is None:
             return None
-        kept = {(policy.custom, policy.resource): policy for policy in user.policies}
-        kept |= {(policy.custom, policy.resource): policy for policy in policies}
+        by_resource = {(policy.custom, policy.resource): policy for policy in user.policies}
+        by_resource |= {(policy.custom, policy.resource): policy for policy in policies}
         others = sum(len(each.policies) for each in self.table.values()) - len(user.policies)
-        if len(kept) > POLICIES_PER_USER_MAX or others + len(kept) > POLICIES_MAX:
+        if len(by_resource) > POLICIES_PER_USER_MAX or others + len(by_resource) > POLICIES_MAX:
             return None
-        return tuple(kept[key] for key in sorted(kept))
+        return tuple(by_resource[key] for key in sorted(by_resource))
 
     def apply(self, command: TableCommand) -> None:
         self.version += 1
@@ -189,12 +189,12 @@ class Users(StateTable):
             case DeleteUser(name=name):
                 self.table.pop(name, None)
             case PutPolicies(name=name, policies=policies):
-                if (changed := self.with_policies(name, policies)) is not None:
-                    self.table[name] = self.table[name]._replace(policies=changed)
+                if (new_policies := self.with_policies(name, policies)) is not None:
+                    self.table[name] = self.table[name]._replace(policies=new_policies)
             case DeletePolicies(name=name, custom=custom, resource=resource):
                 if (user := self.table.get(name)) is not None:
-                    kept = [each for each in user.policies if not is_match(each, custom, resource)]
-                    self.table[name] = user._replace(policies=tuple(kept))
+                    others = [each for each in user.policies if not is_match(each, custom, resource)]
+                    self.table[name] = user._replace(policies=tuple(others))
             case _:
                 raise AssertionError(type(command).__name__)
 
@@ -202,8 +202,8 @@ class Users(StateTable):
         user = self.table.get(command.name)
         if user is None or command.instead_of not in (None, user.sealed):
             return
-        given = {"sealed": command.sealed, "admin": command.admin, "enabled": command.enabled}
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        fields = {"sealed": command.sealed, "admin": command.admin, "enabled": command.enabled}
+        changes: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
         self.table[command.name] = user._replace(**changes)
 
     def capture(self) -> Callable[[], object]:

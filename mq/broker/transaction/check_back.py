@@ -61,25 +61,25 @@ _WAITING_BYTES_MAX = 1024 * 1024
 class CheckTrack:
     """Keeps a bounded number of samples of a cursor's position, to tell the position ``seconds`` ago."""
 
-    __slots__ = ("_passed", "_samples", "_seconds")
+    __slots__ = ("_offset", "_samples", "_seconds")
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._samples: deque[tuple[float, QueueOffset]] = deque()
-        self._passed = FIRST_OFFSET
+        self._offset = FIRST_OFFSET
 
     def add_sample(self, now: float, position: QueueOffset) -> None:
         """Add the position at the time ``now``; it never decreases."""
         if not self._samples or now >= self._samples[-1][0] + self._seconds / SAMPLES:
-            earlier = self._samples[-1][1] if self._samples else self._passed
+            earlier = self._samples[-1][1] if self._samples else self._offset
             assert position >= earlier, f"a cursor goes from half message {earlier} back to {position}"
             self._samples.append((now, position))
 
     def passed(self, now: float) -> QueueOffset:
         """The position ``seconds`` ago, or longer; 0 if unknown."""
         while self._samples and self._samples[0][0] <= now - self._seconds:
-            self._passed = self._samples.popleft()[1]
-        return self._passed
+            self._offset = self._samples.popleft()[1]
+        return self._offset
 
 
 class _Loading:
@@ -126,7 +126,7 @@ class CheckBacks(Service):
         self._positions: list[QueueOffset] = []
         self._busy: set[int] = set()
         self._loading: dict[int, _Loading] = {}
-        self._postponed = self._none_postponed()
+        self._immunity = self._none_postponed()
         self._give_up: GiveUp | None = None
         self._turn = 0
         self.asked = 0
@@ -144,13 +144,13 @@ class CheckBacks(Service):
         self._tracks = [
             CheckTrack(self._timeout_seconds if number == 0 else self._interval_seconds) for number in range(last + 1)
         ]
-        known = self._metadata.checks.offsets
+        cursor_offsets = self._metadata.checks.offsets
         # A cursor that has never moved, because more checks were configured, starts at the beginning.
-        cursors = (known.get(number, FIRST_OFFSET) for number in range(1, last + 1))
+        cursors = (cursor_offsets.get(number, FIRST_OFFSET) for number in range(1, last + 1))
         self._positions = [FIRST_OFFSET, *cursors, FIRST_OFFSET]
         self._busy = set()
         self._loading = {}
-        self._postponed = self._none_postponed()
+        self._immunity = self._none_postponed()
         self._give_up = GiveUp(self._context, halves=self._halves, transactions=self._transactions, log=self._log)
 
     def resign(self) -> None:
@@ -164,14 +164,14 @@ class CheckBacks(Service):
 
     def counters(self) -> dict[str, int]:
         """Figures of this replica since its start, and the number of open half messages."""
-        ended = self._transactions
+        transactions = self._transactions
         return {
             "transactions_open": self._halves.open_count,
             "transactions_put_off": len(self._metadata.checks.put_off),
-            "transactions_committed": ended.committed,
-            "transactions_rolled_back": ended.rolled_back,
-            "transactions_ended_again": ended.ended_again,
-            "transactions_given_up": ended.given_up,
+            "transactions_committed": transactions.committed,
+            "transactions_rolled_back": transactions.rolled_back,
+            "transactions_ended_again": transactions.ended_again,
+            "transactions_given_up": transactions.given_up,
             "transactions_expired": self.expired,
             "transaction_checks": self.asked,
             "transaction_checks_unanswerable": self.unanswerable,
@@ -197,9 +197,9 @@ class CheckBacks(Service):
             track.add_sample(now, max(self._positions[number], low))
         for number in range(1, self._last + 1):
             self._pass(number, now)
-        unanswered = self._check_postponed(now)
+        overdue = self._check_postponed(now)
         if self._give_up is not None:
-            self._give_up.run(chain(self._behind_the_last_cursor(now), unanswered), self._wall_clock_ms())
+            self._give_up.run(chain(self._behind_the_last_cursor(now), overdue), self._wall_clock_ms())
 
     # -- checking ------------------------------------------------------------------------------------------------------
 
@@ -212,31 +212,34 @@ class CheckBacks(Service):
         marks = self._halves.marks
         loading = self._loading.get(number)
         if loading is None:
-            opened = list(islice(marks.open_offsets(self._positions[number], limit), _CHECKS_PER_ENTRY))
-            reached = limit if len(opened) < _CHECKS_PER_ENTRY else opened[-1] + 1
+            halves = list(islice(marks.open_offsets(self._positions[number], limit), _CHECKS_PER_ENTRY))
+            next_offset = limit if len(halves) < _CHECKS_PER_ENTRY else halves[-1] + 1
         else:
             # Ask for the same messages, although others opened or ended: otherwise a slow disk would never load all of
             # them.
-            opened, reached = [each for each in loading.offsets if not marks.is_done(each)], loading.reached
-        if not self._are_loaded(number, opened, reached):
+            halves, next_offset = [each for each in loading.offsets if not marks.is_done(each)], loading.reached
+        if not self._are_loaded(number, halves, next_offset):
             return
         self._loading.pop(number, None)
         put_off: list[QueueOffset] = []
         waiting = self._metadata.checks.put_off
         if number == self._last:
             # No transaction is given up without a check.
-            for at, offset in enumerate(opened):
+            for at, offset in enumerate(halves):
                 if offset not in waiting and self._is_to_wait(offset):
                     if len(waiting) + len(put_off) >= self._limits.postponed_checks_max:
-                        opened, reached = opened[:at], offset
+                        halves, next_offset = halves[:at], offset
                         break
                     put_off.append(offset)
-        if not opened:
-            self._positions[number] = max(reached, self._positions[number])
+        if not halves:
+            self._positions[number] = max(next_offset, self._positions[number])
             return
-        changed = [*self._still_postponed(), *put_off] if put_off else None
+        postponed_offsets = [*self._still_postponed(), *put_off] if put_off else None
         self._advance(
-            number, reached, changed, [each for each in opened if each not in waiting and each not in put_off]
+            number,
+            next_offset,
+            postponed_offsets,
+            [each for each in halves if each not in waiting and each not in put_off],
         )
 
     def check_invariants(self) -> None:
@@ -246,20 +249,20 @@ class CheckBacks(Service):
             assert not self._busy, f"cursors {sorted(self._busy)} are moved, and nothing is pending"
 
     def _advance(
-        self, number: int, reached: QueueOffset, put_off: list[QueueOffset] | None, asked: list[QueueOffset]
+        self, number: int, next_offset: QueueOffset, put_off: list[QueueOffset] | None, offsets: list[QueueOffset]
     ) -> None:
         """Replicate the position of a cursor, and the list of postponed half messages if it changed; then check."""
-        assert number not in self._busy, f"cursor {number} is moved to {reached} while another move is in flight"
+        assert number not in self._busy, f"cursor {number} is moved to {next_offset} while another move is in flight"
         self._busy.add(number)
-        command = encode_command(AdvanceChecks(number=number, offset=reached, put_off=put_off))
+        command = encode_command(AdvanceChecks(number=number, offset=next_offset, put_off=put_off))
         positions = self._positions
 
         def finish(outcome: Outcome) -> None:
             if self._positions is positions:
                 self._busy.discard(number)
                 if isinstance(outcome, Stored):
-                    positions[number] = max(reached, positions[number])
-                    self._ask_about(asked, number)
+                    positions[number] = max(next_offset, positions[number])
+                    self._ask_about(offsets, number)
                     self.run()
 
         self._appender.add_command(command, finish)
@@ -275,16 +278,16 @@ class CheckBacks(Service):
 
     def _check_postponed(self, now: float) -> list[QueueOffset]:
         """Check some postponed half messages whose time is over; returns messages that were checked often enough."""
-        listed = self._metadata.checks.put_off
-        if not listed:
+        postponed_offsets = self._metadata.checks.put_off
+        if not postponed_offsets:
             return []
-        opened = self._still_postponed()
-        if len(opened) < len(listed) and self._last not in self._busy:
-            self._advance(self._last, self._positions[self._last], opened, [])
-        unanswered: list[QueueOffset] = []
+        halves = self._still_postponed()
+        if len(halves) < len(postponed_offsets) and self._last not in self._busy:
+            self._advance(self._last, self._positions[self._last], halves, [])
+        overdue: list[QueueOffset] = []
         loading = self._loading.get(_POSTPONED)
-        due = list(self._postponed.turns(opened, now, _CHECKS_PER_ENTRY)) if loading is None else loading.offsets
-        if not self._are_loaded(_POSTPONED, due, reached=FIRST_OFFSET):
+        due = list(self._immunity.turns(halves, now, _CHECKS_PER_ENTRY)) if loading is None else loading.offsets
+        if not self._are_loaded(_POSTPONED, due, next_offset=FIRST_OFFSET):
             return []
         self._loading.pop(_POSTPONED, None)
         for offset in due:
@@ -294,21 +297,21 @@ class CheckBacks(Service):
             if message is None:
                 continue
             if immune_ms := self._immune_ms(message):
-                self._postponed.wait(offset, now, immune_ms / 1000)
-            elif number := self._postponed.ask(offset, now):
+                self._immunity.wait(offset, now, immune_ms / 1000)
+            elif number := self._immunity.ask(offset, now):
                 self._ask(message, number)
             else:
-                unanswered.append(offset)
-        return unanswered
+                overdue.append(offset)
+        return overdue
 
-    def _are_loaded(self, key: int, offsets: list[QueueOffset], reached: QueueOffset) -> bool:
+    def _are_loaded(self, key: int, offsets: list[QueueOffset], next_offset: QueueOffset) -> bool:
         """Whether half messages are read without a wait for the disk, or a worker thread has tried to load them.
 
         If not, the thread loads them; `run` asks again. ``key`` is the number of a cursor, or `_POSTPONED`.
         """
         loading = self._loading.get(key)
         if loading is None:
-            loading = _Loading(offsets, reached)
+            loading = _Loading(offsets, next_offset)
             try:
                 if not self._halves.load(offsets, loading.end):
                     return True
@@ -374,27 +377,27 @@ class CheckBacks(Service):
         behind = self._last + 1
         begin, limit = max(self._positions[behind], self._halves.marks.low), self._tracks[self._last].passed(now)
         put_off = frozenset(self._metadata.checks.put_off)
-        opened = (offset for offset in self._halves.marks.open_offsets(begin, limit) if offset not in put_off)
-        first = next(opened, None)
+        halves = (offset for offset in self._halves.marks.open_offsets(begin, limit) if offset not in put_off)
+        first = next(halves, None)
         if first is None:
             # Postponed ones may stay open for long, and are not scanned again.
             self._positions[behind] = max(limit, self._positions[behind])
             return
         yield first
-        yield from opened
+        yield from halves
 
     def _skip(self, offset: QueueOffset) -> None:
         """Mark open half messages below ``offset`` as rolled back: the beginning of the log was deleted with them.
 
         Otherwise another replica that still has them would confirm a commit of a message that stays invisible.
         """
-        marks, lost = self._halves.marks, list[QueueOffset]()
+        marks, lost_offsets = self._halves.marks, list[QueueOffset]()
         lost_max = min(_LOST_MAX, self._appender.entry_bytes_max // _LOST_BYTES)
         for each in marks.open_offsets(FIRST_OFFSET, offset):
-            if len(lost) == lost_max or self._transactions.is_ending(each):
+            if len(lost_offsets) == lost_max or self._transactions.is_ending(each):
                 offset = each
                 break
-            lost.append(each)
+            lost_offsets.append(each)
         if 0 in self._busy or offset <= marks.low:
             return
         self._busy.add(0)
@@ -402,12 +405,12 @@ class CheckBacks(Service):
         def finish(outcome: Outcome) -> None:
             self._busy.discard(0)
             if isinstance(outcome, Stored):
-                self.expired += len(lost)
+                self.expired += len(lost_offsets)
                 self._log.warning("half_messages_expired", expired=self.expired)
 
-        skipped = encode_command(SkipEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offset=offset))
-        discards = map(PendingCommand, map(encode_command, self._halves.discards(lost)))
-        self._appender.add_atomically([*discards, PendingCommand(skipped, finish)])
+        command = encode_command(SkipEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offset=offset))
+        discards = map(PendingCommand, map(encode_command, self._halves.discards(lost_offsets)))
+        self._appender.add_atomically([*discards, PendingCommand(command, finish)])
 
 
 def _check_request(message: StoredMessage, number: int, opaque: int, broker_name: str) -> bytes:

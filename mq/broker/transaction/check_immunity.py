@@ -31,13 +31,13 @@ class CheckImmunity:
         self._turns: dict[QueueOffset, tuple[float, int]] = {}
         """Time of the next check, and number of checks so far."""
 
-    def turns(self, listed: list[QueueOffset], now: float, count_max: int) -> Iterator[QueueOffset]:
+    def turns(self, offsets: list[QueueOffset], now: float, count_max: int) -> Iterator[QueueOffset]:
         """Some of the listed messages that are due; known ones that are no longer listed are dropped.
 
         Each is due again in `LOOK_SECONDS`, unless another method sets its time.
         """
         first = now + self._first_seconds, 0
-        turns = self._turns = {offset: self._turns.get(offset, first) for offset in listed}
+        turns = self._turns = {offset: self._turns.get(offset, first) for offset in offsets}
         for offset in islice([offset for offset, (at, _) in turns.items() if at <= now], count_max):
             turns[offset] = now + LOOK_SECONDS, turns[offset][1]
             yield offset
@@ -48,13 +48,13 @@ class CheckImmunity:
 
     def ask(self, offset: QueueOffset, now: float) -> int:
         """The number of the check to send now, from 1; 0 after the last one: then it stays due until it is ended."""
-        _, asked = self._turns[offset]
-        assert asked <= self._times, f"half message {offset} was asked about {asked} times of {self._times}"
-        if asked == self._times:
-            self._turns[offset] = now, asked
+        _, times = self._turns[offset]
+        assert times <= self._times, f"half message {offset} was asked about {times} times of {self._times}"
+        if times == self._times:
+            self._turns[offset] = now, times
             return 0
-        self._turns[offset] = now + self._interval_seconds, asked + 1
-        return asked + 1
+        self._turns[offset] = now + self._interval_seconds, times + 1
+        return times + 1
 
 
 def immunity_ms(text: str | None, timeout_ms: int) -> int:

@@ -70,7 +70,7 @@ class GiveUp:
         raw = split_record(record)
         return copy_record(raw, self._tails.get(UNENDED_TOPIC, 0), raw.properties, transaction=0)
 
-    def mark(self, moved: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """Return the commands that end the transactions of the moved messages, and a callback for the outcome."""
-        assert moved, "no half message is given up"
-        return self._transactions.give_up([due.offset for due, _ in moved])
+        assert moves, "no half message is given up"
+        return self._transactions.give_up([due.offset for due, _ in moves])

@@ -47,9 +47,9 @@ class HalfMessages:
 
     def is_discarded(self, offset: QueueOffset) -> bool | None:
         """Whether an ended half message was discarded; None if that is no longer known."""
-        discarded = self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID)
+        marks = self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID)
         place = _discarded_at(offset)
-        return discarded.is_done(place) if place >= discarded.low else None
+        return marks.is_done(place) if place >= marks.low else None
 
     def discards(self, offsets: Sequence[QueueOffset]) -> list[Command]:
         """The commands that mark half messages as discarded, and drop old marks."""

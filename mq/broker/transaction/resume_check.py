@@ -136,5 +136,5 @@ def _unchecked(properties: bytes) -> bytes:
     """The properties with a check count of zero, in the format of stock brokers; it is checked at once."""
     text = props.decode(properties.decode("utf-8", "replace")) | {props.TRANSACTION_CHECK_TIMES: "0"}
     text.pop(props.CHECK_IMMUNITY_SECONDS, None)
-    encoded = props.encode(text).encode()
-    return encoded if len(encoded) <= props.PROPERTIES_BYTES_MAX else properties
+    result = props.encode(text).encode()
+    return result if len(result) <= props.PROPERTIES_BYTES_MAX else properties

@@ -88,21 +88,21 @@ class StagedSets(Service):
         self._check_allowed(ext.producer_group)
         if self._appender.pending_bytes > self._settings.uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
-        staged = decoded(TransactionSet.decode, call.body)
-        creations = self._creations(staged)
-        self._check(staged, len(call.body))
-        self._offsets.check_consumed(staged.offsets)
-        topic, queue_id = _first_queue(staged)
+        message_set = decoded(TransactionSet.decode, call.body)
+        creations = self._creations(message_set)
+        self._check(message_set, len(call.body))
+        self._offsets.check_consumed(message_set.offsets)
+        topic, queue_id = _first_queue(message_set)
         properties = {
             props.TRANSACTION_PREPARED: "true",
             props.PRODUCER_GROUP: ext.producer_group,
             props.UNIQUE_KEY: ext.transaction_id,
-            props.TRANSACTION_SET: str(len(staged.messages)),
+            props.TRANSACTION_SET: str(len(message_set.messages)),
             props.REAL_TOPIC: topic,
             props.REAL_QUEUE_ID: str(queue_id),
         }
-        encoded = props.encode(properties).encode() + self._suffix
-        check_sent_bytes(len(encoded))
+        encoded_properties = props.encode(properties).encode() + self._suffix
+        check_sent_bytes(len(encoded_properties))
 
         def reply(stored: Stored) -> bytes:
             self.staged += 1
@@ -115,7 +115,7 @@ class StagedSets(Service):
         half = InternalRecord(
             tail=self._tails.get(HALF_TOPIC, HALF_QUEUE_ID),
             body=call.body,
-            properties=encoded,
+            properties=encoded_properties,
             born_timestamp_ms=ext.born_timestamp_ms,
             born_host=call.connection.host,
             on_outcome=finish,
@@ -137,10 +137,10 @@ class StagedSets(Service):
         except NameRefused as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"the producers' group: {error}") from error
 
-    def _creations(self, staged: TransactionSet) -> list[Command]:
+    def _creations(self, message_set: TransactionSet) -> list[Command]:
         """The commands that create topics for their first messages. Raises RequestRefused."""
-        missing = sorted({message.topic for message in staged.messages} - self._metadata.topics.keys())
-        made: list[Command] = []
+        missing = sorted({message.topic for message in message_set.messages} - self._metadata.topics.keys())
+        commands: list[Command] = []
         for topic in missing:
             command = None
             if self._settings.auto_create_topics and not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
@@ -148,17 +148,17 @@ class StagedSets(Service):
                 command = auto_create(self._metadata, topic, AUTO_CREATE_TEMPLATE, _AUTO_CREATE_QUEUES, now_ms)
             if command is None:
                 raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, why_not_created(self._metadata, topic))
-            made.append(command)
-        return made
+            commands.append(command)
+        return commands
 
-    def _check(self, staged: TransactionSet, nbytes: int) -> None:
+    def _check(self, message_set: TransactionSet, nbytes: int) -> None:
         """Raises RequestRefused unless all messages can become visible together."""
-        if not staged.messages and not staged.offsets:
+        if not message_set.messages and not message_set.offsets:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the transaction has no messages and no offsets")
-        places = [(each.group, each.topic, each.queue_id) for each in staged.offsets]
+        places = [(each.group, each.topic, each.queue_id) for each in message_set.offsets]
         if len(set(places)) < len(places):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, "a transaction names a queue of a group twice")
-        for each in staged.offsets:
+        for each in message_set.offsets:
             if each.end < each.first:
                 raise RequestRefused(
                     ResponseCode.INVALID_PARAMETER,
@@ -168,7 +168,7 @@ class StagedSets(Service):
                 check_group(each.group)
             except NameRefused as error:
                 raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
-        for number, message in enumerate(staged.messages):
+        for number, message in enumerate(message_set.messages):
             self._check_message(number, message)
             nbytes += 100 + len(message.topic) + len(self._suffix)  # a record's bytes besides its part of the body
         if nbytes > self._settings.message_bytes_max:
@@ -221,14 +221,14 @@ class StagedSets(Service):
         then nothing has changed.
         """
         try:
-            staged = TransactionSet.decode(raw.body)
+            message_set = TransactionSet.decode(raw.body)
         except BodyError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the half message cannot be read: {error}") from error
-        assert staged.messages or staged.offsets, f"the set at {position} has no messages and no offsets"
-        copies = [self._copy(position, raw, message) for message in staged.messages]
-        if not staged.offsets:
+        assert message_set.messages or message_set.offsets, f"the set at {position} has no messages and no offsets"
+        copies = [self._copy(position, raw, message) for message in message_set.messages]
+        if not message_set.offsets:
             return copies, None, None
-        return copies, *self._offsets.advance(staged.offsets)
+        return copies, *self._offsets.advance(message_set.offsets)
 
     def _copy(self, position: PhysicalOffset, raw: RawRecord, message: SetMessage) -> InternalRecord:
         properties = props.decode(message.properties)
@@ -242,12 +242,12 @@ class StagedSets(Service):
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {message.topic} of the transaction no longer exists"
             )
         tail, properties = self._places.place(properties, message.topic, tail.queue_id, self._wall_clock_ms())
-        encoded = props.fitted(properties, self._suffix)
+        encoded_properties = props.fitted(properties, self._suffix)
         return InternalRecord(
             tail=tail,
             body=message.body,
-            properties=encoded,
-            tag_code=tag_code_of(encoded) if tail.turn_ms is None else 0,
+            properties=encoded_properties,
+            tag_code=tag_code_of(encoded_properties) if tail.turn_ms is None else 0,
             flag=message.flag,
             sys_flag=COMMITTED,
             born_timestamp_ms=raw.born_timestamp_ms,
@@ -256,8 +256,8 @@ class StagedSets(Service):
         )
 
 
-def _first_queue(staged: TransactionSet) -> tuple[str, int]:
+def _first_queue(message_set: TransactionSet) -> tuple[str, int]:
     """The queue that stands for all in the properties of the half message, and in check-backs."""
-    assert staged.messages or staged.offsets, "a set without messages and offsets"
-    first = staged.messages[0] if staged.messages else staged.offsets[0]
+    assert message_set.messages or message_set.offsets, "a set without messages and offsets"
+    first = message_set.messages[0] if message_set.messages else message_set.offsets[0]
     return first.topic, first.queue_id

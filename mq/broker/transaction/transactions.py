@@ -147,9 +147,9 @@ class Transactions(Service):
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"{props.TRANSACTION_SET} is set by brokers, for transactions of request 9011",
             )
-        _, placed = self._places.place(dict(properties), topic, queue_id, self._wall_clock_ms())
+        _, destination_properties = self._places.place(dict(properties), topic, queue_id, self._wall_clock_ms())
         properties |= {props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
-        if due_ms := placed.get(props.TIMER_OUT_MS):
+        if due_ms := destination_properties.get(props.TIMER_OUT_MS):
             properties[props.TIMER_OUT_MS] = due_ms  # reserves room for it when the message is committed
         return Destination(self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), properties)
 
@@ -273,9 +273,9 @@ class Transactions(Service):
             assert (ends.advance is None) == (ends.finish is None), f"set {offset} does not forget its offsets"
         if self._appender.is_idle:
             assert not self._ending, f"half messages {sorted(self._ending)} end, and nothing is pending"
-        gathered = [] if self._gathering is None else self._gathering.offsets
-        lost = [offset for offset in gathered if self._ending.get(offset) is not self._gathering]
-        assert not lost, f"half messages {lost} are gathered and do not end"
+        offsets = [] if self._gathering is None else self._gathering.offsets
+        orphans = [offset for offset in offsets if self._ending.get(offset) is not self._gathering]
+        assert not orphans, f"half messages {orphans} are gathered and do not end"
 
     def is_ending(self, offset: QueueOffset) -> bool:
         """Whether the end of a half message is in flight."""
@@ -301,9 +301,9 @@ class Transactions(Service):
                 ResponseCode.SYSTEM_ERROR,
                 f"half message {offset} was ended before, or given up after {self._checks_max} checks",
             )
-        discarded = self._halves.is_discarded(offset)
-        if discarded is not None and discarded == (outcome == COMMITTED):
-            how = "rolled back, given up, or deleted by retention" if discarded else "committed"
+        is_discarded = self._halves.is_discarded(offset)
+        if is_discarded is not None and is_discarded == (outcome == COMMITTED):
+            how = "rolled back, given up, or deleted by retention" if is_discarded else "committed"
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"half message {offset} was {how} before")
 
     def _check_in_time(self, raw: RawRecord, text: str) -> None:
@@ -355,11 +355,13 @@ class Transactions(Service):
         self._ending[offset] = ends
 
     def _start(self, ends: _Ends) -> None:
-        kept, gone, all_of_them = ends.kept, len(ends.discarded), len(ends.offsets)
-        assert kept + gone == all_of_them, f"of {all_of_them} half messages {kept} become visible, {gone} do not"
+        commit_count, discard_count, all_of_them = ends.kept, len(ends.discarded), len(ends.offsets)
+        assert commit_count + discard_count == all_of_them, (
+            f"of {all_of_them} half messages {commit_count} become visible, {discard_count} do not"
+        )
         assert len(set(ends.offsets)) == all_of_them > 0, f"half messages {ends.offsets} end in one entry"
         now_ms = self._wall_clock_ms()
-        ended = InternalRecord(
+        end_record = InternalRecord(
             tail=self._tails.get(HALF_OP_TOPIC, HALF_QUEUE_ID),
             body="".join([f"{offset}," for offset in ends.offsets]).encode(),
             properties=self._ended_properties,
@@ -367,14 +369,14 @@ class Transactions(Service):
             born_timestamp_ms=now_ms,
             born_host=self._host,
         )
-        *discards, done = map(encode_command, self._marks(ends))
-        last = PendingCommand(done, partial(self._finish, ends))
+        *discards, completion = map(encode_command, self._marks(ends))
+        last = PendingCommand(completion, partial(self._finish, ends))
         advances = [] if ends.advance is None else [PendingCommand(ends.advance)]
-        self._appender.add_atomically([*ends.copies, ended, *advances, *map(PendingCommand, discards), last])
+        self._appender.add_atomically([*ends.copies, end_record, *advances, *map(PendingCommand, discards), last])
 
     def _marks(self, ends: _Ends) -> list[Command]:
-        done = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
-        return [*self._halves.discards(ends.discarded), done]
+        completion = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
+        return [*self._halves.discards(ends.discarded), completion]
 
     def _finish(self, ends: _Ends, outcome: Outcome) -> None:
         self._forget_ends(ends)

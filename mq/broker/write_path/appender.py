@@ -213,8 +213,8 @@ class Appender:
             assert index > behind, f"entry {index} is behind {behind}, so answers would be out of order"
             entry.index = last_index = index
             self.messages += entry.messages
-            for framed in entry.framed:
-                framed()
+            for callback in entry.framed:
+                callback()
             self._committing.append(entry)
             start = end
             if entry.runs and self.awaited:
@@ -230,22 +230,22 @@ class Appender:
     def committed(self, index: int) -> None:
         """Answer the senders of all entries up to ``index``."""
         waiting = self._committing
-        answered = messages = 0
+        reply_count = messages = 0
         while waiting and waiting[0].index <= index:
             entry = waiting.popleft()
-            answered += len(entry.replies)
+            reply_count += len(entry.replies)
             messages += entry.messages
             self.pending_bytes -= entry.nbytes
             for sender, replies in entry.replies:
                 sender.send(replies[0] if len(replies) == 1 else b"".join(replies))
-            for on_outcome, stored in entry.callbacks:
-                on_outcome(stored)
+            for on_outcome, result in entry.callbacks:
+                on_outcome(result)
         assert self.pending_bytes >= 0, f"{self.pending_bytes} bytes are pending after entry {index}"
         while self._round_ends and self._round_ends[0] <= index:
             self._round_ends.popleft()
             if not self._round_ends:
                 # With several messages of each sender, rounds are large without waiting.
-                expected = answered if messages <= 2 * answered else 0
+                expected = reply_count if messages <= 2 * reply_count else 0
                 self._gathering.round_answered(self._clock(), expected, self.waiting_senders)
 
     def built(self, index: int, annotation: bytes) -> Entry | None:

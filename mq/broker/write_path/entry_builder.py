@@ -132,7 +132,7 @@ class EntryDraft:
         "_rows",
         "_store_flag",
         "_store_host",
-        "_touched",
+        "_tails",
         "entry",
         "position",
         "reply_template",
@@ -146,7 +146,7 @@ class EntryDraft:
         self.reply_template = builder.reply_template
         self._head, self._store_flag, self._store_host = builder.head, builder.store_flag, builder.store_host
         self._records: list[bytes] = []
-        self._touched: list[QueueTail] = []
+        self._tails: list[QueueTail] = []
         self._commands: list[Span] = []
         self._rows: list[bytes] = []
         self._last_sender: ClientConnection | None = None
@@ -171,7 +171,7 @@ class EntryDraft:
         queue_entry = QUEUE_ENTRY.pack(position, size, message.tag_code)
         if (run := tail.run) is None:
             tail.run = [queue_entry]
-            self._touched.append(tail)
+            self._tails.append(tail)
         else:
             run.append(queue_entry)
         self._records += (
@@ -207,7 +207,7 @@ class EntryDraft:
         tail.next_offset = first + count
         if (run := tail.run) is None:
             tail.run = [queue_entries]
-            self._touched.append(tail)
+            self._tails.append(tail)
         else:
             run.append(queue_entries)
         return first
@@ -240,10 +240,10 @@ class EntryDraft:
         self.position = position + len(record)
         self.entry.messages += 1
 
-    def add_sequenced(self, numbered: SequencedRecord) -> None:
+    def add_sequenced(self, record: SequencedRecord) -> None:
         """Note a record whose messages have sequence numbers."""
-        producer, first, last, position, store_ms = numbered
-        self.add_sequenced_runs(sequenced_row(numbered), [(producer, [first], [last], [position], store_ms)])
+        producer, first, last, position, store_ms = record
+        self.add_sequenced_runs(sequenced_row(record), [(producer, [first], [last], [position], store_ms)])
 
     def add_sequenced_runs(self, rows: bytes, runs: list[SequencedRun]) -> None:
         """Note several numbered records, behind the ones noted before. ``rows`` are their rows of the annotation."""
@@ -267,17 +267,17 @@ class EntryDraft:
         nbytes = self.position - self._begin
         assert nbytes == entry.nbytes, f"{nbytes} bytes of records at {self._begin}, {entry.nbytes} were announced"
         # As `encode_runs`, without a run in between: with thousands of queues there is one for nearly every message.
-        shipped, pack_run = [ANNOTATION_START], RUN_HEAD.pack
-        for tail in self._touched:
+        pieces, pack_run = [ANNOTATION_START], RUN_HEAD.pack
+        for tail in self._tails:
             run, name = tail.run, tail.topic_bytes
             assert run, f"{tail.topic}/{tail.queue_id}: a run without entries"
             entries = run[0] if len(run) == 1 else b"".join(run)
             count = len(entries) // QUEUE_ENTRY_BYTES
             first_offset = tail.next_offset - count
-            shipped += (pack_run(len(name), tail.queue_id, first_offset, count), name, entries)
+            pieces += (pack_run(len(name), tail.queue_id, first_offset, count), name, entries)
             entry.runs.append((tail, first_offset, count, entries))
             tail.run = None
-        annotation = entry.annotation = join_annotation(b"".join(shipped), self._rows, self._commands)
+        annotation = entry.annotation = join_annotation(b"".join(pieces), self._rows, self._commands)
         return b"".join(self._records), annotation
 
 

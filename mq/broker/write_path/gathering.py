@@ -42,14 +42,14 @@ class Gathering:
         """Note the start of a round."""
         self._started_at = now
 
-    def round_answered(self, now: float, answered: int, waiting: int) -> None:
-        """Note that a round is committed, and that ``answered`` senders got their replies."""
+    def round_answered(self, now: float, senders: int, waiting: int) -> None:
+        """Note that a round is committed, and that ``senders`` senders got their replies."""
         self._round_seconds += (now - self._started_at - self._round_seconds) / _AVERAGED
         if self._without:
             self._without -= 1
-        elif answered:
+        elif senders:
             self._waited_before = waiting
-            self._expected = answered
+            self._expected = senders
             self._until = now + min(WAIT_SHARE * self._round_seconds, WAIT_SECONDS_MAX)
 
     def seconds_left(self, now: float, waiting: int) -> float:

@@ -77,14 +77,14 @@ class InternalMessages:
         if not unique_key:
             unique_key = properties[props.UNIQUE_KEY] = self._unique_keys.next()
         # Overrides properties of the same names from the client: the last of equal names wins.
-        encoded = props.fitted(properties, self._suffix)
-        assert len(encoded) <= props.PROPERTIES_BYTES_MAX, f"properties of {len(encoded)} bytes are said to fit"
+        text = props.fitted(properties, self._suffix)
+        assert len(text) <= props.PROPERTIES_BYTES_MAX, f"properties of {len(text)} bytes are said to fit"
         tags = properties.get(props.TAGS)
         send = PendingSend(
-            tail.fixed_bytes + len(call.body) + len(encoded) + (0 if lite is None else lite.nbytes),
+            tail.fixed_bytes + len(call.body) + len(text) + (0 if lite is None else lite.nbytes),
             call,
             tail,
-            encoded,
+            text,
             tag_code(tags) if tags else 0,
             unique_key.encode(),
             queue_id,

@@ -212,9 +212,9 @@ class AtomicGroup:
             member.give_back(outcome)
 
 
-def _tag_code(given: int, tail: QueueTail, draft: EntryDraft, properties: bytes) -> int:
+def _tag_code(code: int, tail: QueueTail, draft: EntryDraft, properties: bytes) -> int:
     """The code for the queue entry: the due time in a queue of delayed messages, else the tag code."""
-    return given if tail.turn_ms is None else tail.turn_ms(draft.store_ms, tail.queue_id, properties)
+    return code if tail.turn_ms is None else tail.turn_ms(draft.store_ms, tail.queue_id, properties)
 
 
 def _note_sequence(
@@ -223,5 +223,5 @@ def _note_sequence(
     """Note the sequence numbers of a message, given or in its properties."""
     if sequence is not None:
         draft.add_sequenced(SequencedRecord(*sequence, position, draft.store_ms))
-    elif SEQUENCE_MARK in properties and (found := sequenced_record(properties, position, draft.store_ms)):
-        draft.add_sequenced(found)
+    elif SEQUENCE_MARK in properties and (record := sequenced_record(properties, position, draft.store_ms)):
+        draft.add_sequenced(record)

@@ -61,7 +61,7 @@ class QueueTail:
         """Computes the tag code for an internal queue from store time, queue id and properties; else None."""
 
     @classmethod
-    def of_lite(cls, queue: str, next_offset: QueueOffset, known: ConsumeQueue | None) -> QueueTail:
+    def of_lite(cls, queue: str, next_offset: QueueOffset, consume_queue: ConsumeQueue | None) -> QueueTail:
         """Make the tail of a lite topic, without the fields for records, which are in the queue of its parent.
 
         Most sends to very many lite topics make one, and this takes less than half the time.
@@ -72,7 +72,7 @@ class QueueTail:
         tail.queue_id = 0
         tail.next_offset = next_offset
         tail.run = None
-        tail.queue = known
+        tail.queue = consume_queue
         tail.turn_ms = None
         return tail
 
@@ -148,9 +148,9 @@ class QueueTails(Service):
         """
         tail = self._lite.get(queue)
         if tail is None:
-            known = None if self._queue_of is None else self._queue_of(queue, 0)
-            end = self._next_offset(queue, 0) if known is None else known.max_offset
-            tail = QueueTail.of_lite(queue, end, known)
+            consume_queue = None if self._queue_of is None else self._queue_of(queue, 0)
+            end = self._next_offset(queue, 0) if consume_queue is None else consume_queue.max_offset
+            tail = QueueTail.of_lite(queue, end, consume_queue)
             self._forget_some_lite()
             self._lite[queue] = tail
         else:
@@ -213,12 +213,12 @@ class QueueTails(Service):
             assert tail.run is None, (
                 f"{topic}/{queue_id}: {len(tail.run or ())} messages of an entry are still gathered"
             )
-            stored = self._next_offset(topic, queue_id)
-            assert topic in self._deletions or tail.next_offset >= stored, (
-                f"{topic}/{queue_id}: the next message gets {tail.next_offset}, and {stored} are stored"
+            end = self._next_offset(topic, queue_id)
+            assert topic in self._deletions or tail.next_offset >= end, (
+                f"{topic}/{queue_id}: the next message gets {tail.next_offset}, and {end} are stored"
             )
         for queue, tail in self._lite.items():
-            stored = self._next_offset(queue, 0)
+            end = self._next_offset(queue, 0)
             assert tail.run is None, f"{queue}: {len(tail.run or ())} messages of an entry are still gathered"
-            assert tail.next_offset >= stored, f"{queue}: the next message gets {tail.next_offset}, {stored} are stored"
+            assert tail.next_offset >= end, f"{queue}: the next message gets {tail.next_offset}, {end} are stored"
         assert all(count > 0 for count in self._deletions.values()), f"deletions on their way: {self._deletions}"

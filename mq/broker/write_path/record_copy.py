@@ -21,7 +21,7 @@ from mq.protocol.wire.fields import INT32_MAX
 
 
 def copy_record(
-    stored: RawRecord | StoredMessage,
+    record: RawRecord | StoredMessage,
     tail: QueueTail,
     properties: bytes,
     *,
@@ -40,21 +40,21 @@ def copy_record(
         attempts: number of failed deliveries so far.
     """
     assert attempts >= 0, f"{attempts} deliveries have failed"
-    host, sys_flag = stored.born_host, stored.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6)
+    host, sys_flag = record.born_host, record.sys_flag & ~(BORN_HOST_IPV6 | STORE_HOST_IPV6)
     if not isinstance(host, bytes):
         host = encode_host(*host)
     if transaction is not None:
         sys_flag = sys_flag & ~TRANSACTION_MASK | transaction
     return InternalRecord(
         tail=tail,
-        body=stored.body,
+        body=record.body,
         properties=properties,
         tag_code=tag_code_of(properties) if tail.turn_ms is None else 0,
-        flag=stored.flag,
+        flag=record.flag,
         sys_flag=sys_flag,
-        born_timestamp_ms=stored.born_timestamp_ms,
+        born_timestamp_ms=record.born_timestamp_ms,
         born_host=host if len(host) == IPV4_HOST_BYTES else NO_HOST,
-        reconsume_times=min(stored.reconsume_times + attempts, INT32_MAX),
+        reconsume_times=min(record.reconsume_times + attempts, INT32_MAX),
         prepared_offset=prepared_offset,
         on_outcome=on_outcome,
     )

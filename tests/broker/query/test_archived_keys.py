@@ -190,7 +190,7 @@ async def test_unindexable_part_is_copied_once(
     limits = replace(LIMITS, archive=replace(LIMITS.archive, index_retry_seconds=0.01))
     async with broker_client(tmp_path, limits=limits, **settings(storage)) as client:
         await found(client, "order3", [3])
-        keys = brokers[0].services.keys._archived
+        keys = brokers[0].services.keys._archive
         assert keys is not None
         await until(lambda: not keys.lacks_files())
         assert copied.count(copied[0]) == 1
