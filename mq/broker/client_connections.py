@@ -79,10 +79,10 @@ class ClientConnections:
             return
         connection = ClientConnection(
             reactor=self._environment.reactor,
-            sock=self._secured(sock),
+            sock=self._secure(sock),
             requests=requests,
             questions=self._client_requests,
-            on_closed=self._closed,
+            on_closed=self._on_close,
             partial_requests=self._partial_requests,
             unread=self._unread,
             unsent=self.unsent,
@@ -93,7 +93,7 @@ class ClientConnections:
         assert connection not in self._open, f"{connection.peer} was accepted twice"
         self._open[connection] = None
 
-    def _secured(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
+    def _secure(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
         """The socket, wrapped for TLS as the settings require."""
         certificate = self._environment.certificate
         if certificate is None or self._settings.tls_mode == "disabled":
@@ -125,7 +125,7 @@ class ClientConnections:
             dropped=self._drops,
         )
 
-    def _closed(self, connection: ClientConnection) -> None:
+    def _on_close(self, connection: ClientConnection) -> None:
         self._open.pop(connection, None)
         self._on_closed(connection)
 

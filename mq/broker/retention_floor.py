@@ -47,7 +47,7 @@ class RetentionFloor:
         milliseconds, and the first time a read for each queue. Raises StoreError, OSError.
         """
         earlier_places, self._places = self._places, {}
-        for queue, offset in (*self._heads(), *self._popped()):
+        for queue, offset in (*self._heads(), *self._pop_places()):
             place = queue.key, offset
             low, high = queue.min_offset, queue.max_offset
             assert low <= offset < high, f"message {offset} of {queue.key} waits, which has {low} to {high}"
@@ -73,7 +73,7 @@ class RetentionFloor:
                     yield queue, offset
                     break
 
-    def _popped(self) -> Iterator[tuple[ConsumeQueue, QueueOffset]]:
+    def _pop_places(self) -> Iterator[tuple[ConsumeQueue, QueueOffset]]:
         """Each queue with open pops of a group, and an offset below which nothing is open."""
         now_ms = self._wall_clock_ms()
         for (_, topic, queue_id), pop_queue in self._metadata.pops.queues.items():

@@ -403,7 +403,7 @@ class _Host:
         undo.callback(checkpoint_last, broker, log)
         undo.callback(broker.close_connections)
         undo.callback(listener.close)
-        undo.callback(self._closed)
+        undo.callback(self._on_close)
         run.reactor.serve_together(broker.services.sends.receive)
         self._broker, self._reactor = broker, run.reactor
         self.started = True
@@ -434,7 +434,7 @@ class _Host:
                 nursery.start_soon(task)
             nursery.start_soon(checkpoint_forever, self.settings.checkpoint_seconds, queues, broker, self._log)
 
-    def _closed(self) -> None:
+    def _on_close(self) -> None:
         self._broker = self._reactor = None
 
 

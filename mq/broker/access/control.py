@@ -20,7 +20,7 @@ from mq.broker.access.needs import (
     is_of_consumers,
 )
 from mq.broker.access.policies import UserAccount, rules_of
-from mq.broker.access.sealing import SealBroken, opened
+from mq.broker.access.sealing import SealBroken, unseal
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.state.user_quotas import UserQuotas
 from mq.broker.state.users import User, Users
@@ -213,7 +213,7 @@ class AccessControl:
                 self._unusable[name] = f"the user {name} is disabled"
                 continue
             try:
-                signer = Signer(opened(secrets, name, user.sealed))
+                signer = Signer(unseal(secrets, name, user.sealed))
                 rules = rules_of(user.policies)
             except (SealBroken, ValueError) as error:
                 self._unusable[name] = f"this broker cannot use the user {name}: set its password again"

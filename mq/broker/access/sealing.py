@@ -36,7 +36,7 @@ def seal(group_secret: bytes, user: str, secret_key: str, nonce: bytes) -> str:
     return text
 
 
-def opened(group_secrets: Sequence[bytes], user: str, text: str) -> str:
+def unseal(group_secrets: Sequence[bytes], user: str, text: str) -> str:
     """The secret key of a user. Raises SealBroken."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -158,7 +158,7 @@ class GroupOffsets(Service):
             return [HALF_TOPIC, HALF_OP_TOPIC]
         return sorted(topic for name, topic in self._metadata.consumer_offsets if name == group)
 
-    def _stored(self, group: str, topic: str) -> Mapping[int, QueueOffset]:
+    def _offsets_of(self, group: str, topic: str) -> Mapping[int, QueueOffset]:
         """The next offset of a group in each queue of a topic; for transactions, tools read their progress there."""
         if group == TRANSACTION_GROUP and topic == HALF_TOPIC:
             return {0: self._metadata.marks.of(HALF_TOPIC, 0).low}
@@ -173,7 +173,7 @@ class GroupOffsets(Service):
             config = self._metadata.topics.get(topic)
             if config is None or not subscribes(online, topic):
                 continue
-            offsets = self._stored(group, topic)
+            offsets = self._offsets_of(group, topic)
             for queue_id in range(config.read_queues):
                 end, offset = self._store.max_offset(topic, queue_id), offsets.get(queue_id, FIRST_OFFSET)
                 pulled, offset = pulled_and_consumed(offset, self._metadata.pops.of((group, topic, queue_id)))
@@ -350,7 +350,7 @@ class GroupOffsets(Service):
 
         outcomes: list[Outcome] = []
 
-        def cloned(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             outcomes.append(outcome)
             if any(isinstance(each, LeadershipLost | Unknown) for each in outcomes):
                 outcome = Unknown()
@@ -370,7 +370,7 @@ class GroupOffsets(Service):
                     within = {queue_id: min(offset, self._end(topic, queue_id)) for queue_id, offset in offsets.items()}
                     self._offsets.reset(ext.target, topic, within, outcomes.append, restart=False)
                 yield
-            self._offsets.replicate(cloned)
+            self._offsets.replicate(on_outcome)
 
         self._gradually.work(call, clone())
 

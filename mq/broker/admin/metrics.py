@@ -26,7 +26,7 @@ _QUEUES_IN_STEP: Final = 256
 """Queues of groups processed between two yields; one topic may have a thousand."""
 
 
-class _Named(NamedTuple):
+class _Metric(NamedTuple):
     """The name, type, help and scale with which a counter of `Service.counters` is exported."""
 
     name: str
@@ -37,210 +37,214 @@ class _Named(NamedTuple):
 
 _G: Final = Kind.GAUGE
 _C: Final = Kind.COUNTER
-BY_COUNTER: Final[Mapping[str, _Named]] = {
-    "connections": _Named("raftmq_client_connections", _G, "Open connections of clients and of other replicas."),
-    "connections_refused": _Named(
+BY_COUNTER: Final[Mapping[str, _Metric]] = {
+    "connections": _Metric("raftmq_client_connections", _G, "Open connections of clients and of other replicas."),
+    "connections_refused": _Metric(
         "raftmq_client_connections_refused",
         _C,
         "Connections closed at once: connections_max or the file descriptors were reached.",
     ),
-    "connections_dropped": _Named(
+    "connections_dropped": _Metric(
         "raftmq_client_connections_dropped", _C, "Connections closed because the client read or wrote too slowly."
     ),
-    "requests_refused": _Named(
+    "requests_refused": _Metric(
         "raftmq_requests_refused",
         _C,
         "Requests answered with an error: wrong, not allowed, or while this replica was busy or its disk full.",
     ),
-    "requests_failed": _Named(
+    "requests_failed": _Metric(
         "raftmq_requests_failed", _C, "Requests that failed in this replica, as when its log cannot be read."
     ),
-    "tls_failures": _Named("raftmq_tls_failures", _C, "Connections closed after a TLS error of the client."),
-    "unfinished_bytes": _Named("raftmq_requests_incomplete_bytes", _G, "Bytes of partly received requests."),
-    "unfinished_waiting": _Named(
+    "tls_failures": _Metric("raftmq_tls_failures", _C, "Connections closed after a TLS error of the client."),
+    "unfinished_bytes": _Metric("raftmq_requests_incomplete_bytes", _G, "Bytes of partly received requests."),
+    "unfinished_waiting": _Metric(
         "raftmq_requests_incomplete_waiting", _G, "Clients whose requests wait for receive memory."
     ),
-    "unread_bytes": _Named("raftmq_replies_unread_bytes", _G, "Bytes of replies that clients have not read."),
-    "unread_waiting": _Named(
+    "unread_bytes": _Metric("raftmq_replies_unread_bytes", _G, "Bytes of replies that clients have not read."),
+    "unread_waiting": _Metric(
         "raftmq_replies_unread_waiting", _G, "Clients that must read replies before the broker reads their requests."
     ),
-    "messages": _Named("raftmq_messages_appended", _C, "Messages appended to the log by this replica as the leader."),
-    "messages_compiled": _Named(
+    "messages": _Metric("raftmq_messages_appended", _C, "Messages appended to the log by this replica as the leader."),
+    "messages_compiled": _Metric(
         "raftmq_messages_appended_compiled", _C, "Appended messages that the compiled send path received."
     ),
-    "elections": _Named("raftmq_elections_won", _C, "Elections won by this replica."),
-    "pending_bytes": _Named(
+    "elections": _Metric("raftmq_elections_won", _C, "Elections won by this replica."),
+    "pending_bytes": _Metric(
         "raftmq_messages_unacknowledged_bytes", _G, "Bytes of pending writes: messages not acknowledged yet."
     ),
-    "clock_jumps": _Named("raftmq_clock_jumps", _C, "Jumps of the machine's clock by more than a second."),
-    "clock_disbelieved_ms": _Named(
+    "clock_jumps": _Metric("raftmq_clock_jumps", _C, "Jumps of the machine's clock by more than a second."),
+    "clock_disbelieved_ms": _Metric(
         "raftmq_clock_disbelieved_seconds", _G, "How far the machine's clock is ahead of the time that is used.", 1e-3
     ),
-    "held_pulls": _Named("raftmq_pulls_waiting", _G, "Pulls that wait for messages."),
-    "held_bytes": _Named("raftmq_pulls_waiting_bytes", _G, "Memory of pulls and pops that wait for messages."),
-    "filter_servers": _Named("raftmq_filter_servers", _G, "Filter servers that are registered at this broker."),
-    "filter_programs": _Named("raftmq_filter_programs_kept", _G, "Filter programs of consumer groups."),
-    "filter_program_bytes": _Named("raftmq_filter_programs_kept_bytes", _G, "Size of these programs."),
-    "longest_delay_ms": _Named(
+    "held_pulls": _Metric("raftmq_pulls_waiting", _G, "Pulls that wait for messages."),
+    "held_bytes": _Metric("raftmq_pulls_waiting_bytes", _G, "Memory of pulls and pops that wait for messages."),
+    "filter_servers": _Metric("raftmq_filter_servers", _G, "Filter servers that are registered at this broker."),
+    "filter_programs": _Metric("raftmq_filter_programs_kept", _G, "Filter programs of consumer groups."),
+    "filter_program_bytes": _Metric("raftmq_filter_programs_kept_bytes", _G, "Size of these programs."),
+    "longest_delay_ms": _Metric(
         "raftmq_event_loop_delay_max_seconds", _G, "The longest delay of the event loop in the last minute.", 1e-3
     ),
-    "bulk_reads": _Named("raftmq_bulk_reads", _C, "Bulk reads served, such as reads of Spark."),
-    "bulk_reads_behind": _Named("raftmq_bulk_reads_refused_behind", _C, "Bulk reads refused: this replica was behind."),
-    "bulk_reads_busy": _Named("raftmq_bulk_reads_refused_busy", _C, "Bulk reads refused: too many were running."),
-    "bulk_reads_damaged": _Named("raftmq_bulk_reads_refused_damaged", _C, "Bulk reads refused: the log was damaged."),
-    "bulk_reads_waiting": _Named("raftmq_bulk_reads_waiting", _G, "Bulk reads in the wait queue."),
-    "log_leases": _Named("raftmq_log_leases", _G, "Leases with which readers keep segment files from retention."),
-    "archive_index": _Named("raftmq_archive_index", _G, "Up to this entry the log is archived."),
-    "archive_begin_pos": _Named(
+    "bulk_reads": _Metric("raftmq_bulk_reads", _C, "Bulk reads served, such as reads of Spark."),
+    "bulk_reads_behind": _Metric(
+        "raftmq_bulk_reads_refused_behind", _C, "Bulk reads refused: this replica was behind."
+    ),
+    "bulk_reads_busy": _Metric("raftmq_bulk_reads_refused_busy", _C, "Bulk reads refused: too many were running."),
+    "bulk_reads_damaged": _Metric("raftmq_bulk_reads_refused_damaged", _C, "Bulk reads refused: the log was damaged."),
+    "bulk_reads_waiting": _Metric("raftmq_bulk_reads_waiting", _G, "Bulk reads in the wait queue."),
+    "log_leases": _Metric("raftmq_log_leases", _G, "Leases with which readers keep segment files from retention."),
+    "archive_index": _Metric("raftmq_archive_index", _G, "Up to this entry the log is archived."),
+    "archive_begin_pos": _Metric(
         "raftmq_archive_begin_position", _G, "Archived messages are served from this physical offset on."
     ),
-    "archive_lag_bytes": _Named("raftmq_archive_lag_bytes", _G, "Bytes of complete log files that are not archived."),
-    "archive_lag_ms": _Named(
+    "archive_lag_bytes": _Metric("raftmq_archive_lag_bytes", _G, "Bytes of complete log files that are not archived."),
+    "archive_lag_ms": _Metric(
         "raftmq_archive_lag_seconds", _G, "How long complete log files wait since something was last archived.", 1e-3
     ),
-    "archive_uploaded_bytes": _Named(
+    "archive_uploaded_bytes": _Metric(
         "raftmq_archive_uploaded_bytes", _C, "Bytes of the log that this replica has archived."
     ),
-    "archive_failures": _Named("raftmq_archive_failures", _C, "Failed attempts of this replica to archive."),
-    "archive_kept_seconds": _Named(
+    "archive_failures": _Metric("raftmq_archive_failures", _C, "Failed attempts of this replica to archive."),
+    "archive_kept_seconds": _Metric(
         "raftmq_archive_kept_seconds", _G, "How long this replica is set to keep archived messages; 0 for ever."
     ),
-    "archive_kept_bytes": _Named(
+    "archive_kept_bytes": _Metric(
         "raftmq_archive_kept_bytes", _G, "How many bytes of the archive this replica is set to keep; 0 for all."
     ),
-    "archive_kept_unknown": _Named(
+    "archive_kept_unknown": _Metric(
         "raftmq_archive_kept_unknown",
         _G,
         "Replicas that have not told the leader how long to keep archived messages; nothing is deleted meanwhile.",
     ),
-    "archive_refill_bytes_left": _Named(
+    "archive_refill_bytes_left": _Metric(
         "raftmq_archive_refill_bytes_left",
         _G,
         "Bytes of the archive whose messages the queues of this replica still lack; it reads them in the background.",
     ),
-    "archive_refilled_entries": _Named(
+    "archive_refilled_entries": _Metric(
         "raftmq_archive_refilled_entries", _C, "Queue entries that this replica has read from the archive."
     ),
-    "archive_reads_waiting": _Named(
+    "archive_reads_waiting": _Metric(
         "raftmq_archive_reads_waiting", _G, "Requests of clients that wait for messages from the archive."
     ),
-    "archive_read_bytes": _Named(
+    "archive_read_bytes": _Metric(
         "raftmq_archive_read_bytes", _C, "Bytes that were read from the archive or its cache."
     ),
-    "archive_read_failures": _Named("raftmq_archive_read_failures", _C, "Failed attempts to read the archive."),
-    "archive_reads_refused": _Named(
+    "archive_read_failures": _Metric("raftmq_archive_read_failures", _C, "Failed attempts to read the archive."),
+    "archive_reads_refused": _Metric(
         "raftmq_archive_reads_refused", _C, "Reads of the archive that were put off because too many others waited."
     ),
-    "archive_cache_bytes": _Named("raftmq_archive_cache_bytes", _G, "Bytes of the archive in the cache on the disk."),
-    "locked_queues": _Named("raftmq_queues_locked", _G, "Queues locked by a member of a consumer group."),
-    "fenced_commits": _Named(
+    "archive_cache_bytes": _Metric("raftmq_archive_cache_bytes", _G, "Bytes of the archive in the cache on the disk."),
+    "locked_queues": _Metric("raftmq_queues_locked", _G, "Queues locked by a member of a consumer group."),
+    "fenced_commits": _Metric(
         "raftmq_offset_commits_fenced", _C, "Offset commits refused: the client had lost the lock of the queue."
     ),
-    "held_pops": _Named("raftmq_pops_waiting", _G, "Pops that wait for messages."),
-    "pop_checkpoints": _Named("raftmq_pops_open", _G, "Pops with unacknowledged messages."),
-    "pop_revived": _Named(
+    "held_pops": _Metric("raftmq_pops_waiting", _G, "Pops that wait for messages."),
+    "pop_checkpoints": _Metric("raftmq_pops_open", _G, "Pops with unacknowledged messages."),
+    "pop_revived": _Metric(
         "raftmq_pop_messages_redelivered",
         _C,
         "Popped messages redelivered: not acknowledged within their invisible time.",
     ),
-    "pop_lost": _Named(
+    "pop_lost": _Metric(
         "raftmq_pop_messages_expired", _C, "Popped messages not redelivered: retention had deleted them."
     ),
-    "pop_given_below": _Named(
+    "pop_given_below": _Metric(
         "raftmq_pop_messages_of_lower_priority",
         _C,
         "Popped messages of lower priorities that were due by lower_priorities_percent.",
     ),
-    "held_lite_pops": _Named("raftmq_lite_pops_waiting", _G, "Pops of lite topics that wait for messages."),
-    "lite_topics": _Named("raftmq_lite_topics", _G, "Lite topics."),
-    "lite_subscriptions": _Named("raftmq_lite_subscriptions", _G, "Subscriptions of clients to lite topics."),
-    "lite_expired": _Named("raftmq_lite_topics_expired", _C, "Lite topics that ended, since this replica leads."),
-    "topic_messages_expired": _Named(
+    "held_lite_pops": _Metric("raftmq_lite_pops_waiting", _G, "Pops of lite topics that wait for messages."),
+    "lite_topics": _Metric("raftmq_lite_topics", _G, "Lite topics."),
+    "lite_subscriptions": _Metric("raftmq_lite_subscriptions", _G, "Subscriptions of clients to lite topics."),
+    "lite_expired": _Metric("raftmq_lite_topics_expired", _C, "Lite topics that ended, since this replica leads."),
+    "topic_messages_expired": _Metric(
         "raftmq_topic_messages_expired",
         _C,
         "Messages that expired by reserve.time of their topic, since this replica leads.",
     ),
-    "compacted_keys": _Named("raftmq_compacted_keys", _G, "Keys of compacted topics that the leader remembers."),
-    "compacted_messages_unread": _Named(
+    "compacted_keys": _Metric("raftmq_compacted_keys", _G, "Keys of compacted topics that the leader remembers."),
+    "compacted_messages_unread": _Metric(
         "raftmq_compacted_messages_unread",
         _G,
         "Messages of compacted topics whose keys the leader does not know yet.",
     ),
-    "compacted_messages_carried": _Named(
+    "compacted_messages_carried": _Metric(
         "raftmq_compacted_messages_carried",
         _C,
         "Newest messages of keys that were stored again, since this replica leads.",
     ),
-    "compacted_messages_expired": _Named(
+    "compacted_messages_expired": _Metric(
         "raftmq_compacted_messages_expired",
         _C,
         "Messages of compacted topics that were deleted since this replica leads.",
     ),
-    "quota_delayed": _Named("raftmq_quota_requests_delayed", _C, "Requests that waited since a quota was used up."),
-    "quota_refused": _Named("raftmq_quota_requests_refused", _C, "Requests refused since a quota was used up."),
-    "quota_held": _Named("raftmq_quota_requests_waiting", _G, "Requests that wait since a quota is used up."),
-    "quota_throttled": _Named("raftmq_quota_throttled", _G, "Users and topics throttled within the last minute."),
-    "lite_pops_forgotten": _Named(
+    "quota_delayed": _Metric("raftmq_quota_requests_delayed", _C, "Requests that waited since a quota was used up."),
+    "quota_refused": _Metric("raftmq_quota_requests_refused", _C, "Requests refused since a quota was used up."),
+    "quota_held": _Metric("raftmq_quota_requests_waiting", _G, "Requests that wait since a quota is used up."),
+    "quota_throttled": _Metric("raftmq_quota_throttled", _G, "Users and topics throttled within the last minute."),
+    "lite_pops_forgotten": _Metric(
         "raftmq_lite_pops_forgotten", _C, "Open pops of groups without clients that were forgotten to make room."
     ),
-    "repeated_sends": _Named("raftmq_sends_deduplicated", _C, "Numbered sends that were deduplicated."),
-    "replies_pushed": _Named("raftmq_replies_pushed", _C, "Replies pushed to the requesting producer."),
-    "replies_relayed": _Named("raftmq_replies_relayed", _C, "Replies pushed through another replica."),
-    "replies_not_pushed": _Named(
+    "repeated_sends": _Metric("raftmq_sends_deduplicated", _C, "Numbered sends that were deduplicated."),
+    "replies_pushed": _Metric("raftmq_replies_pushed", _C, "Replies pushed to the requesting producer."),
+    "replies_relayed": _Metric("raftmq_replies_relayed", _C, "Replies pushed through another replica."),
+    "replies_not_pushed": _Metric(
         "raftmq_replies_failed", _C, "Replies not pushed: the producer was not found or did not confirm."
     ),
-    "replies_under_way_bytes": _Named("raftmq_replies_waiting_bytes", _G, "Bytes of replies in flight."),
-    "log_scrubs": _Named("raftmq_log_scrubs", _C, "Passes in which the whole log was read from the disk and verified."),
-    "log_scrubbed_bytes": _Named("raftmq_log_scrubbed_bytes", _C, "Bytes of the log that were intact in such passes."),
-    "queue_blocks_restored": _Named(
+    "replies_under_way_bytes": _Metric("raftmq_replies_waiting_bytes", _G, "Bytes of replies in flight."),
+    "log_scrubs": _Metric(
+        "raftmq_log_scrubs", _C, "Passes in which the whole log was read from the disk and verified."
+    ),
+    "log_scrubbed_bytes": _Metric("raftmq_log_scrubbed_bytes", _C, "Bytes of the log that were intact in such passes."),
+    "queue_blocks_restored": _Metric(
         "raftmq_queue_blocks_restored", _C, "Damaged consume queue blocks restored from the log."
     ),
-    "forwarded_taken": _Named(
+    "forwarded_taken": _Metric(
         "raftmq_forwarded_requests_served", _C, "Forwarded requests that this replica served as the leader."
     ),
-    "forwarded_sends": _Named("raftmq_forwarded_sends", _C, "Sends forwarded to the leader."),
-    "forwarded_offsets": _Named("raftmq_forwarded_offset_commits", _C, "Offset commits forwarded to the leader."),
-    "forwarded_others": _Named("raftmq_forwarded_other_requests", _C, "Other requests forwarded to the leader."),
-    "forwarded_bytes": _Named("raftmq_forwarded_bytes", _C, "Bytes of requests forwarded to the leader."),
-    "forwarded_waiting": _Named("raftmq_forwarded_waiting", _G, "Forwarded requests without an answer yet."),
-    "forwarded_refused": _Named(
+    "forwarded_sends": _Metric("raftmq_forwarded_sends", _C, "Sends forwarded to the leader."),
+    "forwarded_offsets": _Metric("raftmq_forwarded_offset_commits", _C, "Offset commits forwarded to the leader."),
+    "forwarded_others": _Metric("raftmq_forwarded_other_requests", _C, "Other requests forwarded to the leader."),
+    "forwarded_bytes": _Metric("raftmq_forwarded_bytes", _C, "Bytes of requests forwarded to the leader."),
+    "forwarded_waiting": _Metric("raftmq_forwarded_waiting", _G, "Forwarded requests without an answer yet."),
+    "forwarded_refused": _Metric(
         "raftmq_forwarded_refused", _C, "Forwarded requests refused: no leader accepted them in time."
     ),
-    "forwarded_retried": _Named("raftmq_forwarded_retried", _C, "Forwarded requests that were retried."),
-    "forwarded_unknown": _Named("raftmq_forwarded_unknown", _C, "Forwarded requests with an unknown outcome."),
-    "delayed_pending": _Named("raftmq_delayed_messages", _G, "Pending messages of delay levels."),
-    "delayed_unreadable": _Named("raftmq_delayed_messages_unreadable", _G, "Due messages that the disk cannot read."),
-    "delayed_delivered": _Named("raftmq_delayed_messages_delivered", _C, "Delayed messages delivered."),
-    "delayed_dropped": _Named("raftmq_delayed_messages_dropped", _C, "Delayed messages dropped: topic deleted."),
-    "delayed_expired": _Named("raftmq_delayed_messages_expired", _C, "Delayed messages lost to a full disk."),
-    "timers_pending": _Named("raftmq_timers", _G, "Pending timed messages."),
-    "timers_delivered": _Named("raftmq_timers_delivered", _C, "Timed messages delivered."),
-    "timers_unreadable": _Named("raftmq_timers_unreadable", _G, "Due timed messages that the disk cannot read."),
-    "timers_late_ms": _Named("raftmq_timers_late_seconds", _G, "Delay of the last delivered timed message.", 1e-3),
-    "timers_rolled": _Named("raftmq_timers_rolled", _C, "Timed messages stored again for another day."),
-    "timers_recalled": _Named("raftmq_timers_recalled", _C, "Timed messages recalled."),
-    "timers_dropped": _Named("raftmq_timers_dropped", _C, "Timed messages dropped: topic deleted."),
-    "timers_expired": _Named("raftmq_timers_expired", _C, "Timed messages lost to a full disk."),
-    "schedules": _Named("raftmq_schedules", _G, "Schedules, also paused ones."),
-    "schedules_unusable": _Named("raftmq_schedules_unusable", _G, "Schedules whose rule the leader cannot read."),
-    "schedule_ticks_sent": _Named("raftmq_schedule_ticks", _C, "Messages sent by schedules."),
-    "schedule_ticks_skipped": _Named("raftmq_schedule_ticks_skipped", _C, "Ticks of schedules that were not sent."),
-    "schedule_ticks_late_ms": _Named("raftmq_schedule_ticks_late_seconds", _G, "Delay of the last tick.", 1e-3),
-    "transactions_open": _Named("raftmq_transactions_open", _G, "Half messages neither committed nor rolled back."),
-    "transactions_put_off": _Named("raftmq_transactions_check_postponed", _G, "Half messages with a postponed check."),
-    "transactions_committed": _Named("raftmq_transactions_committed", _C, "Transactions committed."),
-    "transactions_rolled_back": _Named("raftmq_transactions_rolled_back", _C, "Transactions rolled back."),
-    "transactions_ended_again": _Named(
+    "forwarded_retried": _Metric("raftmq_forwarded_retried", _C, "Forwarded requests that were retried."),
+    "forwarded_unknown": _Metric("raftmq_forwarded_unknown", _C, "Forwarded requests with an unknown outcome."),
+    "delayed_pending": _Metric("raftmq_delayed_messages", _G, "Pending messages of delay levels."),
+    "delayed_unreadable": _Metric("raftmq_delayed_messages_unreadable", _G, "Due messages that the disk cannot read."),
+    "delayed_delivered": _Metric("raftmq_delayed_messages_delivered", _C, "Delayed messages delivered."),
+    "delayed_dropped": _Metric("raftmq_delayed_messages_dropped", _C, "Delayed messages dropped: topic deleted."),
+    "delayed_expired": _Metric("raftmq_delayed_messages_expired", _C, "Delayed messages lost to a full disk."),
+    "timers_pending": _Metric("raftmq_timers", _G, "Pending timed messages."),
+    "timers_delivered": _Metric("raftmq_timers_delivered", _C, "Timed messages delivered."),
+    "timers_unreadable": _Metric("raftmq_timers_unreadable", _G, "Due timed messages that the disk cannot read."),
+    "timers_late_ms": _Metric("raftmq_timers_late_seconds", _G, "Delay of the last delivered timed message.", 1e-3),
+    "timers_rolled": _Metric("raftmq_timers_rolled", _C, "Timed messages stored again for another day."),
+    "timers_recalled": _Metric("raftmq_timers_recalled", _C, "Timed messages recalled."),
+    "timers_dropped": _Metric("raftmq_timers_dropped", _C, "Timed messages dropped: topic deleted."),
+    "timers_expired": _Metric("raftmq_timers_expired", _C, "Timed messages lost to a full disk."),
+    "schedules": _Metric("raftmq_schedules", _G, "Schedules, also paused ones."),
+    "schedules_unusable": _Metric("raftmq_schedules_unusable", _G, "Schedules whose rule the leader cannot read."),
+    "schedule_ticks_sent": _Metric("raftmq_schedule_ticks", _C, "Messages sent by schedules."),
+    "schedule_ticks_skipped": _Metric("raftmq_schedule_ticks_skipped", _C, "Ticks of schedules that were not sent."),
+    "schedule_ticks_late_ms": _Metric("raftmq_schedule_ticks_late_seconds", _G, "Delay of the last tick.", 1e-3),
+    "transactions_open": _Metric("raftmq_transactions_open", _G, "Half messages neither committed nor rolled back."),
+    "transactions_put_off": _Metric("raftmq_transactions_check_postponed", _G, "Half messages with a postponed check."),
+    "transactions_committed": _Metric("raftmq_transactions_committed", _C, "Transactions committed."),
+    "transactions_rolled_back": _Metric("raftmq_transactions_rolled_back", _C, "Transactions rolled back."),
+    "transactions_ended_again": _Metric(
         "raftmq_transactions_ended_again", _C, "Transactions ended again, without effect."
     ),
-    "transaction_sets_staged": _Named(
+    "transaction_sets_staged": _Metric(
         "raftmq_transaction_sets_staged", _C, "Transactions of several messages stored as half messages."
     ),
-    "transactions_given_up": _Named("raftmq_transactions_given_up", _C, "Transactions given up after the last check."),
-    "transactions_expired": _Named("raftmq_transactions_expired", _C, "Half messages deleted by retention."),
-    "transactions_resumed": _Named("raftmq_transactions_resumed", _C, "Given-up transactions resumed by an operator."),
-    "transaction_checks": _Named("raftmq_transaction_checks", _C, "Check-back requests sent to producers."),
-    "transaction_checks_unanswerable": _Named(
+    "transactions_given_up": _Metric("raftmq_transactions_given_up", _C, "Transactions given up after the last check."),
+    "transactions_expired": _Metric("raftmq_transactions_expired", _C, "Half messages deleted by retention."),
+    "transactions_resumed": _Metric("raftmq_transactions_resumed", _C, "Given-up transactions resumed by an operator."),
+    "transaction_checks": _Metric("raftmq_transaction_checks", _C, "Check-back requests sent to producers."),
+    "transaction_checks_unanswerable": _Metric(
         "raftmq_transaction_checks_unanswerable", _C, "Check-backs for which no producer of the group was connected."
     ),
 }
@@ -307,7 +311,7 @@ class BrokerMetrics:
                 families += fitting
                 excess_count += excess
                 room -= sum(len(family.samples) for family in fitting)
-        more = yield from self._consumed()
+        more = yield from self._consumption()
         fitting, excess = _within(more, room)
         families += fitting
         families.append(
@@ -421,7 +425,7 @@ class BrokerMetrics:
             ),
         ]
 
-    def _consumed(self) -> Generator[None, None, list[Family]]:
+    def _consumption(self) -> Generator[None, None, list[Family]]:
         samples: list[Sample] = []
         got_bytes: list[Sample] = []
         for number, ((topic, group), series) in enumerate(list(self._stats.figures.by_group.items())):

@@ -269,11 +269,11 @@ class TopicCompaction(Service):
         if self._records.is_loading:
             return None
         if not self._records.may_read(queue, offset, position, size):
-            self._records.load(queue, offset, self._loaded)
+            self._records.load(queue, offset, self._on_load)
             return None
         return self._segment_log.pread(position, size)
 
-    def _loaded(self) -> None:
+    def _on_load(self) -> None:
         if self._appender.is_open:
             self.run()
 
@@ -345,7 +345,7 @@ class TopicCompaction(Service):
         self._sends.hold(entry.key)
         self._in_flight = True
 
-        def applied(outcome: Outcome) -> None:
+        def on_apply(outcome: Outcome) -> None:
             if leadership is not self._leadership:
                 return
             self._in_flight = False
@@ -359,7 +359,7 @@ class TopicCompaction(Service):
 
         # This changes nothing.
         nothing = ExpireMessages(rows=[(topic, queue_id, entry.queue.min_offset)])
-        self._appender.add_command(encode_command(nothing), applied)
+        self._appender.add_command(encode_command(nothing), on_apply)
 
     def _carry(self, entry: _Queue, old: _Old, end: QueueOffset) -> None:
         """Append copies of those among the old messages that are still the newest of their keys."""

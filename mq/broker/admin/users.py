@@ -12,7 +12,7 @@ from hmac import compare_digest
 from typing import Any, Final
 
 from mq.broker.access.policies import rules_of
-from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, opened, seal
+from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, seal, unseal
 from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
@@ -110,7 +110,7 @@ class UserAdministration(Service):
         """Request code 3001. Creating an identical user succeeds: ``mqadmin createUser -c`` calls each replica, and all
         share the users.
         """
-        name, request = self._wanted(call)
+        name, request = self._requested_user(call)
         if request.password is None:
             raise _invalid(f"user {name} needs a password")
         if (user := self._users.table.get(name)) is not None:
@@ -121,7 +121,7 @@ class UserAdministration(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"the group has its maximum of {USERS_MAX} users")
         command = CreateUserCommand(
             name=name,
-            sealed=self._sealed(name, request.password),
+            sealed=self._seal(name, request.password),
             admin=request.user_type == SUPER,
             enabled=request.user_status != DISABLED,
         )
@@ -136,11 +136,11 @@ class UserAdministration(Service):
 
     def handle_update(self, call: Call[UpdateUserRequest]) -> None:
         """Request code 3002: change a user."""
-        name, changes = self._wanted(call)
+        name, changes = self._requested_user(call)
         self._existing(name)
         command = UpdateUser(
             name=name,
-            sealed=None if changes.password is None else self._sealed(name, changes.password),
+            sealed=None if changes.password is None else self._seal(name, changes.password),
             admin=None if changes.user_type is None else changes.user_type == SUPER,
             enabled=None if changes.user_status is None else changes.user_status == ENABLED,
         )
@@ -180,10 +180,10 @@ class UserAdministration(Service):
         for name, user in self._users.table.items():
             if not is_sealed_with(secrets[0], user.sealed):
                 try:
-                    secret_key = opened(secrets, name, user.sealed)
+                    secret_key = unseal(secrets, name, user.sealed)
                 except SealBroken:
                     continue  # reported when the key is used
-                text = self._sealed(name, secret_key)
+                text = self._seal(name, secret_key)
                 self._appender.add_command(encode_command(UpdateUser(name=name, sealed=text, instead_of=user.sealed)))
 
     # -- policies ----------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class UserAdministration(Service):
             raise RequestRefused(ResponseCode.USER_NOT_EXIST, f"there is no user {name[:64]!r}")
         return user
 
-    def _wanted(self, call: Call[CreateUser] | Call[UpdateUserRequest]) -> tuple[str, UserInfo]:
+    def _requested_user(self, call: Call[CreateUser] | Call[UpdateUserRequest]) -> tuple[str, UserInfo]:
         name = call.request.ext.name
         self._check_may_change(name)
         info = decoded(UserInfo.decode, call.body)
@@ -308,16 +308,16 @@ class UserAdministration(Service):
         if (user.admin, user.enabled) != (request.user_type == SUPER, request.user_status != DISABLED):
             return False
         try:
-            secret_key = opened(self._secrets(), name, user.sealed)
+            secret_key = unseal(self._secrets(), name, user.sealed)
         except SealBroken:
             return False
         return compare_digest(secret_key.encode(), str(request.password).encode())
 
-    def _sealed(self, name: str, secret_key: str) -> str:
+    def _seal(self, name: str, secret_key: str) -> str:
         secret = self._secrets()[0]
         text = seal(secret, name, secret_key, self._random_bytes(NONCE_BYTES))
         assert is_sealed_with(secret, text), f"what was sealed for user {name} does not name the secret"
-        assert opened([secret], name, text) == secret_key, f"the seal of user {name} opens to another key"
+        assert unseal([secret], name, text) == secret_key, f"the seal of user {name} opens to another key"
         return text
 
 

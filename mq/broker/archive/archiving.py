@@ -215,7 +215,7 @@ class Archiving(Service):
             else:
                 self._tell_at = min(self._tell_at, self._clock() + self._limits.retry_seconds)
 
-    def _kept(self) -> KeptLimits:
+    def _limits_of_group(self) -> KeptLimits:
         """The retention of archived messages in this group; without limit while it is not known."""
         now = self._clock()
         if self._appender.is_open:
@@ -290,7 +290,7 @@ class Archiving(Service):
         settings = self._settings
         if not is_due or settings.archive_url is None:
             return None
-        limits = self._kept()
+        limits = self._limits_of_group()
         begin_pos = 0
         if self._tier.is_wanted:
             begin_pos = self._metadata.archived.begin_pos or 0
@@ -337,7 +337,7 @@ class Archiving(Service):
         if is_further or (not step.is_last and self._has_news):
             self._report()
         if step.trouble is not None:
-            self._failed(step.trouble, step.reason)
+            self._on_failure(step.trouble, step.reason)
         elif step.is_last:
             self._failed_runs, self._last_log = 0, None
             # What the group agrees to delete can be deleted by the next run.
@@ -345,7 +345,7 @@ class Archiving(Service):
             self._check_at = self._clock() + min(seconds, self._limits.check_seconds)
             self._expired_pos = -1
 
-    def _failed(self, trouble: Trouble, reason: str) -> None:
+    def _on_failure(self, trouble: Trouble, reason: str) -> None:
         now = self._clock()
         self._failed_runs += 1
         self._retry_at = now + min(
@@ -377,7 +377,7 @@ class Archiving(Service):
                 self._replicate_end(url, end, self._begin_pos, self._expired_pos, is_older=self._older_now)
             except RequestRefused as refusal:
                 if refusal.code == ResponseCode.INVALID_PARAMETER:
-                    self._refused(refusal.remark)
+                    self._on_refusal(refusal.remark)
             return
         leader = self._context.leader_address()
         if leader is None:
@@ -399,12 +399,12 @@ class Archiving(Service):
 
     def _on_response(self, response: Response | NoResponse, body: bytes) -> None:
         if isinstance(response, Response) and response.code == ResponseCode.INVALID_PARAMETER:
-            self._refused(response.remark)
+            self._on_refusal(response.remark)
 
-    def _refused(self, remark: str | None) -> None:
+    def _on_refusal(self, remark: str | None) -> None:
         """Note that the leader refused a report for good: the next run reads the manifest again."""
         self._reported_end = self._archived_end
-        self._failed(Trouble.REFUSED, f"the leader refuses the report: {remark}")
+        self._on_failure(Trouble.REFUSED, f"the leader refuses the report: {remark}")
 
     def handle(self, call: Call[ReportArchived]) -> bytes:
         """Request code 9018: take a report of another replica about the archive. Raises RequestRefused."""

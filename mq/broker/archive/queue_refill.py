@@ -105,7 +105,7 @@ class QueueRefill(Service):
             try:
                 return partial(self._has_read, read_older(fetch, end, begin_pos, size))
             except SegmentError as error:
-                return partial(self._failed, error)
+                return partial(self._on_failure, error)
 
         self._is_reading = True
         access.in_background(job)
@@ -120,7 +120,7 @@ class QueueRefill(Service):
             try:
                 effects = queue_effects(decode_command(body), self._metadata, self._store.ends)
             except CommandUnknown as error:
-                self._failed(error)
+                self._on_failure(error)
                 return
             for row in effects.expired:
                 self._store.raise_floor(*row)
@@ -143,7 +143,7 @@ class QueueRefill(Service):
             try:
                 self._entries += self._store.prepend(step.runs[self._next_run])
             except (QueueFileDamaged, OSError) as error:
-                self._failed(error)  # a damaged block is restored meanwhile
+                self._on_failure(error)  # a damaged block is restored meanwhile
                 return
             self._next_run += 1
         if stop == len(step.runs):
@@ -177,7 +177,7 @@ class QueueRefill(Service):
                 entries=self._entries,
             )
 
-    def _failed(self, error: Exception) -> None:
+    def _on_failure(self, error: Exception) -> None:
         self._is_reading = False
         now = self._clock()
         self._wait_until = now + self._limits.read_retry_seconds

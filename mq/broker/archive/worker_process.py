@@ -49,7 +49,7 @@ async def archive_in_process(
         try:
             worker: trio.Process = await nursery.start(start)
         except OSError as error:  # no memory, no descriptors
-            take(_failed(f"the process that archives does not start: {error}"))
+            take(_failure_step(f"the process that archives does not start: {error}"))
         else:
             await _follow(worker, job, take, silent_seconds)
         nursery.cancel_scope.cancel()
@@ -80,21 +80,23 @@ async def _take_all(
         with trio.move_on_after(silent_seconds):
             more = await steps.receive_some()
         if more is None:
-            return _failed(f"the store has not answered for {silent_seconds:g} s; the upload was ended", Trouble.STORE)
+            return _failure_step(
+                f"the store has not answered for {silent_seconds:g} s; the upload was ended", Trouble.STORE
+            )
         if not more:
-            return _failed("the process that archives has ended; its standard error may say why")
+            return _failure_step("the process that archives has ended; its standard error may say why")
         *lines, rest = (rest + more).split(b"\n")
         for line in lines:
             try:
                 step = msgspec.json.decode(line, type=ArchiveStep)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                return _failed(f"the process that archives wrote {line[:200]!r}, which is not a step: {error}")
+                return _failure_step(f"the process that archives wrote {line[:200]!r}, which is not a step: {error}")
             take(step)
             if step.is_last:
                 return None
 
 
-def _failed(reason: str, trouble: Trouble = Trouble.REPLICA) -> ArchiveStep:
+def _failure_step(reason: str, trouble: Trouble = Trouble.REPLICA) -> ArchiveStep:
     return ArchiveStep(is_last=True, trouble=trouble, reason=reason)
 
 

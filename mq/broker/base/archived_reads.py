@@ -168,7 +168,7 @@ class ArchivedReads:
         follows = chunks[0] - 1 in self._seen_chunks
         for group in groups:
             if follows and group[-1] == chunks[-1]:
-                group = self._extended(group)
+                group = self._extend(group)
             self._request(group)
         if follows:
             self._read_ahead(chunks[-1])
@@ -247,7 +247,7 @@ class ArchivedReads:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _extended(self, group: list[int]) -> list[int]:
+    def _extend(self, group: list[int]) -> list[int]:
         """Extend the request of a reader that reads on in the log to the largest size."""
         more = range(group[-1] + 1, group[0] + REQUEST_CHUNKS)
         return [*group, *self._wanted_of(more)]
@@ -295,15 +295,15 @@ class ArchivedReads:
                 blocks = fetch(begin, stop)
             except SegmentError as error:
                 return partial(self._failed_to_load, chunks, error)
-            return partial(self._loaded, chunks, blocks)
+            return partial(self._on_load, chunks, blocks)
 
         self._in_background(job)
 
-    def _loaded(self, chunks: list[int], blocks: Sequence[tuple[int, bytes]]) -> None:
+    def _on_load(self, chunks: list[int], blocks: Sequence[tuple[int, bytes]]) -> None:
         for begin, data in blocks:
             self._fetched_bytes += len(data)
             self._keep(begin, data)
-        self._ended(chunks)
+        self._on_end(chunks)
 
     def _failed_to_load(self, chunks: list[int], error: SegmentError) -> None:
         now = self._clock()
@@ -318,9 +318,9 @@ class ArchivedReads:
             self._log.error(
                 "archive_read_failed", position=chunks[0] * CHUNK_BYTES, reason=str(error), failures=self._failures
             )
-        self._ended(chunks)
+        self._on_end(chunks)
 
-    def _ended(self, chunks: list[int]) -> None:
+    def _on_end(self, chunks: list[int]) -> None:
         self._requests -= 1
         assert self._requests >= 0, f"{self._requests} requests are under way"
         over: list[_Waiting] = []

@@ -283,7 +283,7 @@ class Retention:
 
     def _early_note(self, deletion: Deletion) -> bytes:
         """The durable note about files that are deleted early."""
-        earlier = self._noted()
+        earlier = self._early_deletion()
         newest = max((self._files.newest_ms(segment) or 0 for segment in deletion.early), default=0)
         base_index: int = deletion.early[0].first_index - 1
         if earlier is not None:
@@ -305,7 +305,7 @@ class Retention:
             newest_ms = next((self._files.newest_ms(segment) for segment in segments if segment.closed), None)
             self._replica.note_early(encode_early(0, now_ms if newest_ms is None else newest_ms))
 
-    def _noted(self) -> EarlyDeletion | None:
+    def _early_deletion(self) -> EarlyDeletion | None:
         note = self._replica.log.notes.get(EARLY)
         return None if note is None else msgspec.json.decode(note, type=EarlyDeletion)
 
@@ -325,7 +325,7 @@ class Retention:
 
     def _forget_early(self, now_ms: int) -> None:
         """Remove the note when no file is missing: all are here again, deleted everywhere, or expired."""
-        note = self._noted()
+        note = self._early_deletion()
         if note is None:
             return
         replica = self._replica

@@ -65,7 +65,7 @@ class _Read(NamedTuple):
     deadline: float
 
 
-class _Found(NamedTuple):
+class _QueueRead(NamedTuple):
     """The result of reading consume queues: entries, or the reason why there is nothing to read."""
 
     spans: list[QueueSpan]
@@ -219,7 +219,7 @@ class BulkReads(Service):
             offsets_only = ext.offsets_only and not read.codes
             queue_read = self._find_entries(ext.topic, read.ranges, bytes_max, limit_pos, offsets_only=offsets_only)
         except QueueFileDamaged as damage:
-            return self._damaged(damage)
+            return self._damage_response(damage)
         if queue_read.is_behind and self._clock() < read.deadline:
             if len(self._waiting) >= self._waiting_max:
                 # Only waiting reads are limited; messages that are available are always served.
@@ -243,15 +243,15 @@ class BulkReads(Service):
                 head, records = read_answer(selection, read_runs, bodies=bodies)
             except SegmentError as error:
                 failure = error
-                return lambda: self._failed(read, failure)
-            return lambda: self._done(read, selection, head, records)
+                return lambda: self._on_failure(read, failure)
+            return lambda: self._on_read(read, selection, head, records)
 
         self._running += 1
         first = min(QUEUE_ENTRY.unpack_from(span.entries)[0] for span in spans)
         is_archived = first < self._records.base_pos
         (self._in_archive_background if is_archived else self._in_background)(job)
 
-    def _done(self, read: _Read, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
+    def _on_read(self, read: _Read, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
         self._running -= 1
         assert self._running >= 0, f"{self._running} bulk reads are running"
         if self._replica.is_leader and not read.call.request.ext.allow_leader:
@@ -266,7 +266,7 @@ class BulkReads(Service):
         self._send(read, head, records)
         self._start_reads()
 
-    def _failed(self, read: _Read, error: SegmentError) -> None:
+    def _on_failure(self, read: _Read, error: SegmentError) -> None:
         self._running -= 1
         assert self._running >= 0, f"{self._running} bulk reads are running"
         ext = read.call.request.ext
@@ -278,11 +278,11 @@ class BulkReads(Service):
                         queue.expire(PhysicalOffset(error.first))
                 self._queue.append(read)
             except QueueFileDamaged as damage:
-                self._send(read, self._damaged(damage), [])
+                self._send(read, self._damage_response(damage), [])
             except OSError as failure:
                 self._refuse(read, failure)
         elif isinstance(error, StorageCorrupt):
-            self._send(read, self._damaged(error), [])
+            self._send(read, self._damage_response(error), [])
         else:
             self._refuse(read, error)
         self._start_reads()
@@ -291,7 +291,7 @@ class BulkReads(Service):
 
     def _find_entries(
         self, topic: str, ranges: list[ReadRange], bytes_max: int, limit_pos: PhysicalOffset, *, offsets_only: bool
-    ) -> _Found:
+    ) -> _QueueRead:
         """Consume queue entries for an answer of ``bytes_max``, or all entries if records are not requested.
 
         Raises QueueFileDamaged, OSError.
@@ -309,16 +309,16 @@ class BulkReads(Service):
             else:
                 there.append((queue, start, min(end, queue.max_offset)))
         if min_offsets and not self._beginning.is_first:
-            return _Found([], self._damaged(self._beginning.refusal()))
+            return _QueueRead([], self._damage_response(self._beginning.refusal()))
         if min_offsets:
-            return _Found([], encode_no_records(BulkStatus.GONE, offsets=min_offsets))
+            return _QueueRead([], encode_no_records(BulkStatus.GONE, offsets=min_offsets))
         if offsets_only and there:
-            return _Found([], encode_offsets({queue.queue_id: end for queue, _, end in there}))
+            return _QueueRead([], encode_offsets({queue.queue_id: end for queue, _, end in there}))
         spans = list(self._spans(there, bytes_max, limit_pos))
         if spans:
-            return _Found(spans)
+            return _QueueRead(spans)
         ends |= {queue.queue_id: start for queue, start, _ in there}  # committed, but not on this disk yet
-        return _Found([], encode_no_records(BulkStatus.BEHIND, offsets=ends), is_behind=True)
+        return _QueueRead([], encode_no_records(BulkStatus.BEHIND, offsets=ends), is_behind=True)
 
     def _spans(self, there: list[_Wanted], bytes_max: int, limit_pos: PhysicalOffset) -> Iterator[QueueSpan]:
         if not there:
@@ -341,7 +341,7 @@ class BulkReads(Service):
     def _not_follower(self) -> bytes:
         return encode_no_records(BulkStatus.NOT_FOLLOWER, text=",".join(self._other_replicas()))
 
-    def _damaged(self, damage: Exception) -> bytes:
+    def _damage_response(self, damage: Exception) -> bytes:
         self._counts["bulk_reads_damaged"] += 1
         return encode_no_records(BulkStatus.DAMAGED, text=str(damage))
 

@@ -73,7 +73,7 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
         codes: select only records with one of these tag codes; empty selects all.
         limit_pos: read nothing at or after this physical offset.
     """
-    if not codes and (selection := _merged(spans, bytes_max, limit_pos)) is not None:
+    if not codes and (selection := _merge(spans, bytes_max, limit_pos)) is not None:
         return selection
     return select_in_python(spans, codes, bytes_max, limit_pos)
 
@@ -117,7 +117,7 @@ def select_in_python(
     return Selection(positions[:count], sizes[:count], queue_ids[:count], offsets, extents)
 
 
-def _merged(spans: Sequence[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> Selection | None:
+def _merge(spans: Sequence[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> Selection | None:
     """Select for all tags in compiled code, in a thirtieth of the time; None where it is not compiled."""
     queue_ids = [span.queue_id for span in spans]
     merge = merged_entries(

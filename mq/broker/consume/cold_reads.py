@@ -168,11 +168,11 @@ class ColdReads:
         count = bisect_left(places, (self._log.base_pos, 0))
         local = places[count:]
 
-        def loaded() -> None:
+        def on_load() -> None:
             if not local or not self.load(local, then):
                 then()
 
-        return archive.load(places[:count], loaded) or (bool(local) and self.load(local, then))
+        return archive.load(places[:count], on_load) or (bool(local) and self.load(local, then))
 
     def _has_chunk(self, chunk: int) -> bool:
         begin = chunk * CHUNK_BYTES
@@ -193,7 +193,7 @@ class ColdReads:
         if self._has(runs):
             return False
         self.waiting += 1
-        self._start(runs, partial(self._arrived, _Waiting(1, then)))
+        self._start(runs, partial(self._on_arrival, _Waiting(1, then)))
         return True
 
     def _load_chunk(self, chunk: int) -> None:
@@ -220,9 +220,9 @@ class ColdReads:
     def _chunk_arrived(self, chunk: int) -> None:
         assert chunk in self._under_way, f"chunk {chunk} was loaded, under way are {sorted(self._under_way)}"
         for waiting in self._under_way.pop(chunk):
-            self._arrived(waiting)
+            self._on_arrival(waiting)
 
-    def _arrived(self, waiting: _Waiting) -> None:
+    def _on_arrival(self, waiting: _Waiting) -> None:
         waiting.missing -= 1
         assert waiting.missing >= 0, f"a read waits for {waiting.missing} chunks"
         if waiting.missing == 0:

@@ -38,7 +38,7 @@ class WaitingPull(Protocol):
 PullT = TypeVar("PullT", bound=WaitingPull)
 
 
-class _Held(Generic[PullT]):
+class _QueuedPull(Generic[PullT]):
     """A pull and its deadline. Without a pull it is answered and only left in the heap."""
 
     __slots__ = ("connection", "deadline", "key", "nbytes", "number", "pull", "rivals", "wanted_offset")
@@ -63,7 +63,7 @@ class _Held(Generic[PullT]):
         self.nbytes = nbytes
         self.rivals = rivals
 
-    def __lt__(self, other: _Held[PullT]) -> bool:
+    def __lt__(self, other: _QueuedPull[PullT]) -> bool:
         return (self.deadline, self.number) < (other.deadline, other.number)
 
 
@@ -90,10 +90,10 @@ class LongPolling(Generic[PullT]):
         self._held_per_connection_max = held_per_connection_max
         self._held_bytes_max = held_bytes_max
         self.nbytes = 0
-        self._by_queue: dict[QueueKey, dict[Hashable, dict[int, _Held[PullT]]]] = {}
+        self._by_queue: dict[QueueKey, dict[Hashable, dict[int, _QueuedPull[PullT]]]] = {}
         """The pulls of each queue, by ``rivals`` and then by number."""
-        self._by_connection: dict[Hashable, dict[int, _Held[PullT]]] = {}
-        self._heap: list[_Held[PullT]] = []
+        self._by_connection: dict[Hashable, dict[int, _QueuedPull[PullT]]] = {}
+        self._heap: list[_QueuedPull[PullT]] = []
         self._count = 0
         self._number = 0
 
@@ -132,7 +132,7 @@ class LongPolling(Generic[PullT]):
         if of_connection is None:
             of_connection = self._by_connection[connection] = {}
         number = self._number = self._number + 1
-        entry = _Held(key, wanted_offset, deadline, number, pull, connection, nbytes, rivals)
+        entry = _QueuedPull(key, wanted_offset, deadline, number, pull, connection, nbytes, rivals)
         of_connection[number] = entry
         self._by_queue.setdefault(key, {}).setdefault(rivals, {})[number] = entry
         heapq.heappush(self._heap, entry)
@@ -157,7 +157,7 @@ class LongPolling(Generic[PullT]):
         return self._matching(self._waiting(key), codes, first_offset)
 
     def _matching(
-        self, waiting: list[_Held[PullT]], codes: list[int], first_offset: QueueOffset | None
+        self, waiting: list[_QueuedPull[PullT]], codes: list[int], first_offset: QueueOffset | None
     ) -> Iterator[PullT]:
         distinct = set(codes)
         for entry in waiting:
@@ -210,7 +210,7 @@ class LongPolling(Generic[PullT]):
         """The pulls of a queue, of each rivals longest waiting first."""
         return (entry.pull for entry in self._waiting(key) if entry.pull is not None)
 
-    def _waiting(self, key: QueueKey) -> list[_Held[PullT]]:
+    def _waiting(self, key: QueueKey) -> list[_QueuedPull[PullT]]:
         return [entry for rivals in self._by_queue.get(key, {}).values() for entry in rivals.values()]
 
     def expired(self, now: float, count_max: int | None = None) -> list[PullT]:
@@ -265,7 +265,7 @@ class LongPolling(Generic[PullT]):
         due = {entry.number for entry in self._heap if entry.pull is not None}
         assert due == by_queue.keys(), f"{len(due)} pulls have a deadline, {len(by_queue)} wait"
 
-    def _release(self, entry: _Held[PullT]) -> None:
+    def _release(self, entry: _QueuedPull[PullT]) -> None:
         assert entry.pull is not None, f"pull {entry.number} of {entry.key} is over already"
         entry.pull = None
         of_queue = self._by_queue[entry.key]
@@ -289,7 +289,7 @@ class LongPolling(Generic[PullT]):
             heapq.heapify(self._heap)
 
 
-def _in_order(rivals: dict[int, _Held[PullT]], newest: int) -> Iterator[_Held[PullT]]:
+def _in_order(rivals: dict[int, _QueuedPull[PullT]], newest: int) -> Iterator[_QueuedPull[PullT]]:
     """The held pulls up to the number ``newest``, in order; the table may change meanwhile."""
     last = -1
     for count in (_COPIED_FIRST, None):

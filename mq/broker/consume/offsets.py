@@ -455,7 +455,7 @@ class Offsets(Service):
         key = (ext.consumer_group, ext.topic, ext.queue_id)
         call.drop_body()
 
-        def known(is_known: bool) -> None:
+        def on_confirm(is_known: bool) -> None:
             if not is_known:
                 return
             try:
@@ -470,9 +470,9 @@ class Offsets(Service):
         def finish(outcome: Outcome) -> None:
             match outcome:
                 case Stored():
-                    known(True)
+                    on_confirm(True)
                 case DiskFull():
-                    self._read(known)  # no room to remember it
+                    self._read(on_confirm)  # no room to remember it
                 case LeadershipLost():
                     call.dispatch()
                 case Unknown():
@@ -482,7 +482,7 @@ class Offsets(Service):
         if is_on_its_way and self._appender.has_room:
             self.replicate(finish)
         else:
-            self._read(known)
+            self._read(on_confirm)
         return None
 
     def handle_max(self, call: Call[GetMaxOffset]) -> None:

@@ -218,12 +218,12 @@ class Pulls(Service):
         if ext.queue_offset <= (0 if queue is None else queue.max_offset):
             return self._serve(pull, queue, may_hold=True)
 
-        def confirmed(end_confirmed: bool) -> None:
+        def on_confirm(end_confirmed: bool) -> None:
             if not call.connection.closed:
                 self._answer(pull, may_hold=True, end_confirmed=end_confirmed)
 
         # The message may still arrive here; a consumer that is sent back would get everything again.
-        self._confirm(confirmed)
+        self._confirm(on_confirm)
         return None
 
     def resume(self, pull: HeldPull) -> None:

@@ -113,7 +113,7 @@ class QueueLockService(Service):
     def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
         """Request code 41: lock queues; answered with the queues that the client holds, once that is committed."""
         self._appender.check_room()
-        request = self._decoded(call.body)
+        request = self._decode(call.body)
         client_id, group = request.client_id, request.group
         if self._removed_members.table and self._removed_members.of(group, client_id, self._clock()) is not None:
             return call.response(body=LockedQueues().encode())
@@ -136,7 +136,7 @@ class QueueLockService(Service):
             for topic, queue_id in free:
                 self._forget_grant((group, topic, queue_id), grant)
 
-        def confirmed(known: bool) -> None:
+        def on_confirm(known: bool) -> None:
             forget_grants()
             if known:
                 reply = LockedQueues(self._renew(request, host)).encode()
@@ -149,10 +149,10 @@ class QueueLockService(Service):
                 forget_grants()
                 call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, outcome.remark))
             else:
-                confirmed(isinstance(outcome, Stored))
+                on_confirm(isinstance(outcome, Stored))
 
         if not free:
-            self._read(confirmed)
+            self._read(on_confirm)
             return None
         for rows in _chunks(free):
             command = encode_command(LockQueues(group=group, client_id=client_id, queues=rows))
@@ -164,7 +164,7 @@ class QueueLockService(Service):
 
     def handle_unlock(self, call: Call[UnlockBatchMq]) -> bytes | None:
         """Request code 42: release queues of a client; queues that it does not hold are ignored."""
-        request = self._decoded(call.body)
+        request = self._decode(call.body)
         client_id, group = request.client_id, request.group
         # A lock that is being granted to another client must not be released, even if the metadata still names this
         # one.
@@ -178,7 +178,7 @@ class QueueLockService(Service):
             return reply
         self._appender.check_room()
 
-        def released(outcome: Outcome) -> None:
+        def on_release(outcome: Outcome) -> None:
             match outcome:
                 case Stored():
                     call.answer(reply)
@@ -187,7 +187,7 @@ class QueueLockService(Service):
                 case LeadershipLost() | Unknown():
                     self._serve_elsewhere(call)
 
-        self._release(group, client_id, locks, released)
+        self._release(group, client_id, locks, on_release)
         return None
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
@@ -233,7 +233,7 @@ class QueueLockService(Service):
         for client_id, rows in expiries.items():
             self._release(group, client_id, rows)
 
-    def _decoded(self, body: bytes) -> QueueLocks:
+    def _decode(self, body: bytes) -> QueueLocks:
         try:
             locks = QueueLocks.decode(body)
             check_group(locks.group)

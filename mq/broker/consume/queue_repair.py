@@ -76,7 +76,7 @@ class QueueRepair(Service):
             fetch = None if self._archive is None else self._archive.fetch
             rebuild = BlockRebuild(self._log_range(block, *entries), self._log.read_range, self._segment_bytes, fetch)
         except (SegmentError, OSError) as error:
-            self._failed(block, error)
+            self._on_failure(block, error)
             return
         self._at_work = True
         self._schedule_step(block, rebuild)
@@ -129,10 +129,10 @@ class QueueRepair(Service):
         try:
             is_done = rebuild.step()
         except (RebuildFailed, SegmentError) as error:
-            return partial(self._failed, block, error)
-        return partial(self._stepped, block, rebuild, is_done)
+            return partial(self._on_failure, block, error)
+        return partial(self._on_step, block, rebuild, is_done)
 
-    def _stepped(self, block: DamagedBlock, rebuild: BlockRebuild, is_done: bool) -> None:
+    def _on_step(self, block: DamagedBlock, rebuild: BlockRebuild, is_done: bool) -> None:
         assert self._at_work, f"{block.queue.key}: a block is restored that nobody began"
         if not is_done:
             self._schedule_step(block, rebuild)
@@ -143,7 +143,7 @@ class QueueRepair(Service):
                 block.queue.begin_at(first)  # the log and its archive no longer have the earlier ones
             self._restore(block, first, entries)
         except (RebuildFailed, OSError) as error:
-            self._failed(block, error)
+            self._on_failure(block, error)
 
     def _restore(self, block: DamagedBlock, first: QueueOffset, entries: bytes) -> None:
         assert len(entries) % QUEUE_ENTRY_BYTES == 0, f"{block.queue.key}: entries of {len(entries)} bytes are restored"
@@ -153,7 +153,7 @@ class QueueRepair(Service):
             self.restored += 1
             self._lines.info("queue_block_restored", topic=queue.topic, queue_id=queue.queue_id, offset=block.start)
 
-    def _failed(self, block: DamagedBlock, error: Exception) -> None:
+    def _on_failure(self, block: DamagedBlock, error: Exception) -> None:
         queue = block.queue
         self._at_work = False
         self._wait_until[_key(block)] = self._clock() + _PAUSE_SECONDS

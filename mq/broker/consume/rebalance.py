@@ -81,7 +81,7 @@ class Rebalance(Service):
                     f"the {what} has {len(text)} characters; maximum: {CLIENT_ID_LENGTH_MAX}",
                 )
 
-        def found(queues: Queues | None) -> None:
+        def on_queues(queues: Queues | None) -> None:
             if call.connection.closed:
                 return
             mode = self._metadata.request_modes.of(query.topic, query.consumer_group)
@@ -99,9 +99,9 @@ class Rebalance(Service):
         try:
             check_topic(query.topic)
         except NameRefused:
-            found(None)  # invalid: do not look it up or remember it
+            on_queues(None)  # invalid: do not look it up or remember it
         else:
-            self._routes.find(query.topic, found)
+            self._routes.find(query.topic, on_queues)
 
     def handle_set_mode(self, call: Call[SetMessageRequestMode]) -> None:
         """Request code 401: set the mode of a group; answered when it is replicated. Raises RequestRefused."""

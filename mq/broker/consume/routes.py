@@ -31,7 +31,7 @@ Queues = tuple[QueueRef, ...]
 OnQueues = Callable[[Queues | None], None]
 
 
-class _Known(NamedTuple):
+class _CachedRoute(NamedTuple):
     queues: Queues | None
     since: float
 
@@ -62,7 +62,7 @@ class Routes:
         self._wake = wake
         self._clock = clock
         self._log = log
-        self._cache: dict[str, _Known] = {}
+        self._cache: dict[str, _CachedRoute] = {}
         self._waiting: dict[str, list[OnQueues]] = {}
         self._waiting_count = 0
         self._ask_event = trio.Event()
@@ -126,7 +126,7 @@ class Routes:
             self._cache.pop(topic, None)
             if len(self._cache) >= REMEMBERED_MAX:
                 del self._cache[next(iter(self._cache))]
-            self._cache[topic] = _Known(queues, self._clock())
+            self._cache[topic] = _CachedRoute(queues, self._clock())
             self._tell_waiters(topic, queues)
             self._wake()
 

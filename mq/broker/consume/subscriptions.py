@@ -73,7 +73,7 @@ class Subscriptions(Service):
         except BodyError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if subscription is not None:
-            self._parsed(subscription.topic, subscription.expression, subscription.expression_type)
+            self._parse(subscription.topic, subscription.expression, subscription.expression_type)
         return call.response()
 
     def of_pull(self, connection: ClientConnection, ext: PullExt) -> Subscription:
@@ -87,7 +87,7 @@ class Subscriptions(Service):
             self._removed_members.check(connection, group, None, self._clock())
         config = self._group(group)
         if ext.sys_flag & _SUBSCRIPTION:
-            return self._parsed(ext.topic, ext.subscription or _ALL, ext.expression_type)
+            return self._parse(ext.topic, ext.subscription or _ALL, ext.expression_type)
         members = self._clients.consumer_group(group)
         if members is None:
             raise RequestRefused(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"no consumer of group {group} is connected")
@@ -126,7 +126,7 @@ class Subscriptions(Service):
                 f"consumer group {group} does not exist and cannot be created: the broker has its maximum of "
                 f"{count} groups",
             )
-        return self._parsed(ext.topic, ext.expression or _ALL, ext.expression_type)
+        return self._parse(ext.topic, ext.expression or _ALL, ext.expression_type)
 
     def _group(self, name: str) -> GroupConfig | None:
         """A group that may consume; None for an unknown one that may be created. Raises RequestRefused."""
@@ -139,7 +139,7 @@ class Subscriptions(Service):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"consumer group {name} may not consume")
         return config
 
-    def _parsed(self, topic: str, expression: str, expression_type: str | None) -> Subscription:
+    def _parse(self, topic: str, expression: str, expression_type: str | None) -> Subscription:
         if expression_type == SQL92:
             self._check_sql()
         try:

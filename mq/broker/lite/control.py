@@ -74,7 +74,7 @@ class LiteControl(Service):
                 f"{len(subscriptions)} entries in one request; allowed: 1 to {SUBSCRIPTIONS_PER_REQUEST_MAX}",
             )
         self._appender.check_room()
-        plan = _Planned(self._subscriptions)
+        plan = _SubscriptionPlan(self._subscriptions)
         pairs = [(each, self._check_group(each, plan)) for each in subscriptions]
         resets: _Resets = {}
         later: list[tuple[LiteSubscription, LiteGroup]] = []
@@ -101,7 +101,7 @@ class LiteControl(Service):
         replicate(self._appender, commands, call, what="a subscription", check=check)
         return None
 
-    def _check_group(self, each: LiteSubscription, plan: _Planned) -> LiteGroup | None:
+    def _check_group(self, each: LiteSubscription, plan: _SubscriptionPlan) -> LiteGroup | None:
         """Return the lite settings of an entry's group; None if it only ends subscriptions. Raises RequestRefused.
 
         ``plan`` is what clients subscribe to after the entries before this one, and then after this one.
@@ -262,7 +262,7 @@ class LiteControl(Service):
         return min(max(offset, low), high)
 
 
-class _Planned:
+class _SubscriptionPlan:
     """The subscriptions of clients after the entries of a request that are checked, but not yet carried out.
 
     Attributes:

@@ -103,7 +103,7 @@ class LitePops(Service):
         self._read_bytes = 0
         self._sweep: Iterator[str] | None = None
         self._swept = float("-inf")
-        pops.attach_lite(self._freed, self.subscriptions)
+        pops.attach_lite(self._on_free, self.subscriptions)
 
     def routes(self) -> Iterator[Route]:
         yield Route(PopLiteMessage, self.handle, leader_only=True, repeatable=True)
@@ -212,7 +212,7 @@ class LitePops(Service):
         """Note that the subscriptions of a client changed."""
         self._pops.watch()
 
-    def _freed(self, key: QueueOfGroup) -> None:
+    def _on_free(self, key: QueueOfGroup) -> None:
         if self._appender.is_open:
             self._serve_clients_of(key[1], key[0])
 
@@ -440,7 +440,7 @@ class LitePops(Service):
 
         leadership = self._leadership
 
-        def ended() -> None:
+        def on_end() -> None:
             if leadership is self._leadership:
                 self._resume(pop)
                 return
@@ -448,7 +448,7 @@ class LitePops(Service):
             if not pop.call.connection.closed:
                 self._hand_on(pop)
 
-        if not self._cold_reads.load(old.places, ended):
+        if not self._cold_reads.load(old.places, on_end):
             pop.call.connection.held_pulls -= 1
             self._serve(pop._replace(loads=LOADS_MAX))
 
@@ -472,7 +472,7 @@ class LitePops(Service):
                 if isinstance(outcome, Stored) and not is_freed:
                     self._pops.revival.schedule(CheckpointId(each.key, each.command.start, pop_time_ms))
                 else:
-                    self._freed(each.key)
+                    self._on_free(each.key)
 
         def on_outcome(outcome: Outcome) -> None:
             finish(outcome)

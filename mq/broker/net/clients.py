@@ -152,7 +152,7 @@ class ClientRegistry(Generic[ConnectionT]):
             group.consume_type = consumer.consume_type
             group.message_model = consumer.message_model
             group.consume_from_where = consumer.consume_from_where
-            self._subscribe(group, _updated(group.subscriptions, by_topic))
+            self._subscribe(group, _merge_newer(group.subscriptions, by_topic))
             if is_new or topics != group.subscriptions.keys():
                 notify += _notices([group])
         if isinstance(heartbeat, HeartbeatOfProxy):
@@ -546,7 +546,7 @@ def _result(steps: Generator[None, None, T]) -> T:
             return value
 
 
-def _updated(
+def _merge_newer(
     current: dict[str, GroupSubscription], subscriptions: dict[str, GroupSubscription]
 ) -> dict[str, GroupSubscription]:
     """Replace the subscriptions by a heartbeat's; newer ones stay, since heartbeats of a group may cross."""

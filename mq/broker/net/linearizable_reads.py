@@ -91,7 +91,7 @@ class LinearizableReads:
             self._attempt(on_read, until)
 
     def _attempt(self, on_read: OnRead, until: float) -> None:
-        def known(is_known: bool) -> None:
+        def on_confirm(is_known: bool) -> None:
             if is_known:
                 self._open -= 1
                 assert self._open >= 0, f"{self._open} reads are open"
@@ -99,7 +99,7 @@ class LinearizableReads:
             else:
                 self._failures.append((on_read, until))
 
-        self._read(known)
+        self._read(on_confirm)
 
 
 def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes | None]) -> None:
@@ -109,7 +109,7 @@ def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes | None]
     call.drop_body()
     loads = 0
 
-    def known(is_known: bool) -> None:
+    def on_confirm(is_known: bool) -> None:
         nonlocal loads
         if call.connection.closed:
             return
@@ -119,7 +119,7 @@ def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes | None]
             reply = answer()
         except ArchivedNotLoaded as missing:
             loads += 1
-            if loads > ARCHIVE_LOADS_MAX or not missing.wait(partial(known, is_known)):
+            if loads > ARCHIVE_LOADS_MAX or not missing.wait(partial(on_confirm, is_known)):
                 call.refuse(missing)
         except Exception as error:
             call.refuse(error)
@@ -127,4 +127,4 @@ def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes | None]
             if reply is not None:
                 call.answer(reply)
 
-    read(known)
+    read(on_confirm)

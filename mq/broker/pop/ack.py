@@ -234,7 +234,7 @@ class PopAcks:
             topic = ack.topic if ack.mark == NORMAL else pop_retry_topic(ack.group, ack.topic)
             key = ack.group, fitted_topic(topic), ack.queue_id
             checkpoint_id = self._id_of(key, ack.start, ack.pop_time_ms)
-            rows = [(checkpoint_id, bits << (ack.start - checkpoint_id.start)), *self._moved(key, ack, bits)]
+            rows = [(checkpoint_id, bits << (ack.start - checkpoint_id.start)), *self._own_checkpoints(key, ack, bits)]
             effective = 0
             for checkpoint_id, wanted_bits in rows:
                 if open_bits := self._open_bits(checkpoint_id) & wanted_bits:
@@ -322,13 +322,13 @@ class PopAcks:
             )
             waiters = [(call, call.response(ext=reply.fields()))]
 
-        def stored() -> None:
+        def on_stored() -> None:
             self._schedule(checkpoint_id if in_order else CheckpointId(key, offset, now_ms))
 
         assert 0 <= offset - start < SPAN_MAX, f"message {offset} is not of {checkpoint_id}"
         bit = 1 << (offset - start)
         self.leaving.begin(checkpoint_id, bit)
-        self._replicate(encode_command(command), [(checkpoint_id, bit)], waiters, stored)
+        self._replicate(encode_command(command), [(checkpoint_id, bit)], waiters, on_stored)
 
     def give_back(self, pop: PopMessages) -> None:
         """Make the messages of a pop visible again: its client is gone, and does not get them.
@@ -452,7 +452,7 @@ class PopAcks:
             )
         return checkpoint_id, 1 << at
 
-    def _moved(self, key: QueueOfGroup, ack: AckRow, bits: int) -> Iterator[tuple[CheckpointId, int]]:
+    def _own_checkpoints(self, key: QueueOfGroup, ack: AckRow, bits: int) -> Iterator[tuple[CheckpointId, int]]:
         """Yield the own checkpoints of messages of a receipt that have moved to one."""
         if pop_times := self._metadata.pops.of(key).moved:
             for offset in offsets_of(ack.start, bits):

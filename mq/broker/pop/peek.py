@@ -84,7 +84,7 @@ class Peeks:
         _, topic, queue_id = old.key
         load_start = topic, queue_id, old.begin
 
-        def ended() -> None:
+        def on_end() -> None:
             connection.held_pulls -= 1
             assert connection.held_pulls >= 0, f"{connection.held_pulls} requests of a client are held"
             if connection.closed:
@@ -98,7 +98,7 @@ class Peeks:
             except Exception as error:
                 call.refuse(error)
 
-        if self._cold_reads.load(old.places, ended):
+        if self._cold_reads.load(old.places, on_end):
             connection.held_pulls += 1
         else:
             self._serve(call, loads=loads, load_start=load_start)

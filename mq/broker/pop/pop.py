@@ -92,7 +92,7 @@ class Pops(Service):
             store=context.store,
             appender=context.appender,
             schedule=lambda checkpoint_id: self.revival.schedule(checkpoint_id),
-            on_free=self._freed,
+            on_free=self._on_free,
             is_taken_over=lambda key: self._queues.is_taken_over(key),
             ordered_clock=self._ordered_clock,
             is_hidden=context.beginning.may_be_elsewhere,
@@ -103,7 +103,7 @@ class Pops(Service):
             context,
             leaving=lambda: self.acks.leaving,
             woken=self.wake,
-            on_free=self._freed,
+            on_free=self._on_free,
             ordered_clock=self._ordered_clock,
         )
         self._queues = PopQueues(
@@ -288,7 +288,7 @@ class Pops(Service):
         for pop in self._waiting.of_group(group, topic, count):
             self._resume(pop)
 
-    def _freed(self, key: QueueOfGroup) -> None:
+    def _on_free(self, key: QueueOfGroup) -> None:
         if is_lite_queue(key[1]):
             self._lite_freed(key)
             return
@@ -418,7 +418,7 @@ class Pops(Service):
         leadership = self._leadership
         pop.call.connection.held_pulls += 1
 
-        def ended() -> None:
+        def on_end() -> None:
             if leadership is self._leadership:
                 self._resume(pop)
                 if pop.call.connection.closed:
@@ -430,7 +430,7 @@ class Pops(Service):
             if not pop.call.connection.closed:
                 self._hand_on(pop)
 
-        if pop.text_bytes > self._limits.consume.old_text_bytes_max or not self._cold_reads.load(old.places, ended):
+        if pop.text_bytes > self._limits.consume.old_text_bytes_max or not self._cold_reads.load(old.places, on_end):
             pop.call.connection.held_pulls -= 1
             self._serve(pop)
 

@@ -232,7 +232,7 @@ class PopQueues:
                 continue
             except QueueFileDamaged:
                 return None  # until it is restored from the log; other queues do not wait for it
-            return self._taken(pop_request, key, before, begin, picks, queue.max_offset)
+            return self._batch(pop_request, key, before, begin, picks, queue.max_offset)
         if before < 0 and pop_request.at_end and not of_retry:
             # From now on the group gets all new messages, however many there are at its next pop.
             nothing = PopMessages(
@@ -268,7 +268,7 @@ class PopQueues:
         if not bits:
             return None
         end = QueueOffset(first_offset + len(entries) // QUEUE_ENTRY_BYTES)
-        batch = self._taken(pop_request, key, *place, ([], nbytes, bits, scan_count), end)
+        batch = self._batch(pop_request, key, *place, ([], nbytes, bits, scan_count), end)
         return batch._replace(unread=tuple(places))
 
     def with_records(self, batch: PopBatch) -> PopBatch:
@@ -410,7 +410,7 @@ class PopQueues:
         assert bits.bit_count() == len(records), f"{len(records)} of {len(places)} messages are taken, bits {bits:#x}"
         return records, sum(map(len, records)), bits, len(places)
 
-    def _taken(
+    def _batch(
         self,
         pop_request: PopRequest,
         key: QueueOfGroup,
@@ -442,11 +442,11 @@ class PopQueues:
             attempt=pop_request.attempt,
         )
         if topic != pop_request.topic:
-            records = [self._renamed(record, pop_request, command) for record in records]
+            records = [self._rename(record, pop_request, command) for record in records]
             nbytes = sum(map(len, records))
         return PopBatch(key, command, records, nbytes, bits.bit_count(), rest)
 
-    def _renamed(self, record: bytes, pop_request: PopRequest, command: PopMessages) -> bytes:
+    def _rename(self, record: bytes, pop_request: PopRequest, command: PopMessages) -> bytes:
         """A record of the retry topic as the client gets it: with the requested topic, and with its receipt.
 
         Unchanged if its properties leave no room for a receipt. Then the name of its topic tells the client which part

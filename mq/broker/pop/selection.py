@@ -101,7 +101,9 @@ class PopSelection:
                 self.priorities.passed(pop_request)
             return batches
         plan = self.priorities.plan(pop_request, self._in_random_order(pop_request, queue_id), count_max)
-        batches = self._take(pop_request, _planned(plan, count_max), count_max, may_wait_for_disk=may_wait_for_disk)
+        batches = self._take(
+            pop_request, _planned_queues(plan, count_max), count_max, may_wait_for_disk=may_wait_for_disk
+        )
         order = list(plan.levels)
         batches.sort(key=lambda each: order.index(each.key[2]))
         if not is_peek:
@@ -179,7 +181,7 @@ class PopSelection:
                 yield retry_topic, number
 
 
-def _planned(plan: Plan, count_max: int) -> Iterator[tuple[str, int, int]]:
+def _planned_queues(plan: Plan, count_max: int) -> Iterator[tuple[str, int, int]]:
     """Yield the queues of a plan, each with the most messages to take; first the messages owed to a lower level."""
     assert not plan.owed or plan.owed_level in plan.levels, f"level {plan.owed_level} is owed, of {[*plan.levels]}"
     owed = plan.levels[plan.owed_level] if plan.owed else []

@@ -36,7 +36,7 @@ class WaitingPops:
         self.polling: LongPolling[HeldPop] = LongPolling(
             held_max=context.settings.long_polls_max, held_bytes_max=context.settings.long_poll_bytes_max
         )
-        self._watch = _Watched(pulls_waiting, self.polling.waiting, frozenset())
+        self._watch = _WatchedQueues(pulls_waiting, self.polling.waiting, frozenset())
 
     def hold(self, pop: HeldPop) -> bool:
         """Hold a pop until messages come or its deadline passes; False if too many are held already."""
@@ -68,7 +68,7 @@ class WaitingPops:
         count = len(entries) // QUEUE_ENTRY_BYTES
         left_of: dict[str, int] = {}
 
-        def wanted(pop: HeldPop) -> bool | None:
+        def matches(pop: HeldPop) -> bool | None:
             if not any(map(pop.matches, codes)):
                 return False
             if isinstance(pop.call.request, Notification) or pop.call.connection.closed:
@@ -81,7 +81,7 @@ class WaitingPops:
             return True if remaining > 0 else None
 
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):
-            yield from self.polling.take_matching(key, wanted)
+            yield from self.polling.take_matching(key, matches)
 
     def of_group(self, group: str, topic: str, count: int) -> Iterator[HeldPop]:
         """Take the pops of a group for which a topic has messages that it may get again; see `wake`."""
@@ -90,7 +90,7 @@ class WaitingPops:
             return
         remaining = count
 
-        def wanted(pop: HeldPop) -> bool | None:
+        def matches(pop: HeldPop) -> bool | None:
             nonlocal remaining
             if pop.call.request.ext.consumer_group != group or remaining <= 0:
                 return None
@@ -100,7 +100,7 @@ class WaitingPops:
         config = self._metadata.topics.get(topic)
         for queue_id in range(ANY_QUEUE, 0 if config is None else config.read_queues):
             if remaining and (topic, queue_id) in self.polling.waiting:
-                yield from self.polling.take_matching((topic, queue_id), wanted)
+                yield from self.polling.take_matching((topic, queue_id), matches)
 
     def watch(self) -> None:
         """Let the store tell of new messages in these queues while pops wait for them."""
@@ -109,11 +109,11 @@ class WaitingPops:
     def watch_lite(self, lite: WatchedLite) -> None:
         """Let the store tell of new messages in these queues of lite topics, too."""
         assert not self._watch.lite, f"{len(self._watch.lite)} queues of lite topics are watched already"
-        self._watch = _Watched(self._pulls_waiting, self.polling.waiting, lite)
+        self._watch = _WatchedQueues(self._pulls_waiting, self.polling.waiting, lite)
         self.watch()
 
 
-class _Watched:
+class _WatchedQueues:
     """The queues that pops wait for, and the queues of subscribed lite topics."""
 
     def __init__(self, pulls: Container[QueueKey], pops: Container[QueueKey], lite: WatchedLite) -> None:

@@ -144,7 +144,7 @@ class BatchSends:
         A message without a unique key gets one of ``unique_keys``; the batch is refused if that is None.
         """
         parts = self._split(call.body, tail)
-        common, numbers = self._shared(call.request, len(parts))
+        common, numbers = self._common_properties(call.request, len(parts))
         is_copy = numbers is not None and is_copied(call.request.ext.properties)
         messages: list[QueuedMessage] = []
         keys: list[bytes] = []
@@ -178,7 +178,7 @@ class BatchSends:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
         return messages
 
-    def _shared(self, request: SendRequest, count: int) -> tuple[bytes, SequenceRange | None]:
+    def _common_properties(self, request: SendRequest, count: int) -> tuple[bytes, SequenceRange | None]:
         """The properties of the batch that each message gets, and the sequence numbers of the messages."""
         text = request.ext.properties
         # 5.x clients give the batch a UNIQ_KEY, too; after a message's own it would hide that from readers. A receipt

@@ -102,9 +102,9 @@ class Dedup(Service):
             return NumberedSend(self._in_flight, self._reserve, numbers, (), call)
         [one] = ranges
         if one.position is None:
-            raise self._forgotten(numbers)
+            raise self._forgotten_error(numbers)
         answer = self._answer(call, properties, numbers, one)
-        self._repeated(call, answer)
+        self._count_repeated(call, answer)
         return None
 
     def admit_batch(
@@ -121,7 +121,7 @@ class Dedup(Service):
         if sum(one.last - one.first + 1 for one in ranges) < numbers.message_count:
             return NumberedSend(self._in_flight, self._reserve, numbers, ranges, call)
         answer = self._batch_answer(call, numbers, ranges, unique_keys)
-        self._repeated(call, answer)
+        self._count_repeated(call, answer)
         return None
 
     def _look_up(self, numbers: SequenceRange, call: Call[SendRequest]) -> list[SequencedRange] | None:
@@ -132,14 +132,14 @@ class Dedup(Service):
             return None
         ranges = self._sequences.find(numbers)
         if ranges is None:
-            raise self._forgotten(numbers)
+            raise self._forgotten_error(numbers)
         return ranges
 
-    def _repeated(self, call: Call[SendRequest], answer: bytes) -> None:
+    def _count_repeated(self, call: Call[SendRequest], answer: bytes) -> None:
         self.answered += 1
         call.answer(answer)
 
-    def _forgotten(self, numbers: SequenceRange) -> RequestRefused:
+    def _forgotten_error(self, numbers: SequenceRange) -> RequestRefused:
         return RequestRefused(
             ResponseCode.MESSAGE_ILLEGAL,
             f"SEQUENCE_FORGOTTEN: the broker no longer knows whether {numbers} was stored, or where; it "

@@ -162,7 +162,7 @@ class Replies(Service):
                 born_timestamp_ms=ext.born_timestamp_ms,
                 born_host=call.connection.host,
                 reconsume_times=ext.reconsume_times,
-                on_outcome=partial(self._stored, reply),
+                on_outcome=partial(self._on_stored, reply),
             )
             self._appender.add_record(record)
         self._push(reply, call.body)
@@ -209,7 +209,7 @@ class Replies(Service):
             elif isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
                 self._answer(reply, None)
             else:
-                self._answer(reply, _failed(client_id))
+                self._answer(reply, _failure_text(client_id))
 
         at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, self._push_seconds, on_response)
 
@@ -229,7 +229,7 @@ class Replies(Service):
             assert open_questions >= 0, f"{-open_questions} replicas more than {len(addresses)} have answered"
             code = response.code if isinstance(response, Response) else None
             if code != ResponseCode.CONSUMER_NOT_ONLINE and response is not NoResponse.GONE:
-                refusal = _failed(reply.client_id)
+                refusal = _failure_text(reply.client_id)
             if has_answered or (open_questions and code != ResponseCode.SUCCESS):
                 return
             has_answered = True
@@ -249,7 +249,7 @@ class Replies(Service):
     def _not_found(self, reply: _Reply) -> None:
         self._answer(reply, f"push reply message fail, channel of <{reply.client_id}> not found.")
 
-    def _stored(self, reply: _Reply, outcome: Outcome) -> None:
+    def _on_stored(self, reply: _Reply, outcome: Outcome) -> None:
         if isinstance(outcome, Stored):
             reply.at = outcome
         self._advance(reply)
@@ -308,5 +308,5 @@ class Replies(Service):
         call.drop_body()
 
 
-def _failed(client_id: str) -> str:
+def _failure_text(client_id: str) -> str:
     return f"push reply message to {client_id}fail."

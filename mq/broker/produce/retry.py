@@ -84,7 +84,7 @@ class Retries(Service):
         if (ext.group, message.topic) in self._metadata.queue_locks and self._fencing.fences(
             call.connection, ext.group, message.topic, message.queue_id, only_known=True
         ):
-            raise _fenced(ext.group, f"queue {message.queue_id} of {message.topic}")
+            raise _fenced_error(ext.group, f"queue {message.queue_id} of {message.topic}")
 
         limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
         dead = message.reconsume_times >= limit or ext.delay_level < 0
@@ -121,11 +121,11 @@ class Retries(Service):
     ) -> Callable[[Stored], bytes]:
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
 
-        def stored(_: Stored) -> bytes:
+        def reply(_: Stored) -> bytes:
             self._figures.note_sent_back(topic, group)
             return call.response()
 
-        return stored
+        return reply
 
     def dead_letter_of(
         self, physical_offset: PhysicalOffset, group: str, *, reason: str, given_up_by: str
@@ -249,7 +249,7 @@ class Retries(Service):
         properties = props.decode(ext.properties)
         origin = properties.get(props.RETRY_TOPIC, "")
         if (name, origin) in self._metadata.queue_locks and self._fencing.fences_topic(call.connection, name, origin):
-            raise _fenced(name, f"any queue of {origin}")
+            raise _fenced_error(name, f"any queue of {origin}")
         limit = config.retry_times_max if ext.max_reconsume_times is None else ext.max_reconsume_times
         if ext.reconsume_times < limit:
             # Who requeued it may be empty, and then it is not among the decoded properties.
@@ -303,7 +303,7 @@ class Retries(Service):
         )
 
 
-def _fenced(group: str, what: str) -> RequestRefused:
+def _fenced_error(group: str, what: str) -> RequestRefused:
     return RequestRefused(
         ResponseCode.NO_PERMISSION, f"another client of group {group} has locked {what}, and gets the message itself"
     )

@@ -304,7 +304,7 @@ class Sends(Service):
         size = len(call.body) + len(ext.properties)
         self._appender.pending_bytes += size
 
-        def created(outcome: Outcome) -> None:
+        def on_create(outcome: Outcome) -> None:
             self._appender.pending_bytes -= size
             assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} are pending without {size}"
             match outcome:
@@ -316,9 +316,9 @@ class Sends(Service):
                     call.connection.close("leadership was lost while a topic was being created")
 
         if (waiting := self._creating.get(topic)) is not None:
-            waiting.append(created)
+            waiting.append(on_create)
             return
-        waiting = self._creating[topic] = [created]
+        waiting = self._creating[topic] = [on_create]
 
         def finish(outcome: Outcome) -> None:
             self._creating.pop(topic, None)

@@ -26,7 +26,7 @@ from raftlog import SegmentError
 
 
 @dataclass(slots=True)
-class Found:
+class ArchivedMatches:
     """The messages found in the archive; ``missing`` says why some may be left out, empty if none is."""
 
     records: list[bytes] = field(default_factory=list)
@@ -57,12 +57,14 @@ class ArchivedKeys:
         begin_pos = self._tier.begin_pos
         return begin_pos is not None and begin_pos < self._log_begin.base_pos
 
-    async def find(self, query: KeyQuery) -> Found:
+    async def find(self, query: KeyQuery) -> ArchivedMatches:
         """Search the part of the log that is not local; takes a second more than ``key_search_seconds`` at most."""
         await trio.lowlevel.checkpoint()
         limits = self._limits
         if self._under_way >= limits.key_searches_max:
-            return Found(missing=f"{limits.key_searches_max} searches of the archive are under way; try again later")
+            return ArchivedMatches(
+                missing=f"{limits.key_searches_max} searches of the archive are under way; try again later"
+            )
         records, deadline = ArchivedRecords(self._access.fetch), self._clock() + limits.key_search_seconds
 
         def is_over() -> bool:
@@ -74,7 +76,7 @@ class ArchivedKeys:
         outcome: list[SearchResult | Exception] = []
         end_event = trio.Event()
 
-        def ended(result: SearchResult | Exception) -> None:
+        def on_end(result: SearchResult | Exception) -> None:
             self._under_way -= 1
             assert self._under_way >= 0, f"{self._under_way} searches of the archive are under way"
             outcome.append(result)
@@ -82,21 +84,23 @@ class ArchivedKeys:
 
         def job() -> Callable[[], None]:
             try:
-                return partial(ended, search.run())
+                return partial(on_end, search.run())
             except (SegmentError, EntriesDamaged) as error:
-                return partial(ended, error)
+                return partial(on_end, error)
 
         self._under_way += 1
         self._access.in_background(job)
         with trio.move_on_after(limits.key_search_seconds + 1):
             await end_event.wait()
         if not outcome:
-            return Found(missing=f"the archive did not answer within {limits.key_search_seconds:g} s; try again later")
+            return ArchivedMatches(
+                missing=f"the archive did not answer within {limits.key_search_seconds:g} s; try again later"
+            )
         if isinstance(result := outcome[0], Exception):
-            return Found(missing=f"the archive cannot be read now: {result}")
-        return self._found(result, is_whole=is_whole)
+            return ArchivedMatches(missing=f"the archive cannot be read now: {result}")
+        return self._read_matches(result, is_whole=is_whole)
 
-    def _found(self, result: SearchResult, *, is_whole: bool) -> Found:
+    def _read_matches(self, result: SearchResult, *, is_whole: bool) -> ArchivedMatches:
         for path, fault in zip(result.damaged, result.faults, strict=True):
             self._log.warning("key_index_damaged", path=path, reason=fault)
             self._index.discard(path)
@@ -105,7 +109,7 @@ class ArchivedKeys:
             missing = "the archive was searched in part only; try again with a shorter time"
         elif not is_whole:
             missing = "this replica has not indexed all of the archive yet; try again later"
-        return Found(result.records, missing)
+        return ArchivedMatches(result.records, missing)
 
     # -- index files that are missing ----------------------------------------------------------------------------------
 
@@ -132,15 +136,15 @@ class ArchivedKeys:
         outcome: list[tuple[int, int] | Exception] = []
         end_event = trio.Event()
 
-        def ended(result: tuple[int, int] | Exception) -> None:
+        def on_end(result: tuple[int, int] | Exception) -> None:
             outcome.append(result)
             end_event.set()
 
         def job() -> Callable[[], None]:
             try:
-                return partial(ended, copy_part(fetch, part, behind, path))
+                return partial(on_end, copy_part(fetch, part, behind, path))
             except (SegmentError, OSError) as error:
-                return partial(ended, error)
+                return partial(on_end, error)
 
         self._access.in_background(job)
         await end_event.wait()

@@ -114,7 +114,7 @@ class KeyQueries(Service):
         )
         self._count(call.connection, 1)
 
-        def known(is_known: bool) -> None:
+        def on_confirm(is_known: bool) -> None:
             if is_known:
                 self._send.send_nowait(_Waiting(call, query))
                 return
@@ -122,7 +122,7 @@ class KeyQueries(Service):
             refusal = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read")
             call.refuse(refusal)
 
-        self._read(known)
+        self._read(on_confirm)
 
     def tasks(self) -> Iterator[Task]:
         yield self.serve

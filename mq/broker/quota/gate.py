@@ -77,7 +77,7 @@ class _Part(NamedTuple):
     nbytes: int
 
 
-class _Held(NamedTuple):
+class _ThrottledRequest(NamedTuple):
     """A request that waits until ``due``, in monotonic seconds. ``refusal``: the answer that it gets then."""
 
     due: float
@@ -111,7 +111,7 @@ class QuotaGate(Service):
         self._of_user: dict[str, set[ClientConnection]] = {}
         self._user = ""
         self._passing: object = None
-        self._held: list[_Held] = []
+        self._held: list[_ThrottledRequest] = []
         self._held_bytes = 0
         self._number = 0
         self._seen_version = 0
@@ -300,7 +300,7 @@ class QuotaGate(Service):
         has_room = len(self._held) < self._limits.held_max // 2 and self._has_room(nbytes)
         if call.request.flag & ONEWAY_FLAG or not has_room:  # refusals leave room for those that will be served
             raise refusal
-        self._push(_Held(now + self._limits.delay_seconds_max, 0, call, 0.0, nbytes, refusal))
+        self._push(_ThrottledRequest(now + self._limits.delay_seconds_max, 0, call, 0.0, nbytes, refusal))
         return None
 
     def _check_full(self, topic: str) -> None:
@@ -362,9 +362,9 @@ class QuotaGate(Service):
         assert not until or due <= until, f"a request waits until {due}, its client until {until}"
         self.delayed += 1
         self._count_throttled(by, refused=False)
-        self._push(_Held(due, 0, call, until, nbytes))
+        self._push(_ThrottledRequest(due, 0, call, until, nbytes))
 
-    def _push(self, entry: _Held) -> None:
+    def _push(self, entry: _ThrottledRequest) -> None:
         self._number += 1
         self._held_bytes += entry.nbytes
         heappush(self._held, entry._replace(number=self._number))
@@ -413,7 +413,7 @@ class QuotaGate(Service):
             if not entry.call.connection.closed:
                 self._let_pass(entry, now)
 
-    def _let_pass(self, entry: _Held, now: float) -> None:
+    def _let_pass(self, entry: _ThrottledRequest, now: float) -> None:
         call = entry.call
         if entry.refusal is not None:
             call.refuse(entry.refusal)

@@ -70,14 +70,14 @@ class ScheduleRequests(Service):
         """Request code 9012. A schedule that equals the wanted one stays unchanged."""
         self._check_level()
         now_ms = self._wall_clock_ms()
-        definition = self._anchored(decoded(decode_definition, call.body), now_ms)
+        definition = self._with_anchor(decoded(decode_definition, call.body), now_ms)
         name, expected = definition.name, call.request.ext.expected_version
         command = PutCommand(definition=definition, expected=expected, timestamp_ms=now_ms)
         encoded(command)  # refuses bad names before they are looked up
         self._check_expected(name, expected)
         there = self._schedules.table.get(name)
         if there is not None and there.definition == definition:
-            return _changed(call, there)
+            return _change_response(call, there)
         self._check(definition, there, now_ms)
         self._check_room(definition)
 
@@ -87,7 +87,7 @@ class ScheduleRequests(Service):
                 self._check_expected(name, expected)
                 self._check_room(definition)
                 raise _conflict(f"the schedule {name} was changed by another client at the same time")
-            return _changed(call, schedule)
+            return _change_response(call, schedule)
 
         self._change(call, command, name, "created" if there is None else "changed", check)
         return None
@@ -114,10 +114,10 @@ class ScheduleRequests(Service):
         ext = call.request.ext
         there = self._existing(ext.name)
         if there.definition.enabled is ext.enabled:
-            return _changed(call, there)
+            return _change_response(call, there)
         command = SwitchCommand(name=ext.name, enabled=ext.enabled, timestamp_ms=self._wall_clock_ms())
         change = "resumed" if ext.enabled else "paused"
-        self._change(call, command, ext.name, change, lambda: _changed(call, self._existing(ext.name)))
+        self._change(call, command, ext.name, change, lambda: _change_response(call, self._existing(ext.name)))
         return None
 
     def handle_trigger(self, call: Call[TriggerSchedule]) -> None:
@@ -196,7 +196,7 @@ class ScheduleRequests(Service):
         if first_ms is None:
             raise _invalid(f"the schedule {definition.name} would never tick: its rule has no time in the future")
 
-    def _anchored(self, definition: ScheduleDefinition, now_ms: int) -> ScheduleDefinition:
+    def _with_anchor(self, definition: ScheduleDefinition, now_ms: int) -> ScheduleDefinition:
         """Add the time from which intervals are counted to a definition; keeps the present one if possible."""
         if not definition.every_ms or definition.anchor_ms is not None:
             return definition
@@ -261,7 +261,7 @@ class ScheduleRequests(Service):
         self._appender.add_command(body, finish)
 
 
-def _changed(call: Call[Any], schedule: Schedule) -> bytes:
+def _change_response(call: Call[Any], schedule: Schedule) -> bytes:
     return call.response(ext=ScheduleChanged(version=schedule.version).fields())
 
 

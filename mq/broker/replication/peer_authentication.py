@@ -43,14 +43,14 @@ _OPAQUE: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Challenged:
+class _OpenChallenge:
     """A connection that got a challenge and has not proved itself yet."""
 
     keys: Keys
 
 
 @dataclass(frozen=True, slots=True)
-class _Proved:
+class _ProvenPeer:
     """A connection of replica ``node_id``, authenticated with the secret of this id."""
 
     node_id: str
@@ -109,9 +109,9 @@ class PeerAuthentication(Service):
                     raise AuthenticationFailed("the proof is not bound to the certificate")
                 purpose = bound_purpose(PURPOSE, certificate if ext.bound else None)
                 challenge, keys = authentication.challenge(purpose, peer_call, nonce, self._secrets())
-                call.connection.authentication = _Challenged(keys)
+                call.connection.authentication = _OpenChallenge(keys)
                 return call.response(ext=ChallengeReply(challenge=challenge.hex()).fields())
-            if not isinstance(before, _Challenged):
+            if not isinstance(before, _OpenChallenge):
                 raise AuthenticationFailed("the proof came before a challenge was sent")
             proof = _proof(before.keys, ext.identity, ext.node_id, ext.address)
             if not hmac.compare_digest(proof, bytes.fromhex(ext.proof)):
@@ -127,7 +127,7 @@ class PeerAuthentication(Service):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"{ext.node_id[:40]!r} is not one of the other members of this group"
             )
-        call.connection.authentication = _Proved(ext.node_id, before.keys.secret_id)
+        call.connection.authentication = _ProvenPeer(ext.node_id, before.keys.secret_id)
         call.connection.trusted = True
         return call.response()
 
@@ -136,7 +136,7 @@ class PeerAuthentication(Service):
         this log.
         """
         proof = connection.authentication
-        if not connection.trusted or not isinstance(proof, _Proved) or not self._is_valid(proof.secret_id):
+        if not connection.trusted or not isinstance(proof, _ProvenPeer) or not self._is_valid(proof.secret_id):
             connection.trusted = False
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION, f"the connection from {connection.peer} is not authenticated as a replica"
@@ -149,7 +149,7 @@ class PeerAuthentication(Service):
         members = self._members()
         for connection in connections:
             proved = connection.authentication
-            if isinstance(proved, _Proved) and proved.node_id not in members:
+            if isinstance(proved, _ProvenPeer) and proved.node_id not in members:
                 connection.trusted = False
 
     def call(self, address: str, *, uses_tls: bool) -> PeerCall:

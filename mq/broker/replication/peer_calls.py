@@ -81,7 +81,7 @@ class PeerCalls:
         for address, link in list(self._links.items()):
             if not link.upstream.connected and link.dialled_at < latest:
                 link.upstream.close()
-                self._closed(address, link, "no answer to a connection attempt")
+                self._on_close(address, link, "no answer to a connection attempt")
 
     def check_invariants(self) -> None:
         """Assert that requests that wait for a connection are counted, and that none waits for an open one."""
@@ -95,22 +95,22 @@ class PeerCalls:
         """Close all connections; open requests fail."""
         for address, link in list(self._links.items()):
             link.upstream.close()
-            self._closed(address, link, "closed here")
+            self._on_close(address, link, "closed here")
 
     def _dial(self, address: str) -> _Link:
         upstream = PeerConnection(
             self._reactor,
             address,
             self._authentication,
-            on_connected=lambda: self._connected(link),
+            on_connected=lambda: self._on_connect(link),
             on_response=lambda response, body: self._on_response(link, response, body),
-            on_closed=lambda reason: self._closed(address, link, reason),
+            on_closed=lambda reason: self._on_close(address, link, reason),
         )
         link = self._links[address] = _Link(upstream, self._clock())
         upstream.dial()
         return link
 
-    def _connected(self, link: _Link) -> None:
+    def _on_connect(self, link: _Link) -> None:
         nbytes = sum(map(len, link.waiting))
         assert nbytes == link.waiting_bytes, f"requests of {nbytes} bytes wait, {link.waiting_bytes} are counted"
         waiting, link.waiting, link.waiting_bytes = link.waiting, [], 0
@@ -122,9 +122,9 @@ class PeerCalls:
         if response.code == ResponseCode.NO_PERMISSION:
             # The group's secret or its members changed; the next request authenticates again.
             link.upstream.close()
-            self._closed(link.upstream.address, link, "no longer trusted")
+            self._on_close(link.upstream.address, link, "no longer trusted")
 
-    def _closed(self, address: str, link: _Link, reason: str) -> None:
+    def _on_close(self, address: str, link: _Link, reason: str) -> None:
         if self._links.get(address) is link:
             del self._links[address]
         link.waiting.clear()

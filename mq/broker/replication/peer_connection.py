@@ -54,7 +54,7 @@ class PeerConnection:
         """Begin to connect."""
         assert self._dialing is None, f"{self.address} is called twice"
         address = parse_address(self.address)
-        self._dialing = this_machine().dial(self._reactor, address, self._connected, self._closed)
+        self._dialing = this_machine().dial(self._reactor, address, self._on_connect, self._on_close)
 
     @property
     def connected(self) -> bool:
@@ -79,14 +79,14 @@ class PeerConnection:
         if self._stream is not None:
             self._stream.close("given up")
 
-    def _connected(self, sock: socket.socket) -> None:
+    def _on_connect(self, sock: socket.socket) -> None:
         assert self._stream is None, f"{self.address} is connected twice"
         configure_replication_socket(sock, _SILENCE_SECONDS_MAX)
         tls = self._authentication.tls()
         # No authority is asked about the other side's certificate: the proofs cover it.
         if tls is not None:
             self._tls_socket = TlsSocket(sock, tls, lambda reason: None, server_side=False)
-        self._stream = StreamSocket(self._reactor, self._tls_socket or sock, self._on_data, self._closed)
+        self._stream = StreamSocket(self._reactor, self._tls_socket or sock, self._on_data, self._on_close)
         self._call = self._authentication.call(self.address, uses_tls=tls is not None)
         self._stream.send(self._call.first())
 
@@ -122,7 +122,7 @@ class PeerConnection:
             self._authenticated = True
             self._on_connected()
 
-    def _closed(self, reason: str) -> None:
+    def _on_close(self, reason: str) -> None:
         on_closed, self._on_closed = self._on_closed, None
         if on_closed is not None:
             on_closed(reason)

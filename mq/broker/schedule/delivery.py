@@ -207,7 +207,7 @@ class Delivery(Generic[K]):
                     if moves and size + _MARK_BYTES_MAX > room:
                         return
                     if not records.may_read(queue, offset, position, size):
-                        records.load(queue, offset, self._loaded)
+                        records.load(queue, offset, self._on_load)
                         return
                     record = copy(due, read(position, size), now_ms)
                 except EntryGone as gone:
@@ -230,7 +230,7 @@ class Delivery(Generic[K]):
             except StopIteration:
                 return
 
-    def _loaded(self) -> None:
+    def _on_load(self) -> None:
         if not self._stopped:
             self.run(self._wall_clock_ms())
 

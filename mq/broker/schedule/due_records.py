@@ -75,7 +75,7 @@ class DueRecords:
         self.is_loading = True
         log = self._log
 
-        def ended() -> None:
+        def on_end() -> None:
             assert self.is_loading, f"{len(places)} records were loaded twice"
             self.is_loading = False
             then()
@@ -84,7 +84,7 @@ class DueRecords:
             for position, size in places:
                 with suppress(SegmentError):  # the next reader gets the error
                     log.load(position, size)
-            return ended
+            return on_end
 
         self._in_background(job)
 

@@ -280,7 +280,7 @@ class Timers(Service):
             properties.pop(props.REAL_QUEUE_ID, None)
             tail = there
             changes = {props.TIMER_ENQUEUE_MS: str(raw.store_timestamp_ms), props.TIMER_DEQUEUE_MS: str(now_ms)}
-        text = _encoded(properties, changes, raw.properties)
+        text = _encode(properties, changes, raw.properties)
         return copy_record(raw, tail, text, prepared_offset=raw.prepared_offset)
 
     def mark(self, moves: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
@@ -326,7 +326,7 @@ def _number(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 
-def _encoded(properties: dict[str, str], changes: dict[str, str], original: bytes) -> bytes:
+def _encode(properties: dict[str, str], changes: dict[str, str], original: bytes) -> bytes:
     """The properties and, if there is room for them, the added ones."""
     for candidate in (properties | changes, properties):
         text = props.encode(candidate).encode()

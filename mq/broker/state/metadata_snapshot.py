@@ -47,7 +47,7 @@ class Snapshot(msgspec.Struct, forbid_unknown_fields=True):
 
 def encode_snapshot(state: Snapshot) -> bytes:
     """A snapshot as CBOR."""
-    return b"".join(_encoded(state))
+    return b"".join(_encode(state))
 
 
 def decode_snapshot(body: bytes) -> Snapshot:
@@ -64,7 +64,7 @@ def _check_format(fields: object) -> None:
         raise SnapshotDamaged(f"the metadata has format version {version}, this version understands {SNAPSHOT_FORMAT}")
 
 
-def _encoded(state: Snapshot) -> Iterator[bytes]:
+def _encode(state: Snapshot) -> Iterator[bytes]:
     """A snapshot as CBOR, in pieces.
 
     No other thread runs while a piece is encoded, so tables are divided: ten thousand groups take a third of a second.

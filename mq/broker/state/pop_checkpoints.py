@@ -147,7 +147,7 @@ class Checkpoint(NamedTuple):
         return self if self.suspended else self[:2]
 
 
-class Ordered(NamedTuple):
+class OrderedPop(NamedTuple):
     """The checkpoint of an ordered queue. Its tables are replaced, never changed."""
 
     start: QueueOffset
@@ -196,7 +196,7 @@ class PopQueue:
         self.moved: dict[tuple[QueueOffset, int, QueueOffset], int] = {}
         self._former: dict[tuple[QueueOffset, int], list[tuple[QueueOffset, int]]] = {}
         self.open: dict[tuple[QueueOffset, int], Checkpoint] = {}
-        self.ordered: Ordered | None = None
+        self.ordered: OrderedPop | None = None
 
     def copy(self, epoch: int) -> PopQueue:
         """A copy, to be changed."""
@@ -275,7 +275,7 @@ class _OpenRow(NamedTuple):
     suspended: bool = False
 
 
-_Row = tuple[str, str, int, list[_OpenRow], Ordered | None]
+_Row = tuple[str, str, int, list[_OpenRow], OrderedPop | None]
 
 
 class PopCheckpoints(StateTable):
@@ -327,7 +327,7 @@ class PopCheckpoints(StateTable):
             return
         queue = self._to_change(key)
         if command.attempt is not None:
-            queue.ordered = _ordered(command, queue.ordered)
+            queue.ordered = _ordered_pop(command, queue.ordered)
         else:
             self._add(key, queue, command.start, command.pop_time_ms, command.invisible_ms, command.taken)
 
@@ -434,7 +434,7 @@ class PopCheckpoints(StateTable):
                 (
                     *key,
                     [(*place, *queues[key].open[place].row()) for place in sorted(queues[key].open)],
-                    (open_pop := queues[key].ordered) and _sorted(open_pop),
+                    (open_pop := queues[key].ordered) and _with_sorted_tables(open_pop),
                 )
                 for key in in_order(queues)
             ] or None
@@ -536,7 +536,7 @@ def lowest_bit(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def _ordered(command: PopMessages, before: Ordered | None) -> Ordered:
+def _ordered_pop(command: PopMessages, before: OrderedPop | None) -> OrderedPop:
     counts: dict[QueueOffset, int] = {}
     attempt = command.attempt or ""
     if before is not None:
@@ -546,7 +546,7 @@ def _ordered(command: PopMessages, before: Ordered | None) -> Ordered:
             count = before.counts.get(offset, 0) + (offset in again)
             if count:
                 counts[offset] = count
-    return Ordered(
+    return OrderedPop(
         start=command.start,
         pop_time_ms=command.pop_time_ms,
         invisible_ms=command.invisible_ms,
@@ -558,7 +558,7 @@ def _ordered(command: PopMessages, before: Ordered | None) -> Ordered:
     )
 
 
-def _sorted(open_pop: Ordered) -> tuple[object, ...]:
+def _with_sorted_tables(open_pop: OrderedPop) -> tuple[object, ...]:
     row = open_pop._replace(counts=dict(sorted(open_pop.counts.items())), later=dict(sorted(open_pop.later.items())))
     return tuple(row if row.suspended else row[:-1])
 

@@ -378,7 +378,7 @@ class ProducerSequences(StateTable):
                 raise SnapshotDamaged(
                     f"the producer {name[:PRODUCER_ID_LENGTH_MAX]!r} is repeated, or its id has a wrong length"
                 )
-            windows[name] = _restored(self._epoch, row)
+            windows[name] = _restore_window(self._epoch, row)
         self._is_separate = False
         self._split(windows)
 
@@ -391,7 +391,7 @@ def _row(values: list[object]) -> _Row:
     return name, floor, latest_ms, firsts, positions, bytes(len(firsts) // 2), floor + 1
 
 
-def _restored(epoch: int, row: _Row) -> _Window:
+def _restore_window(epoch: int, row: _Row) -> _Window:
     _, floor, latest_ms, firsts, positions, extras, stored_from = row
     if not firsts or len(firsts) % 8 or (len(positions), len(extras)) != (len(firsts), len(firsts) // 2):
         sizes = f"{len(firsts)}, {len(positions)} and {len(extras)}"

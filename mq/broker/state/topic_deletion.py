@@ -169,7 +169,7 @@ def dropped_by(command: Command, queue_ends: QueueEnds) -> tuple[str, ...]:
 def _row_of(metadata: Tables, command: DeleteTopic, ends: Mapping[int, QueueOffset]) -> DeletedTopic:
     name = command.name
     offsets = {
-        group: {queue_id: _unacknowledged(metadata, group, name, queue_id, at) for queue_id, at in table.items()}
+        group: {queue_id: _first_unacked(metadata, group, name, queue_id, at) for queue_id, at in table.items()}
         for (group, topic), table in metadata.consumer_offsets.items()
         if topic == name and table
     }
@@ -194,7 +194,7 @@ def _row_of(metadata: Tables, command: DeleteTopic, ends: Mapping[int, QueueOffs
     )
 
 
-def _unacknowledged(metadata: Tables, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset:
+def _first_unacked(metadata: Tables, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset:
     """A group's offset, or its first popped message without an acknowledgement, which would not be redelivered."""
     first = metadata.pops.of((group, topic, queue_id)).first_open()
     return offset if first is None else max(min(offset, first), metadata.former_topics.begin(topic, queue_id))

@@ -95,8 +95,10 @@ class ResumeCheck(Service):
             under_way.discard(offset)
             answer_outcome(call, "a half message was being resumed", reply, outcome)
 
-        half = copy_record(raw, self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), _unchecked(raw.properties), transaction=0)
-        self._appender.add_atomically([half, *self._forget_lost(), self._done(offset, finish)])
+        half = copy_record(
+            raw, self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), _without_check(raw.properties), transaction=0
+        )
+        self._appender.add_atomically([half, *self._forget_lost(), self._done_command(offset, finish)])
         return None
 
     def _find(self, message_id: str) -> tuple[QueueOffset, RawRecord]:
@@ -127,12 +129,12 @@ class ResumeCheck(Service):
         return [PendingCommand(encode_command(SkipEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offset=first)))]
 
     @staticmethod
-    def _done(offset: QueueOffset, finish: OnOutcome) -> PendingCommand:
+    def _done_command(offset: QueueOffset, finish: OnOutcome) -> PendingCommand:
         command = CompleteEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offsets=[offset])
         return PendingCommand(encode_command(command), finish)
 
 
-def _unchecked(properties: bytes) -> bytes:
+def _without_check(properties: bytes) -> bytes:
     """The properties with a check count of zero, in the format of stock brokers; it is checked at once."""
     text = props.decode(properties.decode("utf-8", "replace")) | {props.TRANSACTION_CHECK_TIMES: "0"}
     text.pop(props.CHECK_IMMUNITY_SECONDS, None)

@@ -172,7 +172,7 @@ class Transactions(Service):
             _wait_behind(earlier, call)
             return None
         try:
-            if self._halves.load([offset], partial(self._loaded, offset)):
+            if self._halves.load([offset], partial(self._on_load, offset)):
                 call.drop_body()
                 self._loading[offset] = [call]
                 return None
@@ -180,7 +180,7 @@ class Transactions(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{_NOT_FOUND}: {error}") from error
         return self._end(call)
 
-    def _loaded(self, offset: QueueOffset) -> None:
+    def _on_load(self, offset: QueueOffset) -> None:
         for call in self._loading.pop(offset):
             self._end_loaded(call)
 

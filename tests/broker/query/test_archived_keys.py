@@ -13,7 +13,7 @@ import pytest
 
 from mq.broker.broker import Broker
 from mq.broker.query import archived_keys
-from mq.broker.query.archived_keys import ArchivedKeys, Found
+from mq.broker.query.archived_keys import ArchivedKeys, ArchivedMatches
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.store.key_index.archived_parts import Fetch, copy_part
 from mq.store.key_index.index import KeyIndex
@@ -211,7 +211,7 @@ async def test_query_finds_a_message_once_if_its_file_is_deleted(
         last = int((await client.info())["raftmq.lastIndex"])
         find = ArchivedKeys.find
 
-        async def later(keys: ArchivedKeys, query: KeyQuery) -> Found:
+        async def later(keys: ArchivedKeys, query: KeyQuery) -> ArchivedMatches:
             await fill(other, first=COUNT)
             await other.wait_for(lambda info: int(info["raftmq.baseIndex"]) >= last)
             await until(lambda: keys._index.archived_missing(keys._archived_pos) == 0)

@@ -7,7 +7,7 @@ import pytest
 
 from mq.accounts import Permission
 from mq.broker.access.policies import UserAccount, rules_of
-from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, opened, seal
+from mq.broker.access.sealing import NONCE_BYTES, SealBroken, is_sealed_with, seal, unseal
 from mq.broker.state.commands import decode_command, encode_command
 from mq.broker.state.metadata import Metadata
 from mq.broker.state.table import CommandInvalid, TableCommand
@@ -103,7 +103,7 @@ def test_many_questions_take_little_memory() -> None:
 def test_only_the_secret_of_the_group_opens_a_seal() -> None:
     sealed = seal(SECRET, "orders", "the secret key", NONCE)
     assert "secret" not in sealed
-    assert opened([OTHER, SECRET], "orders", sealed) == "the secret key"
+    assert unseal([OTHER, SECRET], "orders", sealed) == "the secret key"
     assert is_sealed_with(SECRET, sealed)
     assert not is_sealed_with(OTHER, sealed)
     changed = sealed[:-6] + ("AAAA" if sealed[-6:-2] != "AAAA" else "BBBB") + sealed[-2:]
@@ -116,7 +116,7 @@ def test_only_the_secret_of_the_group_opens_a_seal() -> None:
         ([SECRET], "orders", "no base64 \N{SNOWMAN}"),
     ):
         with pytest.raises(SealBroken):
-            opened(secrets, user, text)
+            unseal(secrets, user, text)
 
 
 # -- the replicated table ----------------------------------------------------------------------------------------------

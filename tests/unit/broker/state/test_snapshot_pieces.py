@@ -28,14 +28,14 @@ def filled() -> Metadata:
 
 def test_snapshot_pieces_hold_a_few_rows_each(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[int] = []
-    encoded = module._encoded
+    encoded = module._encode
 
     def counted(state: module.Snapshot) -> list[bytes]:
         made = list(encoded(state))
         pieces.extend(map(len, made))
         return made
 
-    monkeypatch.setattr(module, "_encoded", counted)
+    monkeypatch.setattr(module, "_encode", counted)
     whole = filled().snapshot()
     assert sum(pieces) == len(whole) > 500_000
     assert max(pieces) < 16 * 1024
