@@ -58,9 +58,9 @@ class RuntimeInfo:
             boot_timestamp=self._boot_ms,
             runtime=_duration((self._wall_clock_ms() - self._boot_ms) // 1000),
             put_tps=puts.rates(now_ms),
-            get_total_tps=_both(figures.found, figures.missed, now_ms),
-            get_found_tps=figures.found.rates(now_ms),
-            get_miss_tps=figures.missed.rates(now_ms),
+            get_total_tps=_both(figures.hits, figures.misses, now_ms),
+            get_found_tps=figures.hits.rates(now_ms),
+            get_miss_tps=figures.misses.rates(now_ms),
             get_transfered_tps=get_rates,
             get_transferred_tps=get_rates,
             msg_put_total_yesterday_morning=figures.puts_by_midnight[0],
@@ -90,9 +90,9 @@ class RuntimeInfo:
         levels: dict[int, tuple[int, int]] = {}
         for level in range(1, LEVEL_MAX + 1):
             end = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
-            delivered = self._metadata.delay_offsets.get(level, 0)
-            if end or delivered:
-                levels[level] = delivered, end
+            next_offset = self._metadata.delay_offsets.get(level, 0)
+            if end or next_offset:
+                levels[level] = next_offset, end
         return levels
 
     def _position(self, index: LogIndex) -> int:

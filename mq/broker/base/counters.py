@@ -103,7 +103,7 @@ class TrafficCounters:
     Attributes:
         puts, gets: all messages stored, and all delivered to consumers.
         found, missed: pulls answered with messages, and without.
-        (``gets`` and ``found`` are as of the last `add_up`.)
+        (``gets`` and ``hits`` are as of the last `add_up`.)
         by_topic, by_group, sent_back: messages stored per topic; delivered, and sent back, per topic and group.
     """
 
@@ -111,8 +111,8 @@ class TrafficCounters:
         self._series_max = series_max
         self.puts = CounterSeries(now_ms)
         self.gets = CounterSeries(now_ms)
-        self.found = CounterSeries(now_ms)
-        self.missed = CounterSeries(now_ms)
+        self.hits = CounterSeries(now_ms)
+        self.misses = CounterSeries(now_ms)
         self.by_topic: dict[str, CounterSeries] = {}
         self.by_group: dict[tuple[str, str], CounterSeries] = {}
         self.sent_back: dict[tuple[str, str], CounterSeries] = {}
@@ -160,21 +160,21 @@ class TrafficCounters:
         series.nums += 1
 
     def add_up(self) -> None:
-        """Update ``gets`` and ``found``."""
+        """Update ``gets`` and ``hits``."""
         others, gets = self._others, self.gets
         nums, nbytes, times = others.nums, others.nbytes, others.times
         for series in self.by_group.values():
             nums += series.nums
             nbytes += series.nbytes
             times += series.times
-        gets.nums, gets.nbytes, self.found.nums = nums, nbytes, times
+        gets.nums, gets.nbytes, self.hits.nums = nums, nbytes, times
 
     def sample(self, now_ms: int, day: int) -> None:
         """Sample all counters; every `SAMPLE_SECONDS`. ``day`` changes at midnight."""
         self._now_ms = now_ms
         self._samples += 1
         self.add_up()
-        for series in (self.puts, self.gets, self.found, self.missed):
+        for series in (self.puts, self.gets, self.hits, self.misses):
             series.sample(now_ms, self._samples)
         for table in (self.by_topic, self.by_group, self.sent_back):
             for series in table.values():

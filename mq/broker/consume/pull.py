@@ -124,7 +124,7 @@ class Pulls(Service):
         self._beginning = context.beginning
         self._note_got = context.traffic.note_got
         self._quotas = context.quotas
-        self._misses = context.traffic.missed
+        self._misses = context.traffic.misses
         self._clock = context.clock
         context.store.watched = self.polling.waiting
         self._reactor = context.reactor

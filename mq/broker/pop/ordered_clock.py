@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mq.broker.state.pop_checkpoints import OrderedPop, QueueOfGroup
+from mq.broker.state.pop_checkpoints import OpenPop, QueueOfGroup
 
 
 class OrderedClock:
@@ -37,7 +37,7 @@ class OrderedClock:
         """Forget the time of the previous pop of a queue that was popped again."""
         self._ahead_ms.pop(key, None)
 
-    def now_ms(self, key: QueueOfGroup, open_pop: OrderedPop, wall_ms: int) -> int:
+    def now_ms(self, key: QueueOfGroup, open_pop: OpenPop, wall_ms: int) -> int:
         """The time of a queue whose open pop is ``open_pop``; both times in epoch milliseconds."""
         ahead_ms = self._ahead_ms.get(key)
         if ahead_ms is None and open_pop.pop_time_ms <= wall_ms:
@@ -50,6 +50,6 @@ class OrderedClock:
             return wall_ms
         return clock_ms + ahead_ms
 
-    def wait_ms(self, key: QueueOfGroup, open_pop: OrderedPop, wall_ms: int) -> int:
+    def wait_ms(self, key: QueueOfGroup, open_pop: OpenPop, wall_ms: int) -> int:
         """Milliseconds for which a queue is still blocked; 0 or negative if it is free."""
         return open_pop.blocked_until_ms() - self.now_ms(key, open_pop, wall_ms)

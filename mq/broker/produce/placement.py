@@ -31,7 +31,7 @@ class Placement:
         self, context: BrokerContext, *, places: WaitingQueues, dedup: Dedup, transactions: Transactions
     ) -> None:
         self._broker_name = context.settings.group
-        self._made = context.internal_messages
+        self._internal_messages = context.internal_messages
         self._places = places
         self._tails = context.queue_tails
         self._dedup = dedup
@@ -48,7 +48,7 @@ class Placement:
         # A message to a retry topic is a consumer's copy of a received message, with all its properties.
         is_copy = topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
         if not is_copy:
-            self._made.check_sent(call.request.ext.properties)
+            self._internal_messages.check_sent(call.request.ext.properties)
         if is_copy or props.SEQUENCE not in properties:
             self._add(call, properties, topic, queue_id, None)
             return
@@ -70,7 +70,7 @@ class Placement:
         sequence: SequenceRange | None,
     ) -> None:
         if props.LITE_TOPIC in properties and not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
-            self._made.add(
+            self._internal_messages.add(
                 call,
                 tail=self._tails.get(topic, queue_id),
                 properties={name: value for name, value in properties.items() if name not in _OF_BROKER},
@@ -83,7 +83,7 @@ class Placement:
             tail, properties = self._transactions.place_half(properties, topic, queue_id)
         else:
             tail, properties = self._places.place(properties, topic, queue_id, self._wall_clock_ms())
-        self._made.add(
+        self._internal_messages.add(
             call,
             tail=tail,
             properties=properties,

@@ -95,7 +95,7 @@ class Replies(Service):
         self._store_host = context.store_host
         self._wall_clock_ms = context.wall_clock_ms
         self._under_way_bytes = 0
-        self._pushed = self._relayed = self._not_pushed = 0
+        self._pushes = self._relays = self._not_pushed = 0
 
     def routes(self) -> Iterator[Route]:
         yield Route(SendReplyMessage, self.handle, leader_only=True)
@@ -124,8 +124,8 @@ class Replies(Service):
     def counters(self) -> dict[str, int]:
         """Figures since the start."""
         return {
-            "replies_pushed": self._pushed,
-            "replies_relayed": self._relayed,
+            "replies_pushed": self._pushes,
+            "replies_relayed": self._relays,
             "replies_not_pushed": self._not_pushed,
             "replies_under_way_bytes": self._under_way_bytes,
         }
@@ -234,7 +234,7 @@ class Replies(Service):
                 return
             has_answered = True
             if code == ResponseCode.SUCCESS:
-                self._relayed += 1
+                self._relays += 1
                 self._answer(reply, None)
             elif refusal is None:
                 self._not_found(reply)
@@ -257,7 +257,7 @@ class Replies(Service):
     def _answer(self, reply: _Reply, refusal: str | None) -> None:
         reply.refusal = refusal
         if refusal is None:
-            self._pushed += 1
+            self._pushes += 1
         else:
             self._not_pushed += 1
         self._advance(reply)

@@ -56,7 +56,7 @@ class Retries(Service):
         self._appender = context.appender
         self._tails = context.queue_tails
         self._log = context.records
-        self._made = context.internal_messages
+        self._internal_messages = context.internal_messages
         self._places = places
         self._pop_retry_topics = PopRetryTopics(context)
         self._fencing = fencing
@@ -266,7 +266,9 @@ class Retries(Service):
             attempts=ext.reconsume_times,
             now_ms=self._wall_clock_ms(),
         )
-        self._made.add(call, tail=self._tails.get(topic, 0), properties=letter, queue_id=0, before=commands)
+        self._internal_messages.add(
+            call, tail=self._tails.get(topic, 0), properties=letter, queue_id=0, before=commands
+        )
         return True
 
     def _requeue_to_pops(self, call: Call[SendRequest], group: str, origin: str, properties: dict[str, str]) -> None:
@@ -290,7 +292,7 @@ class Retries(Service):
                 self.wake_pops(group, origin, 1)
 
         before: PendingGroup = [PendingCommand(encode_command(put), finish)]
-        self._made.add(call, tail=tail, properties=properties, queue_id=tail.queue_id, before=before)
+        self._internal_messages.add(call, tail=tail, properties=properties, queue_id=tail.queue_id, before=before)
 
     def creation(self, topic: str) -> PutTopic | None:
         """The command to create a missing retry topic of a group, None if there are too many topics."""

@@ -107,11 +107,11 @@ class QuotaGate(Service):
         self._limits = context.limits.quota
         self._log = context.log
         self._topics: dict[str, Quota] = {}
-        self._stored = StoredBytes(context.store)
+        self._stored_bytes = StoredBytes(context.store)
         self._of_user: dict[str, set[ClientConnection]] = {}
         self._user = ""
         self._passing: object = None
-        self._held: list[_ThrottledRequest] = []
+        self._queue: list[_ThrottledRequest] = []
         self._held_bytes = 0
         self._number = 0
         self._seen_version = 0
@@ -130,22 +130,22 @@ class QuotaGate(Service):
         return {
             "quota_delayed": self.delayed,
             "quota_refused": self.refused,
-            "quota_held": len(self._held),
+            "quota_held": len(self._queue),
             "quota_throttled": sum(1 for _ in self._buckets.recent(self._clock())) if self._buckets.throttled else 0,
         }
 
     def has_unsent_replies(self) -> bool:
         """Whether sends wait for their answers, which come within a second. Clients repeat pulls and pops elsewhere."""
-        return any(not each.until for each in self._held)
+        return any(not each.until for each in self._queue)
 
     def check_invariants(self) -> None:
-        nbytes = sum(each.nbytes for each in self._held)
+        nbytes = sum(each.nbytes for each in self._queue)
         assert nbytes == self._held_bytes, f"requests of {nbytes} bytes wait, {self._held_bytes} are counted"
         assert nbytes <= self._limits.held_bytes_max, f"requests of {nbytes} bytes wait"
-        bodies = sum(len(each.call.body) for each in self._held)
+        bodies = sum(len(each.call.body) for each in self._queue)
         assert bodies <= nbytes, f"requests with bodies of {bodies} bytes wait, {nbytes} are counted"
         now = self._clock()
-        late = [each for each in self._held if each.due > now + _HOLD_SECONDS_MAX]
+        late = [each for each in self._queue if each.due > now + _HOLD_SECONDS_MAX]
         assert not late, f"a request waits for {late[0].due - now:g} s"
         names = {name for name, config in self._metadata.topics.items() if quota_of(config.attributes) != Quota()}
         assert names == self._topics.keys(), f"topics with quotas: {sorted(names)}, known: {sorted(self._topics)}"
@@ -164,7 +164,7 @@ class QuotaGate(Service):
         else:
             self._topics[topic] = quota
             self.begin()
-        self._stored.limit(topic, quota.stored_bytes)
+        self._stored_bytes.limit(topic, quota.stored_bytes)
         if quota != before:
             self._release_early()
 
@@ -176,14 +176,14 @@ class QuotaGate(Service):
     def refresh(self) -> None:
         """Count what topics store, and forget users whose quota was removed; called by a timer."""
         if self._appender.is_open:
-            self._stored.count()
+            self._stored_bytes.count()
         if self._seen_version != self._metadata.user_quotas.version:
             self._seen_version = self._metadata.user_quotas.version
             self._forget_unlimited()
             self._release_early()
 
     def _rests_until(self) -> float:
-        is_busy = len(self._stored) or self._seen_version != self._metadata.user_quotas.version
+        is_busy = len(self._stored_bytes) or self._seen_version != self._metadata.user_quotas.version
         return float("-inf") if is_busy else float("inf")
 
     def _forget_unlimited(self) -> None:
@@ -198,18 +198,18 @@ class QuotaGate(Service):
 
     def _release_early(self) -> None:
         """Make held requests due that no longer need to wait after a change of quotas, in the order they came in."""
-        if not self._held:
+        if not self._queue:
             return
         now = self._clock()
-        for at, each in enumerate(self._held):
+        for at, each in enumerate(self._queue):
             call = each.call
             if type(call.request) in _SENDS:
                 limits = [limit for limit, _, _ in self._costs(call.user, _parts_of(call))]
             else:
                 limits = self._limits_of(call)
             if self._buckets.wait(limits, now)[1] is None:
-                self._held[at] = each._replace(due=min(each.due, now))
-        heapify(self._held)
+                self._queue[at] = each._replace(due=min(each.due, now))
+        heapify(self._queue)
 
     # -- connections ---------------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class QuotaGate(Service):
         call.user = self._user or call.user
         if is_forwarded or request is self._passing:
             return handler(call)
-        if self._held and self._held[0].due <= self._clock():
+        if self._queue and self._queue[0].due <= self._clock():
             self.release()  # no request overtakes the ones that are due
         if type(request) in _SENDS:
             return self._send(handler, call)
@@ -283,7 +283,7 @@ class QuotaGate(Service):
             for limit, messages, part_bytes in costs:
                 self._buckets.charge([limit], messages, part_bytes, now)
             for part in parts:
-                self._stored.accepted(part.topic, part.nbytes)
+                self._stored_bytes.accepted(part.topic, part.nbytes)
             if by is None:
                 return handler(call)
             self._hold(call, now + seconds, nbytes, by)
@@ -297,7 +297,7 @@ class QuotaGate(Service):
         )
         call.drop_body()
         nbytes = _bytes_of_header(call.request)
-        has_room = len(self._held) < self._limits.held_max // 2 and self._has_room(nbytes)
+        has_room = len(self._queue) < self._limits.held_max // 2 and self._has_room(nbytes)
         if call.request.flag & ONEWAY_FLAG or not has_room:  # refusals leave room for those that will be served
             raise refusal
         self._push(_ThrottledRequest(now + self._limits.delay_seconds_max, 0, call, 0.0, nbytes, refusal))
@@ -306,7 +306,7 @@ class QuotaGate(Service):
     def _check_full(self, topic: str) -> None:
         """Raises RequestRefused if a topic stores as much as it may."""
         quota = self._topics.get(topic)
-        if quota is not None and quota.stored_bytes and (full := self._stored.excess(topic)):
+        if quota is not None and quota.stored_bytes and (full := self._stored_bytes.excess(topic)):
             self._count_throttled(Limited(TOPIC, topic, STORED), refused=True)
             self.refused += 1
             remark = (
@@ -355,7 +355,7 @@ class QuotaGate(Service):
 
     def _has_room(self, nbytes: int) -> bool:
         limits = self._limits
-        return len(self._held) < limits.held_max and self._held_bytes + nbytes <= limits.held_bytes_max
+        return len(self._queue) < limits.held_max and self._held_bytes + nbytes <= limits.held_bytes_max
 
     def _hold(self, call: Call[Any], due: float, nbytes: int, by: Limited, until: float = 0.0) -> None:
         assert nbytes >= 0, f"a request of {nbytes} bytes waits"
@@ -367,7 +367,7 @@ class QuotaGate(Service):
     def _push(self, entry: _ThrottledRequest) -> None:
         self._number += 1
         self._held_bytes += entry.nbytes
-        heappush(self._held, entry._replace(number=self._number))
+        heappush(self._queue, entry._replace(number=self._number))
 
     def _delay(self, call: Call[Any], by: Limited, seconds: float, until: float | None = None) -> bytes | None:
         """Let a pull or pop wait, or tell its client to come again."""
@@ -402,13 +402,13 @@ class QuotaGate(Service):
         return call.response(ResponseCode.POLLING_TIMEOUT, remark="QUOTA_EXCEEDED")
 
     def _next_due(self) -> float:
-        return self._held[0].due if self._held else float("inf")
+        return self._queue[0].due if self._queue else float("inf")
 
     def release(self) -> None:
         """Serve delayed requests whose quota is available now; called by a timer."""
         now = self._clock()
-        while self._held and self._held[0].due <= now:
-            entry = heappop(self._held)
+        while self._queue and self._queue[0].due <= now:
+            entry = heappop(self._queue)
             self._held_bytes -= entry.nbytes
             if not entry.call.connection.closed:
                 self._let_pass(entry, now)
@@ -434,7 +434,7 @@ class QuotaGate(Service):
 
     def resign(self) -> None:
         """Called when this replica stops leading: hand waiting requests on to the new leader, in their order."""
-        entries, self._held, self._held_bytes = sorted(self._held), [], 0
+        entries, self._queue, self._held_bytes = sorted(self._queue), [], 0
         for each in entries:
             if not each.call.connection.closed:
                 self._let_pass(each._replace(until=0.0), each.due)

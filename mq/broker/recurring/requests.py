@@ -276,14 +276,14 @@ def _schedule_info(schedule: Schedule, now_ms: int, *, bodies: bool, ticks: int)
     try:
         rule, at_ms = rule_of(definition), schedule.settled_ms
         while definition.enabled and len(upcoming) < ticks:
-            found = next_due(rule, definition, at_ms)
-            if found is None:
+            due_ms = next_due(rule, definition, at_ms)
+            if due_ms is None:
                 break
-            if found <= now_ms:  # it is being sent, or given up
+            if due_ms <= now_ms:  # it is being sent, or given up
                 at_ms = now_ms
                 continue
-            upcoming.append(found)
-            at_ms = found
+            upcoming.append(due_ms)
+            at_ms = due_ms
     except RuleInvalid as invalid:
         error = str(invalid)
     return ScheduleInfo(

@@ -117,8 +117,8 @@ class Forwarder(Service):
         self._clock = context.clock
         self._log = context.log
         self._sequence = itertools.count(1)
-        self._held: list[_Forwarded] = []
-        self._sent: dict[int, _Forwarded] = {}
+        self._waiting: list[_Forwarded] = []
+        self._in_flight: dict[int, _Forwarded] = {}
         self._bytes = 0
         self._upstream: PeerConnection | None = None
         self._not_trusted = False  # whether the leader refuses requests on this connection
@@ -132,14 +132,14 @@ class Forwarder(Service):
         self._forwarded_here = 0
         self._timer = Deadline(self._next_deadline, self._fire)
         self._sends = self._offsets = self._others = 0
-        self._refused = self._retried = self._unknown = self._forwarded_bytes = 0
+        self._refusals = self._retries = self._unknown = self._forwarded_bytes = 0
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, call: Call[Any]) -> None:
         """Forward a client's request to the leader. Raises RequestRefused."""
-        if self._bytes > self._bytes_max or len(self._held) + len(self._sent) >= self._requests_max:
-            self._refused += 1
+        if self._bytes > self._bytes_max or len(self._waiting) + len(self._in_flight) >= self._requests_max:
+            self._refusals += 1
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, _BUSY)
         kind = type(call.request)
         client_id = ""
@@ -154,7 +154,7 @@ class Forwarder(Service):
             )
         except TooLarge as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        assert sequence not in self._sent, f"request {sequence} is in flight already"
+        assert sequence not in self._in_flight, f"request {sequence} is in flight already"
         request = _Forwarded(sequence, call, frame, inner_at, self._clock(), kind in self.repeatable)
         self._bytes += len(frame)
         self._forwarded_bytes += len(frame)
@@ -166,14 +166,14 @@ class Forwarder(Service):
             self._others += 1
         if self._open:
             assert self._upstream is not None, "open without a connection"
-            if not self._sent:
+            if not self._in_flight:
                 self._watch()
-            self._sent[sequence] = request
+            self._in_flight[sequence] = request
             self._upstream.send(frame)
         else:
-            if not self._held:
+            if not self._waiting:
                 self._watch()
-            self._held.append(request)
+            self._waiting.append(request)
             self._advance()
 
     def role_changed(self, change: RoleChange) -> None:
@@ -204,7 +204,7 @@ class Forwarder(Service):
 
     def has_unsent_replies(self) -> bool:
         """Whether requests are waiting or in flight."""
-        return bool(self._held or self._sent)
+        return bool(self._waiting or self._in_flight)
 
     def tasks(self) -> Iterator[Task]:
         yield self.run
@@ -215,8 +215,8 @@ class Forwarder(Service):
             self._upstream.close()
             self._upstream = None
         self._open = False
-        self._held.clear()
-        self._sent.clear()
+        self._waiting.clear()
+        self._in_flight.clear()
         self._bytes = 0
 
     def counters(self) -> dict[str, int]:
@@ -226,34 +226,34 @@ class Forwarder(Service):
             "forwarded_offsets": self._offsets,
             "forwarded_others": self._others,
             "forwarded_bytes": self._forwarded_bytes,
-            "forwarded_waiting": len(self._held) + len(self._sent),
-            "forwarded_refused": self._refused,
-            "forwarded_retried": self._retried,
+            "forwarded_waiting": len(self._waiting) + len(self._in_flight),
+            "forwarded_refused": self._refusals,
+            "forwarded_retried": self._retries,
             "forwarded_unknown": self._unknown,
         }
 
     def check_invariants(self) -> None:
         """Assert that all requests that wait are counted, and that held ones keep their order; for tests."""
-        waiting = (*self._held, *self._sent.values())
+        waiting = (*self._waiting, *self._in_flight.values())
         nbytes = sum(len(each.frame) for each in waiting)
         assert nbytes == self._bytes, f"requests of {nbytes} bytes are forwarded, {self._bytes} are counted"
-        sequences = [each.sequence for each in self._held]
+        sequences = [each.sequence for each in self._waiting]
         assert sequences == sorted(sequences), f"requests are held in the order {sequences}"
-        wrong_numbers = [number for number, each in self._sent.items() if each.sequence != number]
+        wrong_numbers = [number for number, each in self._in_flight.items() if each.sequence != number]
         assert not wrong_numbers, f"requests {wrong_numbers} are in flight under numbers of others"
-        assert self._upstream is not None or not self._open, f"{len(self._sent)} requests are in flight to nobody"
+        assert self._upstream is not None or not self._open, f"{len(self._in_flight)} requests are in flight to nobody"
 
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Make all progress that is possible now."""
-        if self._sent or self._open:
+        if self._in_flight or self._open:
             return
         if self._leads:
             self._serve_held()
             return
         now = self._clock()
-        if not self._held or now < self._not_before or (address := self._leader_address()) is None:
+        if not self._waiting or now < self._not_before or (address := self._leader_address()) is None:
             return
         upstream = self._upstream
         if upstream is not None and (upstream.address != address or self._not_trusted):
@@ -275,13 +275,13 @@ class Forwarder(Service):
             self._send_held(upstream)
 
     def _send_held(self, upstream: PeerConnection) -> None:
-        assert not self._open, f"{len(self._held)} requests are held although the leader may be asked"
-        requests, self._held = self._held, []
+        assert not self._open, f"{len(self._waiting)} requests are held although the leader may be asked"
+        requests, self._waiting = self._waiting, []
         for request in requests:
             if request.connection.closed and not request.oneway:
                 self._release(request)
                 continue
-            self._sent[request.sequence] = request
+            self._in_flight[request.sequence] = request
             upstream.send(request.frame)
         self._open = True
         if not self._forwarded_here:
@@ -289,7 +289,7 @@ class Forwarder(Service):
             self._forwarded_here = self._sends + self._offsets + self._others
 
     def _serve_held(self) -> None:
-        requests, self._held = self._held, []
+        requests, self._waiting = self._waiting, []
         self._serve_locally()
         for forwarded in requests:
             self._release(forwarded)
@@ -297,14 +297,14 @@ class Forwarder(Service):
             forwarded.connection.dispatch(request, body, forwarded.serialization)
 
     def _on_response(self, response: Response, body: bytes) -> None:
-        forwarded = self._sent.pop(response.opaque, None)
-        if forwarded is None:
+        request = self._in_flight.pop(response.opaque, None)
+        if request is None:
             return
         if response.code == ResponseCode.SUCCESS:
-            self._release(forwarded)
-            if body and not forwarded.oneway:
+            self._release(request)
+            if body and not request.oneway:
                 assert self._upstream is not None, "an answer without a connection"
-                forwarded.connection.send(mark_forwarded(body, self._upstream.address))
+                request.connection.send(mark_forwarded(body, self._upstream.address))
         elif response.code in _NOT_SERVED:
             if response.code == ResponseCode.NO_PERMISSION:
                 self._not_trusted = True
@@ -313,10 +313,10 @@ class Forwarder(Service):
             self._why = response.remark or self._why
             self._shut()
             self._not_before = self._clock() + RETRY_SECONDS
-            self._hold_again(forwarded)
+            self._hold_again(request)
         else:
-            self._outcome_unknown(forwarded, response.remark or f"code {response.code}")
-        if not self._open and not self._sent:
+            self._outcome_unknown(request, response.remark or f"code {response.code}")
+        if not self._open and not self._in_flight:
             self._advance()
 
     def _upstream_closed(self, reason: str) -> None:
@@ -325,7 +325,7 @@ class Forwarder(Service):
         self._shut()
         self._why = f"the leader at {upstream.address} is unreachable: {reason}"
         self._not_before = self._clock() + RETRY_SECONDS
-        requests, self._sent = self._sent, {}
+        requests, self._in_flight = self._in_flight, {}
         if requests:
             self._log.warning("forwarding_broken", leader=upstream.address, open_requests=len(requests), reason=reason)
         for request in requests.values():
@@ -350,9 +350,9 @@ class Forwarder(Service):
             request.connection.close(f"the connection to the leader broke with a request in flight: {reason}")
 
     def _hold_again(self, request: _Forwarded) -> None:
-        assert request.sequence not in self._sent, f"request {request.sequence} is held while it is in flight"
-        self._retried += 1
-        bisect.insort(self._held, request, key=_sequence_of)
+        assert request.sequence not in self._in_flight, f"request {request.sequence} is held while it is in flight"
+        self._retries += 1
+        bisect.insort(self._waiting, request, key=_sequence_of)
 
     def _shut(self) -> None:
         self._open = False
@@ -377,8 +377,8 @@ class Forwarder(Service):
         if upstream is not None and not upstream.connected and now > self._dialled_at + CONNECT_SECONDS_MAX:
             upstream.close()
             self._upstream_closed("no answer to a connection attempt")
-        elif upstream is not None and self._sent:
-            oldest = next(iter(self._sent.values()))
+        elif upstream is not None and self._in_flight:
+            oldest = next(iter(self._in_flight.values()))
             too_long = now > oldest.since + ANSWER_SECONDS_MAX
             elsewhere = self._leads or self._leader_address() not in (None, upstream.address)
             if too_long or (elsewhere and now > self._closed_at + DRAIN_SECONDS_MAX):
@@ -388,25 +388,25 @@ class Forwarder(Service):
 
     def _expire(self, before: float) -> None:
         count = 0
-        while count < len(self._held) and self._held[count].since < before:
+        while count < len(self._waiting) and self._waiting[count].since < before:
             count += 1
         if not count:
             return
-        given_up, self._held = self._held[:count], self._held[count:]
+        given_up, self._waiting = self._waiting[:count], self._waiting[count:]
         for request in given_up:
             if request.in_doubt:
                 self._fail_in_doubt(request, self._why)
                 continue
-            self._refused += 1
+            self._refusals += 1
             self._release(request)
             if not request.oneway:
                 code, encoding = ResponseCode.SERVICE_NOT_AVAILABLE, request.serialization
                 request.connection.send(encode_response(request.opaque, code, remark=self._why, serialization=encoding))
 
     def _next_deadline(self) -> float:
-        if self._held:
+        if self._waiting:
             return self._ticked_at + RETRY_SECONDS
-        return self._ticked_at + _WATCH_SECONDS if self._sent else float("inf")
+        return self._ticked_at + _WATCH_SECONDS if self._in_flight else float("inf")
 
     def _watch(self) -> None:
         """Start the timer when the first request begins to wait."""

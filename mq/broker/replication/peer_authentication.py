@@ -148,8 +148,8 @@ class PeerAuthentication(Service):
         """End the trust in connections of former members, after a change of members."""
         members = self._members()
         for connection in connections:
-            proved = connection.authentication
-            if isinstance(proved, _ProvenPeer) and proved.node_id not in members:
+            proof = connection.authentication
+            if isinstance(proof, _ProvenPeer) and proof.node_id not in members:
                 connection.trusted = False
 
     def call(self, address: str, *, uses_tls: bool) -> PeerCall:
@@ -185,14 +185,14 @@ class PeerCall:
         bound: bool = False,
     ) -> None:
         self._bound = bound
-        self._said = (identity, node_id, address)
+        self._identity_fields = (identity, node_id, address)
         self._secrets = secrets
-        self._called = authentication.call(nonce, secrets)
+        self._call = authentication.call(nonce, secrets)
         self._challenged = False
 
     def first(self) -> bytes:
         """The frame to send first."""
-        ext = AuthenticateReplicaExt(call=self._called.hex(), bound=self._bound)
+        ext = AuthenticateReplicaExt(call=self._call.hex(), bound=self._bound)
         return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext.fields())
 
     def on_response(self, response: Response, certificate: bytes | None = None) -> bytes | None:
@@ -213,10 +213,10 @@ class PeerCall:
         except ValueError as error:
             raise AuthenticationFailed(f"the challenge cannot be read: {error}") from error
         purpose = bound_purpose(PURPOSE, certificate if self._bound else None)
-        keys = authentication.accept(purpose, self._called, challenge, self._secrets)
+        keys = authentication.accept(purpose, self._call, challenge, self._secrets)
         self._challenged = True
-        identity, node_id, address = self._said
-        proof = _proof(keys, *self._said).hex()
+        identity, node_id, address = self._identity_fields
+        proof = _proof(keys, *self._identity_fields).hex()
         ext = AuthenticateReplicaExt(proof=proof, identity=identity, node_id=node_id, address=address)
         return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext.fields())
 

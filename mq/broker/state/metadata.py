@@ -453,10 +453,8 @@ class Metadata:
         for (group_name, topic), resets in self.offset_resets.items():
             assert resets, f"{group_name} has no reset in {topic}, and a table of them"
             for queue_id, offset in resets.items():
-                current = self.consumer_offset(group_name, topic, queue_id)
-                assert current == offset, (
-                    f"{group_name} was reset to {offset} of {topic}/{queue_id}, and is at {current}"
-                )
+                actual = self.consumer_offset(group_name, topic, queue_id)
+                assert actual == offset, f"{group_name} was reset to {offset} of {topic}/{queue_id}, and is at {actual}"
         lock_count = sum(map(len, self.queue_locks.values()))
         assert self.lock_count == lock_count, f"{self.lock_count} locks were counted, there are {lock_count}"
         assert all(self.queue_locks.values()), f"a table without locks: {sorted(self.queue_locks)}"

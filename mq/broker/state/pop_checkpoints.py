@@ -147,7 +147,7 @@ class Checkpoint(NamedTuple):
         return self if self.suspended else self[:2]
 
 
-class OrderedPop(NamedTuple):
+class OpenPop(NamedTuple):
     """The checkpoint of an ordered queue. Its tables are replaced, never changed."""
 
     start: QueueOffset
@@ -196,7 +196,7 @@ class PopQueue:
         self.moved: dict[tuple[QueueOffset, int, QueueOffset], int] = {}
         self._former: dict[tuple[QueueOffset, int], list[tuple[QueueOffset, int]]] = {}
         self.open: dict[tuple[QueueOffset, int], Checkpoint] = {}
-        self.ordered: OrderedPop | None = None
+        self.ordered: OpenPop | None = None
 
     def copy(self, epoch: int) -> PopQueue:
         """A copy, to be changed."""
@@ -275,7 +275,7 @@ class _OpenRow(NamedTuple):
     suspended: bool = False
 
 
-_Row = tuple[str, str, int, list[_OpenRow], OrderedPop | None]
+_Row = tuple[str, str, int, list[_OpenRow], OpenPop | None]
 
 
 class PopCheckpoints(StateTable):
@@ -536,7 +536,7 @@ def lowest_bit(bits: int) -> int:
     return (bits & -bits).bit_length() - 1
 
 
-def _ordered_pop(command: PopMessages, before: OrderedPop | None) -> OrderedPop:
+def _ordered_pop(command: PopMessages, before: OpenPop | None) -> OpenPop:
     counts: dict[QueueOffset, int] = {}
     attempt = command.attempt or ""
     if before is not None:
@@ -546,7 +546,7 @@ def _ordered_pop(command: PopMessages, before: OrderedPop | None) -> OrderedPop:
             count = before.counts.get(offset, 0) + (offset in again)
             if count:
                 counts[offset] = count
-    return OrderedPop(
+    return OpenPop(
         start=command.start,
         pop_time_ms=command.pop_time_ms,
         invisible_ms=command.invisible_ms,
@@ -558,7 +558,7 @@ def _ordered_pop(command: PopMessages, before: OrderedPop | None) -> OrderedPop:
     )
 
 
-def _with_sorted_tables(open_pop: OrderedPop) -> tuple[object, ...]:
+def _with_sorted_tables(open_pop: OpenPop) -> tuple[object, ...]:
     row = open_pop._replace(counts=dict(sorted(open_pop.counts.items())), later=dict(sorted(open_pop.later.items())))
     return tuple(row if row.suspended else row[:-1])
 

@@ -268,8 +268,8 @@ class ProducerSequences(StateTable):
     """The table; see the module. Only `committed`, `run_committed` and `reach` change it."""
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
-        self._chosen = _Part(limits.ranges_per_producer_max, limits.producers_max, limits.ranges_when_crowded)
-        self._generated = _Part(
+        self._own_ids = _Part(limits.ranges_per_producer_max, limits.producers_max, limits.ranges_when_crowded)
+        self._generated_ids = _Part(
             limits.ranges_per_producer_max, limits.generated_producers_max, limits.generated_ranges_when_crowded
         )
         self._is_separate = False
@@ -279,32 +279,32 @@ class ProducerSequences(StateTable):
     @property
     def producers(self) -> int:
         """Number of known producers."""
-        return len(self._chosen.windows) + len(self._generated.windows)
+        return len(self._own_ids.windows) + len(self._generated_ids.windows)
 
     @property
     def count(self) -> int:
         """Total ranges."""
-        return self._chosen.count + self._generated.count
+        return self._own_ids.count + self._generated_ids.count
 
     def reach(self, level: int) -> None:
         """Adapt to the log's format level: from level 8 on, producers with generated ids have a part of their own."""
         if self._is_separate or level < LEVEL_OF_GENERATED_PRODUCERS:
             return
         self._is_separate = True
-        self._split(self._chosen.windows)
-        self._generated.make_room(self._epoch)  # its limits may be lower
+        self._split(self._own_ids.windows)
+        self._generated_ids.make_room(self._epoch)  # its limits may be lower
 
     def _split(self, windows: OrderedDict[str, _Window]) -> None:
-        generated: OrderedDict[str, _Window] = OrderedDict()
+        generated_windows: OrderedDict[str, _Window] = OrderedDict()
         if self._is_separate:
-            generated = OrderedDict((name, window) for name, window in windows.items() if is_generated(name))
-            windows = OrderedDict((name, window) for name, window in windows.items() if name not in generated)
-        self._chosen.replace(windows)
-        self._generated.replace(generated)
+            generated_windows = OrderedDict((name, window) for name, window in windows.items() if is_generated(name))
+            windows = OrderedDict((name, window) for name, window in windows.items() if name not in generated_windows)
+        self._own_ids.replace(windows)
+        self._generated_ids.replace(generated_windows)
 
     def _part_of(self, producer: str) -> _Part:
         # As `is_generated`, without a call for each message.
-        return self._generated if self._is_separate and producer.startswith(GENERATED_MARK) else self._chosen
+        return self._generated_ids if self._is_separate and producer.startswith(GENERATED_MARK) else self._own_ids
 
     def find(self, numbers: SequenceRange) -> list[SequencedRange] | None:
         """Return the stored ones of these messages, ascending; the others are not stored, unless they are in flight.
@@ -316,7 +316,7 @@ class ProducerSequences(StateTable):
 
     def highest(self, producer: str) -> int:
         """The highest number of this producer that is known to be stored; -1 without any."""
-        window = self._chosen.windows.get(producer) or self._generated.windows.get(producer)
+        window = self._own_ids.windows.get(producer) or self._generated_ids.windows.get(producer)
         return _NONE if window is None else window.last
 
     def run_committed(self, run: SequencedRun) -> None:
@@ -357,7 +357,7 @@ class ProducerSequences(StateTable):
         those below the floor are gone. The limits hold, and so does the count that they are compared with. Each
         producer is in its part.
         """
-        for part in (self._chosen, self._generated):
+        for part in (self._own_ids, self._generated_ids):
             part.check_invariants()
             for name in part.windows:
                 assert self._part_of(name) is part, f"{name} is in the other part; separate: {self._is_separate}"
@@ -365,7 +365,7 @@ class ProducerSequences(StateTable):
     def capture(self) -> Callable[[], object]:
         """Capture the windows of all producers, first the ones with chosen ids."""
         self._epoch += 1
-        windows = [*self._chosen.windows.items(), *self._generated.windows.items()]
+        windows = [*self._own_ids.windows.items(), *self._generated_ids.windows.items()]
         return lambda: [window.row(name) for name, window in windows] or None
 
     def restore(self, state: object) -> None:

@@ -83,13 +83,13 @@ class CheckTrack:
 
 
 class _Loading:
-    """Half messages that a worker thread loads from disk; behind them, a cursor continues at ``reached``."""
+    """Half messages that a worker thread loads from disk; behind them, a cursor continues at ``next_offset``."""
 
-    __slots__ = ("has_ended", "offsets", "reached")
+    __slots__ = ("has_ended", "next_offset", "offsets")
 
-    def __init__(self, offsets: list[QueueOffset], reached: QueueOffset) -> None:
+    def __init__(self, offsets: list[QueueOffset], next_offset: QueueOffset) -> None:
         self.offsets = offsets
-        self.reached = reached
+        self.next_offset = next_offset
         self.has_ended = False
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class CheckBacks(Service):
         self._immunity = self._none_postponed()
         self._give_up: GiveUp | None = None
         self._turn = 0
-        self.asked = 0
+        self.checks = 0
         self.unanswerable = 0
         self.expired = 0
 
@@ -173,7 +173,7 @@ class CheckBacks(Service):
             "transactions_ended_again": transactions.ended_again,
             "transactions_given_up": transactions.given_up,
             "transactions_expired": self.expired,
-            "transaction_checks": self.asked,
+            "transaction_checks": self.checks,
             "transaction_checks_unanswerable": self.unanswerable,
         }
 
@@ -217,7 +217,7 @@ class CheckBacks(Service):
         else:
             # Ask for the same messages, although others opened or ended: otherwise a slow disk would never load all of
             # them.
-            halves, next_offset = [each for each in loading.offsets if not marks.is_done(each)], loading.reached
+            halves, next_offset = [each for each in loading.offsets if not marks.is_done(each)], loading.next_offset
         if not self._are_loaded(number, halves, next_offset):
             return
         self._loading.pop(number, None)
@@ -368,7 +368,7 @@ class CheckBacks(Service):
         members[self._turn % len(members)].send(
             _check_request(message, number, self._turn & 0x7FFFFFFF, self._broker_name)
         )
-        self.asked += 1
+        self.checks += 1
 
     # -- giving up ---------------------------------------------------------------------------------------------------
 

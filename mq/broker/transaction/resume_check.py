@@ -43,7 +43,7 @@ class ResumeCheck(Service):
     """
 
     def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:
-        self._served = context.settings.transactions
+        self._is_on = context.settings.transactions
         self._metadata = context.metadata
         self._store = context.store
         self._records = records
@@ -73,7 +73,7 @@ class ResumeCheck(Service):
 
         Raises RequestRefused.
         """
-        if not self._served:
+        if not self._is_on:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not allowed by this broker")
         self._appender.check_room()
         message_id = call.request.ext.message_id

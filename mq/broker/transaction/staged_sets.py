@@ -104,9 +104,9 @@ class StagedSets(Service):
         encoded_properties = props.encode(properties).encode() + self._suffix
         check_sent_bytes(len(encoded_properties))
 
-        def reply(stored: Stored) -> bytes:
+        def reply(record: Stored) -> bytes:
             self.staged += 1
-            at = TransactionStaged(half_queue_offset=stored.queue_offset, half_physical_offset=stored.physical_offset)
+            at = TransactionStaged(half_queue_offset=record.queue_offset, half_physical_offset=record.physical_offset)
             return call.response(ext=at.fields())
 
         def finish(outcome: Outcome) -> None:

@@ -92,7 +92,7 @@ class Transactions(Service):
     def __init__(
         self, context: BrokerContext, *, halves: HalfMessages, places: WaitingQueues, sets: StagedSets
     ) -> None:
-        self._served = context.settings.transactions
+        self._is_on = context.settings.transactions
         self._timeout_ms = round(context.settings.transaction_timeout_seconds * 1000)
         self._checks_max = context.settings.transaction_checks_max
         self._uncommitted_bytes_max = context.settings.uncommitted_bytes_max
@@ -133,7 +133,7 @@ class Transactions(Service):
 
         A delay in its properties starts with the commit; an invalid one is refused now.
         """
-        if not self._served:
+        if not self._is_on:
             raise RequestRefused(ResponseCode.NO_PERMISSION, "transactional messages are not allowed by this broker")
         group = properties.get(props.PRODUCER_GROUP, "")
         try:

@@ -79,7 +79,7 @@ def test_counters_keep_totals_of_midnight() -> None:
     assert running.figures.puts_by_midnight == (10, 11)
     assert running.figures.gets_by_midnight == (6, 7)
     running.figures.add_up()
-    assert (running.figures.puts.nums, running.figures.gets.nums, running.figures.found.nums) == (12, 8, 4)
+    assert (running.figures.puts.nums, running.figures.gets.nums, running.figures.hits.nums) == (12, 8, 4)
 
 
 def test_memory_is_bounded_and_totals_stay_right() -> None:

@@ -226,7 +226,7 @@ def test_bodies_of_waiting_transactions_are_bounded() -> None:
     for number in range(10, 60):
         connection.ask(number, RequestCode.STAGE_TRANSACTION, ext, b"x" * 10_000, user="ann")
     clients.gate.check_invariants()
-    waiting = [each for each in clients.gate._held if each.refusal is None]
+    waiting = [each for each in clients.gate._queue if each.refusal is None]
     assert 1 < len(waiting) < 12
 
 

@@ -117,24 +117,24 @@ def age_epoch(metadata: Metadata) -> None:
 
 
 def overlap_ranges(metadata: Metadata) -> None:
-    metadata.sequences._chosen.windows["P"].firsts[1] = 2
+    metadata.sequences._own_ids.windows["P"].firsts[1] = 2
 
 
 def lose_place(metadata: Metadata) -> None:
-    metadata.sequences._chosen.windows["P"].positions = array("q", [1])
+    metadata.sequences._own_ids.windows["P"].positions = array("q", [1])
 
 
 def lose_ranges(metadata: Metadata) -> None:
-    window = metadata.sequences._chosen.windows["P"]
+    window = metadata.sequences._own_ids.windows["P"]
     window.firsts, window.extras, window.positions = array("q"), array("I"), array("q")
 
 
 def shift_start(metadata: Metadata) -> None:
-    metadata.sequences._chosen.windows["P"].stored_from = 99
+    metadata.sequences._own_ids.windows["P"].stored_from = 99
 
 
 def mistake_for_generated(metadata: Metadata) -> None:
-    parts = metadata.sequences._chosen, metadata.sequences._generated
+    parts = metadata.sequences._own_ids, metadata.sequences._generated_ids
     parts[1].replace(parts[0].windows)
 
 
@@ -164,9 +164,9 @@ BROKEN: dict[str, Callable[[Metadata], object]] = {
     "3 ranges at 1 places": lose_place,
     "0 ranges, at most": lose_ranges,
     "99 to -1 are stored": shift_start,
-    "is listed as wide: True": lambda metadata: metadata.sequences._chosen.wide.update(P=None),
+    "is listed as wide: True": lambda metadata: metadata.sequences._own_ids.wide.update(P=None),
     "P is in the other part": mistake_for_generated,
-    "7 ranges were counted, there are 3": lambda metadata: setattr(metadata.sequences._chosen, "count", 7),
+    "7 ranges were counted, there are 3": lambda metadata: setattr(metadata.sequences._own_ids, "count", 7),
     "topic T is listed as X": lambda metadata: metadata.topics.update(X=metadata.topics["T"]),
     "group G is listed as X": lambda metadata: metadata.groups.update(X=metadata.groups["G"]),
     "identities of no topic": lambda metadata: metadata.topic_identities.update(X="1"),

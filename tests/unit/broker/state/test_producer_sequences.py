@@ -177,8 +177,8 @@ def test_run_of_records_changes_the_table_like_single_records(
             by_run.run_committed(run)
         assert by_run.capture()() == one_by_one.capture()()
         for part, other in (
-            (by_run._chosen, one_by_one._chosen),
-            (by_run._generated, one_by_one._generated),
+            (by_run._own_ids, one_by_one._own_ids),
+            (by_run._generated_ids, one_by_one._generated_ids),
         ):
             assert (part.count, list(part.wide)) == (other.count, list(other.wide))
         by_run.check_invariants()
