@@ -1,5 +1,5 @@
-"""Numbers of this project that may only get better: constants that tests replace, sleeps of tests, and assertions per
-function.
+"""Numbers of this project that may only get better: constants that tests replace, sleeps of tests, assertions per
+function, and names that are one participle.
 
 The second half tests the counters against small sources.
 """
@@ -58,6 +58,15 @@ ASSERTED: dict[str, float] = {
 COMPILED_ASSERTED: dict[str, float] = {"mq/compiled": 0.25, "raftlog/compiled": 0.19}
 """The same of modules in Cython."""
 
+PARTICIPLES_MAX = 1530
+"""How many functions, parameters and variables may be named by one participle, such as `found` or `told`; never raised.
+A noun says what a value is, and a verb what a function does. What is left are mostly words of the field (`committed`,
+`acked`, `expected`), names on the wire or on disk, and states in simulators.
+"""
+
+_PARTICIPLE = re.compile(
+    r"_?([a-z]{3,}ed|told|said|held|kept|sent|lost|done|left|taken|given|found|known|shown|gone|chosen|begun|made|met)"
+)
 _SLEEP = re.compile(r"\b(?:time|trio|anyio|asyncio)\.sleep\((?!0\))")
 _VIRTUAL_CLOCK = re.compile(r"MockClock|autojump_clock|virtual_time|advance")
 _CONSTANT = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*")
@@ -90,6 +99,20 @@ def asserted(sources: Iterable[str]) -> tuple[int, int]:
     return assertions, functions
 
 
+def participles(source: str) -> Iterator[str]:
+    """The functions, parameters, variables and attributes that a module names by one participle."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+                pass
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                pass
+            case _:
+                continue
+        if _PARTICIPLE.fullmatch(name):
+            yield name
+
+
 def sources(directory: str) -> Iterator[str]:
     """The Python files of a directory."""
     return (path.read_text() for path in sorted((ROOT / directory).rglob("*.py")))
@@ -113,6 +136,17 @@ def test_tests_sleep_rarely() -> None:
             found[path.relative_to(ROOT).as_posix()] += len(_SLEEP.findall(source))
     count = found.total()
     assert count <= SLEEPS_MAX, f"tests sleep in {count} places: wait with tests.support.waiting.until, or {+found}"
+
+
+def test_names_are_rarely_participles() -> None:
+    packages = ("mq", "raftlog", "spark", "chaos", "jepsen", "benchmarks", "checkers")
+    count = Counter(name for package in packages for source in sources(package) for name in participles(source))
+    assert count.total() <= PARTICIPLES_MAX, f"{count.total()} names are participles: {count.most_common(40)}"
+
+
+def test_counter_finds_participles() -> None:
+    source = "def answered(told, seed):\n    self.kept = found = told.shown\n    return seed"
+    assert sorted(participles(source)) == ["answered", "found", "kept", "told"]
 
 
 def test_borders_are_asserted() -> None:
