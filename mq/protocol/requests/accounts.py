@@ -12,7 +12,7 @@ from mq.protocol.wire.request import Request
 
 
 class ListAccounts(Request, tag=int(Code.LIST_ACCOUNTS)):
-    """9028, our own: the accounts in the file of the replica that is asked."""
+    """Request code 9028, our own: return the accounts in the file of the replica that is asked."""
 
 
 class AccountInfo(msgspec.Struct, frozen=True, kw_only=True):

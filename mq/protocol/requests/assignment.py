@@ -12,7 +12,7 @@ from mq.protocol.wire.request import Request
 
 
 class QueryAssignment(Request, tag=int(Code.QUERY_ASSIGNMENT)):
-    """400: the queues of a group member; the member is in the body."""
+    """Request code 400: return the queues of a group member; the member is in the body."""
 
 
 class AssignmentQuery(Body, rename=wire()):
@@ -39,7 +39,7 @@ class QueueAssignments(Body, rename=wire(assignments="messageQueueAssignments"))
 
 
 class SetMessageRequestMode(Request, tag=int(Code.SET_MESSAGE_REQUEST_MODE)):
-    """401: set whether a group pulls or pops; it is in the body."""
+    """Request code 401: set whether a group pulls or pops; it is in the body."""
 
 
 class MessageRequestMode(Body, rename=wire()):
@@ -52,7 +52,7 @@ class MessageRequestMode(Body, rename=wire()):
 
 
 class GetAllMessageRequestMode(Request, tag=int(Code.GET_ALL_MESSAGE_REQUEST_MODE)):
-    """402: all request modes that were set."""
+    """Request code 402: return all request modes that were set."""
 
 
 class MessageRequestModes(Body, rename=wire(modes="messageRequestModeMap")):

@@ -22,15 +22,15 @@ class KVTable(Body):
 
 
 class CleanExpiredConsumequeue(Request, tag=int(Code.CLEAN_EXPIRED_CONSUMEQUEUE)):
-    """306: remove queue entries of deleted messages."""
+    """Request code 306: remove queue entries of deleted messages."""
 
 
 class CleanUnusedTopic(Request, tag=int(Code.CLEAN_UNUSED_TOPIC)):
-    """316: remove queues of topics that do not exist."""
+    """Request code 316: remove queues of topics that do not exist."""
 
 
 class DeleteExpiredCommitlog(Request, tag=int(Code.DELETE_EXPIRED_COMMITLOG)):
-    """329: delete expired log files."""
+    """Request code 329: delete expired log files."""
 
 
 class UpdateBrokerConfig(Request, tag=int(Code.UPDATE_BROKER_CONFIG)):
@@ -55,7 +55,7 @@ class StatsExt(Ext):
 
 
 class ViewBrokerStatsData(Request, tag=int(Code.VIEW_BROKER_STATS_DATA)):
-    """315: a figure over the last minute, hour and day."""
+    """Request code 315: return a figure over the last minute, hour and day."""
 
     ext: StatsExt = msgspec.field(name="extFields")
 

@@ -32,7 +32,7 @@ class PlanTopicExt(Ext):
 
 
 class PlanTopic(Request, tag=int(Code.PLAN_TOPIC)):
-    """9006, our own: the extent of a topic on a replica, for planning a read."""
+    """Request code 9006, our own: return the extent of a topic on a replica, for planning a read."""
 
     ext: PlanTopicExt = msgspec.field(name="extFields")
 
@@ -57,7 +57,7 @@ class BulkReadExt(Ext):
 
 
 class BulkRead(Request, tag=int(Code.BULK_READ)):
-    """9007, our own: messages of some queues of a topic in log order."""
+    """Request code 9007, our own: return messages of some queues of a topic in log order."""
 
     ext: BulkReadExt = msgspec.field(name="extFields")
 
@@ -74,13 +74,13 @@ class HoldLogExt(Ext):
 
 
 class HoldLog(Request, tag=int(Code.HOLD_LOG)):
-    """9008, our own: keep log files for a reader."""
+    """Request code 9008, our own: keep log files for a reader."""
 
     ext: HoldLogExt = msgspec.field(name="extFields")
 
 
 class ListLeases(Request, tag=int(Code.LIST_LEASES)):
-    """9029, our own: the readers for which this replica keeps its log."""
+    """Request code 9029, our own: return the readers for which this replica keeps its log."""
 
 
 class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +104,7 @@ class AskTopicEndsExt(Ext):
 
 
 class AskTopicEnds(Request, tag=int(Code.ASK_TOPIC_ENDS)):
-    """9009, our own: first and last offsets of the queues of many topics."""
+    """Request code 9009, our own: return the first and last offsets of the queues of many topics."""
 
     ext: AskTopicEndsExt = msgspec.field(name="extFields", default_factory=AskTopicEndsExt)
 

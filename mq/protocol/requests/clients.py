@@ -83,7 +83,7 @@ class ClientBehindProxy(Body, rename=wire()):
 
 
 class HeartbeatOfProxy(HeartbeatData, rename=wire(proxied_clients="raftmqClientsBehind", **HEARTBEAT_NAMES)):
-    """Request code 34 of a proxy: a heartbeat that also names all clients behind it. Others send none of them."""
+    """A heartbeat (request code 34) from a proxy, with all clients behind it. Other clients leave them out."""
 
     proxied_clients: Sequence[ClientBehindProxy] = ()
 

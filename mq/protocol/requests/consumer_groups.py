@@ -16,7 +16,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class UpdateAndCreateSubscriptionGroup(Request, tag=int(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)):
-    """200: create or change a consumer group; it is in the body."""
+    """Request code 200: create or change a consumer group; it is in the body."""
 
 
 class GroupRetryPolicy(Body):
@@ -45,7 +45,7 @@ class SubscriptionGroupConfig(Body, rename=wire()):
 
 
 class UpdateAndCreateSubscriptionGroupList(Request, tag=int(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)):
-    """225: create or change consumer groups; they are in the body."""
+    """Request code 225: create or change consumer groups; they are in the body."""
 
 
 class SubscriptionGroupList(Body, rename=wire(groups="groupConfigList")):
@@ -55,7 +55,7 @@ class SubscriptionGroupList(Body, rename=wire(groups="groupConfigList")):
 
 
 class GetAllSubscriptionGroupConfig(Request, tag=int(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)):
-    """201: all consumer groups."""
+    """Request code 201: return all consumer groups."""
 
 
 class GroupCountReply(Reply):
@@ -79,7 +79,7 @@ class GroupExt(Ext):
 
 
 class GetSubscriptionGroupConfig(Request, tag=int(Code.GET_SUBSCRIPTIONGROUP_CONFIG)):
-    """352: one consumer group's configuration."""
+    """Request code 352: return one consumer group's configuration."""
 
     ext: GroupExt = msgspec.field(name="extFields")
 
@@ -93,13 +93,13 @@ class DeleteSubscriptionGroupExt(Ext):
 
 
 class DeleteSubscriptionGroup(Request, tag=int(Code.DELETE_SUBSCRIPTIONGROUP)):
-    """207: delete a consumer group."""
+    """Request code 207: delete a consumer group."""
 
     ext: DeleteSubscriptionGroupExt = msgspec.field(name="extFields")
 
 
 class GetConsumerConnectionList(Request, tag=int(Code.GET_CONSUMER_CONNECTION_LIST)):
-    """203: the members of a consumer group, with their connections and subscriptions."""
+    """Request code 203: return the members of a consumer group, with their connections and subscriptions."""
 
     ext: ConsumerGroupExt = msgspec.field(name="extFields")
 
@@ -134,7 +134,7 @@ class ProducerGroupExt(Ext):
 
 
 class GetProducerConnectionList(Request, tag=int(Code.GET_PRODUCER_CONNECTION_LIST)):
-    """204: the members of a producer group."""
+    """Request code 204: return the members of a producer group."""
 
     ext: ProducerGroupExt = msgspec.field(name="extFields")
 
@@ -146,7 +146,7 @@ class ProducerConnection(Body, rename=wire(connections="connectionSet")):
 
 
 class GetAllProducerInfo(Request, tag=int(Code.GET_ALL_PRODUCER_INFO)):
-    """328: all producers."""
+    """Request code 328: return all producers."""
 
 
 class ProducerInfo(Body, rename=wire(remote_ip="remoteIP", last_update_ms="lastUpdateTimestamp")):
@@ -166,7 +166,7 @@ class ProducerTable(Body):
 
 
 class QueryTopicConsumeByWho(Request, tag=int(Code.QUERY_TOPIC_CONSUME_BY_WHO)):
-    """300: which groups consume a topic."""
+    """Request code 300: return the consumer groups of a topic."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 
@@ -178,7 +178,7 @@ class GroupNames(Body, rename=wire(groups="groupList")):
 
 
 class QueryTopicsByConsumer(Request, tag=int(Code.QUERY_TOPICS_BY_CONSUMER)):
-    """343: the topics in which a group has offsets."""
+    """Request code 343: return the topics in which a group has offsets."""
 
     ext: GroupExt = msgspec.field(name="extFields")
 
@@ -190,7 +190,7 @@ class GroupAndTopicExt(GroupExt):
 
 
 class QuerySubscriptionByConsumer(Request, tag=int(Code.QUERY_SUBSCRIPTION_BY_CONSUMER)):
-    """345: a group's subscription to a topic."""
+    """Request code 345: return a group's subscription to a topic."""
 
     ext: GroupAndTopicExt = msgspec.field(name="extFields")
 
@@ -210,7 +210,7 @@ class GroupForbiddenExt(GroupAndTopicExt):
 
 
 class UpdateAndGetGroupForbidden(Request, tag=int(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)):
-    """353: whether a group may read a topic."""
+    """Request code 353: return whether a group may read a topic."""
 
     ext: GroupForbiddenExt = msgspec.field(name="extFields")
 

@@ -13,11 +13,11 @@ from mq.protocol.wire.request import Request
 
 
 class ListDeletedTopics(Request, tag=int(Code.LIST_DELETED_TOPICS)):
-    """9019, our own: the deleted topics that can be restored; answered by the leader."""
+    """Request code 9019, our own: return the deleted topics that can be restored; answered by the leader."""
 
 
 class RestoreTopic(Request, tag=int(Code.RESTORE_TOPIC)):
-    """9023, our own: bring back a deleted topic."""
+    """Request code 9023, our own: bring back a deleted topic."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 

@@ -17,7 +17,7 @@ class RegisterFilterServerExt(Ext, rename=wire(address="filterServerAddr")):
 
 
 class RegisterFilterServer(Request, tag=int(Code.REGISTER_FILTER_SERVER)):
-    """301: a filter server registers at this broker."""
+    """Request code 301: register a filter server at this broker."""
 
     ext: RegisterFilterServerExt = msgspec.field(name="extFields")
 
@@ -43,7 +43,7 @@ class RegisterFilterClassExt(Ext, rename=wire(class_name="className", class_crc=
 
 
 class RegisterMessageFilterClass(Request, tag=int(Code.REGISTER_MESSAGE_FILTER_CLASS)):
-    """302, consumer to filter server: the program that filters the messages of its group."""
+    """Request code 302, consumer to filter server: upload the program that filters the messages of its group."""
 
     ext: RegisterFilterClassExt = msgspec.field(name="extFields")
 
@@ -57,13 +57,13 @@ class FilterExt(Ext):
 
 
 class PutFilter(Request, tag=int(Code.PUT_FILTER)):
-    """9020, our own: from now on the group has this filter for the topic; the program is in the body."""
+    """Request code 9020, our own: set this filter for the topic as the group's filter; the program is in the body."""
 
     ext: FilterExt = msgspec.field(name="extFields")
 
 
 class GetFilter(Request, tag=int(Code.GET_FILTER)):
-    """9021, our own: return the named program if it is the group's filter now; without a name, the filter."""
+    """Request code 9021, our own: return the group's filter; if a program is named, only if it is the filter."""
 
     ext: FilterExt = msgspec.field(name="extFields")
 
@@ -96,6 +96,6 @@ class Judged(Reply):
 
 
 class JudgeRequest(Request, tag=int(Code.JUDGE_REQUEST)):
-    """9022, our own: may the sender make this request, by its signature and its permissions?"""
+    """Request code 9022, our own: return whether the sender may make a request, by its signature and permissions."""
 
     ext: JudgeRequestExt = msgspec.field(name="extFields")

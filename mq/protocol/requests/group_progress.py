@@ -42,7 +42,7 @@ class ConsumeStatsExt(Ext):
 
 
 class GetConsumeStats(Request, tag=int(Code.GET_CONSUME_STATS)):
-    """208: a group's offsets, and the ends of the queues."""
+    """Request code 208: return a group's offsets, and the ends of the queues."""
 
     ext: ConsumeStatsExt = msgspec.field(name="extFields")
 
@@ -75,7 +75,7 @@ class BrokerConsumeStatsExt(Ext):
 
 
 class GetBrokerConsumeStats(Request, tag=int(Code.GET_BROKER_CONSUME_STATS)):
-    """317: 208 for all groups."""
+    """Request code 317: return what 208 returns, for all groups."""
 
     ext: BrokerConsumeStatsExt = msgspec.field(name="extFields")
 
@@ -113,7 +113,7 @@ class CorrectionOffsetExt(Ext):
 
 
 class QueryCorrectionOffset(Request, tag=int(Code.QUERY_CORRECTION_OFFSET)):
-    """308: the lowest offset of all groups in each queue."""
+    """Request code 308: return the lowest offset of all groups in each queue."""
 
     ext: CorrectionOffsetExt = msgspec.field(name="extFields")
 
@@ -134,7 +134,7 @@ class CloneGroupOffsetExt(Ext, rename=wire(source="srcGroup", target="destGroup"
 
 
 class CloneGroupOffset(Request, tag=int(Code.CLONE_GROUP_OFFSET)):
-    """314: copy the offsets of one group to another group."""
+    """Request code 314: copy the offsets of one group to another group."""
 
     ext: CloneGroupOffsetExt = msgspec.field(name="extFields")
 
@@ -156,7 +156,7 @@ class ResetOffsetExt(OffsetsWereResetExt, rename=wire(timestamp_ms="timestamp", 
 
 
 class InvokeBrokerToResetOffset(Request, tag=int(Code.INVOKE_BROKER_TO_RESET_OFFSET)):
-    """222: set the offsets of a group by store time."""
+    """Request code 222: set the offsets of a group by store time."""
 
     ext: ResetOffsetExt = msgspec.field(name="extFields")
 
@@ -172,7 +172,7 @@ class SkipMessageExt(Ext):
 
 
 class SkipMessage(Request, tag=int(Code.SKIP_MESSAGE)):
-    """9010, our own: make a message a dead letter of a group, and move the group behind it."""
+    """Request code 9010, our own: make a message a dead letter of a group, and move the group behind it."""
 
     ext: SkipMessageExt = msgspec.field(name="extFields")
 
@@ -185,6 +185,6 @@ class MessageSkipped(Reply):
 
 
 class ResetConsumerClientOffset(Request, tag=int(Code.RESET_CONSUMER_CLIENT_OFFSET)):
-    """220, broker to client, one-way: continue from the offsets in the body."""
+    """Request code 220, broker to client, one-way: continue from the offsets in the body."""
 
     ext: OffsetsWereResetExt = msgspec.field(name="extFields")

@@ -19,7 +19,7 @@ QUEUES_MAX: Final = 32 * 1024
 
 
 class AskQueues(Request, tag=int(Code.ASK_QUEUES)):
-    """9030, our own; the topics are in the body."""
+    """Request code 9030, our own: return the ends of many queues; the topics are in the body."""
 
 
 class QueueQuestion(msgspec.Struct, frozen=True, kw_only=True):

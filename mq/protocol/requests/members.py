@@ -17,7 +17,7 @@ GROUPS_MAX: Final = 1000
 
 
 class AskMembers(Request, tag=int(Code.ASK_MEMBERS)):
-    """9031, our own; the question is in the body."""
+    """Request code 9031, our own: return the members of many groups; the question is in the body."""
 
 
 class MembersQuestion(Body, kw_only=True):

@@ -22,7 +22,7 @@ class RouteExt(Ext):
 
 
 class GetRouteinfoByTopic(Request, tag=int(Code.GET_ROUTEINFO_BY_TOPIC)):
-    """105: the route of a topic."""
+    """Request code 105: return the route of a topic."""
 
     ext: RouteExt = msgspec.field(name="extFields")
 
@@ -56,7 +56,7 @@ class Route(Body, rename=wire(filter_servers="filterServerTable")):
 
 
 class GetBrokerClusterInfo(Request, tag=int(Code.GET_BROKER_CLUSTER_INFO)):
-    """106: all brokers."""
+    """Request code 106: return all brokers."""
 
 
 class ClusterInfo(Body, rename=wire(brokers="brokerAddrTable", clusters="clusterAddrTable")):
@@ -67,7 +67,7 @@ class ClusterInfo(Body, rename=wire(brokers="brokerAddrTable", clusters="cluster
 
 
 class GetAllTopicListFromNameserver(Request, tag=int(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)):
-    """206: all topics."""
+    """Request code 206: return all topics."""
 
 
 class DeleteTopicInNamesrvExt(Ext):
@@ -78,7 +78,7 @@ class DeleteTopicInNamesrvExt(Ext):
 
 
 class DeleteTopicInNamesrv(Request, tag=int(Code.DELETE_TOPIC_IN_NAMESRV)):
-    """216: delete the route of a topic."""
+    """Request code 216: delete the route of a topic."""
 
     ext: DeleteTopicInNamesrvExt = msgspec.field(name="extFields")
 
@@ -90,7 +90,7 @@ class BrokerNameExt(Ext):
 
 
 class WipeWritePermOfBroker(Request, tag=int(Code.WIPE_WRITE_PERM_OF_BROKER)):
-    """205: revoke the write permission of a broker group."""
+    """Request code 205: revoke the write permission of a broker group."""
 
     ext: BrokerNameExt = msgspec.field(name="extFields")
 
@@ -102,7 +102,7 @@ class WipedTopicsReply(Reply):
 
 
 class AddWritePermOfBroker(Request, tag=int(Code.ADD_WRITE_PERM_OF_BROKER)):
-    """327: restore the write permission of a broker group."""
+    """Request code 327: restore the write permission of a broker group."""
 
     ext: BrokerNameExt = msgspec.field(name="extFields")
 
@@ -132,31 +132,31 @@ class KvExt(KvKeyExt):
 
 
 class PutKvConfig(Request, tag=int(Code.PUT_KV_CONFIG)):
-    """100: store a value."""
+    """Request code 100: store a value."""
 
     ext: KvExt = msgspec.field(name="extFields")
 
 
 class GetKvConfig(Request, tag=int(Code.GET_KV_CONFIG)):
-    """101: read a value."""
+    """Request code 101: read a value."""
 
     ext: KvKeyExt = msgspec.field(name="extFields")
 
 
 class DeleteKvConfig(Request, tag=int(Code.DELETE_KV_CONFIG)):
-    """102: delete a value."""
+    """Request code 102: delete a value."""
 
     ext: KvKeyExt = msgspec.field(name="extFields")
 
 
 class GetKvlistByNamespace(Request, tag=int(Code.GET_KVLIST_BY_NAMESPACE)):
-    """219: all values of a namespace."""
+    """Request code 219: return all values of a namespace."""
 
     ext: NamespaceExt = msgspec.field(name="extFields")
 
 
 class RegisterTopicInNamesrv(Request, tag=int(Code.REGISTER_TOPIC_IN_NAMESRV)):
-    """217: a topic's queues; they are in the body."""
+    """Request code 217: register a topic; its queues are in the body."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 
@@ -168,33 +168,33 @@ class ClusterExt(Ext):
 
 
 class GetTopicsByCluster(Request, tag=int(Code.GET_TOPICS_BY_CLUSTER)):
-    """224: the topics of a cluster."""
+    """Request code 224: return the topics of a cluster."""
 
     ext: ClusterExt = msgspec.field(name="extFields")
 
 
 class GetSystemTopicListFromNs(Request, tag=int(Code.GET_SYSTEM_TOPIC_LIST_FROM_NS)):
-    """304: topics named like clusters and broker groups."""
+    """Request code 304: return topics named like clusters and broker groups."""
 
 
 class GetUnitTopicList(Request, tag=int(Code.GET_UNIT_TOPIC_LIST)):
-    """311: topics of units."""
+    """Request code 311: return topics of units."""
 
 
 class GetHasUnitSubTopicList(Request, tag=int(Code.GET_HAS_UNIT_SUB_TOPIC_LIST)):
-    """312: topics subscribed by a unit."""
+    """Request code 312: return topics subscribed by a unit."""
 
 
 class GetHasUnitSubUnunitTopicList(Request, tag=int(Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)):
-    """313: topics subscribed by a unit that do not belong to a unit."""
+    """Request code 313: return topics subscribed by a unit that do not belong to a unit."""
 
 
 class UpdateNamesrvConfig(Request, tag=int(Code.UPDATE_NAMESRV_CONFIG)):
-    """318: change settings of a running name server; they are in the body."""
+    """Request code 318: change settings of a running name server; they are in the body."""
 
 
 class GetNamesrvConfig(Request, tag=int(Code.GET_NAMESRV_CONFIG)):
-    """319: the settings of a name server."""
+    """Request code 319: return the settings of a name server."""
 
 
 class MemberGroupExt(Ext, rename=wire(cluster="clusterName")):
@@ -205,7 +205,7 @@ class MemberGroupExt(Ext, rename=wire(cluster="clusterName")):
 
 
 class GetBrokerMemberGroup(Request, tag=int(Code.GET_BROKER_MEMBER_GROUP)):
-    """901: the brokers of a group."""
+    """Request code 901: return the brokers of a group."""
 
     ext: MemberGroupExt = msgspec.field(name="extFields")
 

@@ -26,7 +26,7 @@ class AskPendingExt(Ext):
 
 
 class AskPending(Request, tag=int(Code.ASK_PENDING)):
-    """9017, our own: what waits, how long, and the first messages of it."""
+    """Request code 9017, our own: return the number of waiting messages, how long they wait, and the first of them."""
 
     ext: AskPendingExt = msgspec.field(name="extFields")
 

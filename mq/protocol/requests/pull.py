@@ -66,6 +66,6 @@ class PullReply(Reply, rename=wire(suggested_broker_id="suggestWhichBrokerId")):
 
 
 class LitePullMessage(Request, tag=int(Code.LITE_PULL_MESSAGE)):
-    """361: as 11, from a consumer with queues that it assigned to itself."""
+    """Request code 361: pull as 11 does, for a consumer with queues that it assigned to itself."""
 
     ext: PullExt = msgspec.field(name="extFields")

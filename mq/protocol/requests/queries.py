@@ -65,7 +65,7 @@ class ConsumeTimeSpanExt(Ext):
 
 
 class QueryConsumeTimeSpan(Request, tag=int(Code.QUERY_CONSUME_TIME_SPAN)):
-    """303: the range of store times in each queue, and the progress of a group."""
+    """Request code 303: return the range of store times in each queue, and the progress of a group."""
 
     ext: ConsumeTimeSpanExt = msgspec.field(name="extFields")
 
@@ -117,7 +117,7 @@ class QueryConsumeQueueExt(Ext):
 
 
 class QueryConsumeQueue(Request, tag=int(Code.QUERY_CONSUME_QUEUE)):
-    """321: the content of a consume queue."""
+    """Request code 321: return the content of a consume queue."""
 
     ext: QueryConsumeQueueExt = msgspec.field(name="extFields")
 

@@ -14,13 +14,13 @@ from mq.protocol.wire.request import Request
 
 
 class PutUserQuota(Request, tag=int(Code.PUT_USER_QUOTA)):
-    """9024, our own: the body is the `UserQuota`, which replaces the user's quota; one without limits removes it."""
+    """Request code 9024, our own: replace a user's quota with the `UserQuota` in the body, or remove it."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
 
 class ListQuotas(Request, tag=int(Code.LIST_QUOTAS)):
-    """9025, our own: the quotas of users, and who is throttled by this replica."""
+    """Request code 9025, our own: return the quotas of users, and the users that this replica throttles."""
 
 
 class UserQuota(Body, kw_only=True):

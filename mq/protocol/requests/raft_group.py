@@ -19,7 +19,7 @@ MemberRole = Literal["voter", "learner", "incoming", "outgoing"]
 
 
 class ManageGroup(Request, tag=int(Code.MANAGE_GROUP)):
-    """9001, our own: show or change the group's members; the command is in the body."""
+    """Request code 9001, our own: show or change the group's members; the command is in the body."""
 
 
 class GroupCommand(Body):

@@ -50,7 +50,7 @@ class RegisterBrokerExt(
 
 
 class RegisterBroker(Request, tag=int(Code.REGISTER_BROKER)):
-    """103: a broker registers; its topics are in the body."""
+    """Request code 103: register a broker; its topics are in the body."""
 
     ext: RegisterBrokerExt = msgspec.field(name="extFields")
 
@@ -63,13 +63,13 @@ class RegistrationReply(Reply, rename=wire(ha_server_address="haServerAddr", lea
 
 
 class UnregisterBroker(Request, tag=int(Code.UNREGISTER_BROKER)):
-    """104: a broker unregisters."""
+    """Request code 104: unregister a broker."""
 
     ext: BrokerExt = msgspec.field(name="extFields")
 
 
 class QueryDataVersion(Request, tag=int(Code.QUERY_DATA_VERSION)):
-    """322: whether the name server has this version of the topics; the version is in the body."""
+    """Request code 322: return whether the name server has this version of the topics; the version is in the body."""
 
     ext: BrokerExt = msgspec.field(name="extFields")
 
@@ -83,7 +83,7 @@ class HeartbeatExt(BrokerExt, rename=wire(address="brokerAddr", cluster="cluster
 
 
 class BrokerHeartbeat(Request, tag=int(Code.BROKER_HEARTBEAT)):
-    """904: a broker is alive, without changes."""
+    """Request code 904: announce that a broker is alive, without changes."""
 
     ext: HeartbeatExt = msgspec.field(name="extFields")
 

@@ -22,13 +22,13 @@ class ConsumerStatusExt(GroupAndTopicExt, rename=wire(client_id="clientAddr")):
 
 
 class InvokeBrokerToGetConsumerStatus(Request, tag=int(Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)):
-    """223: the in-memory offsets of a group's members."""
+    """Request code 223: return the in-memory offsets of a group's members."""
 
     ext: ConsumerStatusExt = msgspec.field(name="extFields")
 
 
 class GetConsumerStatusFromClient(Request, tag=int(Code.GET_CONSUMER_STATUS_FROM_CLIENT)):
-    """221, broker to client: its in-memory offsets."""
+    """Request code 221, broker to client: return your in-memory offsets."""
 
     ext: ConsumerStatusExt = msgspec.field(name="extFields")
 
@@ -41,7 +41,7 @@ class RunningInfoExt(ConsumerGroupExt, rename=wire(stack="jstackEnable")):
 
 
 class GetConsumerRunningInfo(Request, tag=int(Code.GET_CONSUMER_RUNNING_INFO)):
-    """307, relayed to the client: its state."""
+    """Request code 307, relayed to the client: return its state."""
 
     ext: RunningInfoExt = msgspec.field(name="extFields")
 
@@ -101,7 +101,7 @@ class ConsumeDirectlyExt(ConsumerGroupExt, rename=wire(message_id="msgId")):
 
 
 class ConsumeMessageDirectly(Request, tag=int(Code.CONSUME_MESSAGE_DIRECTLY)):
-    """309, relayed to the client with the record as its body: consume this message now."""
+    """Request code 309, relayed to the client with the record as its body: consume this message now."""
 
     ext: ConsumeDirectlyExt = msgspec.field(name="extFields")
 

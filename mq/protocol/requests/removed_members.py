@@ -35,7 +35,7 @@ class RemoveMemberExt(Ext, rename=wire(keep_out_ms="keepOutMs")):
 
 
 class RemoveMember(Request, tag=int(Code.REMOVE_MEMBER)):
-    """9026, our own: a client is a member of a group no longer, and for a while cannot be one again."""
+    """Request code 9026, our own: remove a client from a group, and keep it out for a while."""
 
     ext: RemoveMemberExt = msgspec.field(name="extFields")
 
@@ -47,7 +47,7 @@ class MemberRemoved(Reply):
 
 
 class ListKeptOut(Request, tag=int(Code.LIST_KEPT_OUT)):
-    """9027, our own: the clients that a replica keeps out of a group."""
+    """Request code 9027, our own: return the clients that a replica keeps out of a group."""
 
     ext: ConsumerGroupExt = msgspec.field(name="extFields")
 

@@ -25,7 +25,7 @@ class ForwardExt(Ext):
 
 
 class Forward(Request, tag=int(Code.FORWARD)):
-    """9002, our own: a replica forwards a client's request; the body is the complete frame of the request."""
+    """Request code 9002, our own: forward a client's request to another replica; the body is its complete frame."""
 
     ext: ForwardExt = msgspec.field(name="extFields")
 
@@ -39,7 +39,7 @@ class AnnounceReplicaExt(Ext):
 
 
 class AnnounceReplica(Request, tag=int(Code.ANNOUNCE_REPLICA)):
-    """9004, our own, to the leader of a group: the sender's client address."""
+    """Request code 9004, our own, to the leader of a group: report the sender's client address."""
 
     ext: AnnounceReplicaExt = msgspec.field(name="extFields")
 
@@ -81,7 +81,7 @@ class ReportArchivedReply(Reply):
 
 
 class ReportArchived(Request, tag=int(Code.REPORT_ARCHIVED)):
-    """9018, our own, to the leader of a group: how much of the log the sender has archived."""
+    """Request code 9018, our own, to the leader of a group: report how much of the log the sender has archived."""
 
     ext: ReportArchivedExt = msgspec.field(name="extFields")
 
@@ -102,7 +102,7 @@ class AuthenticateReplicaExt(Ext):
 
 
 class AuthenticateReplica(Request, tag=int(Code.AUTHENTICATE_REPLICA)):
-    """9005, our own, between replicas: both prove that they know the secret, see `raftlog.net.authentication`."""
+    """Request code 9005, our own, between replicas: prove that both know the secret (`raftlog.net.authentication`)."""
 
     ext: AuthenticateReplicaExt = msgspec.field(name="extFields")
 

@@ -12,7 +12,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class SendReplyMessage(SendMessage, tag=int(Code.SEND_REPLY_MESSAGE)):
-    """324: a reply, with the field names of 10."""
+    """Request code 324: send a reply, with the field names of 10."""
 
     ext: SendExtLong = msgspec.field(name="extFields")
 
@@ -28,7 +28,7 @@ class ReplyStored(Reply, rename=wire(message_id="msgId", region="MSG_REGION", tr
 
 
 class SendReplyMessageV2(SendMessageV2, tag=int(Code.SEND_REPLY_MESSAGE_V2)):
-    """325: a reply, with the field names of 310."""
+    """Request code 325: send a reply, with the field names of 310."""
 
     ext: SendExt = msgspec.field(name="extFields")
 
@@ -53,7 +53,7 @@ class PushReplyExt(Ext, rename=wire(born_timestamp_ms="bornTimestamp", store_tim
 
 
 class PushReplyMessageToClient(Request, tag=int(Code.PUSH_REPLY_MESSAGE_TO_CLIENT)):
-    """326, broker to client: a reply to one of its messages is in the body."""
+    """Request code 326, broker to client: take the reply to one of your messages from the body."""
 
     ext: PushReplyExt = msgspec.field(name="extFields")
 
@@ -66,7 +66,7 @@ class RelayReplyExt(PushReplyExt, kw_only=True):
 
 
 class RelayReply(Request, tag=int(Code.RELAY_REPLY)):
-    """9003, our own, between replicas of a group: push this reply to a client if it is connected to you.
+    """Request code 9003, our own, between replicas of a group: push this reply to a client if it is connected to you.
 
     SUCCESS: it has the reply; CONSUMER_NOT_ONLINE: it is not connected here; anything else: it is, but did not accept
     the reply.

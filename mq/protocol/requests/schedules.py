@@ -44,7 +44,7 @@ class PutScheduleExt(Ext):
 
 
 class PutSchedule(Request, tag=int(Code.PUT_SCHEDULE)):
-    """9012, our own: create or replace the schedule in the body."""
+    """Request code 9012, our own: create or replace the schedule in the body."""
 
     ext: PutScheduleExt = msgspec.field(name="extFields", default_factory=PutScheduleExt)
 
@@ -118,7 +118,7 @@ class DeleteScheduleExt(Ext):
 
 
 class DeleteSchedule(Request, tag=int(Code.DELETE_SCHEDULE)):
-    """9013, our own: delete a schedule."""
+    """Request code 9013, our own: delete a schedule."""
 
     ext: DeleteScheduleExt = msgspec.field(name="extFields")
 
@@ -134,7 +134,7 @@ class ListSchedulesExt(Ext):
 
 
 class ListSchedules(Request, tag=int(Code.LIST_SCHEDULES)):
-    """9014, our own: show schedules with their next ``ticks``."""
+    """Request code 9014, our own: show schedules with their next ``ticks``."""
 
     ext: ListSchedulesExt = msgspec.field(name="extFields", default_factory=ListSchedulesExt)
 
@@ -147,7 +147,7 @@ class SwitchScheduleExt(Ext):
 
 
 class SwitchSchedule(Request, tag=int(Code.SWITCH_SCHEDULE)):
-    """9015, our own: pause or resume a schedule."""
+    """Request code 9015, our own: pause or resume a schedule."""
 
     ext: SwitchScheduleExt = msgspec.field(name="extFields")
 
@@ -159,7 +159,7 @@ class TriggerScheduleExt(Ext):
 
 
 class TriggerSchedule(Request, tag=int(Code.TRIGGER_SCHEDULE)):
-    """9016, our own: send the message of a schedule now, independently of its ticks."""
+    """Request code 9016, our own: send the message of a schedule now, independently of its ticks."""
 
     ext: TriggerScheduleExt = msgspec.field(name="extFields")
 

@@ -73,7 +73,7 @@ class SendMessage(Request, tag=int(Code.SEND_MESSAGE)):
 
 
 class SendMessageV2(Request, tag=int(Code.SEND_MESSAGE_V2)):
-    """310: one message, as Java clients send it."""
+    """Request code 310: send one message, as Java clients send it."""
 
     ext: SendExt = msgspec.field(name="extFields")
 
@@ -86,7 +86,7 @@ before.
 
 
 class SendBatchMessage(Request, tag=int(Code.SEND_BATCH_MESSAGE)):
-    """320: many messages to one queue; they are in the body."""
+    """Request code 320: send many messages to one queue; they are in the body."""
 
     ext: SendExt = msgspec.field(name="extFields")
 
@@ -132,7 +132,7 @@ class RecallExt(Ext, rename=wire(broker_name="bname")):
 
 
 class RecallMessage(Request, tag=int(Code.RECALL_MESSAGE)):
-    """370: recall a delayed message."""
+    """Request code 370: recall a delayed message."""
 
     ext: RecallExt = msgspec.field(name="extFields")
 

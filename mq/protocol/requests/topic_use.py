@@ -13,7 +13,7 @@ from mq.protocol.wire.request import Request
 
 
 class AskTopicUse(Request, tag=int(Code.ASK_TOPIC_USE)):
-    """9032, our own: the bytes of the queues of a topic, and who has sent its newest messages."""
+    """Request code 9032, our own: return the bytes of the queues of a topic, and who has sent its newest messages."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 

@@ -53,7 +53,7 @@ class DeleteTopicInBrokerExt(TopicExt, rename=wire(access_key="AccessKey")):
 
 
 class DeleteTopicInBroker(Request, tag=int(Code.DELETE_TOPIC_IN_BROKER)):
-    """215: delete a topic with its messages."""
+    """Request code 215: delete a topic with its messages."""
 
     ext: DeleteTopicInBrokerExt = msgspec.field(name="extFields")
 
@@ -113,7 +113,7 @@ class TopicOfBrokerExt(TopicExt):
 
 
 class GetTopicConfig(Request, tag=int(Code.GET_TOPIC_CONFIG)):
-    """351: one topic's configuration."""
+    """Request code 351: return one topic's configuration."""
 
     ext: TopicOfBrokerExt = msgspec.field(name="extFields")
 
@@ -125,7 +125,7 @@ class TopicConfigReply(Reply):
 
 
 class GetTopicStatsInfo(Request, tag=int(Code.GET_TOPIC_STATS_INFO)):
-    """202: the ends of a topic's queues."""
+    """Request code 202: return the ends of a topic's queues."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 
@@ -154,7 +154,7 @@ def read_topic_stats(body: bytes | memoryview) -> dict[QueueRef, QueueEnds]:
 
 
 class GetSystemTopicListFromBroker(Request, tag=int(Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)):
-    """305: the broker's internal topics."""
+    """Request code 305: return the broker's internal topics."""
 
 
 class TopicList(Body, rename=wire(topics="topicList")):

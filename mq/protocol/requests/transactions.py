@@ -47,7 +47,7 @@ class StageTransactionExt(Ext):
 
 
 class StageTransaction(Request, tag=int(Code.STAGE_TRANSACTION)):
-    """9011, our own: store the messages and consumer offsets in the body as one half message; 37 ends it."""
+    """Request code 9011, our own: store the messages and offsets in the body as one half message; 37 ends it."""
 
     ext: StageTransactionExt = msgspec.field(name="extFields")
 
@@ -84,6 +84,6 @@ class ResumeCheckHalfMessageExt(Ext, rename=wire(message_id="msgId")):
 
 
 class ResumeCheckHalfMessage(Request, tag=int(Code.RESUME_CHECK_HALF_MESSAGE)):
-    """323: restart check-backs for a half message that was given up."""
+    """Request code 323: restart check-backs for a half message that was given up."""
 
     ext: ResumeCheckHalfMessageExt = msgspec.field(name="extFields")

@@ -27,25 +27,25 @@ class UserExt(Ext, rename=wire(name="username")):
 
 
 class CreateUser(Request, tag=int(Code.AUTH_CREATE_USER)):
-    """3001: the body has the password and the type of the user."""
+    """Request code 3001: create a user; the body has the password and the type."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
 
 class UpdateUser(Request, tag=int(Code.AUTH_UPDATE_USER)):
-    """3002: fields missing in the body are not changed."""
+    """Request code 3002: change a user; fields missing in the body are not changed."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
 
 class DeleteUser(Request, tag=int(Code.AUTH_DELETE_USER)):
-    """3003: also deletes its policies."""
+    """Request code 3003: delete a user and its policies."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
 
 class GetUser(Request, tag=int(Code.AUTH_GET_USER)):
-    """3004: without its password."""
+    """Request code 3004: return a user without its password."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
@@ -57,7 +57,7 @@ class ListUsersExt(Ext, rename=wire(name_part="filter")):
 
 
 class ListUsers(Request, tag=int(Code.AUTH_LIST_USER)):
-    """3005: without their passwords."""
+    """Request code 3005: return users without their passwords."""
 
     ext: ListUsersExt = msgspec.field(name="extFields", default_factory=ListUsersExt)
 
@@ -91,13 +91,13 @@ class SubjectExt(Ext, rename=wire()):
 
 
 class CreateAcl(Request, tag=int(Code.AUTH_CREATE_ACL)):
-    """3006: the policies in the body are added to the user's policies; one for the same resource is replaced."""
+    """Request code 3006: add the policies in the body to the user's; a policy for the same resource is replaced."""
 
     ext: SubjectExt = msgspec.field(name="extFields")
 
 
 class UpdateAcl(Request, tag=int(Code.AUTH_UPDATE_ACL)):
-    """3007: add or replace policies of a user."""
+    """Request code 3007: add or replace policies of a user."""
 
     ext: SubjectExt = msgspec.field(name="extFields")
 
@@ -110,13 +110,13 @@ class DeleteAclExt(SubjectExt, rename=wire()):
 
 
 class DeleteAcl(Request, tag=int(Code.AUTH_DELETE_ACL)):
-    """3008: delete policies of a user."""
+    """Request code 3008: delete policies of a user."""
 
     ext: DeleteAclExt = msgspec.field(name="extFields")
 
 
 class GetAcl(Request, tag=int(Code.AUTH_GET_ACL)):
-    """3009: the policies of one user."""
+    """Request code 3009: return the policies of one user."""
 
     ext: SubjectExt = msgspec.field(name="extFields")
 
@@ -129,7 +129,7 @@ class ListAclsExt(Ext, rename=wire()):
 
 
 class ListAcls(Request, tag=int(Code.AUTH_LIST_ACL)):
-    """3010: list the policies of users."""
+    """Request code 3010: list the policies of users."""
 
     ext: ListAclsExt = msgspec.field(name="extFields", default_factory=ListAclsExt)
 
