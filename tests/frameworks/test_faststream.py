@@ -286,7 +286,7 @@ async def test_test_broker_filters_messages_like_a_real_broker() -> None:
         assert await (await tested.request(1, "in")).decode() == 4
 
 
-async def test_missing_name_server_raises_within_seconds() -> None:
+async def test_start_without_a_name_server_fails_within_seconds() -> None:
     broker = RaftmqBroker("127.0.0.1:1")
 
     @broker.subscriber("in")

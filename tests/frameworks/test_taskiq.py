@@ -314,7 +314,7 @@ async def test_cancelled_listener_loses_no_task(namesrv: str, topic: str) -> Non
         assert received == sent
 
 
-async def test_missing_name_server_raises_within_seconds() -> None:
+async def test_start_without_a_name_server_fails_within_seconds() -> None:
     broker = RaftmqBroker("127.0.0.1:1")
     with anyio.fail_after(SECONDS_MAX), pytest.raises(NameServersUnavailable, match=r"127\.0\.0\.1:1"):
         await broker.startup()

@@ -20,7 +20,7 @@ def kit() -> Iterator[SyncKit]:
 FORM = {"name": "broker-a", "address": "", "replaced": "", "voter": ""}
 
 
-async def test_voter_is_removed_after_a_preview_and_a_learner_added(kit: SyncKit) -> None:
+async def test_console_removes_a_voter_and_adds_a_learner_after_a_preview(kit: SyncKit) -> None:
     leader = await trio.to_thread.run_sync(lambda: kit.leader) or ""
     leaver = next(node for node in ("n0", "n1", "n2") if node != leader)
     async with console(kit.namesrv, allow_changes=True) as browser:

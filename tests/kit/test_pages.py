@@ -44,7 +44,7 @@ def test_brokers_of_a_kit_can_do_everything_from_the_start(replicas: int) -> Non
 PRIORITY = Path(__file__).parents[2] / "docs" / "priority.md"
 
 
-def test_alarm_of_the_page_overtakes_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_priority_guide_delivers_the_alarm_before_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     text = PRIORITY.read_text()
     _, _, rest = text.partition("```python\n")
     program, _, _ = rest.partition("```\n")

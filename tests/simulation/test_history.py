@@ -142,7 +142,7 @@ def test_checker_finds_reads_of_an_older_state(history: History) -> None:
         history.read(B, history.read_floor(), 1)
 
 
-def test_history_finds_a_missing_acknowledged_entry(history: History) -> None:
+def test_check_acknowledged_detects_a_lost_write(history: History) -> None:
     commit(history, A, TWO)
     history.acknowledge(12, 2)
     with pytest.raises(Violation, match="lost write"):

@@ -138,7 +138,7 @@ async def test_offsets_are_imported_where_they_are_lower(tmp_path: Path) -> None
         assert await client.committed("G", "Orders") == 7
 
 
-async def test_import_names_offsets_beyond_the_end(tmp_path: Path) -> None:
+async def test_import_refuses_and_reports_offsets_beyond_the_end(tmp_path: Path) -> None:
     file = tmp_path / "definitions.json"
     async with cluster_and_broker(tmp_path / "one") as (namesrv, broker), Admin(namesrv) as admin:
         client = await broker.connect()

@@ -81,7 +81,7 @@ async def served(client: Client) -> int:
 
 
 @pytest.mark.slow
-async def test_broker_sends_no_archived_bytes_but_keeps_them_for_the_scan(
+async def test_scan_reads_archived_messages_from_the_store_not_the_broker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in ENVIRONMENT.items():

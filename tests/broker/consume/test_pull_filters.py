@@ -100,7 +100,7 @@ async def test_long_expression_is_applied_to_few_messages_at_a_time(tmp_path: Pa
         assert bodies(short) == [b"24"]
 
 
-async def test_pull_bounds_answered_and_filtered_bytes(tmp_path: Path) -> None:
+async def test_pull_limits_the_bytes_it_returns_and_the_bytes_it_filters(tmp_path: Path) -> None:
     async with broker_client(tmp_path, pull_bytes_max=100_000) as client:
         for number in range(30):
             await client.send(body=bytes(60_000), i=properties(n=str(number)))

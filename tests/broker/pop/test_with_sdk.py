@@ -255,7 +255,7 @@ async def test_message_extended_twice_at_once_stays_hidden(namesrv: str) -> None
                 await consumer.ack(message)
 
 
-async def test_renewed_message_is_handled_once(namesrv: str) -> None:
+async def test_consumer_that_renews_a_message_prevents_redelivery(namesrv: str) -> None:
     async with Producer(namesrv) as producer:
         await producer.send(Message("T", b"x"))
         with trio.fail_after(60):

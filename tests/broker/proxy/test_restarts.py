@@ -119,7 +119,7 @@ async def test_clients_continue_within_two_seconds_of_a_proxy_restart(kit: Kit) 
     assert len(bodies) == len(set(bodies)) > 80
 
 
-async def test_stopping_proxy_ends_waiting_receives_and_hides_nothing(kit: Kit) -> None:
+async def test_stopping_proxy_ends_waiting_receives_and_leaves_messages_visible(kit: Kit) -> None:
     """While it would wait for them, clients could not go on: nobody listens on its port any more."""
     async with open_proxy(kit) as first, open_proxy(kit) as second:
         await first.receive(GROUP, TOPIC)  # the group begins here

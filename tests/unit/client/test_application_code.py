@@ -139,7 +139,7 @@ async def test_handler_that_exits_ends_run_with_its_code(anyio_backend: str) -> 
 
 @pytest.mark.parametrize("linger", [None, 0.0])
 @pytest.mark.parametrize("error", [asyncio.CancelledError, GeneratorExit, NoException, ZeroDivisionError])
-async def test_callback_that_fails_ends_no_producer(
+async def test_producer_survives_a_failing_callback(
     caplog: pytest.LogCaptureFixture, error: type[BaseException], linger: float | None
 ) -> None:
     outcomes: list[SendResult | ClientError] = []

@@ -86,7 +86,7 @@ class Scene:
             await self.watch.check_all()
 
 
-async def test_silent_server_owing_an_answer_is_dropped_when_another_leads() -> None:
+async def test_client_drops_a_silent_server_when_another_becomes_leader() -> None:
     scene = Scene()
     scene.end.owes_answer = True
     await scene.until(5.0, talks=True)

@@ -10,7 +10,7 @@ from tests.unit.client.fake_cluster import FakeCluster
 pytestmark = pytest.mark.anyio
 
 
-async def test_broker_that_wants_no_trace_gets_none() -> None:
+async def test_producer_sends_no_trace_if_the_broker_turned_tracing_off() -> None:
     topics = {"T": 1, "Story": 1}
     async with FakeCluster.start(topics=topics) as cluster:
         async with Producer(cluster.namesrv, trace="Story") as producer:

@@ -22,7 +22,7 @@ HOSTS = ("127.0.0.1", "10.78.0.1")
 
 
 @pytest.mark.parametrize("name", ["", *SECURITY])
-def test_secured_run_restores_the_environment(tmp_path: Path, name: str) -> None:
+def test_run_with_security_restores_the_environment_variables(tmp_path: Path, name: str) -> None:
     before = dict(os.environ)
     with secured(name, tmp_path, HOSTS) as settings:
         assert ("acl_file" in settings) == (ACCOUNTS in name)

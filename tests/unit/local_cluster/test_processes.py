@@ -69,7 +69,7 @@ def test_process_that_ignores_the_signal_is_killed_after_a_while(processes: Proc
     assert processes.exit_code("server") == -signal.SIGKILL
 
 
-def test_stopped_process_ends_at_the_end_of_all(processes: Processes) -> None:
+def test_stop_all_terminates_a_suspended_process(processes: Processes) -> None:
     processes.start("server", ["sleep", "100"])
     processes.send_signal("server", signal.SIGSTOP)
     trio.run(processes.stop_all)

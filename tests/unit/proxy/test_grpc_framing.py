@@ -136,7 +136,7 @@ def test_answers_are_compressed_if_the_client_compresses_and_accepts_gzip() -> N
     assert not parse_head([*HEAD, gzip_both[1]]).gzip_answers
 
 
-def test_unknown_encoding_is_refused_with_the_known_ones() -> None:
+def test_refusal_of_an_unknown_encoding_lists_the_known_encodings() -> None:
     with pytest.raises(CallRefused) as refused:
         parse_head([*HEAD, (b"grpc-encoding", b"br")])
     assert refused.value.status is Status.UNIMPLEMENTED

@@ -285,7 +285,7 @@ def test_shortened_segment_is_refused(home: LogHome) -> None:
     assert_refused_untouched(home, "physical offsets 1048..2096")
 
 
-def test_damage_that_appears_while_open_is_never_returned(home: LogHome) -> None:
+def test_entry_damaged_while_the_log_is_open_is_never_returned(home: LogHome) -> None:
     log = home.open()
     home.put(log, b"a" * 100, b"b" * 100, b"c" * 100)
     log.close(clean=True)

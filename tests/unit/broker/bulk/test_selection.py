@@ -180,6 +180,6 @@ def test_damaged_queue_entries_do_not_leave_the_memory_of_the_merge(queues: list
     assert found.offsets.keys() == set(range(len(queues)))
 
 
-def test_cut_off_queue_entries_are_refused_by_the_merge() -> None:
+def test_merge_refuses_truncated_queue_entries() -> None:
     with pytest.raises((AssertionError, ValueError, struct.error)):
         select([QueueSpan(0, QueueOffset(0), bytes(21), True)], frozenset(), 1, PhysicalOffset(LIMIT))

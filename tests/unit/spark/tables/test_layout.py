@@ -107,7 +107,9 @@ class Progress:
 
 
 @pytest.mark.parametrize("kind", ["deleted", "cut", "gone", "recreated"])
-def test_deleted_messages_stop_a_pipeline_with_their_offsets(kind: LossKind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_stops_and_reports_the_offsets_of_deleted_messages(
+    kind: LossKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = TopicSource(PIPELINE, is_once=True)
     said = loss_text([Loss(kind, ("T", "a", 0), 3, 10, 10)])
     monkeypatch.setattr(source, "_progress", Progress(DataLoss(said)))

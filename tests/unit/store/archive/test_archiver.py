@@ -141,7 +141,7 @@ def test_torn_objects_never_enter_the_manifest(compares: bool) -> None:
         assert archived(bucket) == log.sent[: log.complete_index]
 
 
-def test_backup_is_taken_over_after_its_objects_were_read_back() -> None:
+def test_archiver_adopts_a_backup_after_reading_its_objects() -> None:
     log, bucket = sent(50)
     backup_run(log, bucket, BEGIN_MS)
     assert manifest_of(bucket).archived.index == 0
