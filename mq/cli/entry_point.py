@@ -137,7 +137,7 @@ def _module(name: str) -> Any:
 
 
 def _not_loaded() -> None:
-    raise AssertionError("a command runs whose module was not imported")
+    raise AssertionError("the module of this command was not imported")
 
 
 def _empty_group() -> typer.Typer:

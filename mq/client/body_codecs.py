@@ -197,8 +197,8 @@ def encode_message(message: Message[T], codec: BodyCodec[T] | None) -> Message[b
     body = encode_body(codec, message.body)
     if not body and unchecked.keys:
         raise MessageRefused(
-            f"{_of(codec)} encodes {message.body!r} as an empty body, which deletes the value of the keys in a "
-            "compacted topic: send tombstone(...) if it shall"
+            f"{_of(codec)} encodes {message.body!r} as an empty body, which would delete the keys' values in a "
+            "compacted topic. To delete them, send tombstone(...)"
         )
     return msgspec.structs.replace(unchecked, body=body)
 

@@ -45,7 +45,7 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
     Returns one entry for each queue, with the first differences. Raises TableCommandRefused.
     """
     if pipeline.upsert is not None:
-        raise TableCommandRefused("verify compares rows with messages, and a table with upserts has one row per key")
+        raise TableCommandRefused("verify does not support tables with upserts: their rows are keys, not messages")
     batch = Messages(spark, pipeline, ranges, parse_schema(commit.schema))
     try:
         counts = batch.count()

@@ -121,7 +121,8 @@ class PeerAuthentication(Service):
         if (ext.identity, ext.address) != (self._identity, self._address):
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,
-                f"this is the log {self._identity} at {self._address}, not {ext.identity} at {ext.address}",
+                f"this replica has the log {self._identity} at {self._address}, but the request is for {ext.identity} "
+                f"at {ext.address}",
             )
         if ext.node_id not in self._members() or ext.node_id == self._node_id:
             raise RequestRefused(
@@ -142,7 +143,8 @@ class PeerAuthentication(Service):
                 ResponseCode.NO_PERMISSION, f"the connection from {connection.peer} is not authenticated as a replica"
             )
         if identity != self._identity:
-            raise RequestRefused(ResponseCode.NO_PERMISSION, f"this is the log {self._identity}, not {identity}")
+            reason = f"this replica has the log {self._identity}, but the request is for {identity}"
+            raise RequestRefused(ResponseCode.NO_PERMISSION, reason)
 
     def members_changed(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
         """End the trust in connections of former members, after a change of members."""

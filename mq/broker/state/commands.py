@@ -392,7 +392,7 @@ def _check_command(command: Command) -> None:
 def _check_topic_config(topic: TopicConfig) -> None:
     check_topic(topic.name)
     if topic.name == META_TOPIC:
-        raise CommandInvalid(f"topic {META_TOPIC} is how metadata is replicated; it has no queues")
+        raise CommandInvalid(f"topic {META_TOPIC} is reserved for replicating metadata and cannot have queues")
     check_range("read_queues", topic.read_queues, 0, QUEUES_MAX)
     check_range("write_queues", topic.write_queues, 0, QUEUES_MAX)
     check_range("perm", topic.perm, 0, 15)

@@ -335,7 +335,7 @@ class PopConsumer(Consumer[BodyT]):
         acknowledged.
         """
         if self._ordered:
-            raise ValueError("extend is for consumers without order: choose an invisible time that covers the handling")
+            raise ValueError("extend is not allowed with ordered=True: pass an `invisible` longer than the handling")
         self._check_process()
         check_popped(message)
         if not 0.001 <= seconds <= INVISIBLE_SECONDS_MAX:

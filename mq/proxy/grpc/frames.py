@@ -87,7 +87,7 @@ class FrameSplitter:
         if self._preface:
             nbytes = min(len(self._preface), len(data))
             if data[:nbytes] != self._preface[:nbytes]:
-                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the connection does not begin as HTTP/2 does")
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "the client did not send the HTTP/2 connection preface")
             self._preface, data = self._preface[nbytes:], data[nbytes:]
         if self._rest:
             self._rest += data
