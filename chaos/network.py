@@ -29,7 +29,7 @@ class Network:
         self.link_quality = link_quality
 
     def disturb(self, fault: Partition | OneWay | CutLink | Isolated | Heal | LinkQuality) -> None:
-        """Change links; cuts add up until `Heal`."""
+        """Apply a fault to the links. Cut links stay cut until `Heal`."""
         match fault:
             case Partition(groups):
                 group_of = {node: number for number, group in enumerate(groups) for node in group}
@@ -50,7 +50,7 @@ class Network:
         self._cut = {link for link in self._cut if node not in link}
 
     def connected(self, src: NodeId, dst: NodeId) -> bool:
-        """Whether frames get through at all."""
+        """Whether the link from ``src`` to ``dst`` is not cut."""
         return (src, dst) not in self._cut
 
     def latency(self) -> float:

@@ -139,7 +139,7 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -
 
 
 def part_of(all_cells: Sequence[Cell], part: int, parts: int) -> list[Cell]:
-    """The ``part``-th of ``parts`` pieces, from 1; all pieces together are the profile."""
+    """Divide the cells into ``parts`` shares, and return share number ``part``, counted from 1."""
     assert 1 <= part <= parts, f"there is no part {part} of {parts}"
     return list(all_cells[part - 1 :: parts])
 

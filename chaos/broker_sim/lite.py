@@ -77,7 +77,7 @@ class Lite(OrderedPop):
         self._leader: BrokerProcess | None = None
 
     def changed_limits(self) -> AbstractContextManager[None]:
-        """Shorten a minute if lite topics expire in this run."""
+        """Replace the expiry time of lite topics with a shorter one, if lite topics expire in this run."""
         return replaced(expiry, "expiration_ms", _shorter) if self._expires else nullcontext()
 
     # -- what clients do -----------------------------------------------------------------------------------------------

@@ -171,9 +171,9 @@ class Networks:
         await self.heal_all()
 
     async def shape(self, shapes: Mapping[tuple[str, str], Shape]) -> dict[str, int]:
-        """Shape links, by sender and receiver, servers or `CLIENTS`; all others are perfect.
+        """Set the faults of the links in ``shapes`` (key: sender, receiver), and remove the faults of all other links.
 
-        Returns the packet counts of the previous shapes, see `packets.Link`. Needs the switch.
+        Both are servers or `CLIENTS`. Returns packet counts of the previous shapes (`packets.Link`). Needs the switch.
         """
         assert self.switch is not None, "links have no shape without the switch"
         assert self.switch.stdin is not None, "the switch is told by its input"

@@ -83,7 +83,7 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def wait(self) -> None:
-        """Sleep for the present delay of answers."""
+        """Sleep for the seconds in the file `delay`, before an answer."""
         with suppress(OSError, ValueError):
             time.sleep(float(self._delay.read_text()))
 

@@ -18,7 +18,7 @@ _END_SECONDS_MAX = 15.0
 
 
 async def clock(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Let a wall clock jump, and jump back at the end; or let it strobe. Confirmed by the number of wrong times."""
+    """Set wall clocks wrong for the step, or make them jump back and forth. Check that processes read wrong times."""
     whose, _, how = step.variant.what.partition(": ")
     nodes = targets(whose, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)

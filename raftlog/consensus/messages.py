@@ -58,7 +58,7 @@ class VoteResp(_Message, frozen=True, gc=False):
 
 
 class AppendReq(_Message, frozen=True, gc=False):
-    """Entries after ``prev``, and the commit index.
+    """A leader's request to append entries after ``prev``. It also announces the commit index.
 
     ``seq`` numbers a leader's messages to a peer. With 0 the request only announces ``commit`` and is not answered.
     """

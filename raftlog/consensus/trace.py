@@ -75,7 +75,7 @@ Runs = Sequence[tuple[int, int]]
 
 
 class Trace:
-    """Writes events of cores of class `core_class` to ``write``, one JSON line without its end each."""
+    """Calls ``write`` with each event of a `core_class` core: one line of JSON without the newline."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write

@@ -116,7 +116,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def next_file(self) -> Base:
-        """The base of the next run's first object: after the newest complete file; it replaces an incomplete one."""
+        """The start of the next run's first object: the end of the last file, or the start of an incomplete one."""
         if self.objects is msgspec.UNSET:
             return self.base
         if not self.objects.complete:

@@ -61,7 +61,7 @@ Tables = dict[str, Mapping[QueueRef, int]]
 
 
 class GroupMembers(Service):
-    """The handlers for members of groups.
+    """Answers queries about the members of producer and consumer groups.
 
     Args:
         record_at: the committed record at a physical offset, or None.

@@ -37,7 +37,7 @@ GROUPS_PER_REQUEST_MAX = 1000
 
 
 class ConsumerGroups(Service):
-    """The handlers for consumer group configurations."""
+    """Changes and shows the configurations of consumer groups."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata

@@ -34,7 +34,7 @@ StoreTime = Callable[[str, int, QueueOffset], int]
 
 
 class DeletedTopics(Service):
-    """The handlers, and the timer of the leader."""
+    """Lists and restores deleted topics; on the leader, forgets topics of which nothing is left."""
 
     def __init__(self, context: BrokerContext, *, store_time: StoreTime) -> None:
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender

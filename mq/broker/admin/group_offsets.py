@@ -73,7 +73,7 @@ def pulled_and_consumed(offset: QueueOffset, open_of: PopQueue) -> tuple[QueueOf
 
 
 class GroupOffsets(Service):
-    """The handlers for offsets of groups."""
+    """Shows the progress of consumer groups, and resets or copies their offsets."""
 
     def __init__(self, context: BrokerContext, *, offsets: Offsets, lookup: OffsetAndTimeQueries) -> None:
         self._broker_name = context.settings.group

@@ -46,7 +46,7 @@ MEMBER_BYTES: Final = 1024
 
 
 class MembersOfManyGroups(Service):
-    """The handler."""
+    """Handles request 9031: the members of many consumer groups."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._clients = context.clients

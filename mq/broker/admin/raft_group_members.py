@@ -60,7 +60,7 @@ class _Waiting(NamedTuple):
 
 
 class RaftMembers(Service):
-    """The handler for operators' commands."""
+    """Handles operators' requests to show or change the members of the Raft group."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings

@@ -47,7 +47,7 @@ EndWaiting = Callable[[str, str, Sequence[ClientConnection]], None]
 
 
 class RemovedMembers(Service):
-    """The handlers.
+    """Removes members from consumer groups for a while, and lists the removed ones.
 
     Args:
         notify: tells the members of groups that these have changed.

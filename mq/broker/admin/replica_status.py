@@ -19,7 +19,7 @@ from raftlog import NEWEST_VERSION, OLDEST_VERSION
 
 
 class ReplicaStatus(Service):
-    """The status handler of a broker.
+    """Answers queries of the status of this replica and its group.
 
     Args:
         runtime: figures that stock tools look for.

@@ -28,7 +28,7 @@ _REASON = "skipped by an operator"
 
 
 class Skips(Service):
-    """The handler for skipping.
+    """Moves consumer groups past a message, which becomes a dead letter.
 
     Attributes:
         skipped: messages skipped since the start of this replica.

@@ -35,7 +35,7 @@ from mq.protocol.wire.queue_tables import QueueRef, queue_row
 
 
 class TopicQueries(Service):
-    """The handlers that list topics.
+    """Lists topics, their queues' ends, and the offsets of groups.
 
     Args:
         store_time: when the message at a queue offset was stored, in epoch milliseconds; -1 without a message.

@@ -74,7 +74,7 @@ _NAME_LENGTH_MAX = 150
 
 
 class Topics(Service):
-    """The handlers that change topics."""
+    """Creates, changes and deletes topics for clients."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata

@@ -70,7 +70,7 @@ ALLOW, DENY = "Allow", "Deny"
 
 
 class UserAdministration(Service):
-    """The handlers for users; see the module."""
+    """Changes and shows users and their policies, and shows the accounts of the ``acl_file``."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._reseal_seconds = context.limits.upkeep.reseal_seconds

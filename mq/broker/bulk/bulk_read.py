@@ -78,7 +78,7 @@ _Wanted = tuple[ConsumeQueue, QueueOffset, QueueOffset]
 
 
 class BulkReads(Service):
-    """The handler for bulk reads."""
+    """Answers bulk reads: messages of several queues in log order."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings

@@ -26,7 +26,7 @@ _NAMED_MAX: Final = 10
 
 
 class TopicEndQueries(Service):
-    """The handler for ends of many topics."""
+    """Answers queries of the first and last offsets of the queues of many topics."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._queues_max = context.limits.bulk.ends_queues_max

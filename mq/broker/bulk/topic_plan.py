@@ -28,7 +28,7 @@ _PLANNED_AT_ONCE: Final = 64
 
 
 class TopicPlans(Service):
-    """The handler for planning requests."""
+    """Answers planning requests: the extent of a topic on this replica."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings

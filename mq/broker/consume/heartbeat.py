@@ -45,7 +45,7 @@ _NOTIFY_SECONDS = 0.1
 
 
 class Heartbeats(Service):
-    """The handlers for clients and groups."""
+    """Handles heartbeats, unregistrations of clients, and queries of the members of a group."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._clients = context.clients

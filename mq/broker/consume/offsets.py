@@ -52,7 +52,7 @@ Key = tuple[str, str, int]
 
 
 class Offsets(Service):
-    """The handlers for offsets, with the commits that are not replicated yet (leader only).
+    """Stores and returns consumer offsets; holds the commits that are not replicated yet (leader only).
 
     Args:
         fencing: decides whose commits are ignored.

@@ -79,7 +79,7 @@ class HeldPull(NamedTuple):
 
 
 class Pulls(Service):
-    """The handler for pulls.
+    """Answers pulls, and holds those for which there are no messages yet.
 
     Args:
         cold_reads: loads old messages before they are read.

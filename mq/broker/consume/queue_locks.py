@@ -48,7 +48,7 @@ class _Grant:
 
 
 class QueueLockService(Service):
-    """The handlers for queue locks (leader only).
+    """Locks and unlocks queues for clients (leader only).
 
     Attributes:
         fencing: keeps clients off queues that others have locked.

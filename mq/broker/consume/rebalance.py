@@ -36,7 +36,7 @@ ANY_QUEUE = -1
 
 
 class Rebalance(Service):
-    """The handlers for request modes and assignments.
+    """Assigns queues to members of consumer groups, and sets and shows request modes.
 
     Args:
         note_group: creates an unknown group; raises RequestRefused for an invalid name.

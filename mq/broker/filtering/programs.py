@@ -23,7 +23,7 @@ from mq.protocol.requests.filters import FilterVersion, GetFilter, Judged, Judge
 
 
 class FilterRequests(Service):
-    """The handlers; see the module.
+    """Handles the requests of filter servers to the leader.
 
     Args:
         charge: counts the messages and bytes given to a limited user, and returns the seconds until it may be given

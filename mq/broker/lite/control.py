@@ -41,7 +41,7 @@ _Resets = dict[str, list[tuple[str, QueueOffset]]]
 
 
 class LiteControl(Service):
-    """The handler for subscriptions to lite topics.
+    """Changes the subscriptions of clients to lite topics.
 
     Args:
         offset_by_time: the offset of the first message of a queue that was stored at a time or later.

@@ -71,7 +71,7 @@ class HeldLitePop(NamedTuple):
 
 
 class LitePops(Service):
-    """The handler for pops of lite topics.
+    """Answers pops of lite topics.
 
     Args:
         pops: the other pops, with which it shares checkpoints and what ends invisible times.

@@ -68,7 +68,7 @@ class PlainSends(Protocol):
 
 
 class Requests(Protocol):
-    """The handler of requests; see `mq.broker.net.request_table`."""
+    """Serves the requests of a connection; implemented by `mq.broker.net.request_table`."""
 
     @property
     def sends(self) -> PlainSends: ...

@@ -57,9 +57,9 @@ class LogBeginning:
         return offset < min_offset and not self.is_first
 
     def check(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> None:
-        """Refuse an answer that says that nothing is before ``min_offset``, if the queue may begin earlier elsewhere.
+        """Raise RequestRefused if another replica may have the message at ``offset``, before ``min_offset``.
 
-        Raises RequestRefused; the client may retry, here or at another replica.
+        The client may retry, here or at another replica.
         """
         if self.may_be_elsewhere(min_offset, offset):
             raise self.refusal()

@@ -28,7 +28,7 @@ class Gate(Protocol):
 
 
 class RequestTable:
-    """The handlers of a broker by type of request.
+    """Calls the handler of each request, by its type.
 
     A request that only the leader can serve is served here while this replica leads, and handed to the leader while it
     does not.

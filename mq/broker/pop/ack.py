@@ -107,12 +107,12 @@ class AcksInFlight:
         assert not orphans, f"requests wait for {orphans}, of which nothing is in flight"
 
     def take_ready(self) -> list[Call[Any]]:
-        """Requests that have waited, to be handled again."""
+        """Remove and return the requests that have waited, to handle them again."""
         ready, self.ready = self.ready, []
         return ready
 
     def take_all(self) -> list[Call[Any]]:
-        """All requests that have waited or still wait."""
+        """Remove and return all requests, whether they are ready or still wait."""
         waiting, self._waiting = self._waiting, {}
         return [*self.take_ready(), *(call for calls in waiting.values() for call in calls)]
 
@@ -143,7 +143,7 @@ class AcksInFlight:
 
 
 class PopAcks:
-    """The handlers for acknowledgements and changed invisible times.
+    """Handles acknowledgements of popped messages, and changes of their invisible times.
 
     Args:
         schedule: called with a checkpoint to check when its invisible time ends.

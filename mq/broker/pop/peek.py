@@ -22,7 +22,7 @@ from mq.protocol.requests.receipts import REVIVE_QUEUE
 
 
 class Peeks:
-    """The handler for peeks; part of `mq.broker.pop.pop.Pops`.
+    """Answers peeks: messages that a pop would return. Part of `mq.broker.pop.pop.Pops`.
 
     Args:
         cold_reads: loads old messages before they are read.

@@ -54,7 +54,7 @@ _EXPIRE_SECONDS = 0.02
 
 
 class Pops(Service):
-    """The handlers for pops, and everything else for POP consumption.
+    """Answers pops, and does everything else for POP consumption.
 
     Args:
         cold_reads: loads old messages before they are read.

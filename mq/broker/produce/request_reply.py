@@ -71,7 +71,7 @@ class _Reply:
 
 
 class Replies(Service):
-    """The handlers for replies.
+    """Passes replies on to the clients that wait for them, and stores them on request.
 
     Args:
         admit: raises RequestRefused unless the connection is a replica of this group.

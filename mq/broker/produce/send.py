@@ -45,7 +45,7 @@ SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
 
 class Sends(Service):
-    """The send handler of a broker."""
+    """Validates messages that producers send, and passes them on to the appender."""
 
     def __init__(
         self,

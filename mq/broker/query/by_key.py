@@ -60,7 +60,7 @@ class _Waiting(NamedTuple):
 
 
 class KeyQueries(Service):
-    """The handler for queries by key; `serve` and `keep_index` must run as tasks."""
+    """Answers queries by key; `serve` and `keep_index` must run as tasks."""
 
     def __init__(self, context: BrokerContext, *, index: KeyIndex) -> None:
         self._index = index

@@ -46,7 +46,7 @@ ENTRIES_MAX = 1024
 
 
 class OffsetAndTimeQueries(Service):
-    """The handlers for queries by offset and time, and the search by time for other services."""
+    """Answers queries by offset and time; also searches by time for other services."""
 
     def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:
         self._broker_name = context.settings.group

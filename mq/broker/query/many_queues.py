@@ -29,7 +29,7 @@ from raftlog import SegmentError
 
 
 class ManyQueues(Service):
-    """The handler."""
+    """Handles request 9030: the ends of many queues, and offsets by time."""
 
     def __init__(self, context: BrokerContext, *, lookup: OffsetAndTimeQueries) -> None:
         self._metadata = context.metadata

@@ -31,7 +31,7 @@ NEWEST_OF_QUEUE: Final = 32
 
 
 class TopicUseQueries(Service):
-    """The handler."""
+    """Handles request 9032: the bytes of a topic's queues, and the senders of its newest messages."""
 
     def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:
         self._metadata = context.metadata

@@ -19,7 +19,7 @@ from mq.protocol.requests.quotas import ListQuotas, NamedQuota, PutUserQuota, Qu
 
 
 class QuotaRequests(Service):
-    """The handlers."""
+    """Sets and lists the quotas of users, with the users that are throttled."""
 
     def __init__(self, context: BrokerContext, *, gate: QuotaGate) -> None:
         self._gate = gate

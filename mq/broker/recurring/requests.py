@@ -47,7 +47,7 @@ _OWN_PREFIX: Final = "RAFTMQ_"
 
 
 class ScheduleRequests(Service):
-    """The handlers for schedules; see the module."""
+    """Handles requests to put, delete, list, pause, resume and trigger schedules."""
 
     def __init__(self, context: BrokerContext, *, ticks: Ticks) -> None:
         self._metadata = context.metadata

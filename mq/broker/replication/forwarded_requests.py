@@ -23,7 +23,7 @@ _HOST_BYTES = 8
 
 
 class ForwardedRequests(Service):
-    """The handler for forwarded requests.
+    """Serves requests that other replicas forward to this leader.
 
     Args:
         leader_handlers: the requests that may be forwarded.

@@ -50,10 +50,7 @@ class _PendingRecall(NamedTuple):
 
 
 class Recalls(Service):
-    """The handler for recalls.
-
-    Args:
-    """
+    """Recalls messages that wait for their delivery time."""
 
     def __init__(self, context: BrokerContext, *, timers: Timers) -> None:
         self._broker_name = context.settings.group

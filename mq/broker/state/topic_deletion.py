@@ -123,7 +123,7 @@ def forget_topic(metadata: Tables, command: ForgetTopic, queue_ends: QueueEnds) 
 
 
 def replace_deleted(metadata: Tables, name: str) -> tuple[str, ...]:
-    """Give up the deleted topic whose name a new topic gets: it can no longer be restored.
+    """Discard the deleted topic ``name``, because a new topic takes its name. It can no longer be restored.
 
     Returns the topics that were deleted along with it, whose queues are dropped. Its own queues begin where they ended.
     """

@@ -34,9 +34,7 @@ _QUEUE_ID: Final = 0
 
 
 class ResumeCheck(Service):
-    """The handler for resuming.
-
-    Args:
+    """Restarts check-backs for transactions that were given up.
 
     Attributes:
         resumed: messages resumed since the start of this replica.

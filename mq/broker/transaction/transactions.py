@@ -81,7 +81,7 @@ class _Ends:
 
 
 class Transactions(Service):
-    """The handler for ends, and its interface for sends and check-backs.
+    """Handles requests that commit or roll back transactions. Sends and check-backs use it too.
 
     Attributes:
         committed, rolled_back: half messages by outcome; a set is counted as one.

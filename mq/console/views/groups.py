@@ -132,7 +132,7 @@ def most_behind(names: Sequence[str], progress: Mapping[str, Progress]) -> list[
 
 
 def lag_rows(progress: Progress, members: Sequence[Member], now_ms: int) -> list[LagRow]:
-    """The queues of a consumer group."""
+    """Return one row for each queue of a consumer group, with its lag and the member that reads it."""
     holders = {queue: member.client.client_id for member in members for queue in member.queues or ()}
     queue_rows = []
     for queue, each in sorted(progress.items()):
@@ -157,7 +157,7 @@ def lag_rows(progress: Progress, members: Sequence[Member], now_ms: int) -> list
 
 
 def member_rows(members: Sequence[Member], now_ms: int) -> list[MemberRow]:
-    """The members of a consumer group."""
+    """Return one row for each member of a consumer group."""
     return [
         MemberRow(
             client_id=each.client.client_id,

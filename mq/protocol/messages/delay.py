@@ -97,9 +97,9 @@ def timer_slot(due_ms: int) -> int:
 
 
 def timer_turn_ms(store_timestamp_ms: int, due_ms: int) -> int:
-    """The time to process a message stored at ``store_timestamp_ms``: within a day, or earlier if it is due then.
+    """The time at which the broker next looks at a delayed message, within a day of ``store_timestamp_ms``.
 
-    The result is a whole number of days before it is due, so its slot stays the same.
+    It is the due time, or a whole number of days before, so the slot stays the same.
     """
     days = max(due_ms - store_timestamp_ms - 1, 0) // TURN_MS_MAX
     return due_ms - days * TURN_MS_MAX

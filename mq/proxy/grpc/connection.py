@@ -319,7 +319,7 @@ class GrpcConnection:
     # ------------------------------------------------------------------------------------- to the client
 
     def bytes_to_send(self) -> bytes:
-        """The bytes for the client; they are the shell's from now on."""
+        """Remove and return the bytes to send to the client."""
         return self._http2.bytes_to_send()
 
     @property
