@@ -38,7 +38,7 @@ class RepairDialogue:
         self._uncommitted = False
 
     def begin_round(self, peers: Iterable[NodeId]) -> None:
-        """Set the other members; the log may be cut when all of them have refused."""
+        """Ask ``peers``, all other members, from now on; the log may be cut when all of them have refused."""
         self.answered = dict.fromkeys(peers, "not connected")
         self.repair.peers = set(self.answered)
         self.has_moved = False

@@ -341,7 +341,7 @@ class Replica:
             raise WireError(str(error)) from error
 
     def peer_gone(self, peer: NodeId) -> None:
-        """Called when the process of ``peer`` has ended; if it led, an election starts now."""
+        """Start an election if the leader was ``peer``, whose process has ended."""
         self.core.peer_lost(peer, self._clock())
 
     def storage_done(self, ticket: int) -> None:

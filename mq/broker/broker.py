@@ -387,7 +387,7 @@ class Broker:
         self._lateness.add(seconds, self._clock())
 
     def announce_again(self) -> None:
-        """Repeat announcements that failed on a full disk."""
+        """Replicate again the facts about this leader that a full disk kept out of the log."""
         if self.appender.is_open:
             self._announce()
 

@@ -27,7 +27,7 @@ class StartRefused(Exception):
 
 
 def access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
-    """The accounts of clients; None if everybody may do everything. Raises StartRefused."""
+    """Load the accounts of clients; None without ``acl_file``: clients have full access. Raises StartRefused."""
     if settings.acl_file is None:
         if not is_loopback(settings.listen_address[0]):
             reason = "everybody who reaches this address has full access: see acl_file"

@@ -94,7 +94,7 @@ class _Question:
 
 
 class Clients:
-    """All clients that have called lately."""
+    """Tracks the clients that have called lately, and their streams."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

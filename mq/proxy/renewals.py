@@ -148,7 +148,7 @@ class Renewals:
         return message
 
     def forget(self, client_id: str, group: str, handle: Handle) -> None:
-        """Stop keeping a message hidden; `handle` is the handle of its pop."""
+        """Stop renewing the invisible time of a message; `handle` is the handle of its pop."""
         if (message := self._drop((client_id, group, handle.encode()))) is not None:
             message.settled = True
 

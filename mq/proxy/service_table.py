@@ -149,5 +149,5 @@ class ServiceTable:
     def answer_broker(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
-        """A request from a broker; see `mq.client.net.connection.OnServerRequest`."""
+        """Answer a request from a broker (`mq.client.net.connection.OnServerRequest`)."""
         return self._telemetry.answer_broker(request, body, answer_later)

@@ -125,7 +125,7 @@ def join_sequenced(rows: Iterable[SequencedRecord], runs: bytes) -> bytes:
 
 
 def sequenced_row(row: SequencedRecord) -> bytes:
-    """The row of a sequenced record in an annotation."""
+    """Encode a sequenced record as a row of an annotation."""
     producer, first, last, physical_offset, store_ms = row
     name = producer.encode()
     if first == last:

@@ -52,7 +52,7 @@ class ReadRounds:
         return confirmed_reads
 
     def abandon(self) -> list[Read]:
-        """Give up all open reads, which no answer can confirm."""
+        """Drop and return all open reads, which no answer can confirm."""
         reads = [read for _, _, part in self.under_way for read in part] + self.waiting
         self.waiting = []
         self.under_way.clear()
@@ -125,7 +125,7 @@ class ForwardedReads:
         return reads
 
     def abandon(self) -> list[int]:
-        """Abandon everything: the open reads."""
+        """Drop and return all open reads."""
         reads = [ctx for _, part in self.questions.values() for ctx in part] + self.waiting
         self.questions.clear()
         self.waiting = []

@@ -131,7 +131,7 @@ class Progress:
         return self.inflight_bytes < config.inflight_bytes_max and len(self._inflight) < config.inflight_messages_max
 
     def stamp(self, now: float) -> int:
-        """The number of a message that is sent now."""
+        """Assign the next sequence number to a message that is sent at ``now``."""
         self.seq += 1
         if not self._stamp_seq:
             self._stamp_seq = self.seq

@@ -75,7 +75,7 @@ def _run_all(jobs: Sequence[_SharedJob[Any]]) -> None:
 
 
 class Machine:
-    """The machine of this process.
+    """Gives a node the clocks, sockets, disk and threads of the machine that it runs on.
 
     Attributes:
         owns_process: whether the process belongs to the node, which may then tune it.

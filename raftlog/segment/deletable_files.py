@@ -52,7 +52,7 @@ class RetentionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The inputs of the decision.
+    """The facts from which a node decides which log files it may delete.
 
     Attributes:
         now_ms, hour: the time, since the epoch and of the local day.

@@ -197,7 +197,7 @@ class SegmentLog(LogReads):
 
     @property
     def found(self) -> str:
-        """A description of the state before opening."""
+        """A description of the state in which opening found the log."""
         return self._opened.found
 
     @property

@@ -16,7 +16,7 @@ from mq.protocol.requests.broker import CleanExpiredConsumequeue, CleanUnusedTop
 
 
 class Cleanup(Service):
-    """The timer and the handlers.
+    """Deletes expired log files, on a timer and on request.
 
     Args:
         retention: deletes the files.

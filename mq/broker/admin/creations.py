@@ -20,7 +20,7 @@ class Creation:
 
 
 class Creations:
-    """The creations that wait for the log. One whose request ends without an answer is forgotten with it."""
+    """Tracks the requests to create topics or groups until the log has applied them."""
 
     def __init__(self, what: str) -> None:
         """``what`` is created: a topic or a group."""

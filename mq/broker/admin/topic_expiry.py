@@ -206,7 +206,7 @@ class TopicExpiry(Service):
 def without_hidden(
     rows: list[tuple[str, int, QueueOffset]], metadata: Metadata, store: QueueStore, now_ms: int
 ) -> list[tuple[str, int, QueueOffset]]:
-    """Lower the new beginnings, so that no queue begins behind a popped message that may be redelivered."""
+    """Return the rows, lowered so that no queue begins behind a popped message that may be redelivered."""
     limits: dict[QueueKey, QueueOffset] = {}
     keys = {(topic, queue_id) for topic, queue_id, _ in rows}
     for (_, *place), pop_queue in metadata.pops.queues.items():

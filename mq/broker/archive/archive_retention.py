@@ -31,7 +31,7 @@ class KeptLimits(NamedTuple):
 
 
 class SharedLimits:
-    """The retention limits of all members: reported to the leader, and answered by it to the others."""
+    """Exchanges retention limits: members report theirs to the leader, which answers with the group's."""
 
     def __init__(self, valid_seconds: float) -> None:
         self._valid_seconds = valid_seconds
@@ -43,7 +43,7 @@ class SharedLimits:
         self._limits[node_id] = limits, now
 
     def set(self, limits: KeptLimits, now: float) -> None:
-        """Note the leader's answer: the limits of the group."""
+        """Store the limits of the group, which the leader answered at the time ``now``."""
         assert min(limits) >= NOT_SET, f"archived messages would be deleted after {limits}"
         self._of_leader = limits, now
 

@@ -34,7 +34,7 @@ LOG_AGAIN_SECONDS: Final = 60.0
 
 
 class QueueRefill(Service):
-    """Refills the queues of this replica from the archive; see the module."""
+    """Fetches queue entries that this replica lacks from the archive, and puts them in front of its queues."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context

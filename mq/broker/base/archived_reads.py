@@ -123,7 +123,7 @@ class ArchivedReads:
         return self._find(*place) is not None
 
     def read(self, pos: int, nbytes: int) -> bytes:
-        """The bytes at a place within one entry.
+        """Return ``nbytes`` bytes of one entry, from the physical offset ``pos`` on.
 
         Raises:
             ArchivedNotLoaded: it is being loaded now. ArchivedUnreadable: the last attempt, a moment ago, failed.

@@ -32,7 +32,7 @@ class LockTimes:
         self._of_host[host] += 1
 
     def at(self, table: Table, queue_id: int) -> float | None:
-        """Time of the last renewal; None if there was none since this replica leads."""
+        """The time at which a lock was last renewed; None if it was not since this replica leads."""
         renewal = self._tables.get(table, {}).get(queue_id)
         return None if renewal is None else renewal[0]
 

@@ -207,7 +207,7 @@ class LongPolling(Generic[PullT]):
         return sum(map(len, self._by_queue.get(key, {}).values()))
 
     def waiting_for(self, key: QueueKey) -> Iterator[PullT]:
-        """The pulls of a queue, of each rivals longest waiting first."""
+        """The waiting pulls of a queue, grouped by rivals; in each group, the longest waiting first."""
         return (entry.pull for entry in self._waiting(key) if entry.pull is not None)
 
     def _waiting(self, key: QueueKey) -> list[_QueuedPull[PullT]]:

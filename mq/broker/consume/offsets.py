@@ -246,7 +246,7 @@ class Offsets(Service):
         return self._highest(key)
 
     def check_consumed(self, ranges: Iterable[ConsumedRange]) -> None:
-        """Whether offsets may advance with a transaction that consumed these messages. Raises RequestRefused.
+        """Raise RequestRefused unless offsets may advance with a transaction that consumed these messages.
 
         A group that has stored an offset behind the first of them has consumed it otherwise, so the transaction is
         refused for ever (PULL_OFFSET_MOVED). While such an offset is in flight, it is refused for now.

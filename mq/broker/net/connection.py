@@ -58,7 +58,7 @@ SendKeys = Callable[[bytes, bytes], bytes | None]
 
 
 class PlainSends(Protocol):
-    """The receiver of plain sends; see `mq.broker.produce.send`."""
+    """Receives plain sends; implemented in `mq.broker.produce`."""
 
     def take(self, connection: ClientConnection, chunk: bytes) -> int: ...
 

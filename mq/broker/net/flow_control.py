@@ -37,7 +37,7 @@ ConnectionT = TypeVar("ConnectionT", bound=ReplyReader)
 
 
 class UnreadReplies(Generic[ConnectionT]):
-    """The unread replies of all clients.
+    """Limits the bytes of unread replies of all clients: pauses clients, and drops the slowest ones.
 
     Args:
         bytes_max: limit for all clients together.

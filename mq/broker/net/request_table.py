@@ -17,7 +17,7 @@ class Gate(Protocol):
 
     @property
     def types(self) -> frozenset[type[Any]]:
-        """The types of the requests that it checks."""
+        """The types of the requests that the gate checks."""
         ...
 
     def serve(self, handler: Handler, is_forwarded: bool, call: Call[Any], /) -> bytes | None:

@@ -72,7 +72,7 @@ _Waiter = tuple[Call[Any], bytes]
 
 
 class AcksInFlight:
-    """Messages with an acknowledgement, change or move in flight.
+    """Tracks the popped messages for which an acknowledgement, a changed invisible time or a move is in flight.
 
     Attributes:
         ready: requests that have waited, to be handled again.

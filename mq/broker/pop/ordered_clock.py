@@ -38,7 +38,7 @@ class OrderedClock:
         self._ahead_ms.pop(key, None)
 
     def now_ms(self, key: QueueOfGroup, open_pop: OpenPop, wall_ms: int) -> int:
-        """The time of a queue whose open pop is ``open_pop``; both times in epoch milliseconds."""
+        """The current time for a queue with the open pop ``open_pop``, in epoch milliseconds; never before that pop."""
         ahead_ms = self._ahead_ms.get(key)
         if ahead_ms is None and open_pop.pop_time_ms <= wall_ms:
             return wall_ms

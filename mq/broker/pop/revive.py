@@ -38,7 +38,7 @@ _LISTED_AT_ONCE = 2000
 
 
 class PopRevival:
-    """Watches checkpoints while this replica leads.
+    """Redelivers popped messages whose invisible time has ended, while this replica leads.
 
     Args:
         leaving: messages that are leaving their checkpoints, of this leadership.

@@ -29,7 +29,7 @@ them.
 
 
 class PopSelection:
-    """Messages of some queues of a topic, and of the retry topic of a group.
+    """Selects messages for a pop from some queues of a topic, and from the retry topic of the group.
 
     Args:
         queues: takes messages of one queue.

@@ -25,7 +25,7 @@ _EXCLUDED: Final = {
 
 
 class LiteTopics:
-    """The checks of messages of lite topics."""
+    """Checks messages that producers send to lite topics, and finds the queues for them."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata

@@ -53,7 +53,7 @@ Unserved = list[tuple[int, ClientConnection, bytes]]
 
 
 class KnownNumbers(Protocol):
-    """The sequence numbers that are known; see `mq.broker.produce.dedup.Dedup`."""
+    """Knows the sequence numbers of producers; implemented by `mq.broker.produce.dedup.Dedup`."""
 
     def highest(self, producer: str) -> int:
         """The highest number of this producer that is stored or in flight; -1 without any."""

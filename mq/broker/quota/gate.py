@@ -433,7 +433,7 @@ class QuotaGate(Service):
             self._passing, self._user = before
 
     def resign(self) -> None:
-        """Called when this replica stops leading: hand waiting requests on to the new leader, in their order."""
+        """Hand waiting requests on to the new leader, in their order, since this replica stops leading."""
         entries, self._queue, self._held_bytes = sorted(self._queue), [], 0
         for each in entries:
             if not each.call.connection.closed:

@@ -33,7 +33,7 @@ class Rule(Protocol):
     """The times at which a schedule ticks."""
 
     def next_after(self, time_ms: int) -> int | None:
-        """The first tick behind ``time_ms``; None if there is none."""
+        """The first tick after ``time_ms``; None if there is none."""
 
     def between(self, after_ms: int, until_ms: int) -> int:
         """The ticks behind ``after_ms``, up to and including ``until_ms``; at least 1000 if there are more."""
@@ -45,7 +45,7 @@ class Once(NamedTuple):
     at_ms: int
 
     def next_after(self, time_ms: int) -> int | None:
-        """The single tick, if it is behind ``time_ms``."""
+        """The single tick, if it is after ``time_ms``."""
         return self.at_ms if time_ms < self.at_ms else None
 
     def between(self, after_ms: int, until_ms: int) -> int:
@@ -81,7 +81,7 @@ class Cron:
         self.next_after(0)
 
     def next_after(self, time_ms: int) -> int | None:
-        """The first tick behind ``time_ms``; None if nothing matches within 50 years."""
+        """The first tick after ``time_ms``; None if nothing matches within 50 years."""
         try:
             at = dt.datetime.fromtimestamp(time_ms // 1000, dt.UTC).astimezone(self._zone)
             ticks = CronSim(self._expression, at)

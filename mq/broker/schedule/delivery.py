@@ -73,7 +73,7 @@ class Source(Protocol[K]):
         """Restart from the applied state: all moves in flight have ended, and not all of them are stored."""
 
     def due(self, now_ms: int) -> Generator[Due[K], int | None]:
-        """The due messages, in order.
+        """Yield the messages that are due at ``now_ms``, in order.
 
         Continuing after a message means that it is in flight; or, if a time was sent, that it is unreadable and due
         again then. May be closed at any message, which then was not moved. Raises StoreError, OSError.
@@ -87,7 +87,7 @@ class Source(Protocol[K]):
 
 
 class Delivery(Generic[K]):
-    """The delivery of one source during one leadership.
+    """Delivers the due messages of one source to their topics while this replica leads.
 
     Args:
         unreadable: the source's messages that could not be read.

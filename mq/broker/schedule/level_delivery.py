@@ -231,5 +231,5 @@ class _Level:
 
 
 def marks_of(metadata: Metadata, level: int) -> QueueMarks:
-    """The messages of a delay level that were delivered before earlier ones."""
+    """The marks of messages of a delay level that were delivered before earlier messages."""
     return metadata.marks.of(SCHEDULE_TOPIC, level - 1)

@@ -170,7 +170,7 @@ class TimerWheel:
             heapq.heappop(self._batches)
 
     def look_again(self, queue_id: int, at_ms: int) -> None:
-        """Gather the slot of a taken entry that is not done again, not before ``at_ms``."""
+        """Scan a slot again from ``at_ms`` on, since one of its entries was taken but not delivered or recalled."""
         if (slot := self._slots.get(queue_id)) is not None:
             slot.next_ms = min(slot.next_ms, at_ms + AHEAD_MS)
 

@@ -254,7 +254,7 @@ class Timers(Service):
                 wheel.look_again(queue_id, until_ms)
 
     def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord | None:
-        """Copy a message for its original topic, or for its slot again; None if its topic was deleted."""
+        """Return a copy for the original topic or, if not due yet, for a slot; None if the topic was deleted."""
         raw = split_record(record)
         properties = props.decode(raw.properties.decode("utf-8", "replace"))
         due_ms = _number(properties.get(props.TIMER_OUT_MS))

@@ -339,7 +339,7 @@ def _read_offsets(wire_form: _WrittenOffsets) -> CommitOffsets:
 
 
 def offset_pairs(group: str, topic: str, row: list[int]) -> Iterator[tuple[int, QueueOffset]]:
-    """Queue ids and offsets. Raises CommandInvalid if a queue id has no offset."""
+    """Yield pairs of queue id and offset from a flat row. Raises CommandInvalid if a queue id has no offset."""
     if len(row) % 2:
         raise CommandInvalid(f"offsets of {group} in {topic}: {len(row)} numbers cannot be divided into pairs")
     return zip(row[::2], cast("list[QueueOffset]", row[1::2]), strict=True)

@@ -38,5 +38,5 @@ class ExpireMessages(TableCommand, frozen=True, tag="expire_messages"):
 
 
 def expired_by(command: object) -> tuple[tuple[str, int, QueueOffset], ...]:
-    """The queues of which a command expires messages, with their first offsets from then on."""
+    """The queues in which a command expires messages, with the first offset that it keeps in each."""
     return tuple(command.rows) if isinstance(command, ExpireMessages) else ()

@@ -115,7 +115,7 @@ def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) 
 
 
 def forget_topic(metadata: Tables, command: ForgetTopic, queue_ends: QueueEnds) -> Changes:
-    """Apply the end of a deleted topic; see `ForgetTopic`."""
+    """Apply `ForgetTopic`: remove a deleted topic, unless its queues have changed since the command was made."""
     if command.name not in metadata.deleted_topics.rows or dict(queue_ends(command.name)) != dict(command.ends):
         return Changes()
     _forget(metadata, command.name)
@@ -156,7 +156,7 @@ def queue_effects(command: Command, metadata: Tables, queue_ends: QueueEnds) -> 
 
 
 def dropped_by(command: Command, queue_ends: QueueEnds) -> tuple[str, ...]:
-    """The topics whose queues a command drops, independently of the metadata."""
+    """The topics whose queues a command drops, computed without the metadata."""
     match command:
         case DeleteTopic(name=name, restorable=False):
             return (name,)

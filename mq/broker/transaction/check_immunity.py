@@ -58,7 +58,7 @@ class CheckImmunity:
 
 
 def immunity_ms(text: str | None, timeout_ms: int) -> int:
-    """Milliseconds after it was stored in which a message is not checked; ``text`` is its property, in seconds.
+    """Milliseconds for which a stored half message is not checked; ``text`` is its property, in seconds.
 
     Anything but a number, and -1, stands for ``timeout_ms``; without the property it is 0.
     """

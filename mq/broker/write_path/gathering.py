@@ -68,5 +68,5 @@ class Gathering:
         return 0.0
 
     def stop(self) -> None:
-        """End the waiting: the sends in flight are lost."""
+        """Stop waiting for further sends, since the sends in flight are lost."""
         self._expected = 0

@@ -185,7 +185,7 @@ PendingGroup = list[InternalRecord | PendingCommand | PendingSend]
 
 
 class AtomicGroup:
-    """A `PendingGroup` that waits for its round; see `PendingItem`."""
+    """A `PendingGroup` that waits to be appended, as one `PendingItem` whose members are stored together."""
 
     __slots__ = ("_members", "nbytes")
 

@@ -91,7 +91,7 @@ class CallStream:
         return self.reader.unfinished_bytes
 
     def on_admit(self) -> None:
-        """Note that the rest of the message has room."""
+        """Receive the rest of the message, which has memory reserved now."""
         self.waiting = False
         self.connection.give_back(self)
 

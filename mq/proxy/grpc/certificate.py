@@ -19,7 +19,7 @@ _VALID: Final = dt.timedelta(days=3_650)
 
 
 class TlsContext(Protocol):
-    """The source of a server's TLS context for each connection."""
+    """Supplies the TLS context for each new connection of a server."""
 
     def context(self) -> ssl.SSLContext:
         """The context for a new connection; it offers HTTP/2."""

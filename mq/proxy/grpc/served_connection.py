@@ -65,7 +65,7 @@ class ServerContext:
 
 
 class ServedConnection:
-    """One connection, from its first byte of HTTP/2 on."""
+    """Serves the gRPC calls of one client connection, from its first byte of HTTP/2 on."""
 
     def __init__(self, client: Accepted, server: ServerContext) -> None:
         self._stream = client.stream
@@ -112,7 +112,7 @@ class ServedConnection:
             self._connection.refuse(stream, refusal)
 
     def tick(self, now: float) -> None:
-        """Called about once a second."""
+        """Check time limits and send what is due; called about once a second."""
         try:
             self._connection.tick(now)
         except ConnectionFailed as error:

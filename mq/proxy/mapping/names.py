@@ -49,7 +49,7 @@ def group_of(resource: pb.Resource) -> str:
 
 
 def lite_topic_of(name: str) -> str:
-    """A lite topic for brokers. Raises CodedError for an invalid name."""
+    """Return the name of a lite topic, checked. Raises CodedError for an invalid name."""
     try:
         check_lite_topic(name)
     except NameRefused as error:

@@ -36,7 +36,7 @@ class Outgoing(NamedTuple):
 
 
 def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: Mapping[str, str]) -> Outgoing:
-    """A message of a client at the address `peer`, for `topic`; `extra` is added to the header of the request.
+    """Convert a message from the client at the address `peer`; `extra` is added to the header of the request.
 
     Raises CodedError.
     """

@@ -46,7 +46,7 @@ class _Unanswered(Exception):
 
 
 class MemberQuestions:
-    """Answers the questions about the clients of a proxy.
+    """Answers questions that brokers ask about the clients behind this proxy.
 
     Args:
         nursery: of the tasks that outlive a call.

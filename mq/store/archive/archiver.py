@@ -30,7 +30,7 @@ from raftlog.segment.running_log import RunningLog
 
 
 class SnapshotNotReady(Exception):
-    """The log has lost its beginning, and there is no checkpoint of that yet which is known to be committed."""
+    """The log has lost its beginning, and no checkpoint of the lost part is known to be committed yet."""
 
 
 class ArchiveStore(BackupStore, Protocol):

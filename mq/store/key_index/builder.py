@@ -45,7 +45,7 @@ class Pace:
         self._since = cpu_clock()
 
     def rest(self) -> None:
-        """Rest from the work since the last rest."""
+        """Sleep in proportion to the CPU time used since the last call."""
         if self._rest_per_second:
             self._sleep(self._rest_per_second * (self._cpu_clock() - self._since))
             self._since = self._cpu_clock()
