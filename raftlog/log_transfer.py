@@ -186,7 +186,7 @@ class Offers:
 
 
 class Puller:
-    """The fetching side.
+    """Fetches a log from another replica, to replace the local one.
 
     Args:
         directory: of the log.

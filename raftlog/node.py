@@ -63,7 +63,7 @@ _HANDOVER_POLL_SECONDS: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosted:
-    """An application built for one run.
+    """An application, and what a node needs from it during one run.
 
     Attributes:
         applied_index: the last entry that it has applied already.

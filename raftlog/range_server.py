@@ -42,7 +42,7 @@ Read = Callable[[RangeReq], Awaitable[bytes]]
 
 
 class RangeServer:
-    """Serves range requests.
+    """Serves peers' requests for byte ranges of the log, up to a rate.
 
     Args:
         read: returns the bytes, or fewer, or raises `RangeRefused`.

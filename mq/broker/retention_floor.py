@@ -28,7 +28,7 @@ _MARKED: Final = ((HALF_TOPIC, HALF_QUEUE_ID), *((TIMER_TOPIC, slot) for slot in
 
 
 class RetentionFloor:
-    """Finds the oldest waiting message.
+    """Finds the oldest message that the broker still has to deliver.
 
     Caches a place for each queue with waiting messages: about 1,500 internal ones, and the queues that were popped
     from.

@@ -34,7 +34,7 @@ def parse_address_list(text: str) -> list[Address]:
 
 
 class SettingGroup(BaseModel):
-    """Base of the groups."""
+    """Base class of the groups of settings."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     why_fixed: ClassVar[str] = ""

@@ -59,7 +59,7 @@ Method = Callable[[Call], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The client of a call.
+    """The client that makes a call.
 
     Attributes:
         client_id: the id that it gives; with accounts, after its user and a slash: any client may give any id.

@@ -19,7 +19,7 @@ _KNOWN_SECONDS: Final = 60.0
 
 
 class Identification:
-    """The callers of calls.
+    """Identifies the client that makes a call, and checks its signature.
 
     Args:
         signed: which times of signatures are accepted; None if clients need none, because brokers have no accounts.

@@ -32,7 +32,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class ServiceTable:
-    """All services of a proxy.
+    """Maps each gRPC method to the service of the proxy that serves it.
 
     Args:
         nursery: of the tasks that outlive a call.

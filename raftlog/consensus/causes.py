@@ -9,7 +9,7 @@ import msgspec
 
 
 class CauseKind(enum.Enum):
-    """The kinds of causes."""
+    """The kinds of events that cause a change of role, term or leader."""
 
     NO_LEADER = "no_leader"
     LEADER_SILENT = "leader_silent"

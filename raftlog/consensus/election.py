@@ -18,7 +18,7 @@ that others still have, lets others campaign first.
 
 
 class Election(Membership):
-    """Elections of a core."""
+    """The part of `RaftCore` that campaigns and votes."""
 
     # -- campaigning -------------------------------------------------------------------------------------------
 

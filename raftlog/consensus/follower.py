@@ -10,7 +10,7 @@ from raftlog.log_numbers import LogIndex, Term
 
 
 class FollowerRole(CoreState):
-    """Handling of a leader's messages."""
+    """The part of `RaftCore` that handles a leader's messages."""
 
     def _follow(self, leader_id: NodeId) -> None:
         """Follow this term's leader, from which a message arrived."""

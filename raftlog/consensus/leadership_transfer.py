@@ -18,7 +18,7 @@ _QUIET_TIMEOUTS = 10
 
 
 class LeadershipTransfer(CoreState):
-    """The leader's part of a transfer.
+    """The part of `RaftCore` with which a leader hands leadership to another voter.
 
     A transfer stops proposals, waits until the target has the whole log, and then tells it to campaign at once. If the
     target does not lead within an election timeout, proposals continue.

@@ -31,7 +31,7 @@ from raftlog.log_numbers import LogIndex
 
 
 class Membership(LeaderRole):
-    """The leader's part of membership changes."""
+    """The part of `RaftCore` with which a leader changes the members."""
 
     def propose_conf(self, change: ConfChange, now: float) -> LogIndex | Refusal:
         """Start ``change``; returns the index of its first entry, or the reason of a refusal.

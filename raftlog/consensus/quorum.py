@@ -12,7 +12,7 @@ Value = TypeVar("Value", bound=float)
 
 
 class VoteResult(enum.Enum):
-    """The state of an election."""
+    """Whether a candidate has won, lost, or still waits for votes."""
 
     PENDING = "pending"
     WON = "won"

@@ -139,7 +139,7 @@ class ConfState(msgspec.Struct, frozen=True):
 
 
 class ConfChangeKind(enum.Enum):
-    """The kinds of membership changes."""
+    """The kinds of changes of a group's members."""
 
     ADD_LEARNER = "add"
     PROMOTE = "promote"

@@ -37,7 +37,7 @@ class Listening(Protocol):
 
 
 class Attempt(Protocol):
-    """An attempt to connect; see `Dialing`."""
+    """An attempt to connect to an address, as `Dialing` makes it."""
 
     def close(self) -> None: ...
 

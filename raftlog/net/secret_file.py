@@ -31,11 +31,11 @@ class SecretUnusable(Exception):
 
 
 class SecretMissing(SecretUnusable):
-    """The file does not exist."""
+    """The secret file does not exist."""
 
 
 class SecretFile:
-    """The current secrets in a file.
+    """Reads the group's secrets from a file, also after it changes.
 
     Attributes:
         current: the valid secrets, newest first; never empty.

@@ -113,7 +113,7 @@ class ListenRefused(Exception):
 
 
 class Transport:
-    """All connections of one replica.
+    """Connects one replica with all others, and sends and receives their frames.
 
     Args:
         admission: what this replica knows about its group, and which peers it therefore admits.

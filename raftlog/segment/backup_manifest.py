@@ -89,7 +89,7 @@ class ObjectList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a backup.
+    """Describes the content of a backup.
 
     ``base`` is where it begins, ``last`` its last entry. ``conf`` is the configuration in force at the base, empty if
     the source did not know it. ``taken_at_ms`` (since 1970) is the start of the last run, ``node_id`` its source.

@@ -67,7 +67,7 @@ def shorter_read(offset: int, length: int) -> int | None:
 
 
 class SegmentFiles:
-    """All segments of one directory.
+    """Reads and writes the segment files of one directory.
 
     Any thread may read; only the writer's thread changes files. A deleted file stays readable for reads in progress.
 

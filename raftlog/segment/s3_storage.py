@@ -76,7 +76,7 @@ _SECRET_IN_URL = re.compile(r"//[^/@\s\"']+@")
 
 
 class S3Store:
-    """Objects below a prefix. Use `open_s3`.
+    """Stores a backup as objects below a prefix of an S3 bucket. Use `open_s3`.
 
     A bucket has no locks. Concurrent runs do not harm each other, since no object is written twice except the manifest.
     That is replaced only if it is still the one that was loaded, so the later run is refused.

@@ -71,7 +71,7 @@ class ManifestTooNew(ValueError):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The content of a replacement.
+    """Describes the files that will replace a log.
 
     ``last`` is the last entry of its last closed file, or the placeholder for ``base`` if there is none; it must be
     committed. ``conf`` goes into the note `CONF`. ``snapshot_crc`` is the CRC-32 of the snapshot. ``archived`` is how

@@ -57,7 +57,7 @@ class OfLimitedUser(msgspec.Struct, frozen=True):
 
 
 class AccessControl:
-    """The access control of this broker.
+    """Decides whether clients may make requests, by the accounts in a file.
 
     Args:
         path: a file in the format of RocketMQ's ``plain_acl.yml``.

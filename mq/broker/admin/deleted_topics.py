@@ -56,7 +56,7 @@ class DeletedTopics(Service):
         yield Periodic(self._look_seconds, self.forget, self._rests_until)
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Forget the commands in flight, since this replica stops leading."""
         self._leadership = object()
         self._in_flight = 0
 

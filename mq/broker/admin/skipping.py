@@ -51,7 +51,7 @@ class Skips(Service):
         yield Route(SkipMessage, self.handle, leader_only=True)
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Forget the skips in flight, since this replica stops leading."""
         self._under_way = set()
 
     def check_invariants(self) -> None:

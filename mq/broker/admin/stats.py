@@ -36,7 +36,7 @@ _READ_SECONDS: Final = 0.25
 
 
 class Stats(Service):
-    """The figures of one broker."""
+    """Answers requests for the broker's figures over the last minute, hour and day."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._cluster = context.settings.cluster

@@ -74,7 +74,7 @@ class TopicExpiry(Service):
         self._hours = None
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Stop checking queues, since this replica stops leading."""
         self._leadership = object()
         self._in_flight = 0
         self._queues_to_check = self._topics_to_count = None

@@ -71,7 +71,7 @@ class _Waiting:
 
 
 class ArchivedReads:
-    """Blocks of the archive in memory.
+    """Reads archived bytes, and caches blocks of the archive in memory.
 
     Args:
         end_pos: the physical offset up to which the log is known to be archived.

@@ -22,7 +22,7 @@ _DAY_KEPT: Final = 25
 
 
 class RateOverTime(NamedTuple):
-    """The counts within a period."""
+    """The messages or requests, and their bytes, that were counted within ``seconds``."""
 
     nums: int
     nbytes: int

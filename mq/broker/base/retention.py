@@ -77,7 +77,7 @@ def encode_early(base_index: int, newest_ms: int) -> bytes:
 
 
 class Retention:
-    """The retention of one broker's log.
+    """Deletes old files of this broker's log.
 
     Args:
         floor_pos: physical offset below which no checkpoint needs the log.

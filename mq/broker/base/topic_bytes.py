@@ -32,7 +32,7 @@ class _Chunk:
 
 
 class QueueBytes:
-    """The counted entries of one queue.
+    """The bytes of one queue's messages, counted up to ``end``.
 
     Attributes:
         nbytes: of all of them.

@@ -23,7 +23,7 @@ LEASE_ID_LENGTH_MAX: Final = 128
 
 
 class LogLeases(Service):
-    """The leases of one replica.
+    """Grants readers leases, which keep this replica from deleting the log that they still read.
 
     Args:
         base_pos: where the log begins now, with its archived part if that is served.

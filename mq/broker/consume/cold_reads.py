@@ -61,7 +61,7 @@ class _Waiting:
 
 
 class ColdReads:
-    """Loads records into memory.
+    """Loads old records into memory, in worker threads or from the archive, before the event loop reads them.
 
     Args:
         in_background: runs a job in a worker thread, and its completion on the event loop.

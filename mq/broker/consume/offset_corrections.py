@@ -40,11 +40,11 @@ class OffsetCorrections(Service):
         yield Periodic(_SECONDS, self.correct_some, lambda: now_if(self._unseen))
 
     def lead(self) -> None:
-        """Called when this replica becomes the leader."""
+        """Check the offsets of all groups, since this replica becomes the leader."""
         self._unseen = list(self._metadata.consumer_offsets)
 
     def resign(self) -> None:
-        """Called when this replica stops leading: the next leader looks itself."""
+        """Stop checking offsets: the next leader checks them."""
         self._unseen.clear()
 
     def correct_some(self) -> None:

@@ -92,7 +92,7 @@ class QueueLockService(Service):
         self.resign()
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Forget the times and the changes of locks, since this replica stops leading."""
         self._renewals.clear()
         self._granting.clear()
         self._granting_to.clear()

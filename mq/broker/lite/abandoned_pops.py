@@ -54,11 +54,11 @@ class AbandonedPops(Service):
         return {"lite_pops_forgotten": self.forgotten}
 
     def lead(self) -> None:
-        """Called when this replica becomes the leader."""
+        """Note the time at which this replica becomes the leader."""
         self._leads_since = self._clock()
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Stop checking for abandoned pops, since this replica stops leading."""
         self._leads_since = float("inf")
         self._leadership = object()
         self._queues_to_check = None

@@ -59,7 +59,7 @@ class LiteExpiry(Service):
         return {"lite_expired": self.expired}
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Stop checking for expired lite topics, since this replica stops leading."""
         self._leadership = object()
         self._ending = set()
         self._queues_to_check = None

@@ -19,7 +19,7 @@ ClientKey = tuple[str, str]
 
 
 class LiteClient(Generic[ConnectionT]):
-    """A client of a group.
+    """A client of a group, with the lite topics that it subscribes to.
 
     Attributes:
         key: its group and its id.
@@ -51,7 +51,7 @@ class LiteClient(Generic[ConnectionT]):
 
 
 class LiteSubscriptions(Generic[ConnectionT]):
-    """The clients by group and id.
+    """The subscriptions of clients to lite topics, by group and client id.
 
     Attributes:
         count: subscriptions of all clients; one that reads all lite topics counts once.

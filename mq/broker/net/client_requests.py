@@ -23,7 +23,7 @@ class NoResponse(Enum):
 
 
 OnResponse = Callable[[Response | NoResponse, bytes], None]
-"""Called with the response and its body."""
+"""Receives the response and its body."""
 
 ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 

@@ -56,7 +56,7 @@ Notice = tuple[str, list[ConnectionT]]
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatOutcome(Generic[ConnectionT]):
-    """The effects of a heartbeat."""
+    """The groups in a heartbeat, and the members to notify of it."""
 
     consumer_groups: tuple[str, ...]
     """All consumer groups in it; the broker creates missing ones and their retry topics."""

@@ -31,7 +31,7 @@ PATIENCE_SECONDS = 2.5
 
 
 class LinearizableReads:
-    """Retries reads until one succeeds.
+    """Retries a linearizable read until it is confirmed or times out.
 
     Args:
         read: one attempt; calls back with True once everything is applied that was committed anywhere before, or with

@@ -20,7 +20,7 @@ _ENUM_LENGTH_MAX: Final = 64
 
 
 class ProxiedClients(Generic[ConnectionT]):
-    """The clients behind all connected proxies."""
+    """Tracks the clients behind all connected proxies, by the proxies' heartbeats."""
 
     def __init__(self, limits: HeartbeatLimits) -> None:
         self._limits = limits

@@ -12,7 +12,7 @@ from mq.broker.state.pop_checkpoints import OpenPop, QueueOfGroup
 
 
 class OrderedClock:
-    """The time for each ordered queue.
+    """Tells the time for each ordered queue, also after a clock was set back.
 
     It is the wall clock, unless that is behind the time of the queue's open pop: then the clock was set back after the
     pop, or another leader with a clock ahead stored the pop. In that case the time starts at the pop time when this
@@ -30,7 +30,7 @@ class OrderedClock:
         self._ahead_ms: dict[QueueOfGroup, int] = {}
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Forget the times of all queues, since this replica stops leading."""
         self._ahead_ms.clear()
 
     def popped(self, key: QueueOfGroup) -> None:

@@ -148,7 +148,7 @@ class Pops(Service):
         yield Periodic(self._limits.pop.revive_seconds, self.revival.run, self.revival.rests_until)
 
     def lead(self) -> None:
-        """Called when this replica leads and everything committed before is applied."""
+        """Start serving pops and redelivering messages, since this replica leads."""
         self._leadership = object()
         self._read_bytes = 0
         self._appender.on_queued, self._appender.awaited = self._take_queued, self.polling.waiting

@@ -72,7 +72,7 @@ class PriorityOrder:
         self.pop_counts = [0] * (LEVELS_COUNTED + 1)
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Forget the debts of priorities, since this replica stops leading."""
         self._debts.clear()
 
     def counters(self) -> dict[str, int]:

@@ -103,7 +103,7 @@ class _Work:
 
 
 class PopQueues:
-    """Takes messages from queues.
+    """Takes the next messages of a queue for a pop.
 
     Args:
         records: reads records that may come in one piece.
@@ -145,7 +145,7 @@ class PopQueues:
         self._works: dict[QueueOfGroup, _Work] = {}
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Forget the pops in flight, since this replica stops leading."""
         self._works.clear()
 
     def check_invariants(self) -> None:

@@ -81,7 +81,7 @@ class PopRevival:
         self.lost = 0
 
     def lead(self) -> None:
-        """Called when this replica leads and everything committed before is applied."""
+        """Start redelivering messages, since this replica leads."""
         self._unreadable = ReadBackoff()
         self._delivery = Delivery(
             self._context,
@@ -93,7 +93,7 @@ class PopRevival:
         self._rescan()
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Stop redelivering messages, since this replica stops leading."""
         if self._delivery is not None:
             self._delivery.stop()
         self._delivery = None

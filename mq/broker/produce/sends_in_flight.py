@@ -88,7 +88,7 @@ class _SingleSends(NamedTuple):
 
 
 class InFlightSends:
-    """All numbered sends in flight."""
+    """Tracks the sends with sequence numbers that are in flight."""
 
     def __init__(self) -> None:
         self._single: dict[str, _SingleSends] = {}

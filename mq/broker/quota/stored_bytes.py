@@ -15,7 +15,7 @@ _COUNTED_AT_ONCE: Final = 4096
 
 
 class StoredBytes:
-    """The counted topics."""
+    """Counts the stored bytes of topics for quotas."""
 
     def __init__(self, store: QueueStore) -> None:
         self._store = store

@@ -101,13 +101,13 @@ class Ticks(Service):
         return self._clock() + (self._due[0][0] - self._wall_clock_ms()) / 1000
 
     def lead(self) -> None:
-        """Called when this replica leads and everything committed before is applied."""
+        """Start sending the messages of all schedules, since this replica leads."""
         self._forget()
         self._leads = True
         self._to_plan.extend(sorted(self._schedules.table))
 
     def resign(self) -> None:
-        """Called when this replica stops leading: another one sends."""
+        """Stop sending messages of schedules: the new leader sends them."""
         self._forget()
         self._leads = False
 

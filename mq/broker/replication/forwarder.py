@@ -191,7 +191,7 @@ class Forwarder(Service):
         self._advance()
 
     def lead(self) -> None:
-        """Called when this replica leads; it serves the waiting requests itself."""
+        """Serve the waiting requests here, since this replica leads."""
         self._leads = True
         self._closed_at = self._clock()
         self._shut()
@@ -199,7 +199,7 @@ class Forwarder(Service):
         self._advance()
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Forward requests to the new leader from now on, since this replica stops leading."""
         self._leads = False
 
     def has_unsent_replies(self) -> bool:

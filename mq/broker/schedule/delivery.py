@@ -67,7 +67,7 @@ Moved = list[tuple[Due[K], InternalRecord | None]]
 
 
 class Source(Protocol[K]):
-    """The feature-specific part of delivery."""
+    """Supplies the due messages of one feature to `Delivery`, and the commands that mark them as done."""
 
     def restart(self) -> None:
         """Restart from the applied state: all moves in flight have ended, and not all of them are stored."""
@@ -125,7 +125,7 @@ class Delivery(Generic[K]):
         self._paused_until_ms = 0
 
     def stop(self) -> None:
-        """Called when this replica stops leading."""
+        """Stop delivering, since this replica stops leading."""
         self._stopped = True
 
     @property

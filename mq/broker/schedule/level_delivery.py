@@ -66,7 +66,7 @@ class LevelDelivery(Service):
         )
 
     def lead(self) -> None:
-        """Called when this replica leads and everything committed before is applied."""
+        """Start delivering the messages of all delay levels, since this replica leads."""
         self.unreadable = ReadBackoff()
         self._levels = [
             Delivery(self._context, _Level(self._context, self, number), unreadable=self.unreadable, log=self._log)
@@ -74,7 +74,7 @@ class LevelDelivery(Service):
         ]
 
     def resign(self) -> None:
-        """Called when this replica stops leading: another one delivers."""
+        """Stop delivering: the new leader delivers."""
         for level in self._levels:
             level.stop()
         self._levels = []

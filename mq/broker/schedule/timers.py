@@ -93,7 +93,7 @@ class Timers(Service):
         )
 
     def lead(self) -> None:
-        """Called when this replica leads and everything committed before is applied."""
+        """Start delivering timed messages, since this replica leads."""
         self._unreadable = ReadBackoff()
         self._under_way = set()
         self._again, self._seen_ms = range(0), self._wall_clock_ms()
@@ -102,7 +102,7 @@ class Timers(Service):
         self._delivery = Delivery(self._context, self, unreadable=self._unreadable, log=self._log)
 
     def resign(self) -> None:
-        """Called when this replica stops leading: another one delivers."""
+        """Stop delivering: the new leader delivers."""
         if self._delivery is not None:
             self._delivery.stop()
         self._delivery = None

@@ -8,7 +8,7 @@ from mq.protocol.numbers import QueueOffset
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """The effect of a command."""
+    """The topics, groups and others that a command changed."""
 
     topics: tuple[str, ...] = ()
     """Topics that were created, changed or deleted."""

@@ -52,7 +52,7 @@ class SkipEntries(TableCommand, frozen=True, tag="skip_entries"):
 
 
 class QueueMarks:
-    """The marks of one queue.
+    """Marks the messages of one queue that are done.
 
     Attributes:
         low: all offsets below are done; this one is not.

@@ -46,7 +46,7 @@ class PutFilter(TableCommand, frozen=True, tag="put_filter"):
 
 
 class FilterPrograms(StateTable):
-    """The table; see the module.
+    """The replicated filter programs of consumer groups.
 
     Attributes:
         table: by (group, topic).

@@ -265,7 +265,7 @@ class _Part:
 
 
 class ProducerSequences(StateTable):
-    """The table; see the module. Only `committed`, `run_committed` and `reach` change it."""
+    """The stored sequence numbers of producers. Only `committed`, `run_committed` and `reach` change it."""
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
         self._own_ids = _Part(limits.ranges_per_producer_max, limits.producers_max, limits.ranges_when_crowded)

@@ -45,7 +45,7 @@ class RemoveOrReadmit(TableCommand, frozen=True, tag="keep_out"):
 
 
 class ReplicatedRemovals(StateTable):
-    """The table; see the module.
+    """The replicated table of clients that stay out of consumer groups, and until when.
 
     Attributes:
         table: by group and client id. Those whose time is over are removed by the next command.

@@ -41,7 +41,7 @@ class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
 
 
 class RequestModes(StateTable):
-    """The table; see the module.
+    """The replicated choice, by group and topic, whether the group pulls or pops.
 
     Attributes:
         table: by (topic, group); only modes that were set.

@@ -32,7 +32,7 @@ class PutUserQuota(TableCommand, frozen=True, tag="put_user_quota"):
 
 
 class UserQuotas(StateTable):
-    """The table; see the module.
+    """The replicated quotas of users.
 
     Attributes:
         table: by name; only quotas that limit something.

@@ -139,7 +139,7 @@ class CheckBacks(Service):
         )
 
     def lead(self) -> None:
-        """Called when this replica leads and everything committed before is applied."""
+        """Start sending check-backs, since this replica leads."""
         last = self._last
         self._tracks = [
             CheckTrack(self._timeout_seconds if number == 0 else self._interval_seconds) for number in range(last + 1)
@@ -154,7 +154,7 @@ class CheckBacks(Service):
         self._give_up = GiveUp(self._context, halves=self._halves, transactions=self._transactions, log=self._log)
 
     def resign(self) -> None:
-        """Called when this replica stops leading: another one checks."""
+        """Stop sending check-backs: the new leader sends them."""
         if self._give_up is not None:
             self._give_up.stop()
         self._give_up = None

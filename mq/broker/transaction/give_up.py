@@ -42,7 +42,7 @@ class GiveUp:
         )
 
     def stop(self) -> None:
-        """Called when this replica stops leading."""
+        """Stop giving up half messages, since this replica stops leading."""
         self._delivery.stop()
 
     def run(self, offsets: Iterable[QueueOffset], now_ms: int) -> None:

@@ -59,7 +59,7 @@ class ResumeCheck(Service):
         return {"transactions_resumed": self.resumed}
 
     def resign(self) -> None:
-        """Called when this replica stops leading."""
+        """Forget the messages that are being resumed, since this replica stops leading."""
         self._under_way = set()
 
     def check_invariants(self) -> None:

@@ -282,7 +282,7 @@ class EntryDraft:
 
 
 class EntryBuilder:
-    """Builds the entries of a broker.
+    """Builds log entries from the messages and commands of a round.
 
     Attributes:
         reply_template: renders the replies to sends.

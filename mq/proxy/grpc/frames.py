@@ -23,7 +23,7 @@ _HEADER: Final = struct.Struct("!IBI")
 
 
 class Kind(enum.IntEnum):
-    """Types of frames."""
+    """The types of HTTP/2 frames."""
 
     DATA = 0
     HEADERS = 1

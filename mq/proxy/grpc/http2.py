@@ -32,7 +32,7 @@ _WHOLE_CONNECTION: Final = frozenset({Kind.SETTINGS, Kind.PING, Kind.GOAWAY})
 
 
 class Setting:
-    """Codes of settings."""
+    """The codes of HTTP/2 settings."""
 
     ENABLE_PUSH: Final = 2
     MAX_CONCURRENT_STREAMS: Final = 3
@@ -88,7 +88,7 @@ class _Stream:
 
 
 class Http2:
-    """One connection.
+    """The server side of one HTTP/2 connection, without a socket.
 
     Attributes:
         last_stream: the highest stream that the client has begun.

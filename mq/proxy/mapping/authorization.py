@@ -33,7 +33,7 @@ _ZONE_MS_MAX: Final = 14 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class AllowedTimes:
-    """The signed times that are accepted.
+    """The times that are accepted in signatures.
 
     Attributes:
         age_ms_max: the difference from now, before or after it.

@@ -107,7 +107,7 @@ class LiteSubscriptionTable:
 
 
 class LiteSubscribing:
-    """SyncLiteSubscription.
+    """Serves SyncLiteSubscription: the subscriptions of clients to lite topics.
 
     Args:
         nursery: of the tasks that outlive a call.

@@ -43,7 +43,7 @@ class _Queue:
 
 
 class Pulling:
-    """The calls of pull consumers."""
+    """Serves the calls of pull consumers."""
 
     def __init__(self, brokers: Brokers, identify: Identify) -> None:
         self._brokers = brokers

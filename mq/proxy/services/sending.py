@@ -32,7 +32,7 @@ _RESOLUTIONS: Final = {pb.COMMIT: COMMITTED, pb.ROLLBACK: ROLLBACK}
 
 
 class Sending:
-    """The calls of producers."""
+    """Serves the calls of producers."""
 
     def __init__(self, brokers: Brokers, wall_clock_ms: Callable[[], int]) -> None:
         self._brokers = brokers

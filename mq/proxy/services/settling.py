@@ -126,7 +126,7 @@ class PoppedMessages:
 
 
 class Settling:
-    """AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue."""
+    """Serves AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue."""
 
     def __init__(self, popped: PoppedMessages, renewals: Renewals) -> None:
         self._popped = popped

@@ -42,7 +42,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class Telemetry:
-    """The streams to clients.
+    """Serves the Telemetry streams of clients.
 
     Args:
         draining: set when the proxy is about to stop.

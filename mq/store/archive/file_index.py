@@ -50,7 +50,7 @@ class QueueRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """Entries back to back.
+    """Contiguous entries of one archived file, which are read together.
 
     ``before`` is the log before the first one, which begins at its ``pos``. ``newest_ms`` is the latest time at which
     one of its messages was stored (ms since 1970), 0 without messages.

@@ -44,7 +44,7 @@ class UnindexedPart:
 
 @dataclass(slots=True)
 class SearchResult:
-    """``records``: the newest ones, oldest first."""
+    """The result of a `KeySearch`; ``records`` has the newest messages, oldest first."""
 
     records: list[bytes] = field(default_factory=list)
     is_complete: bool = True
@@ -57,7 +57,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class KeySearch:
-    """A search over a captured state.
+    """Searches the messages with a key, in a captured state of the index and the log.
 
     Args:
         read: of the durable log; for any thread.
