@@ -92,7 +92,7 @@ class ArchivedFiles:
         self.nbytes = 0
 
     def wants(self, pos: int) -> bool:
-        """Whether the byte of a closed file is to be read here now, as the next one that is missing."""
+        """Whether to read the next missing byte, at ``pos`` in a closed file, from the archive."""
         if self._archive is None or pos >= self._archive_end.pos:
             return False
         if (trial := self._trial) is None or trial.is_over:

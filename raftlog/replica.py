@@ -394,7 +394,7 @@ class Replica:
         return min(deadline, self._barriers.deadline) if self._barriers.open else deadline
 
     def pump(self) -> None:
-        """Carry out all effects of the core; see the module's list."""
+        """Carry out all effects of the core, in the order of the module's list."""
         core = self.core
         if self._barriers.asked:
             now = self._clock()

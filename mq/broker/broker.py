@@ -430,7 +430,7 @@ class Broker:
         return self._last_checkpoint
 
     def snapshot(self) -> tuple[LogIndex, Callable[[], bytes]] | None:
-        """The state for a replica that gets the log only from a later entry on; see `mq.store.opening`.
+        """The state for a replica that gets the log only from a later entry on.
 
         Returns the index of that entry and a function that encodes the snapshot; it is slow and may run in a worker
         thread. None while metadata is ahead of the queues, which is the case for a while after loading such a snapshot.

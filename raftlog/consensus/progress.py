@@ -146,7 +146,7 @@ class Progress:
             self._stamp_seq = 0
 
     def note_stall(self, seconds: float, now: float) -> None:
-        """Count the peer as not silent for ``seconds`` until ``now``, in which this process read no messages."""
+        """Do not count ``seconds`` until ``now`` as silence of the peer, since this process read no messages then."""
         self.silent_since = min(self.silent_since + seconds, now)
         self._stamp_silent_since = min(self._stamp_silent_since + seconds, now)
 

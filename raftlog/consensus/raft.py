@@ -464,7 +464,7 @@ class RaftCore(Election, FollowerRole):
         return min(indexes)
 
     def take_effects(self) -> Effects:
-        """Take everything to be done since the last call; see `Effects` for the required order."""
+        """Remove and return all effects since the last call; the caller carries them out in the order of `Effects`."""
         effects = Effects()
         if self._conf_committed:
             self._follow_conf()

@@ -96,7 +96,7 @@ class Machine:
     def open_writer(
         self, done_fd: int, on_failed: OnFailed, observe: Callable[[float], None], sync_bytes_max: int
     ) -> LogWriter:
-        """The writer of a log; see `threaded_writer`."""
+        """Start a thread that writes a log (`threaded_writer`)."""
         return threaded_writer(done_fd, on_failed, observe, sync_bytes_max=sync_bytes_max)
 
     async def in_thread(self, job: Callable[[], T]) -> T:
@@ -130,7 +130,7 @@ class Machine:
         return joint_job.result()
 
     def check_free(self, address: Address) -> None:
-        """Raises OSError, UnicodeError if nothing can listen at this address now."""
+        """Raise OSError or UnicodeError if nothing can listen at this address now."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         with contextlib.closing(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -216,7 +216,7 @@ class LogReads:
         return self._verified.has(pos, pos + length)
 
     def has_verified(self, pos: int, length: int) -> bool:
-        """Whether `pread` gets these bytes of the files from verified ones that are kept in memory."""
+        """Whether `pread` can return these bytes from verified ones in memory, without the disk."""
         return self._verified.has_verified(pos, pos + length)
 
     @property

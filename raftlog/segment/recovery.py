@@ -54,7 +54,7 @@ _TYPE = re.compile(rb"\x00\x00\x00[\x01-\x03]")
 
 @dataclass(frozen=True, slots=True)
 class StopReason:
-    """The first place that is not an entry, and the reason."""
+    """The physical offset at which reading entries stopped, and the reason: the bytes there are not an entry."""
 
     pos: int
     reason: str

@@ -76,7 +76,7 @@ class RunningLog:
             raise StorageFailed(path, error.errno or 0, "read") from error
 
     def holds(self, entry: EntryRef) -> bool:
-        """Whether this log has that entry, with the same chain: then the two logs are equal up to there."""
+        """Whether this log has ``entry`` with the same chain: then this log equals the other one up to there."""
         if entry.pos + entry.size > self.state.durable_pos:
             return False
         kind, size, index, term, pos, _, chain, _, _ = HEADER.unpack(self.read(entry.pos, HEADER_BYTES))

@@ -60,7 +60,7 @@ class ConsumerGroups(Service):
         self._put(call, [config])
 
     def handle_put_list(self, call: Call[UpdateAndCreateSubscriptionGroupList]) -> None:
-        """Request code 225: all groups, or none if one is refused."""
+        """Request code 225: create or change several groups, or none if one is refused."""
         groups = decoded(SubscriptionGroupList.decode, call.body).groups
         if not 1 <= len(groups) <= GROUPS_PER_REQUEST_MAX:
             raise RequestRefused(

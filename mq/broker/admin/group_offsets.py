@@ -116,7 +116,7 @@ class GroupOffsets(Service):
         self._gradually.when_current(self._read, call, answer)
 
     def handle_all_stats(self, call: Call[GetBrokerConsumeStats]) -> None:
-        """Request code 317: as 208, for all groups and topics."""
+        """Request code 317: return the progress of all groups in all topics."""
 
         behind = _Behind()
 
@@ -375,7 +375,7 @@ class GroupOffsets(Service):
         self._gradually.work(call, clone())
 
     def handle_forbidden(self, call: Call[UpdateAndGetGroupForbidden]) -> bytes | None:
-        """Request code 353: whether a group may read a topic. Raises RequestRefused."""
+        """Request code 353: return, or set, whether a group may read a topic. Raises RequestRefused."""
         ext = call.request.ext
 
         def answer() -> bytes:

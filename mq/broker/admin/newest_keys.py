@@ -55,7 +55,7 @@ class NewestKeys:
             self._offsets[key] = offset
 
     def is_newest(self, key: bytes, offset: QueueOffset) -> bool:
-        """Whether no newer message with this key is known."""
+        """Whether the message at ``offset`` is the newest known one with this key."""
         return self._offsets.get(key) == offset
 
     def forget(self, key: bytes, offset: QueueOffset) -> None:

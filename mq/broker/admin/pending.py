@@ -53,7 +53,7 @@ class _Waiting(NamedTuple):
 
 
 class PendingQueries(Service):
-    """Answers queries for waiting messages; see the module."""
+    """Answers queries for messages that wait: delayed messages, and open or given-up transactions."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._broker_name = context.settings.group

@@ -91,7 +91,7 @@ class RemovedMembers(Service):
         self.follow_and_expire()
 
     def handle_remove(self, call: Call[RemoveMember]) -> bytes | None:
-        """Request code 9026: at the leader answered when it is replicated. Raises RequestRefused."""
+        """Request code 9026: remove a client from a group, or readmit it. Raises RequestRefused."""
         ext = call.request.ext
         self._check(ext.group, ext.client_id, ext.keep_out_ms, ext.reason, ext.operator)
         is_replicated = self._appender.is_open and self._level.level >= LEVEL_OF_REMOVED_MEMBERS

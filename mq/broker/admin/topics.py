@@ -110,7 +110,7 @@ class Topics(Service):
         self._put(call, [config])
 
     def handle_put_list(self, call: Call[UpdateAndCreateTopicList]) -> None:
-        """Request code 18: all topics, or none if one is refused."""
+        """Request code 18: create or change several topics, or none if one is refused."""
         topics = decoded(TopicConfigList.decode, call.body).topics
         if not 1 <= len(topics) <= TOPICS_PER_REQUEST_MAX:
             raise RequestRefused(

@@ -107,8 +107,8 @@ class UserAdministration(Service):
     # -- users -------------------------------------------------------------------------------------------------------
 
     def handle_create(self, call: Call[CreateUser]) -> bytes | None:
-        """Request code 3001. Creating an identical user succeeds: ``mqadmin createUser -c`` calls each replica, and all
-        share the users.
+        """Request code 3001: create a user. An identical one may exist, since ``mqadmin createUser -c`` calls each
+        replica, and all share the users.
         """
         name, request = self._requested_user(call)
         if request.password is None:
@@ -189,7 +189,7 @@ class UserAdministration(Service):
     # -- policies ----------------------------------------------------------------------------------------------------
 
     def handle_put_policies(self, call: Call[CreateAcl | UpdateAcl]) -> None:
-        """Request codes 3006 and 3007."""
+        """Request codes 3006 and 3007: add or replace policies of a user."""
         name = _user_of(call.request.ext.subject)
         self._check_may_change(name)
         self._existing(name)

@@ -48,7 +48,7 @@ class SharedLimits:
         self._of_leader = limits, now
 
     def silent(self, members: Collection[str], now: float) -> list[str]:
-        """The members whose settings this leader does not know, or has not heard for long."""
+        """The members whose limits this leader does not know, or has not received for long."""
         return sorted(
             each for each in members if each not in self._limits or now > self._limits[each][1] + self._valid_seconds
         )

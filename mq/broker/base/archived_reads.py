@@ -349,7 +349,7 @@ class LocalLog(Protocol):
         """Read bytes by physical offset; `LogReads.pread` lists the errors."""
 
     def pread_each(self, pieces: Sequence[LogSpan], /) -> Sequence[bytes | memoryview]:
-        """Read ascending pieces, each within one entry."""
+        """Return the bytes of each piece; pieces ascend, and each is within one entry."""
 
     def read_runs(self, pos: int, length: int, /) -> Iterator[VerifiedRun]:
         """Yield the bytes as runs of complete verified entries."""
@@ -388,7 +388,7 @@ class TieredLog:
         return self.reads.read(pos, length)
 
     def pread_each(self, pieces: Sequence[LogSpan]) -> Sequence[bytes | memoryview]:
-        """Read ascending pieces, each within one entry. Raises as `pread`."""
+        """Return the bytes of each piece; pieces ascend, and each is within one entry. Raises as `pread`."""
         base_pos = self._log.base_pos
         if not pieces or pieces[0][0] >= base_pos:
             return self._log.pread_each(pieces)

@@ -49,7 +49,7 @@ class BootClock:
 
 
 class ClockCorrections:
-    """The corrections that are added to the times of files; see the module.
+    """The corrections that are added to the times of files, since the clock was wrong.
 
     Args:
         note: what `encode` returned, in this process or an earlier one; None for a log without.

@@ -30,7 +30,7 @@ class RateOverTime(NamedTuple):
 
     @property
     def per_second(self) -> float:
-        """Rate of ``nums``."""
+        """The rate of ``nums`` per second."""
         return self.nums / self.seconds
 
     @property

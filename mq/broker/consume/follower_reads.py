@@ -62,9 +62,7 @@ class FollowerReads:
         return self._replica.log.end_pos - physical_offset <= self.lag_max
 
     def slow_pull(self, messages_max: int) -> tuple[int, int]:
-        """Messages and their bytes in the answer to a consumer that lags by more than ``lag_max``: at most
-        ``messages_max``.
-        """
+        """The most messages, and bytes, in an answer to a consumer that lags by more than ``lag_max``."""
         return min(messages_max, self._slow_messages_max), self._slow_bytes_max
 
     def suggest(self, group: str, topic: str, queue_id: int, behind: PhysicalOffset, lag: int) -> int:

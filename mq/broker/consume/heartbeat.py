@@ -83,7 +83,7 @@ class Heartbeats(Service):
             assert not self._creating, f"{len(self._creating)} groups are being created, and nothing is pending"
 
     def handle_heartbeat(self, call: Call[HeartBeat]) -> bytes | None:
-        """Request code 34. A heartbeat with many subscriptions is processed between other requests."""
+        """Request code 34: process a heartbeat; one with many subscriptions is processed between other requests."""
         if call.connection.closed:
             # Closed while more of its requests were queued: if registered now, it would never be removed.
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
@@ -135,7 +135,7 @@ class Heartbeats(Service):
         return call.response()
 
     def handle_consumer_list(self, call: Call[GetConsumerListByGroup]) -> bytes:
-        """Request code 38. A removed member is told of the others, so that it gives up its queues."""
+        """Request code 38: list the members of a group. A removed member gets it, too, and gives up its queues."""
         group = call.request.ext.consumer_group
         table, now = self._clients.removed_members, self._clock()
         if table.table and (member := table.at(call.connection, group, now)) is not None:

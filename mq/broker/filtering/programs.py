@@ -49,7 +49,7 @@ class FilterRequests(Service):
         return {"filter_programs": len(self._filters.table), "filter_program_bytes": self._filters.nbytes}
 
     def handle_put(self, call: Call[PutFilter]) -> bytes | None:
-        """Request code 9020. The same program again changes nothing. Raises RequestRefused."""
+        """Request code 9020: set a group's filter program, unless it is set already. Raises RequestRefused."""
         ext = call.request.ext
         level = self._metadata.format_level.level
         if level < LEVEL_OF_FILTERS:

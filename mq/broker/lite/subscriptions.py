@@ -46,7 +46,7 @@ class LiteClient(Generic[ConnectionT]):
         self.attempt: tuple[str, list[str]] = ("", [])
 
     def reads(self, queue: str) -> bool:
-        """Whether it subscribes to the lite topic with this queue."""
+        """Whether the client subscribes to the lite topic with this queue."""
         return split_lite_queue(queue)[0] == self.parent if self.queues is None else queue in self.queues
 
 

@@ -321,7 +321,7 @@ class ClientRegistry(Generic[ConnectionT]):
         return consumers.list_body
 
     def subscriptions_differ(self, group: str) -> bool:
-        """Whether members of a consumer group do not all subscribe to the same."""
+        """Whether members of a consumer group have different subscriptions."""
         consumers = self._consumers.get(group)
         return consumers is not None and consumers.differ()
 

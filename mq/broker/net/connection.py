@@ -77,7 +77,7 @@ class Requests(Protocol):
 
 
 class ClientConnection:
-    """A stock client or our SDK on the other end of a socket.
+    """The connection of one client: reads its requests, and writes the answers.
 
     ``host`` is the peer's IPv4 address and port as a record stores them. ``requests`` serves the requests. ``heard``
     becomes true when data arrives; the search for idle connections resets it. ``questions`` are the broker's requests

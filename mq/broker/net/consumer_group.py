@@ -104,7 +104,7 @@ class ConsumerGroup(Generic[ConnectionT]):
         return self.is_divided
 
     def has(self, client_id: str, connection: ConnectionT) -> bool:
-        """Whether a client is a member, probably on ``connection``."""
+        """Whether a client is a member. Looks first at ``connection``, where it probably is."""
         member = self.members.get(connection)
         if member is not None:
             return member.client_id == client_id

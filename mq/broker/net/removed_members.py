@@ -64,7 +64,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
         self._at: dict[ConnectionT, dict[str, RemovedMember[ConnectionT]]] = {}
 
     def has_room(self, group: str, client_id: str) -> bool:
-        """Whether one more client may be removed."""
+        """Whether the table has room for one more removed client."""
         return (group, client_id) in self.table or len(self.table) < REMOVED_MEMBERS_MAX
 
     def keep(

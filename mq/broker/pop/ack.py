@@ -90,7 +90,7 @@ class AcksInFlight:
 
     @property
     def queues(self) -> KeysView[QueueOfGroup]:
-        """The queues with messages in flight."""
+        """The queues with acknowledgements, changes or moves in flight."""
         return self._queues.keys()
 
     def wait(self, checkpoint_id: CheckpointId, call: Call[Any]) -> None:
@@ -183,7 +183,7 @@ class PopAcks:
         self.waiters: list[_Waiter] = []
 
     def routes(self) -> Iterator[Route]:
-        """The requests that this service handles; see `Service`."""
+        """Yield the requests that this service handles."""
         yield Route(AckMessage, self.handle_ack, leader_only=True, repeatable=True)
         yield Route(AckLiteMessage, self.handle_ack, leader_only=True, repeatable=True)
         yield Route(BatchAckMessage, self.handle_batch, leader_only=True, repeatable=True)
@@ -209,7 +209,7 @@ class PopAcks:
             assert not queues, f"messages of {len(queues)} queues leave, such as {queues[0]}, and nothing is pending"
 
     def handle_ack(self, call: Call[AckMessage | AckLiteMessage]) -> bytes | None:
-        """Request codes 200051 and 200072. Raises RequestRefused."""
+        """Request codes 200051 and 200072: acknowledge a popped message. Raises RequestRefused."""
         self._appender.check_room()
         checkpoint_id, bit = self._message(call.request.ext)
         if self.leaving.of(checkpoint_id) & bit:

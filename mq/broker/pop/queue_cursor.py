@@ -75,7 +75,7 @@ class PopBatch(NamedTuple):
 
 
 class RecordsOnDisk(Exception):
-    """Messages of a queue were stored long ago: load them first, and take them then.
+    """The next messages of a queue are on disk: load them into memory, and then take them.
 
     Attributes:
         key: the queue.

@@ -84,7 +84,7 @@ class WaitingPops:
             yield from self.polling.take_matching(key, matches)
 
     def of_group(self, group: str, topic: str, count: int) -> Iterator[HeldPop]:
-        """Take the pops of a group for which a topic has messages that it may get again; see `wake`."""
+        """Remove and yield waiting pops of a group, since a topic has messages that the group may get again."""
         assert count > 0, f"group {group} is woken for {count} messages of {topic}"
         if not len(self.polling):
             return

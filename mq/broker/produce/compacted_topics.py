@@ -42,7 +42,7 @@ class CompactedTopics:
         self.keys_max = 0
 
     def takes(self, topic: str) -> bool:
-        """Whether this is a compacted topic; below its format level, topics may have the attribute, and are not."""
+        """Whether the broker compacts this topic: it has the attribute, and the group the format level for it."""
         config = self._metadata.topics.get(topic)
         return (
             config is not None
@@ -87,7 +87,7 @@ class CompactedTopics:
             )
 
     def waits(self, call: Call[SendRequest], queue_id: int) -> bool:
-        """Whether a send to this queue waits; it is served again by `release`."""
+        """Whether a send to this queue must wait; if so, it is kept, and `release` serves it again."""
         if not self._waiting or (waiting := self._waiting.get((call.request.ext.topic, queue_id))) is None:
             return False
         nbytes = len(call.body) + len(call.request.ext.properties)

@@ -48,7 +48,7 @@ def numbers_in(ext: SendExt) -> SequenceRange | None:
 
 
 class SentMessages:
-    """The checks of single messages, and what they need.
+    """Checks single messages that producers send.
 
     Attributes:
         writable: the tails of topics that exist and are writable, by queue id; not of topics for messages with

@@ -337,7 +337,7 @@ class QuotaGate(Service):
         return limits
 
     def consumed(self, call: Call[Any], messages: int, nbytes: int) -> None:
-        """Count what a request of a consumer was answered with."""
+        """Count the messages and bytes with which a consumer's request was answered."""
         if limits := self._limits_of(call):
             self._buckets.charge(limits, messages, nbytes, self._clock())
 

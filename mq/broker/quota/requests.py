@@ -55,7 +55,7 @@ class QuotaRequests(Service):
         replicate(self._appender, [command], call, what="a quota", check=check)
 
     def handle_list(self, call: Call[ListQuotas]) -> bytes:
-        """Request code 9025: what this replica knows; each counts for itself."""
+        """Request code 9025: list the quotas, and the users that this replica throttles; replicas count separately."""
         now = self._clock()
         users = [
             NamedQuota(user=name, quota=quota, connections=self._gate.connections_of(name))

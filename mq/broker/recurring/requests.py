@@ -67,7 +67,7 @@ class ScheduleRequests(Service):
         yield Route(TriggerSchedule, self.handle_trigger, leader_only=True)
 
     def handle_put(self, call: Call[PutSchedule]) -> bytes | None:
-        """Request code 9012. A schedule that equals the wanted one stays unchanged."""
+        """Request code 9012: create or replace a schedule; an equal one stays unchanged."""
         self._check_level()
         now_ms = self._wall_clock_ms()
         definition = self._with_anchor(decoded(decode_definition, call.body), now_ms)
@@ -109,7 +109,7 @@ class ScheduleRequests(Service):
         self._change(call, command, ext.name, "deleted", check)
 
     def handle_switch(self, call: Call[SwitchSchedule]) -> bytes | None:
-        """Request code 9015. Ticks of the time of a pause are not sent."""
+        """Request code 9015: pause or resume a schedule; the ticks during a pause are not sent."""
         self._check_level()
         ext = call.request.ext
         there = self._existing(ext.name)

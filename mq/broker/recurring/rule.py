@@ -72,7 +72,7 @@ class Interval(NamedTuple):
 
 
 class Cron:
-    """A cron expression in a time zone; see the module. Raises RuleInvalid."""
+    """A cron expression in a time zone. Raises RuleInvalid."""
 
     def __init__(self, expression: str, time_zone: str, *, both_days: bool = False) -> None:
         self._expression = expression

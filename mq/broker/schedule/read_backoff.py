@@ -13,7 +13,7 @@ PAUSE_MS_MAX: Final = 60_000
 
 
 class ReadBackoff:
-    """Remembers when to retry them; at most `KNOWN_MAX`, others are retried every `PAUSE_MS_MAX`.
+    """Remembers when to read unreadable messages again: `KNOWN_MAX` of them, the others every `PAUSE_MS_MAX`.
 
     A message is identified by a key for its queue, chosen by the reader, and its offset.
     """

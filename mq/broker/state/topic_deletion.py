@@ -75,7 +75,7 @@ class Tables(Protocol):
 
 
 def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) -> Changes:
-    """Apply a deletion; see `DeleteTopic`."""
+    """Apply `DeleteTopic`: delete a topic, which may be restorable."""
     name = command.name
     config = metadata.topics.get(name)
     if command.restorable and config is not None and is_lite(config.attributes):

@@ -12,7 +12,7 @@ from mq.broker.state.topic_deletion import Tables
 
 
 def restore_topic(metadata: Tables, command: RestoreTopic) -> Changes:
-    """Apply a restore; see `RestoreTopic`."""
+    """Apply `RestoreTopic`: bring back a deleted topic, if there is room for it."""
     rows, name = metadata.deleted_topics.rows, command.name
     if name not in rows or not metadata.has_room_for_topic(name):
         return Changes()

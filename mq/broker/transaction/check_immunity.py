@@ -16,7 +16,7 @@ IMMUNITY_MS_MAX: Final = 24 * 3_600_000
 
 
 class CheckImmunity:
-    """Schedules checks during one leadership: a new leader counts from 0.
+    """Schedules check-backs while this replica leads; a new leader counts them from 0.
 
     Args:
         times: checks per message.

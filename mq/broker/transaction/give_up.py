@@ -27,7 +27,7 @@ _GIVE_UPS_PER_ENTRY = 32
 
 
 class GiveUp:
-    """Half messages to give up during one leadership; see `mq.broker.schedule.delivery.Source`."""
+    """Moves half messages after their last check-back to the topic of given-up ones, while this replica leads."""
 
     def __init__(
         self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions, log: RateLimitedLog

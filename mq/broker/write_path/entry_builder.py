@@ -262,7 +262,7 @@ class EntryDraft:
         self._last_replies.append(frames)
 
     def finish(self) -> tuple[bytes, bytes]:
-        """The records, and the annotation."""
+        """Return the finished entry: its records, and its annotation."""
         entry = self.entry
         nbytes = self.position - self._begin
         assert nbytes == entry.nbytes, f"{nbytes} bytes of records at {self._begin}, {entry.nbytes} were announced"

@@ -14,7 +14,7 @@ _TAG_BYTES_MAX = 128
 
 
 class TagCodes(dict[bytes, int]):
-    """Cache of tag codes: a lookup costs a tenth of the computation."""
+    """Caches the codes of tags: a lookup costs a tenth of the computation."""
 
     def __missing__(self, tags: bytes) -> int:
         code = tag_code(tags.decode()) if tags else 0

@@ -16,7 +16,7 @@ from mq.protocol.codes import ResponseCode
 
 
 def encoded(command: Command) -> bytes:
-    """A command with values of a client. Raises RequestRefused if one of them is invalid."""
+    """Encode a command with values of a client. Raises RequestRefused if one of them is invalid."""
     try:
         return encode_command(command)
     except CommandInvalid as error:

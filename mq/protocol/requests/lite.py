@@ -44,13 +44,13 @@ class PopLiteExt(
 
 
 class PopLiteMessage(Request, tag=int(Code.POP_LITE_MESSAGE)):
-    """200070: messages of the lite topics that a client subscribes to."""
+    """Request code 200070: pop messages of the lite topics that a client subscribes to."""
 
     ext: PopLiteExt = msgspec.field(name="extFields")
 
 
 class ControlLiteSubscriptions(Request, tag=int(Code.LITE_SUBSCRIPTION_CTL)):
-    """200071: what clients subscribe to; in the body, see `mq.protocol.requests.lite.LiteSubscriptionSet`."""
+    """Request code 200071: change what clients subscribe to; the body is a `LiteSubscriptionSet`."""
 
 
 class Action(Enum):
@@ -112,7 +112,7 @@ class AckLiteExt(Ext):
 
 
 class AckLiteMessage(Request, tag=int(Code.ACK_LITE_MESSAGE)):
-    """200072: a message of a lite topic was handled. `AckMessage` with a lite topic does the same."""
+    """Request code 200072: acknowledge a message of a lite topic. `AckMessage` with a lite topic does the same."""
 
     ext: AckLiteExt = msgspec.field(name="extFields")
 
@@ -126,13 +126,13 @@ class NotifyUnsubscribeLiteExt(Ext):
 
 
 class NotifyUnsubscribeLite(Request, tag=int(Code.NOTIFY_UNSUBSCRIBE_LITE)):
-    """200073, from a broker to a client: another client of the group has taken over a lite topic."""
+    """Request code 200073, broker to client: note that another client of the group reads a lite topic now."""
 
     ext: NotifyUnsubscribeLiteExt = msgspec.field(name="extFields")
 
 
 class GetBrokerLiteInfo(Request, tag=int(Code.GET_BROKER_LITE_INFO)):
-    """200074: figures of all lite topics of a broker, and which topics and groups have some."""
+    """Request code 200074: return figures of all lite topics of a broker, and the topics and groups with some."""
 
 
 class BrokerLiteInfo(
@@ -176,7 +176,7 @@ class ParentTopicExt(Ext):
 
 
 class GetParentTopicInfo(Request, tag=int(Code.GET_PARENT_TOPIC_INFO)):
-    """200075: how many lite topics a topic has, and which groups are bound to it."""
+    """Request code 200075: return the number of lite topics of a topic, and the groups that are bound to it."""
 
     ext: ParentTopicExt = msgspec.field(name="extFields")
 
@@ -199,7 +199,7 @@ class LiteTopicExt(Ext):
 
 
 class GetLiteTopicInfo(Request, tag=int(Code.GET_LITE_TOPIC_INFO)):
-    """200076: the offsets of a lite topic, and who subscribes to it."""
+    """Request code 200076: return the offsets of a lite topic, and the clients that subscribe to it."""
 
     ext: LiteTopicExt = msgspec.field(name="extFields")
 
@@ -231,7 +231,7 @@ class LiteClientExt(Ext):
 
 
 class GetLiteClientInfo(Request, tag=int(Code.GET_LITE_CLIENT_INFO)):
-    """200077: the subscriptions of a client."""
+    """Request code 200077: return the subscriptions of a client."""
 
     ext: LiteClientExt = msgspec.field(name="extFields")
 
@@ -269,7 +269,7 @@ class LiteGroupExt(Ext, rename=wire(top_count="topK")):
 
 
 class GetLiteGroupInfo(Request, tag=int(Code.GET_LITE_GROUP_INFO)):
-    """200078: how far behind a group is."""
+    """Request code 200078: return how far behind a group is."""
 
     ext: LiteGroupExt = msgspec.field(name="extFields")
 
@@ -317,7 +317,7 @@ class LiteDispatchExt(Ext):
 
 
 class TriggerLiteDispatch(Request, tag=int(Code.TRIGGER_LITE_DISPATCH)):
-    """200079: look now at all that clients subscribe to, in case news of a message was lost."""
+    """Request code 200079: serve clients' waiting pops now, in case news of a message was lost."""
 
     ext: LiteDispatchExt = msgspec.field(name="extFields")
 

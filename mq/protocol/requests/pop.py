@@ -48,7 +48,7 @@ class PopExt(
 
 
 class PopMessage(Request, tag=int(Code.POP_MESSAGE)):
-    """200050: messages that are invisible to other members for a while."""
+    """Request code 200050: pop messages, which are then invisible to other members for a while."""
 
     ext: PopExt = msgspec.field(name="extFields")
 
@@ -94,7 +94,7 @@ class AckExt(Ext):
 
 
 class AckMessage(Request, tag=int(Code.ACK_MESSAGE)):
-    """200051: a message was handled."""
+    """Request code 200051: acknowledge a popped message."""
 
     ext: AckExt = msgspec.field(name="extFields")
 
@@ -109,7 +109,7 @@ class PeekExt(Ext, rename=wire(max_messages="maxMsgNums")):
 
 
 class PeekMessage(Request, tag=int(Code.PEEK_MESSAGE)):
-    """200052: the messages that a pop would return, without popping."""
+    """Request code 200052: return the messages that a pop would return, without popping."""
 
     ext: PeekExt = msgspec.field(name="extFields")
 
@@ -129,7 +129,7 @@ class ChangeInvisibleExt(Ext, rename=wire(invisible_ms="invisibleTime")):
 
 
 class ChangeMessageInvisibleTime(Request, tag=int(Code.CHANGE_MESSAGE_INVISIBLETIME)):
-    """200053: extend or shorten a message's invisible time."""
+    """Request code 200053: extend or shorten a message's invisible time."""
 
     ext: ChangeInvisibleExt = msgspec.field(name="extFields")
 
@@ -147,7 +147,7 @@ class NotificationExt(Ext, rename=wire(poll_ms="pollTime", born_ms="bornTime")):
 
 
 class Notification(Request, tag=int(Code.NOTIFICATION)):
-    """200054: wait until there is something to pop."""
+    """Request code 200054: wait until there are messages to pop."""
 
     ext: NotificationExt = msgspec.field(name="extFields")
 
@@ -168,7 +168,7 @@ class PollingInfoExt(Ext):
 
 
 class PollingInfo(Request, tag=int(Code.POLLING_INFO)):
-    """200055: the number of held pops."""
+    """Request code 200055: return the number of held pops."""
 
     ext: PollingInfoExt = msgspec.field(name="extFields")
 
@@ -180,4 +180,4 @@ class PollingInfoReply(Reply):
 
 
 class BatchAckMessage(Request, tag=int(Code.BATCH_ACK_MESSAGE)):
-    """200151: many messages were handled; they are in the body, see `mq.protocol.requests.receipts.BatchAck`."""
+    """Request code 200151: acknowledge many messages; the body is a `mq.protocol.requests.receipts.BatchAck`."""

@@ -42,7 +42,7 @@ def may_be_proxy_header(data: bytes) -> bool:
 
 
 def parse_proxy_header(data: bytes) -> ProxyHeader | None:
-    """The header with which ``data`` begins; None if more bytes are needed. Raises BadProxyHeader."""
+    """Parse the PROXY header at the start of ``data``; None if more bytes are needed. Raises BadProxyHeader."""
     if data.startswith(_SIGNATURE_2[: len(data)]):
         return _parse_2(data)
     return _parse_1(data)

@@ -28,7 +28,7 @@ _PULLING: Final = frozenset({pb.SIMPLE_CONSUMER, pb.PULL_CONSUMER, pb.LITE_SIMPL
 
 
 def member_of(settings: pb.Settings, caller: Caller) -> ClientBehindProxy:
-    """The member that a consumer with these settings is.
+    """Return a consumer with these settings as a group member, for brokers.
 
     Raises CodedError for invalid names, and for subscriptions that are too long.
     """

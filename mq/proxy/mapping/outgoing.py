@@ -29,7 +29,7 @@ _WITH_GZIP_HEADER: Final = 16 + zlib.MAX_WBITS
 
 
 class Outgoing(NamedTuple):
-    """A message for the brokers, and what kind of message its properties make it."""
+    """A message for the brokers, and its kind (normal, delayed, ordered ...) by its properties."""
 
     message: OutgoingMessage
     kind: pb.MessageType

@@ -37,7 +37,7 @@ MANIFEST_SECONDS: Final = 5.0
 
 
 class RangeStore(BackupStore, Protocol):
-    """A store that several threads may read."""
+    """A backup store from which several threads may read ranges of objects at once."""
 
     def read_range(self, name: str, length: int, offset: int) -> bytes:
         """Read bytes of an object, fewer only at its end. For any thread. Raises NotStored, StoreFailed."""

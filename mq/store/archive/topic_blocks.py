@@ -73,7 +73,7 @@ class ArchiveUnreadable(Exception):
 
 
 class ArchivedRecords(NamedTuple):
-    """Records back to back in log order; ``next_offsets`` says where each queue continues behind them."""
+    """Contiguous records in log order; ``next_offsets`` has the next offset of each queue."""
 
     data: bytes
     sizes: list[int]
