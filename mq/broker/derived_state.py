@@ -61,7 +61,7 @@ def open_derived(settings: BrokerSettings, segment_log: SegmentLog, log: Log) ->
 
 
 def restored_metadata(settings: BrokerSettings, checkpoint: Checkpoint, limits: BrokerLimits) -> Metadata:
-    """The state of a checkpoint. Raises StartRefused."""
+    """Restore the metadata of a checkpoint. Raises StartRefused."""
     metadata = Metadata(limits=limits.state)
     try:
         metadata.restore(checkpoint.state)

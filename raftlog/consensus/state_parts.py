@@ -94,7 +94,7 @@ class ElectionState:
 
 @dataclass(slots=True)
 class ReadState:
-    """Linearizable reads: those that a leader confirms, those that a follower asks its leader about, and answers."""
+    """The linearizable reads of a replica: reads that it confirms as leader, reads that it forwards, and answers."""
 
     asked: ForwardedReads
     rounds: ReadRounds = field(default_factory=ReadRounds)

@@ -178,7 +178,7 @@ class KernelCalls(ThreadCalls):
         return os.pwritev(fd, buffers, offset, flags)
 
     def report(self, ticket: int) -> None:
-        """Add one to the eventfd."""
+        """Wake the event loop by adding one to the eventfd."""
         os.eventfd_write(self._done_fd, 1)
 
     def send(self, fd: int, data: bytes) -> int:

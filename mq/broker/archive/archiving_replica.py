@@ -14,7 +14,7 @@ from raftlog import NodeId
 def archives(
     node: NodeId, voters: Collection[NodeId], leader: NodeId | None, stuck_seconds: float, turn_seconds: float
 ) -> bool:
-    """Whether it is the turn of ``node``.
+    """Whether it is the turn of ``node`` to archive the log.
 
     Args:
         voters: all voters of the group.

@@ -367,7 +367,7 @@ class TieredLog:
 
     @property
     def base_pos(self) -> int:
-        """The physical offset before which records are not local."""
+        """The physical offset from which on records are in the local log."""
         return self._log.base_pos
 
     @property

@@ -135,7 +135,7 @@ class Heartbeats(Service):
         return call.response()
 
     def handle_consumer_list(self, call: Call[GetConsumerListByGroup]) -> bytes:
-        """Request code 38: list the members of a group. A removed member gets it, too, and gives up its queues."""
+        """Request code 38: list the members of a group. A removed member gets the others, and gives up its queues."""
         group = call.request.ext.consumer_group
         table, now = self._clients.removed_members, self._clock()
         if table.table and (member := table.at(call.connection, group, now)) is not None:

@@ -28,7 +28,7 @@ QueueKey = tuple[str, int]
 
 
 class WaitingPull(Protocol):
-    """The interface of a waiting pull."""
+    """A pull that waits for new messages."""
 
     def matches(self, code: int, /) -> bool:
         """Whether a message with this tag code may match the pull."""

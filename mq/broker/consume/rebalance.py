@@ -64,7 +64,7 @@ class Rebalance(Service):
         self._routes.check_invariants()
 
     def handle_query(self, call: Call[QueryAssignment]) -> None:
-        """Request code 400: assign queues. No assignment, not even an empty one, if topic, group or strategy is unknown.
+        """Request code 400: assign queues; answer without an assignment if topic, group or strategy is unknown.
 
         Raises RequestRefused.
         """

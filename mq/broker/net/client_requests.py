@@ -36,7 +36,7 @@ class _Question(Generic[ConnectionT]):
 
 
 class ClientRequests(Generic[ConnectionT]):
-    """The requests in flight. Each completes once: by its answer, by timeout, or with its connection.
+    """Tracks the broker's requests to clients. Each completes once: by its answer, by timeout, or with its connection.
 
     Args:
         clock: monotonic seconds.

@@ -190,7 +190,7 @@ class PopAcks:
         yield Route(ChangeMessageInvisibleTime, self.handle_change, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """Called when this replica stops leading; the new leader serves unanswered requests."""
+        """Hand unanswered requests on to the new leader, since this replica stops leading."""
         waiting = self.leaving.take_all()
         self.leaving = AcksInFlight()
         self._rows = {}

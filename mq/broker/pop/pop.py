@@ -126,7 +126,7 @@ class Pops(Service):
 
     @property
     def queues(self) -> PopQueues:
-        """Takes messages of queues."""
+        """The object that takes messages of queues."""
         return self._queues
 
     def attach_lite(self, on_free: Callable[[QueueOfGroup], None], lite_queues: WatchedLite) -> None:

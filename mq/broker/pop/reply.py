@@ -45,7 +45,7 @@ class HeldPop(NamedTuple):
 
 
 def nothing_found(pop: HeldPop, code: ResponseCode, now_ms: int) -> bytes:
-    """The answer to a request that finds nothing."""
+    """Encode the answer to a pop that finds no messages."""
     if isinstance(pop.call.request, Notification):
         return notification(pop, has_message=False, full=code == ResponseCode.POLLING_FULL)
     ext = pop.call.request.ext

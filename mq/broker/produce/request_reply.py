@@ -133,7 +133,7 @@ class Replies(Service):
     # -- requests of the replier ---------------------------------------------------------------------------------------
 
     def handle(self, call: Call[SendReply]) -> None:
-        """Request codes 324 and 325; answered later. Raises RequestRefused if it was neither pushed nor stored."""
+        """Request codes 324 and 325: push or store a reply; answered later. Raises RequestRefused if it did neither."""
         ext = call.request.ext
         if self._under_way_bytes > self._under_way_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, too many replies are under way")
@@ -284,8 +284,9 @@ class Replies(Service):
     # -- requests to the replica of the waiting client -----------------------------------------------------------------
 
     def handle_relayed(self, call: Call[RelayReply]) -> None:
-        """Request code 9003; answered later. Raises RequestRefused if the client is not connected here, or the sender
-        is no replica.
+        """Request code 9003: push a reply; answered later.
+
+        Raises RequestRefused if the client is not connected here, or the sender is not a replica.
         """
         ext = call.request.ext
         self._admit(call.connection, ext.identity)

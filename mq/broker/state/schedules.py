@@ -165,7 +165,7 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Schedules(StateTable):
-    """The table; see the module. A schedule of a deleted topic waits for a later one of its name, and skips its ticks.
+    """The replicated schedules. A schedule of a deleted topic waits for a later one of its name, and skips its ticks.
 
     Attributes:
         table: by name.

@@ -120,7 +120,7 @@ class Transactions(Service):
         yield Route(EndTransaction, self.handle_end, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """Called when this replica stops leading: the new leader serves requests that are not in the log yet."""
+        """Hand the requests that are not in the log yet on to the new leader, since this replica stops leading."""
         gathering, self._gathering = self._gathering, None
         self._ending = {}
         if gathering is not None:

@@ -207,7 +207,7 @@ class AtomicGroup:
             member.build(draft)
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """Give back each member."""
+        """Give back each member, since the group was not stored."""
         for member in self._members:
             member.give_back(outcome)
 
