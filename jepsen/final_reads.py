@@ -75,22 +75,22 @@ async def read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id
     queue, offset, tries = f"{topic}/{queue_id}", 0, 0
     while True:
         worker.invoke("final-read", k=queue, n=node, o=offset)
-        answer, body = await wire.ask(RequestCode.PULL_MESSAGE, pull_fields(topic, queue_id, offset))
-        if answer.code == ResponseCode.SUCCESS:
+        response, body = await wire.ask(RequestCode.PULL_MESSAGE, pull_fields(topic, queue_id, offset))
+        if response.code == ResponseCode.SUCCESS:
             worker.ok("final-read", k=queue, n=node, v=values_in(body))
-            offset, tries = int(answer.ext["nextBeginOffset"]), 0
-        elif int(answer.ext.get("minOffset", 0)) > offset:
+            offset, tries = int(response.ext["nextBeginOffset"]), 0
+        elif int(response.ext.get("minOffset", 0)) > offset:
             # It sends the reader to this offset, or to a replica that has earlier messages, and is read itself.
-            offset = int(answer.ext["minOffset"])
+            offset = int(response.ext["minOffset"])
             worker.fail("final-read", f"the queue begins at {offset}", k=queue, n=node)
             worker.ok("removed", k=queue, n=node, o=offset)
-        elif int(answer.ext.get("maxOffset", -1)) == offset:
+        elif int(response.ext.get("maxOffset", -1)) == offset:
             worker.ok("final-read", k=queue, n=node, v=[])
             return offset
-        elif answer.code in _IN_THE_ARCHIVE and tries < ARCHIVE_TRIES_MAX:
+        elif response.code in _IN_THE_ARCHIVE and tries < ARCHIVE_TRIES_MAX:
             tries += 1
-            worker.fail("final-read", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+            worker.fail("final-read", f"code {response.code}: {response.remark}", k=queue, n=node)
             await trio.sleep(ARCHIVE_REST_SECONDS)
         else:
-            worker.fail("final-read", f"code {answer.code}: {answer.remark}, {answer.ext}", k=queue, n=node)
+            worker.fail("final-read", f"code {response.code}: {response.remark}, {response.ext}", k=queue, n=node)
             return None

@@ -22,7 +22,7 @@ from mq.protocol.requests.broker import KVTable
 from mq.protocol.requests.send import SendExt
 from mq.protocol.wire.encoding import encode_request
 
-OnAnswer = Callable[[Response, bytes], None]
+OnResponse = Callable[[Response, bytes], None]
 
 _PULL_SUBSCRIPTION = 4
 
@@ -34,14 +34,14 @@ class Wire:
         self._stream = stream
         self._credentials = credentials
         self._opaque = itertools.count(1)
-        self._waiting: dict[int, OnAnswer] = {}
+        self._waiting: dict[int, OnResponse] = {}
         self._sending = trio.Lock()
 
     def frame(
         self,
         code: int,
         ext: dict[str, Any] | None,
-        on_response: OnAnswer | None,
+        on_response: OnResponse | None,
         body: bytes = b"",
         *,
         serialization: int = JSON,
@@ -61,7 +61,7 @@ class Wire:
         async with self._sending:
             await self._stream.send_all(data)
 
-    async def post(self, code: int, ext: dict[str, Any] | None, on_response: OnAnswer, body: bytes = b"") -> None:
+    async def post(self, code: int, ext: dict[str, Any] | None, on_response: OnResponse, body: bytes = b"") -> None:
         """Send a request. Raises trio.BrokenResourceError."""
         await self.write(self.frame(code, ext, on_response, body))
 
@@ -169,11 +169,11 @@ async def ask_once(
     address: tuple[str, int], code: int, ext: dict[str, Any], body: bytes = b"", seconds: float = 5.0
 ) -> tuple[Response, bytes] | None:
     """Send one request over a new connection; None if no response came in time: its outcome is unknown."""
-    answer = None
+    response = None
     with trio.move_on_after(seconds):
         try:
             async with open_wire(*address) as wire:
-                answer = await wire.ask(code, ext, body)
+                response = await wire.ask(code, ext, body)
         except* (OSError, trio.BrokenResourceError):
             pass
-    return answer
+    return response

@@ -73,7 +73,7 @@ class ArchivedFiles:
     """The archive for one offer. Call `close` at the end.
 
     Args:
-        archived: the log is archived up to there, as the leader has told.
+        archive_end: the log is archived up to there, as the leader has told.
 
     Attributes:
         opened: set when the first byte was read, or nothing will be.

@@ -94,7 +94,7 @@ class Offers:
     """The leader's side: makes offers, and keeps the snapshot of the newest one.
 
     Args:
-        snapshot, archived, note_for_copies: the application's, see `raftlog.node.Hosted`.
+        snapshot, archive_end, note_for_copies: the application's, see `raftlog.node.Hosted`.
     """
 
     def __init__(
@@ -360,18 +360,18 @@ class Puller:
                 logged_at = now
                 self._log.info("install_progress", source=self._source, missing_bytes=staging.missing_bytes)
             with trio.move_on_after(ANSWER_SECONDS_MAX / 4) as silence:
-                answer = await self._answers.receive()
+                response = await self._answers.receive()
             if silence.cancelled_caught:
                 continue
-            if answer.source == "prefix":
+            if response.source == "prefix":
                 continue
-            what, pos = answer.source, answer.pos
-            if answer.refusal is None:
+            what, pos = response.source, response.pos
+            if response.refusal is None:
                 requests.pop((what, pos), None)
-                if not await trio.to_thread.run_sync(staging.accept, what, pos, answer.data):
+                if not await trio.to_thread.run_sync(staging.accept, what, pos, response.data):
                     self._log.warning("install_rejected", source=self._source, what=what, pos=pos)
                     await trio.sleep(ANSWER_SECONDS_MAX / 4)
-            elif answer.refusal in (GONE, NO_SNAPSHOT):
+            elif response.refusal in (GONE, NO_SNAPSHOT):
                 # The source will make another offer.
                 self._gone = True
 

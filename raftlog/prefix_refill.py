@@ -142,9 +142,9 @@ class PrefixRefill:
         self._ask(leader, RangeReq("prefix", log.base_pos, room))
         with trio.move_on_after(ANSWER_SECONDS_MAX):
             while True:
-                answer = await self._answers.receive()
-                if answer.source == "prefix" and answer.pos == log.base_pos:
-                    return self._usable(leader, answer)
+                response = await self._answers.receive()
+                if response.source == "prefix" and response.pos == log.base_pos:
+                    return self._usable(leader, response)
         return None
 
     def _usable(self, leader: NodeId, response: RangeResp) -> Manifest | None:
@@ -208,18 +208,18 @@ class PrefixRefill:
                 requests[what, pos] = now
                 self._ask(leader, RangeReq(what, pos, nbytes))
             with trio.move_on_after(ANSWER_SECONDS_MAX / 4) as silence:
-                answer = await self._answers.receive()
+                response = await self._answers.receive()
             if silence.cancelled_caught:
                 useless += 1
                 continue
-            if answer.source != "log":
+            if response.source != "log":
                 continue
-            if answer.refusal is None:
-                requests.pop(("log", answer.pos), None)
-                if await trio.to_thread.run_sync(staging.accept, "log", answer.pos, answer.data):
+            if response.refusal is None:
+                requests.pop(("log", response.pos), None)
+                if await trio.to_thread.run_sync(staging.accept, "log", response.pos, response.data):
                     useless = 0
                     continue
-            elif answer.refusal == GONE:
+            elif response.refusal == GONE:
                 useless = _ROUNDS_WITHOUT_BYTES_MAX
             useless += 1
             await trio.sleep(ANSWER_SECONDS_MAX / 4)

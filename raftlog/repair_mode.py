@@ -140,8 +140,8 @@ class RepairMode:
             dialogue.begin_round(self._peers())
             for peer in self._peers():
                 while self._transport.connected(peer) and (request := dialogue.request(peer)) is not None:
-                    answer = await self._ask(peer, request)
-                    if answer is None or not dialogue.process_answer(peer, answer):
+                    response = await self._ask(peer, request)
+                    if response is None or not dialogue.process_answer(peer, response):
                         break
             waits = dialogue.end_round(trio.current_time())
             if dialogue.has_moved:
@@ -162,9 +162,9 @@ class RepairMode:
         self._reactor.wake()
         with trio.move_on_after(ANSWER_SECONDS_MAX):
             while True:
-                source, answer = await self._answers.receive()
-                if source == peer and answer.pos == request.pos:
-                    return answer
+                source, response = await self._answers.receive()
+                if source == peer and response.pos == request.pos:
+                    return response
         return None
 
     def _receive(self, source: NodeId, kind: Kind, payload: memoryview) -> None:

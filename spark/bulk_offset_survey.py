@@ -263,11 +263,11 @@ def _ask_ends(connection: Connection, topics: list[str], *, current: bool) -> di
     while len(plans) < len(topics):
         rest = topics[len(plans) : len(plans) + ENDS_TOPICS_MAX]
         fields = {"current": "true" if current and not plans else "false"}
-        answer = connection.receive(connection.send(RequestCode.ASK_TOPIC_ENDS, fields, encode_topics(rest)))
-        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        response = connection.receive(connection.send(RequestCode.ASK_TOPIC_ENDS, fields, encode_topics(rest)))
+        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return None
         try:
-            ends_of_topics = decode_ends(_check_response(connection.address, answer).body)
+            ends_of_topics = decode_ends(_check_response(connection.address, response).body)
         except BulkError as error:
             raise Unreachable(connection.address, f"answered ends that cannot be read: {error}") from error
         if not 1 <= len(ends_of_topics) <= len(rest):

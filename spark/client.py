@@ -139,10 +139,10 @@ class Connection:
 
     def ask(self, code: int, ext: dict[str, str]) -> BrokerResponse:
         """Send a request and wait for its response. Raises Unreachable, and ServerError unless it succeeded."""
-        answer = self.receive(self.send(code, ext))
-        if answer.code != ResponseCode.SUCCESS:
-            raise ServerError(self.address, answer.code, answer.remark)
-        return answer
+        response = self.receive(self.send(code, ext))
+        if response.code != ResponseCode.SUCCESS:
+            raise ServerError(self.address, response.code, response.remark)
+        return response
 
     def close(self) -> None:
         """Close the connection; pending requests get no response."""
@@ -275,11 +275,11 @@ def _routes(connection: Connection, topics: Sequence[str]) -> Iterator[tuple[str
             for topic in topics[begin : begin + _ROUTES_AT_ONCE]
         ]
         for topic, number in requests:
-            answer = connection.receive(number)
-            if answer.code == ResponseCode.SUCCESS:
-                yield topic, _route(_parse(connection.address, answer.body))
-            elif answer.code != ResponseCode.TOPIC_NOT_EXIST:
-                raise ServerError(connection.address, answer.code, answer.remark)
+            response = connection.receive(number)
+            if response.code == ResponseCode.SUCCESS:
+                yield topic, _route(_parse(connection.address, response.body))
+            elif response.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise ServerError(connection.address, response.code, response.remark)
 
 
 def _route(route: dict[str, Any]) -> TopicRoute:

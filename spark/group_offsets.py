@@ -75,9 +75,9 @@ class GroupOffsets:
         connection = self._connections(address, _SECONDS_MAX)
         requests = [(queue, self._wanted[queue], connection.send(*self._request(queue))) for queue in queues]
         for queue, offset, number in requests:
-            answer = connection.receive(number)
-            if answer.code != ResponseCode.SUCCESS:
-                raise ServerError(address, answer.code, answer.remark)
+            response = connection.receive(number)
+            if response.code != ResponseCode.SUCCESS:
+                raise ServerError(address, response.code, response.remark)
             self._stored[queue] = offset
 
     def _request(self, queue: QueueName) -> tuple[int, dict[str, str]]:

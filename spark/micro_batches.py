@@ -96,7 +96,7 @@ def losses(position: Position, snapshot: ClusterSnapshot, last_offsets: Mapping[
     """The messages that can never be read from this position on.
 
     Args:
-        known: the end that each queue had when it was last seen by this process.
+        last_offsets: the end that each queue had when it was last seen by this process.
     """
     losses_found: list[Loss] = []
     again = recreated(position, snapshot)

@@ -71,7 +71,7 @@ class Surveyor:
 
         Args:
             strict: whether to refuse missing topics and queues; otherwise they are left out.
-            known: an earlier result; then only brokers are queried, for the ends of the same queues.
+            previous: an earlier result; then only brokers are queried, for the ends of the same queues.
 
         Raises:
             PlanInvalid: a topic or queue that the user named does not exist.

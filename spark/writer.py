@@ -308,23 +308,23 @@ class TaskWriter:
         try:
             if line.connection is None:
                 self._connect_again(line)
-            answer = line.receive()
+            response = line.receive()
         except Unreachable as error:
             line.lose(error)
             if line.has_tried_all:
                 self._wait(f"{line.under_way[0].batch.rows} are not stored", line.failures)
             return
         batch = line.under_way.popleft().batch
-        if answer.code == ResponseCode.SUCCESS:
-            self._on_stored(line, batch, answer)
-        elif answer.code in _LATER:
-            reason = f"broker group {line.group} answered {answer.remark} (code {answer.code})"
+        if response.code == ResponseCode.SUCCESS:
+            self._on_stored(line, batch, response)
+        elif response.code in _LATER:
+            reason = f"broker group {line.group} answered {response.remark} (code {response.code})"
             self._wait(f"{batch.rows} are not stored", reason)
             self.written.sent_again += 1
             self._post(line, batch)
         else:
             raise WriteFailed(
-                f"{batch.rows} were refused: broker group {ServerError(line.group, answer.code, answer.remark)}"
+                f"{batch.rows} were refused: broker group {ServerError(line.group, response.code, response.remark)}"
             )
 
     def _on_stored(self, line: _GroupSender, batch: _Batch, response: BrokerResponse) -> None:

@@ -109,3 +109,31 @@ def test_checker_finds_docstrings_without_subject() -> None:
     for text in ("The same.", "What it takes.", "By server.", "See `g`.", "A connection was closed."):
         assert list(fragments(f'def f():\n    """{text}"""')) == [f"2: {text}"]
     assert not list(fragments('def f():\n    """Works like `g`."""'))
+
+
+def stale_arguments(source: str) -> Iterator[str]:
+    """The entries under "Args:" in docstrings that are no parameter of the function, or of the class's constructor."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            _, _, section = (ast.get_docstring(node) or "").partition("Args:\n")
+            entries = re.findall(r"^    (\w+(?:, \w+)*): ", section.partition("\n\n")[0], re.MULTILINE)
+            names = {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+            names |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            yield from (
+                f"{node.lineno}: {name}" for entry in entries for name in entry.split(", ") if name not in names
+            )
+
+
+def test_described_arguments_exist() -> None:
+    breaches = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for folder in ("mq", "raftlog", "spark", "chaos", "jepsen", "benchmarks", "checkers")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in stale_arguments(path.read_text())
+    ]
+    assert not breaches, "\n".join(breaches)
+
+
+def test_checker_finds_arguments_that_do_not_exist() -> None:
+    source = 'def f(a):\n    """F.\n\n    Args:\n        a: here.\n        b: gone.\n    """'
+    assert list(stale_arguments(source)) == ["1: b"]

@@ -135,7 +135,7 @@ async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
         for node_id in cluster.node_ids:
             forget(cluster.directory / node_id)
         before = {node_id: disk_bytes_read(cluster.pid(node_id)) for node_id in cluster.node_ids}
-        answer = await spark.ask("scan", "raftmq", options)
+        response = await spark.ask("scan", "raftmq", options)
         read = {node_id: disk_bytes_read(cluster.pid(node_id)) - before[node_id] for node_id in cluster.node_ids}
         leader = await cluster.leader()
         log_bytes = sum(each.stat().st_blocks * 512 for each in (cluster.directory / leader / "commitlog").glob("*"))
@@ -143,7 +143,7 @@ async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
         note(Figure("cold", "log", log_bytes / 1e6, "MB"))
         note(Figure("cold", "read from the followers' disks, of the log", followers / log_bytes, "times", 1.15))
         note(Figure("cold", "read from the leader's disk", read[leader] / 1e6, "MB"))
-        note(Figure("cold", "bodies read", count * BODY_BYTES / 1e6 / answer.seconds, "MB/s"))
+        note(Figure("cold", "bodies read", count * BODY_BYTES / 1e6 / response.seconds, "MB/s"))
 
 
 async def measure_planning(args: Arguments, directory: Path, note: Note) -> None:
@@ -209,14 +209,14 @@ async def measure_sink(args: Arguments, directory: Path, note: Note) -> None:
         await create_topics(cluster, 2, await cluster.leader())
         options = {"namesrv": cluster.namesrv, "topic": topic_name(1)}
         before = spark.worker_cpu_seconds(), replicas_cpu(cluster)
-        answer = await spark.ask(
+        response = await spark.ask(
             "copy", "parquet", path=files, to={"format": "raftmq", "mode": "append", "options": options}
         )
         stored_rows = (
             await spark.ask("count", "raftmq", {**source, "subscribe": topic_name(1), "columns": "queue_offset"})
         ).rows
         assert stored_rows == count, f"{stored_rows} of {count} rows were stored"
-        note(Figure("sink", "rows written", count / answer.seconds, "/s", 20_000, is_limit=False))
+        note(Figure("sink", "rows written", count / response.seconds, "/s", 20_000, is_limit=False))
         note(Figure("sink", "CPU of Spark's workers", 1e6 * (spark.worker_cpu_seconds() - before[0]) / count, "us/row"))
         note(Figure("sink", "CPU of all replicas", 1e6 * (replicas_cpu(cluster) - before[1]) / count, "us/row"))
 

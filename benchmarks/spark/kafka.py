@@ -163,13 +163,13 @@ async def _use(
 ) -> QueryResult:
     """Send one request to Spark; its cost is added to the uses of ``what``, if that is not empty."""
     before = spark.cpu_seconds(), sum(map(cpu_seconds, system.pids))
-    answer = await spark.ask(do, source, options, **more)
+    response = await spark.ask(do, source, options, **more)
     if what:
         uses = system.used.setdefault(what, Uses())
-        uses.seconds.append(answer.seconds)
+        uses.seconds.append(response.seconds)
         uses.spark.append(spark.cpu_seconds() - before[0])
         uses.servers.append(sum(map(cpu_seconds, system.pids)) - before[1])
-    return answer
+    return response
 
 
 def _report(what: str, systems: Sequence[System], rows: int, note: Note) -> None:

@@ -291,7 +291,7 @@ class Archive(Workload):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of queues to read from their first message again, plus replicas that lack old messages."""
         lacking = sum(process.broker.context.tier.lacks_older for process in self._threads)
         return self.queues - sum(self._has_reread) + lacking

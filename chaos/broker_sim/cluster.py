@@ -288,7 +288,7 @@ class BrokerCluster(Cluster):
                 continue
             ends = {(process.replica.applied_index, process.log.last_index) for process in running}
             behind = max(last for _, last in ends) - min(applied for applied, _ in ends)
-            missing_count, open_count = self.workload.ledger.unstored(), self.workload.unfinished()
+            missing_count, open_count = self.workload.ledger.unstored(), self.workload.pending_count()
             progress.see(self.now, missing_count=missing_count, open_count=open_count, behind=behind)
             quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in running)
             if not (quiet and self._has_level(running)):
@@ -303,7 +303,7 @@ class BrokerCluster(Cluster):
                 return
         raise Violation(
             f"liveness: {patience} s after everything healed: done {self.workload.is_done()}, "
-            f"unfinished {self.workload.unfinished()}, all read {self.workload.has_read_all}, "
+            f"unfinished {self.workload.pending_count()}, all read {self.workload.has_read_all}, "
             f"format levels {[process.metadata.format_level.level for process in self.brokers()]}; "
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
         )

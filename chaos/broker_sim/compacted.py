@@ -192,7 +192,7 @@ class CompactedTopic(Workload):
         """Whether readers are at the ends. A deleted topic cannot be read; kept messages are carried repeatedly."""
         return not self._exists or all(self._read_to[each] >= end for each, end in self._ends.items())
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of messages from before the end that have not expired."""
         if not self._exists:
             return 0

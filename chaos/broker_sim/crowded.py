@@ -198,7 +198,7 @@ class CrowdedTables(Workload):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of steps left; there is room again once enough was deleted."""
         return len(self._to_do)
 

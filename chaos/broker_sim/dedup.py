@@ -202,7 +202,7 @@ class Dedup(Workload):
         queue = self.ledger.queues[SCHEDULE_TOPIC, 0]
         return queue[-self._waiting].record.physical_offset if self._waiting else 1 << 62
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         return self._waiting
 
     def check_end(self) -> None:

@@ -190,7 +190,7 @@ class Delay(Workload):
     def needed_from(self) -> int:
         return min((stored.record.physical_offset for _, stored in self._waiting.values()), default=1 << 62)
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         return len(self._waiting)
 
     def check_end(self) -> None:

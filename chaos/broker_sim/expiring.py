@@ -77,7 +77,7 @@ class Expiring(Workload):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of messages that have not expired."""
         return sum(
             self.ledger.end(self.topic, queue_id) - self._begins.get((self.topic, queue_id), 0)

@@ -61,7 +61,7 @@ class FilteredPulls(Workload):
             self.started += 1
         self.send(self.new("plain", {_KIND: str(self.rng.randrange(_KINDS))}))
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of members that have not read everything."""
         return sum(member.offset < self.ledger.end(self.topic, member.queue_id) for member in self._members)
 

@@ -64,6 +64,6 @@ class LimitedSends(Workload):
                 f"leaderships, {count_max:.0f} are allowed"
             )
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """Return 1 until consumers have got everything, then 0."""
         return int(not self.has_read_all)

@@ -347,7 +347,7 @@ class MixedWorkload(Workload):
     def _unread(self, key: Key) -> list[CommittedRecord]:
         return self.ledger.queues[key[1:]][max(0, self._checker.offset(key)) :]
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of delayed messages that are pending and of messages that groups have not consumed."""
         return len(self._waiting) + sum(len(self._unread(key)) for key in self._keys())
 

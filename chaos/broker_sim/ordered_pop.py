@@ -333,7 +333,7 @@ class OrderedPop(Workload):
         """The position of the first message that is not acknowledged."""
         return min((stored.record.physical_offset for _, stored in self._unread()), default=1 << 62)
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of messages that are not acknowledged."""
         return sum(max(0, len(self.ledger.queues[key[1:]]) - self._next(key)) for key in self._keys())
 

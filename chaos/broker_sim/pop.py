@@ -436,7 +436,7 @@ class Pop(Workload):
     def needed_from(self) -> int:
         return min((stored.record.physical_offset for stored in self._open_messages()), default=1 << 62)
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of messages that are neither acknowledged nor in the retry topic."""
         return len(self._open_messages())
 

@@ -82,7 +82,7 @@ class Scan(Workload):
             self.cluster.at(self.cluster.now, self._last.plan)
         super().stop()
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """Return 1 until the last scan has ended."""
         return int(self._last is None or not self._last.is_over)
 

@@ -255,7 +255,7 @@ class ScheduledMessages(Workload):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of schedules that are behind."""
         until_ms = self.cluster.true_ms() - _BEHIND_MS - 2 * self.cluster.plan.wall_skew_ms
         return sum(each.definition.enabled and bool(each.ticks(until_ms)) for each in self._there.values())

@@ -290,7 +290,7 @@ class Transactions(Workload):
     def needed_from(self) -> int:
         return min((stored.record.physical_offset for stored in self._open.values()), default=1 << 62)
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         return len(self._open)
 
     def check_end(self) -> None:

@@ -177,13 +177,13 @@ class Workload:
         """Physical offset from which the log must be kept."""
         return 1 << 62
 
-    def unfinished(self) -> int:
+    def pending_count(self) -> int:
         """The number of things that are pending; once clients have stopped, it must fall to 0."""
         return 0
 
     def is_done(self) -> bool:
         """Whether nothing is pending, once clients have stopped and no replica lacks anything."""
-        return not self.unfinished()
+        return not self.pending_count()
 
     def check_end(self) -> None:
         """Raises `Violation` unless every promise was kept, as far as clients can observe it, and nothing was stored

@@ -52,13 +52,13 @@ class BulkWorkload(LogWorkload):
         with ExitStack() as unknown:
             for queue_id, worker in enumerate(workers):
                 unknown.enter_context(unknown_unless_answered(worker, name, k=self._name(queue_id), n=node))
-            answer, body = await wire.ask(RequestCode.PLAN_TOPIC, fields)
-        if answer.code != ResponseCode.SUCCESS:
+            response, body = await wire.ask(RequestCode.PLAN_TOPIC, fields)
+        if response.code != ResponseCode.SUCCESS:
             for queue_id, worker in enumerate(workers):
-                worker.fail(name, f"code {answer.code}: {answer.remark}", k=self._name(queue_id), n=node)
+                worker.fail(name, f"code {response.code}: {response.remark}", k=self._name(queue_id), n=node)
             return
         ends = {queue.queue_id: queue.end for queue in decode_plan(body)[0]}
-        identity = answer.ext["topicIdentity"]
+        identity = response.ext["topicIdentity"]
         for queue_id, worker in enumerate(workers):
             worker.ok(name, k=self._name(queue_id), n=node, o=ends[queue_id])
         workers[0].ok("identity", v=identity, n=node)
@@ -80,10 +80,10 @@ class BulkWorkload(LogWorkload):
                 unknown.enter_context(
                     unknown_unless_answered(worker, "bulk-read", k=self._name(range_.queue_id), n=node, v=range_.start)
                 )
-            answer, body = await wire.ask(RequestCode.BULK_READ, fields, encode_ranges(ranges))
-        bulk = decode_answer(body) if answer.code == ResponseCode.SUCCESS else None
+            response, body = await wire.ask(RequestCode.BULK_READ, fields, encode_ranges(ranges))
+        bulk = decode_answer(body) if response.code == ResponseCode.SUCCESS else None
         if bulk is None or bulk.status is not BulkStatus.RECORDS:
-            reason = f"code {answer.code}: {answer.remark}" if bulk is None else f"{bulk.status.name} {bulk.text}"
+            reason = f"code {response.code}: {response.remark}" if bulk is None else f"{bulk.status.name} {bulk.text}"
             for range_, worker in zip(ranges, workers, strict=True):
                 worker.fail("bulk-read", reason, k=self._name(range_.queue_id), n=node)
             return

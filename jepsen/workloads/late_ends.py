@@ -67,15 +67,15 @@ class LateEndsWorkload(LogWorkload):
         }
         fields = send_fields(self.topic, queue_id, properties.encode(own), GROUP, sys_flag=_HALF_FLAG)
         with unknown_unless_answered(worker, "half", k=None, v=value):
-            answer, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, fields, body_of(value))
-        if answer.code != ResponseCode.SUCCESS:
-            worker.info("half", f"code {answer.code}: {answer.remark}", v=value)
+            response, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, fields, body_of(value))
+        if response.code != ResponseCode.SUCCESS:
+            worker.info("half", f"code {response.code}: {response.remark}", v=value)
             return
         worker.ok("half", v=value)
         half = {
             "producerGroup": GROUP,
-            "tranStateTableOffset": answer.ext["queueOffset"],
-            "commitLogOffset": parse_offset_message_id(answer.ext["msgId"]).physical_offset,
+            "tranStateTableOffset": response.ext["queueOffset"],
+            "commitLogOffset": parse_offset_message_id(response.ext["msgId"]).physical_offset,
             "msgId": value,
             "transactionId": value,
             "topic": self.topic,

@@ -102,21 +102,21 @@ class LogWorkload(Workload):
         fields = send_fields(self.topic, queue_id, properties.encode(own))
         queue = f"{self.topic}/{queue_id}"
         with unknown_unless_answered(worker, "send", k=queue, v=value, n=node):
-            answer, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, fields, body_of(value))
-        record_sent(self, worker, answer, value, queue, node)
+            response, _ = await wire.ask(RequestCode.SEND_MESSAGE_V2, fields, body_of(value))
+        record_sent(self, worker, response, value, queue, node)
 
     async def _read(self, worker: Worker, wire: Wire, node: str, queue_id: int, back: int) -> None:
         queue = f"{self.topic}/{queue_id}"
         offset = max(0, self.newest[queue] - back)
         with unknown_unless_answered(worker, "read", k=queue, n=node, o=offset):
-            answer, body = await wire.ask(RequestCode.PULL_MESSAGE, pull_fields(self.topic, queue_id, offset))
-        record_pulled(worker, answer, body, queue, node, offset)
+            response, body = await wire.ask(RequestCode.PULL_MESSAGE, pull_fields(self.topic, queue_id, offset))
+        record_pulled(worker, response, body, queue, node, offset)
 
     async def _ask_end(self, worker: Worker, wire: Wire, node: str, queue_id: int) -> None:
         queue = f"{self.topic}/{queue_id}"
         with unknown_unless_answered(worker, "end", k=queue, n=node):
-            answer, _ = await wire.ask(RequestCode.GET_MAX_OFFSET, {"topic": self.topic, "queueId": queue_id})
-        record_end(worker, answer, queue, node)
+            response, _ = await wire.ask(RequestCode.GET_MAX_OFFSET, {"topic": self.topic, "queueId": queue_id})
+        record_end(worker, response, queue, node)
 
 
 @contextmanager

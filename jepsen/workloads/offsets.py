@@ -40,11 +40,11 @@ class OffsetsWorkload(LogWorkload):
         offset = self.newest[queue]  # only grows, and stays within the queue
         fields = {"consumerGroup": group, "topic": self.topic, "queueId": queue_id, "commitOffset": offset}
         with unknown_unless_answered(worker, "commit", k=queue, v=group, o=offset, n=node):
-            answer, _ = await wire.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
-        if answer.code == ResponseCode.SUCCESS:
+            response, _ = await wire.ask(RequestCode.UPDATE_CONSUMER_OFFSET, fields)
+        if response.code == ResponseCode.SUCCESS:
             worker.ok("commit", k=queue, v=group, o=offset, n=node)
         else:
-            worker.info("commit", f"code {answer.code}: {answer.remark}", k=queue, v=group, n=node)
+            worker.info("commit", f"code {response.code}: {response.remark}", k=queue, v=group, n=node)
 
 
 async def ask_stored_offset(worker: Worker, wire: Wire, node: str, topic: str, group: str, queue_id: int) -> None:
@@ -52,10 +52,10 @@ async def ask_stored_offset(worker: Worker, wire: Wire, node: str, topic: str, g
     queue = f"{topic}/{queue_id}"
     fields = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "setZeroIfNotFound": "false"}
     with unknown_unless_answered(worker, "stored", k=queue, v=group, n=node):
-        answer, _ = await wire.ask(RequestCode.QUERY_CONSUMER_OFFSET, fields)
-    if answer.code == ResponseCode.SUCCESS:
-        worker.ok("stored", k=queue, v=group, o=int(answer.ext["offset"]), n=node)
-    elif answer.code == ResponseCode.QUERY_NOT_FOUND:
+        response, _ = await wire.ask(RequestCode.QUERY_CONSUMER_OFFSET, fields)
+    if response.code == ResponseCode.SUCCESS:
+        worker.ok("stored", k=queue, v=group, o=int(response.ext["offset"]), n=node)
+    elif response.code == ResponseCode.QUERY_NOT_FOUND:
         worker.ok("stored", k=queue, v=group, o=NOWHERE, n=node)
     else:
-        worker.fail("stored", f"code {answer.code}: {answer.remark}", k=queue, v=group, n=node)
+        worker.fail("stored", f"code {response.code}: {response.remark}", k=queue, v=group, n=node)

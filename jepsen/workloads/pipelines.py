@@ -16,7 +16,7 @@ import trio
 
 from checkers.recording import Worker
 from jepsen.derived_messages import body_of, new_value, properties_of, tag_of, unique_key_of
-from jepsen.wire import OnAnswer, Wire, open_wire, pull_fields, send_fields
+from jepsen.wire import OnResponse, Wire, open_wire, pull_fields, send_fields
 from jepsen.workloads.raw_answers import record_batch_sent, record_end, record_pulled, record_sent
 from jepsen.workloads.watching import CONNECT_SECONDS
 from jepsen.workloads.workload import QUEUES, Workload
@@ -81,7 +81,7 @@ class Pipeline:
             if not self.waiting:
                 self._all_received.set()
 
-        callback: OnAnswer | None = None if on_response is None else receive
+        callback: OnResponse | None = None if on_response is None else receive
         fields = None if ext is None else dict(ext)
         self.frames.append(self._wire.frame(code, fields, callback, body, serialization=serialization))
 

@@ -93,16 +93,16 @@ class PopWorkload(Workload):
         code, fields = self._request(worker, invisible_ms, rng)
         began = trio.current_time()
         with unknown_unless_answered(worker, "pop", k=None, n=node, o=invisible_ms), trio.fail_after(ANSWER_SECONDS):
-            answer, body = await wire.ask(code, fields)
-        if answer.code != ResponseCode.SUCCESS:
-            if self._is_empty(worker, answer):
+            response, body = await wire.ask(code, fields)
+        if response.code != ResponseCode.SUCCESS:
+            if self._is_empty(worker, response):
                 worker.ok("pop", v=[])
             else:
-                worker.info("pop", f"code {answer.code}: {answer.remark}")
+                worker.info("pop", f"code {response.code}: {response.remark}")
                 await trio.sleep(0.1)
             return
         try:
-            messages = self._read(answer, memoryview(body))
+            messages = self._read(response, memoryview(body))
         except ClientError as error:
             worker.info("pop", str(error))
             return
@@ -192,15 +192,15 @@ class PopWorkload(Workload):
             unknown_unless_answered(worker, name, k=queue, v=value, o=receipt.offset),
             trio.fail_after(ANSWER_SECONDS),
         ):
-            answer, _ = await wire.ask(code, fields)
-        if answer.code == ResponseCode.SUCCESS:
+            response, _ = await wire.ask(code, fields)
+        if response.code == ResponseCode.SUCCESS:
             worker.ok(name, k=queue, v=value)
-        elif answer.code == ResponseCode.NO_MESSAGE:
+        elif response.code == ResponseCode.NO_MESSAGE:
             # A replica may have forwarded it to a leader that died, and then to the next one, where it is done already.
             worker.info(name, "it is no longer hidden for this receipt", k=queue, v=value)
         else:
-            worker.info(name, f"code {answer.code}: {answer.remark}", k=queue, v=value)
-        return name == "ack" and answer.code == ResponseCode.SUCCESS
+            worker.info(name, f"code {response.code}: {response.remark}", k=queue, v=value)
+        return name == "ack" and response.code == ResponseCode.SUCCESS
 
 
 class OrderedPopWorkload(PopWorkload):

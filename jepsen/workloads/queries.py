@@ -59,11 +59,11 @@ class QueriesWorkload(LogWorkload):
             "endTimestamp": now_ms + DAY_MS,
         }
         with unknown_unless_answered(worker, "find-key", k=None, v=key, n=node):
-            answer, body = await wire.ask(RequestCode.QUERY_MESSAGE, fields)
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            response, body = await wire.ask(RequestCode.QUERY_MESSAGE, fields)
+        if response.code == ResponseCode.QUERY_NOT_FOUND:
             worker.ok("find-key", v=[], n=node)
-        elif answer.code != ResponseCode.SUCCESS:
-            worker.fail("find-key", f"code {answer.code}: {answer.remark}", n=node)
+        elif response.code != ResponseCode.SUCCESS:
+            worker.fail("find-key", f"code {response.code}: {response.remark}", n=node)
         else:
             worker.ok("find-key", v=found_in(body), n=node)
 
@@ -71,11 +71,11 @@ class QueriesWorkload(LogWorkload):
         queue, at_ms = f"{self.topic}/{queue_id}", time.time_ns() // 1_000_000 - int(seconds_ago * 1000)
         fields = {"topic": self.topic, "queueId": queue_id, "timestamp": at_ms}
         with unknown_unless_answered(worker, "find-time", k=queue, v=at_ms, n=node):
-            answer, _ = await wire.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
-        if answer.code == ResponseCode.SUCCESS:
-            worker.ok("find-time", k=queue, v=at_ms, n=node, o=int(answer.ext["offset"]))
+            response, _ = await wire.ask(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, fields)
+        if response.code == ResponseCode.SUCCESS:
+            worker.ok("find-time", k=queue, v=at_ms, n=node, o=int(response.ext["offset"]))
         else:
-            worker.fail("find-time", f"code {answer.code}: {answer.remark}", k=queue, n=node)
+            worker.fail("find-time", f"code {response.code}: {response.remark}", k=queue, n=node)
 
 
 def found_in(body: bytes) -> list[tuple[str, int, str]]:

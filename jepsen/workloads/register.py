@@ -84,12 +84,12 @@ class RegisterWorkload(LogWorkload):
         else:
             code, fields = RequestCode.UPDATE_CONSUMER_OFFSET, self._offset_fields(key, commitOffset=value)
         with unknown_unless_answered(worker, "write", k=key.name, v=value, n=node):
-            answer, _ = await wire.ask(code, fields)
-        reason = f"code {answer.code}: {answer.remark}"
-        if answer.code == ResponseCode.SUCCESS:
+            response, _ = await wire.ask(code, fields)
+        reason = f"code {response.code}: {response.remark}"
+        if response.code == ResponseCode.SUCCESS:
             worker.ok("write", k=key.name, v=value, n=node)
             self.acknowledge(key.name, value, f"{key.name}={value}")
-        elif judge_answer(answer.code, answer.remark).stored == "no":
+        elif judge_answer(response.code, response.remark).stored == "no":
             worker.fail("write", reason, k=key.name, n=node)
         else:
             worker.info("write", reason, k=key.name, n=node)
@@ -100,14 +100,14 @@ class RegisterWorkload(LogWorkload):
         else:
             code, fields = RequestCode.QUERY_CONSUMER_OFFSET, self._offset_fields(key, setZeroIfNotFound="false")
         with unknown_unless_answered(worker, "get", k=key.name, n=node):
-            answer, body = await wire.ask(code, fields)
-        if answer.code == ResponseCode.SUCCESS:
-            value = json.loads(body)["readQueueNums"] if key.kind == "topic" else int(answer.ext["offset"])
+            response, body = await wire.ask(code, fields)
+        if response.code == ResponseCode.SUCCESS:
+            value = json.loads(body)["readQueueNums"] if key.kind == "topic" else int(response.ext["offset"])
             worker.ok("get", k=key.name, v=value, n=node)
-        elif answer.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND):
+        elif response.code in (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.QUERY_NOT_FOUND):
             worker.ok("get", k=key.name, n=node)
         else:
-            worker.fail("get", f"code {answer.code}: {answer.remark}", k=key.name, n=node)
+            worker.fail("get", f"code {response.code}: {response.remark}", k=key.name, n=node)
 
     def _offset_fields(self, key: _Key, **more: Any) -> dict[str, Any]:
         return {"consumerGroup": key.name, "topic": OFFSETS_TOPIC, "queueId": 0, **more}

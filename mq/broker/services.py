@@ -269,7 +269,7 @@ class Services:
         self.lite_pops = LitePops(
             context, pops=self.pops, cold_reads=self.cold_reads, is_ending=self.lite_expiry.is_ending
         )
-        self.lite_expiry.kept = self.lite_pops.kept
+        self.lite_expiry.on_keep = self.lite_pops.on_keep
         control = LiteControl(context, pops=self.lite_pops, offset_by_time=self.lookup.offset_by_time)
         queries = LiteQueries(context, pops=self.lite_pops, store_time=self.lookup.store_time)
         self.abandoned_pops = AbandonedPops(context, pops=self.lite_pops, silent_seconds=SILENT_SECONDS)

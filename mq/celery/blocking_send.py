@@ -169,19 +169,19 @@ class BlockingSends:
             return "no", queue
         try:
             line.opaque += 1
-            answer = line.ask(encode_request(code, line.opaque, ext=fields, body=outgoing.body), deadline)
+            response = line.ask(encode_request(code, line.opaque, ext=fields, body=outgoing.body), deadline)
         except (OSError, FrameError, HeaderError):
             line.close()
             return "unknown", queue
         except BaseException:  # of a signal: its answer may still come
             line.close()
             raise
-        outcome = judge_answer(answer.code, answer.remark).stored
+        outcome = judge_answer(response.code, response.remark).stored
         if outcome != "yes":
             line.close()
             return outcome, queue
         self._put_back(line)
-        if FORWARDED_TO in answer.ext:
+        if FORWARDED_TO in response.ext:
             self._on_forwarded(message.topic)
         return "yes", queue
 

@@ -157,8 +157,8 @@ class Admin(Client):
     async def manage_group(self, address: str, command: GroupCommand, *, timeout: float = 3.0) -> GroupAnswer:
         """Show or change the Raft group of the broker at `address`; the answer contains the broker's text."""
         body = command.encode()
-        _, answer = await self._open_core().call(address, RequestCode.MANAGE_GROUP, body=body, timeout=timeout)
-        return read_body(GroupAnswer.decode, answer)
+        _, response = await self._open_core().call(address, RequestCode.MANAGE_GROUP, body=body, timeout=timeout)
+        return read_body(GroupAnswer.decode, response)
 
     async def _leaders(self, cluster: str | None, broker: str | None) -> dict[str, str]:
         """Leader address by broker name, of one cluster, of one broker group, or of all.
@@ -379,8 +379,8 @@ class Admin(Client):
         identities: dict[str, str] = {}
         ext = TopicOfBrokerExt(topic=topic, lo=True)
         for name, address in (await self._leaders_of(topic)).items():
-            answer, _ = await self._open_core().call(address, RequestCode.GET_TOPIC_CONFIG, ext.fields())
-            identities[name] = fields_of(TopicConfigReply, answer).topic_identity
+            response, _ = await self._open_core().call(address, RequestCode.GET_TOPIC_CONFIG, ext.fields())
+            identities[name] = fields_of(TopicConfigReply, response).topic_identity
         return identities
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueEnds]:

@@ -65,8 +65,8 @@ async def _last_with_messages(ask: Ask, topic: str, first: int, end: int) -> int
     for queue_id in range(end - 1, first - 1, -1):
         ends: list[int] = []
         for code in (RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET):
-            answer, _ = await ask(code, QueueExt(topic=topic, queue_id=queue_id).fields(), b"")
-            ends.append(max(0, fields_of(OffsetReply, answer).offset))
+            response, _ = await ask(code, QueueExt(topic=topic, queue_id=queue_id).fields(), b"")
+            ends.append(max(0, fields_of(OffsetReply, response).offset))
         if ends[0] > ends[1]:
             return queue_id
     return first - 1

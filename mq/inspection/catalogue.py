@@ -65,9 +65,9 @@ class CatalogueAdmin(UserAdmin):
         configs: dict[str, dict[str, TopicConfig]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             code = RequestCode.GET_ALL_TOPIC_CONFIG
-            answer, body = await self._open_core().call(address, code, timeout=TABLE_SECONDS)
+            response, body = await self._open_core().call(address, code, timeout=TABLE_SECONDS)
             table = read_body(TopicConfigTable.decode, body).topics
-            total = answer.ext.get("totalTopicNum", "")
+            total = response.ext.get("totalTopicNum", "")
             if total.isdecimal() and int(total) > len(table):
                 raise UnreadableAnswer(f"expected {total} topics from {broker}, got {len(table)}")
             for name, config in table.items():
@@ -160,14 +160,14 @@ class CatalogueAdmin(UserAdmin):
         while remaining:
             body = QueueQuestions(topics=remaining[:TOPICS_MAX]).encode()
             try:
-                _, answer = await self._open_core().call(
+                _, response = await self._open_core().call(
                     address, RequestCode.ASK_QUEUES, body=body, timeout=TABLE_SECONDS
                 )
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     return None
                 raise
-            topic_sights = read_body(QueueSights.decode, answer).topics
+            topic_sights = read_body(QueueSights.decode, response).topics
             if not topic_sights or len(topic_sights) > len(remaining):
                 raise UnreadableAnswer(
                     f"the broker answered with queues of {len(topic_sights)} topics; {len(remaining)} were requested"

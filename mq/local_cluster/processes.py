@@ -199,10 +199,10 @@ class Processes:
                 self.check()
                 try:
                     with trio.fail_after(_ASK_SECONDS_MAX):
-                        answer = await ask()
+                        response = await ask()
                     self.check()  # another process may have answered on a port that ours could not bind
-                    if answer is not None:
-                        return answer
+                    if response is not None:
+                        return response
                 except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
                     error_text = str(error) or type(error).__name__
                 await trio.sleep(POLL_SECONDS)

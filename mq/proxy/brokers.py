@@ -236,12 +236,12 @@ class Brokers:
             try:
                 address = await leader_address(self._core, topic, broker_name, refresh=refresh)
                 connection = await self._core.connection(address)
-                answer = await connection.request(
+                response = await connection.request(
                     code, dict(ext_for(math.ceil(1000 * wait))), timeout=wait + _ANSWER_SECONDS, may_be_held=True
                 )
-                if answer[0].code not in NOT_NOW:
-                    return answer
-                error = BrokerError(answer[0].code, answer[0].remark, address)
+                if response[0].code not in NOT_NOW:
+                    return response
+                error = BrokerError(response[0].code, response[0].remark, address)
             except TopicNotFound:
                 raise
             except ClientError as failure:

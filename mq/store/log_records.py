@@ -42,7 +42,7 @@ class LogRecords:
 
     Args:
         applied_index: the last entry that readers may see.
-        archived: the part before the log, in an archive; None without. It raises SegmentError until it is loaded.
+        archived_part: the part before the log, in an archive; None without. It raises SegmentError until it is loaded.
     """
 
     def __init__(

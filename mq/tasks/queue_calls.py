@@ -145,15 +145,15 @@ class QueueCalls(Admin):
             poll_ms=int(seconds * 1000),
             born_ms=time.time_ns() // 1_000_000,
         )
-        answer, _ = await connection.request(
+        response, _ = await connection.request(
             RequestCode.NOTIFICATION, ext.fields(), timeout=seconds + ANSWER_SECONDS, may_be_held=True
         )
-        if answer.code in _NOTHING:
+        if response.code in _NOTHING:
             return False
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+        if response.code == ResponseCode.TOPIC_NOT_EXIST:
             raise TopicNotFound(source.topic)
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(answer.code, answer.remark or "", connection.address)
+        if response.code != ResponseCode.SUCCESS:
+            raise BrokerError(response.code, response.remark or "", connection.address)
         return True
 
     async def refresh(self, topic: str) -> None:
@@ -210,7 +210,7 @@ class QueueCalls(Admin):
         self, source: Source, code: int, ext: dict[str, str] | None, body: bytes, *, seconds: float = CALL_SECONDS
     ) -> PopTimes | None:
         try:
-            answer, _ = await call_leader(
+            response, _ = await call_leader(
                 self._open_core(),
                 source.topic,
                 source.broker_name,
@@ -226,7 +226,7 @@ class QueueCalls(Admin):
                 raise
             log.info("popped_message_gone", topic=source.topic, reason=error.remark)
             return None
-        return fields_of(PopTimes, answer) if code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME else None
+        return fields_of(PopTimes, response) if code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME else None
 
     async def bury(self, source: Source, message: PoppedMessage, reason: str) -> None:
         """Store a message in the dead letter topic of its queue's group. Raises NotADeadLetter."""

@@ -150,7 +150,7 @@ class ImmutableObjects:
     manifest is valid as long as its objects exist, whatever other runs do.
 
     Args:
-        verified: if given, every object is read back after it is written, unless the store has compared checksums
+        on_verify: if given, every object is read back after it is written, unless the store has compared checksums
             of all of it; this is called for each piece that is read, with its size; may sleep. Raises BackupDamaged if
             it is not what was written.
     """

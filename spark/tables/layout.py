@@ -64,7 +64,7 @@ def check_partition(unit: str | None, pipeline: Pipeline) -> None:
     rows are where.
 
     Args:
-        found: the unit that the table has; None if it has none.
+        unit: the unit that the table has; None if it has none.
     """
     table = pipeline.table
     target = None if table.partition_column is None else table.partition_unit

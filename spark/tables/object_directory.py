@@ -96,7 +96,7 @@ class ObjectDirectory:
         """Make objects part of the table, with the commit.
 
         Args:
-            staged: their names below `staging_of`, and their sizes.
+            new_files: their names below `staging_of`, and their sizes.
 
         Raises:
             Overtaken: this number is committed already; the staged objects are removed.

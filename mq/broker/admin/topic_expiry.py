@@ -3,7 +3,7 @@
 The leader looks at the queues of all these topics in turn. What is too old is a matter of where in the log the time is
 that the topic's hours say, and that is looked up once for all topics with equal hours. What exceeds a limit of bytes is
 counted by `mq.broker.base.topic_bytes`. The space on the disk is free once the file of the log is deleted, as for all
-messages (`mq.broker.base.local_retention`).
+messages (`mq.broker.base.retention`).
 """
 
 from __future__ import annotations

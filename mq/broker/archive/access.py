@@ -34,7 +34,7 @@ def open_archive(
     """Make a reader of the archive, and its worker threads. Sends nothing to the archive yet.
 
     Args:
-        archived: what the group knows of its archive.
+        state: what the group knows of its archive.
         log_begin: where the local log begins; for any thread.
     """
     url = settings.archive_url

@@ -102,7 +102,7 @@ class TrafficCounters:
 
     Attributes:
         puts, gets: all messages stored, and all delivered to consumers.
-        found, missed: pulls answered with messages, and without.
+        hits, misses: pulls answered with messages, and without.
         (``gets`` and ``hits`` are as of the last `add_up`.)
         by_topic, by_group, sent_back: messages stored per topic; delivered, and sent back, per topic and group.
     """

@@ -74,7 +74,7 @@ class FileTimes:
     Args:
         stamps: reads store times of a file.
         clock: monotonic seconds.
-        added: what earlier processes have found.
+        corrections: what earlier processes have found.
     """
 
     def __init__(self, stamps: Stamps, clock: Callable[[], float], log: Log, corrections: ClockCorrections) -> None:

@@ -159,9 +159,9 @@ class Registrar:
     async def _ask(self, stream: Stream, request: bytes, opaque: int) -> None:
         with trio.fail_after(ANSWER_SECONDS_MAX):
             await stream.send_all(request)
-            answer, _ = await receive_answer(stream, opaque)
-        if answer.code != ResponseCode.SUCCESS:
-            raise _RegistrationRefused(f"code {answer.code}: {answer.remark}")
+            response, _ = await receive_answer(stream, opaque)
+        if response.code != ResponseCode.SUCCESS:
+            raise _RegistrationRefused(f"code {response.code}: {response.remark}")
 
 
 class _RegistrationRefused(Exception):

@@ -65,7 +65,7 @@ class ColdReads:
 
     Args:
         in_background: runs a job in a worker thread, and its completion on the event loop.
-        archived: records before the log, which are read from the archive; None without.
+        archive: records before the log, which are read from the archive; None without.
 
     Attributes:
         waiting: number of waiting reads.

@@ -140,11 +140,11 @@ class Routes:
 
 async def _receive(stream: Stream, topic: str, opaque: int) -> Queues | None:
     """The answer to the request in flight. Raises ProtocolError, OSError, trio.BrokenResourceError."""
-    answer, body = await receive_answer(stream, opaque)
-    if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+    response, body = await receive_answer(stream, opaque)
+    if response.code == ResponseCode.TOPIC_NOT_EXIST:
         return None
-    if answer.code != ResponseCode.SUCCESS:
-        raise OSError(f"the name server answered code {answer.code}: {answer.remark}")
+    if response.code != ResponseCode.SUCCESS:
+        raise OSError(f"the name server answered code {response.code}: {response.remark}")
     return readable_queues(topic, Route.decode(body))
 
 

@@ -36,7 +36,9 @@ class LiteExpiry(Service):
 
     Args:
         has_pops: whether a group is just popping from the queue of a lite topic.
-        kept: called with a queue that stays although its end was on its way.
+
+    Attributes:
+        on_keep: called with a queue that stays although its end was on its way.
     """
 
     def __init__(self, context: BrokerContext, *, has_pops: Callable[[str], bool]) -> None:
@@ -45,7 +47,7 @@ class LiteExpiry(Service):
         self._log = context.replica.log
         self._wall_clock_ms = context.wall_clock_ms
         self._has_pops = has_pops
-        self.kept: Callable[[str], None] = lambda queue: None
+        self.on_keep: Callable[[str], None] = lambda queue: None
         self._queues_to_check: Iterator[str] | None = None
         self._ending: set[str] = set()
         self._leadership = object()
@@ -136,7 +138,7 @@ class LiteExpiry(Service):
             self._ending -= names
             for name in names:
                 if self._store.get(name, 0) is not None:
-                    self.kept(name)
+                    self.on_keep(name)
 
         self._appender.add_command(encode_command(ExpireLiteTopics(rows=rows)), on_outcome)
 

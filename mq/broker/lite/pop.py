@@ -187,7 +187,7 @@ class LitePops(Service):
         """Serve the clients of a group whose offset was set: it may get messages again."""
         self._serve_clients_of(queue, group)
 
-    def kept(self, queue: str) -> None:
+    def on_keep(self, queue: str) -> None:
         """Serve the clients of a lite topic that was about to end, and stays."""
         self._serve_clients_of(queue, None)
 

@@ -147,7 +147,7 @@ class PopAcks:
 
     Args:
         schedule: called with a checkpoint to check when its invisible time ends.
-        freed: called with an ordered queue that may have messages again.
+        on_free: called with an ordered queue that may have messages again.
         is_taken_over: whether the open messages of an ordered queue are being popped again.
         ordered_clock: the time from which a changed invisible time is counted in an ordered queue.
     """

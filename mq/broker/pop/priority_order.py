@@ -61,7 +61,7 @@ class PriorityOrder:
 
     Attributes:
         given_below: messages that pops took of lower levels because these were owed.
-        popped: messages that pops took, by level; the last number is for all higher levels together.
+        pop_counts: messages that pops took, by level; the last number is for all higher levels together.
     """
 
     def __init__(self, context: BrokerContext) -> None:

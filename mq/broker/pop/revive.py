@@ -43,7 +43,7 @@ class PopRevival:
     Args:
         leaving: messages that are leaving their checkpoints, of this leadership.
         woken: called with a group and a topic that has ``count`` messages more for it.
-        freed: called with an ordered queue whose invisible time has ended.
+        on_free: called with an ordered queue whose invisible time has ended.
         ordered_clock: says how long ordered queues stay blocked.
 
     Attributes:

@@ -17,7 +17,7 @@ from raftlog.net.machine import Attempt
 _SILENCE_SECONDS_MAX = 3.0
 """Maximum time that sent data may stay unacknowledged by the leader's machine."""
 
-OnAnswer = Callable[[Response, bytes], None]
+OnResponse = Callable[[Response, bytes], None]
 
 
 class PeerConnection:
@@ -35,7 +35,7 @@ class PeerConnection:
         authentication: PeerAuthentication,
         *,
         on_connected: Callable[[], None],
-        on_response: OnAnswer,
+        on_response: OnResponse,
         on_closed: Callable[[str], None],
     ) -> None:
         self.address = address

@@ -114,7 +114,7 @@ class ClusterAdmin(CatalogueAdmin):
 
         None if it was stored before, and the broker no longer knows where.
         """
-        answer, _ = await call_leader(
+        response, _ = await call_leader(
             self._open_core(),
             fields[SEND_FIELDS["topic"]],
             fields[SEND_FIELDS["broker_name"]],
@@ -124,7 +124,7 @@ class ClusterAdmin(CatalogueAdmin):
             seconds=STORE_SECONDS,
             repeat=Repeat.ALWAYS,
         )
-        offset = int(answer.ext.get(SENT_QUEUE_OFFSET, "-1"))
+        offset = int(response.ext.get(SENT_QUEUE_OFFSET, "-1"))
         return offset if offset >= 0 else None
 
     async def look_again(self, topic: str) -> None:

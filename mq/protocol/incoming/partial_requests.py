@@ -80,7 +80,7 @@ class PartialRequests(Generic[ConnectionT]):
         return len(self._waiting)
 
     def begin(self, connection: ConnectionT, nbytes: int) -> bool:
-        """Admit a frame of ``nbytes`` if there is room. If it returns False, read nothing until `admitted` is called.
+        """Admit a frame of ``nbytes`` if there is room. If it returns False, read nothing until `on_admit` is called.
 
         If too many wait already, the connection is closed.
         """

@@ -90,8 +90,8 @@ async def _running_info(stream: TelemetryStream, *, stacks: bool) -> bytes:
     assert member is not None, "a stream of a member without a member"
     stack_text = ""
     if stacks:
-        answer = await stream.ask(_print_stacks, ANSWER_SECONDS)
-        stack_text = "the client did not answer" if answer is None else answer.thread_stack_trace.thread_stack_trace
+        response = await stream.ask(_print_stacks, ANSWER_SECONDS)
+        stack_text = "the client did not answer" if response is None else response.thread_stack_trace.thread_stack_trace
     return running_info(  # noqa: ASYNC910 - without stacks the client need not be asked
         (),
         [
@@ -116,11 +116,11 @@ async def _consume(stream: TelemetryStream, question: ConsumeMessageDirectly, bo
         command = pb.VerifyMessageCommand(nonce=nonce, message=message)
         return pb.TelemetryCommand(status=OK, verify_message_command=command)
 
-    answer = await stream.ask(verify, ANSWER_SECONDS)
-    if answer is None:
+    response = await stream.ask(verify, ANSWER_SECONDS)
+    if response is None:
         raise _Unanswered(f"the client {stream.client_id} has not handled the message within {ANSWER_SECONDS:g} s")
-    code = answer.status.code
-    remark = answer.status.message or ("" if code in _RESULTS else f"the client answers {_name(code)}")
+    code = response.status.code
+    remark = response.status.message or ("" if code in _RESULTS else f"the client answers {_name(code)}")
     return ConsumeResult(
         consume_result=_RESULTS.get(code, "CR_THROW_EXCEPTION"),
         order=stream.settings is not None and stream.settings.subscription.fifo,
