@@ -115,6 +115,12 @@ def stale_arguments(source: str) -> Iterator[str]:
     """The entries under "Args:" in docstrings that are no parameter of the function, or of the class's constructor."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if (
+                isinstance(node, ast.ClassDef)
+                and node.bases
+                and "__init__" not in {each.name for each in methods_of(node)}
+            ):
+                continue  # a base class has the constructor
             _, _, section = (ast.get_docstring(node) or "").partition("Args:\n")
             entries = re.findall(r"^    (\w+(?:, \w+)*): ", section.partition("\n\n")[0], re.MULTILINE)
             names = {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}

@@ -172,7 +172,7 @@ class Archive(Workload):
                 shutil.rmtree(process.settings.data_dir / QUEUE_DIRECTORY, ignore_errors=True)
                 self.counts["queue files lost"] += 1
 
-    def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
+    def on_log_line(self, node: Node, event: str, values: Mapping[str, object]) -> None:
         if event == "log_shortened":
             self.counts["files deleted locally"] += cast("int", values["files"])
             base_pos = cast("int", values["base_pos"])

@@ -81,7 +81,7 @@ class Connection:
 
     # -- End -----------------------------------------------------------------------------------------------------------
 
-    def arrived(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         self._received += data
         with memoryview(bytes(self._received)) as view:
             frames, consumed = split_frames(view)

@@ -209,16 +209,16 @@ class BrokerCluster(Cluster):
         """Physical offset from which the log must be kept."""
         return self.workload.needed_from()
 
-    def committed(self, index: int, body: bytes) -> None:
-        self.workload.committed(index, body)
+    def on_entry(self, index: int, body: bytes) -> None:
+        self.workload.on_entry(index, body)
 
     def trace_line(self, line: str) -> None:
         """Write a log line of a broker or client to the trace."""
         if self.trace is not None:
             self.trace(f"{self.now:.6f} {line}")
 
-    def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
-        self.workload.logged(node, event, values)
+    def on_log_line(self, node: Node, event: str, values: Mapping[str, object]) -> None:
+        self.workload.on_log_line(node, event, values)
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
         return self.workload.archive_access(process)
@@ -288,7 +288,7 @@ class BrokerCluster(Cluster):
                 continue
             ends = {(process.replica.applied_index, process.log.last_index) for process in running}
             behind = max(last for _, last in ends) - min(applied for applied, _ in ends)
-            missing_count, open_count = self.workload.ledger.unstored(), self.workload.pending_count()
+            missing_count, open_count = self.workload.ledger.missing_sends(), self.workload.pending_count()
             progress.see(self.now, missing_count=missing_count, open_count=open_count, behind=behind)
             quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in running)
             if not (quiet and self._has_level(running)):

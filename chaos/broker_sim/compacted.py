@@ -143,7 +143,7 @@ class CompactedTopic(Workload):
             elif command.name == self.topic:
                 self.counts["deletions"] += 1
                 self._exists = False
-                self.ledger.deleted(self.topic, continued=command.continued)
+                self.ledger.delete_topic(self.topic, continued=command.continued)
                 self._newest.clear()
                 if not command.continued:
                     self._begins.clear()

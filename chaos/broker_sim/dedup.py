@@ -142,7 +142,7 @@ class Dedup(Workload):
                 assert position == NO_PLACE, response
                 self._known.add(message.value)
             else:
-                self.acknowledged(message, offset + number, position)
+                self.check_acknowledgement(message, offset + number, position)
 
     def _check_part(self, commit: CommittedRecord) -> None:
         """Check that a record of a batch continues the range of its first record, in the same entry."""
@@ -163,12 +163,12 @@ class Dedup(Workload):
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    def acknowledged(self, message: SentMessage, offset: int, position: int) -> None:
+    def check_acknowledgement(self, message: SentMessage, offset: int, position: int) -> None:
         """Compare a response with the log; of a dropped message only the position is known."""
         if offset < 0 and position < self.cluster.dropped_pos:
             self.counts["acknowledged, and dropped by then"] += 1
             offset = self.ledger.at_position[position].record.queue_offset
-        super().acknowledged(message, offset, position)
+        super().check_acknowledgement(message, offset, position)
 
     def operation(self, message: SentMessage) -> str | None:
         return "send" if message.kind in _FORGOTTEN_KINDS else "attempt"

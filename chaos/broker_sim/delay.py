@@ -82,7 +82,7 @@ class Delay(Workload):
             fields["o"] = int(message.properties[props.TIMER_DELAY_MS])
         return super().begins(message, **fields)
 
-    def was_sent(self, message: SentMessage, response: ClientResponse) -> None:
+    def on_acknowledged(self, message: SentMessage, response: ClientResponse) -> None:
         """Recall some messages: at once, late, or around their delivery."""
         if (handle := response.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
             return

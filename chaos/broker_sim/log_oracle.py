@@ -81,7 +81,7 @@ class Ledger:
         message = self.sent[value] = SentMessage(value, kind, topic, body_of(value, nbytes), properties, since, details)
         return message
 
-    def committed(self, at: float, record: StoredMessage) -> CommittedRecord:
+    def add_committed(self, at: float, record: StoredMessage) -> CommittedRecord:
         """Add a committed record, the next one in the log."""
         place = record.topic, record.queue_id
         if place not in self.queues:
@@ -111,7 +111,7 @@ class Ledger:
             self.copies[record.topic][value] += 1
         return stored
 
-    def deleted(self, topic: str, *, continued: bool) -> None:
+    def delete_topic(self, topic: str, *, continued: bool) -> None:
         """Forget a deleted topic; ``continued`` as in `mq.broker.state.commands.DeleteTopic`."""
         if not continued:
             self.begins = {key: begin for key, begin in self.begins.items() if key[0] != topic}
@@ -128,7 +128,7 @@ class Ledger:
         """Map the queues of a topic that do not begin at 0 to their first offsets."""
         return {queue_id: begin for (name, queue_id), begin in self.begins.items() if name == topic}
 
-    def restored(self, topic: str, queues: Mapping[int, list[CommittedRecord]], begins: Mapping[int, int]) -> None:
+    def restore_topic(self, topic: str, queues: Mapping[int, list[CommittedRecord]], begins: Mapping[int, int]) -> None:
         """Add a restored topic with these queues, which begin at ``begins``."""
         self.begins = {key: begin for key, begin in self.begins.items() if key[0] != topic}
         self.begins |= {(topic, queue_id): begin for queue_id, begin in begins.items()}
@@ -140,7 +140,7 @@ class Ledger:
         queue = self.queues.get((topic, queue_id))
         return self.begins.get((topic, queue_id), 0) if queue is None else len(queue)
 
-    def acknowledged(self, message: SentMessage, queue_offset: int, position: int) -> None:
+    def check_acknowledgement(self, message: SentMessage, queue_offset: int, position: int) -> None:
         """Check that a message is at the place that its client was told."""
         record = self.at_position.get(position)
         if record is None:
@@ -169,7 +169,7 @@ class Ledger:
         if queue[offset].record != record:
             raise Violation(f"read: {topic}/{queue_id}/{offset} is {queue[offset].record}, but {record} was read")
 
-    def unstored(self) -> int:
+    def missing_sends(self) -> int:
         """The number of sends that may still be stored in their topics; some of unknown outcome never are."""
         copies = self.copies
         # A run asks for this hundreds of times, of thousands of sends.

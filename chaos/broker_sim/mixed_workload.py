@@ -111,7 +111,7 @@ class MixedWorkload(Workload):
                 ids, first = response.ext["msgId"].split(","), int(response.ext["queueOffset"])
                 for number, (message, message_id) in enumerate(zip(batch, ids, strict=True)):
                     self.counts["acknowledged"] += 1
-                    self.acknowledged(message, first + number, int(message_id[16:32], 16))
+                    self.check_acknowledgement(message, first + number, int(message_id[16:32], 16))
 
         self.send_batch(batch, lambda sent: sent.properties, {}, on_response)
 
@@ -142,7 +142,9 @@ class MixedWorkload(Workload):
                 message.unknown -= 1
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["acknowledged in order"] += 1
-                self.acknowledged(message, int(response.ext["queueOffset"]), int(response.ext["msgId"][16:32], 16))
+                self.check_acknowledgement(
+                    message, int(response.ext["queueOffset"]), int(response.ext["msgId"][16:32], 16)
+                )
                 later = self.rng.choice((0.0, self.rng.uniform(0.0, 0.1)))
                 self.cluster.at(self.cluster.now + later, self._send_in_order, queue_id, number + 1)
             elif not self.stopped:

@@ -80,13 +80,13 @@ class BrokerWorld(World, SocketWorld, Protocol):
     def needed_from(self) -> int:
         """Physical offset from which the log must be kept."""
 
-    def committed(self, index: int, body: bytes) -> None:
+    def on_entry(self, index: int, body: bytes) -> None:
         """Take a committed entry; each replica reports it."""
 
     def trace_line(self, line: str) -> None:
         """Write a log line of a broker or client to the trace."""
 
-    def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
+    def on_log_line(self, node: Node, event: str, values: Mapping[str, object]) -> None:
         """Take a log line of a broker."""
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
@@ -118,7 +118,7 @@ class TurnLog:
     def info(self, event: str, **values: object) -> None:
         """Write one line to the trace."""
         self._cluster.trace_line(f"{self._node.node_id} {event} {values}")
-        self._cluster.logged(self._node, event, values)
+        self._cluster.on_log_line(self._node, event, values)
 
     warning = info
 
@@ -231,7 +231,7 @@ class BrokerProcess(LogProcess):
     def check_body(self, body: memoryview, position: int) -> None:
         check_entry(body, position)
 
-    def started(self) -> None:
+    def on_start(self) -> None:
         actions = self.broker.periodic()
         now = self._world.now
         self._actions = actions
@@ -307,7 +307,7 @@ class BrokerProcess(LogProcess):
                 pending.commit()
                 self._keep_durable()
 
-    def ended(self, *, power_cut: bool) -> None:
+    def on_exit(self, *, power_cut: bool) -> None:
         self._cluster.broker_ended(self)
         self.reactor.vanish()
         self.queues.close()
@@ -370,7 +370,7 @@ class BrokerProcess(LogProcess):
             is_new = index > len(history.committed)
             history.applied(self.node_id, self.replica.core.term, log_entry, partial(self._bytes_of, index), confs)
             if is_new and entry.kind == EntryKind.NORMAL:
-                self._cluster.committed(index, entry.body)
+                self._cluster.on_entry(index, entry.body)
             self._applied = index
         self.broker.apply(entries)
 

@@ -219,7 +219,7 @@ class RecreatedTopic(Workload):
         if self._restorable is not None:
             self._restorable.add_records(self.ledger.queues_of(self.topic))
         self._exists = False
-        self.ledger.deleted(self.topic, continued=command.continued)
+        self.ledger.delete_topic(self.topic, continued=command.continued)
         if not command.continued:  # the leader had not applied the level yet
             self._read_to.clear()
 
@@ -229,7 +229,7 @@ class RecreatedTopic(Workload):
             return
         self.counts["restores"] += 1
         former.add_records(self.ledger.queues_of(self.topic))
-        self.ledger.restored(self.topic, former.queues, former.begins)
+        self.ledger.restore_topic(self.topic, former.queues, former.begins)
         self._exists, self._restorable = True, None
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
@@ -238,7 +238,7 @@ class RecreatedTopic(Workload):
         begins, queues = ledger.begins, dict(ledger.queues)
         if former is not None:
             former.add_records(ledger.queues_of(self.topic))
-            ledger.restored(self.topic, former.queues, former.begins)
+            ledger.restore_topic(self.topic, former.queues, former.begins)
         try:
             super().check_replicas(running)
         finally:

@@ -99,7 +99,7 @@ class Scan(Workload):
         if self._deletes is not None:
             self._deletions += 1
             self.counts["deletions"] += 1
-            self.ledger.deleted(_PASSING, continued=self._deletes.continued)
+            self.ledger.delete_topic(_PASSING, continued=self._deletes.continued)
             self._deletes = None
 
     def check_row(self, identity: str, queue_id: int, offset: int, data: memoryview, *, bodies: bool) -> None:

@@ -40,7 +40,7 @@ _received = memoryview(bytearray(2 * RECEIVE_BYTES))
 class End(Protocol):
     """One end of a line."""
 
-    def arrived(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         """Take received bytes."""
 
     def hung_up(self) -> None:
@@ -128,7 +128,7 @@ class SimConnection:
                 self.ends[1 - side] = None
                 end.hung_up()
             else:
-                end.arrived(data)
+                end.on_data(data)
 
     def _break(self) -> None:
         for side in (0, 1):
@@ -165,7 +165,7 @@ class SimSocket:
 
     # -- End -----------------------------------------------------------------------------------------------------------
 
-    def arrived(self, data: bytes) -> None:
+    def on_data(self, data: bytes) -> None:
         self._reactor.hears(self, data)
 
     def hung_up(self) -> None:

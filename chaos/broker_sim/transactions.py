@@ -96,7 +96,7 @@ class Transactions(Workload):
     def send_flags(self, message: SentMessage) -> int:
         return PREPARED if message.kind == "half" else 0
 
-    def was_sent(self, message: SentMessage, response: ClientResponse) -> None:
+    def on_acknowledged(self, message: SentMessage, response: ClientResponse) -> None:
         """Run the local transaction, which ends or stays open."""
         if message.kind != "half":
             return

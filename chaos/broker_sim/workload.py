@@ -155,7 +155,7 @@ class Workload:
     def broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
         """Handle a request that a broker sends to a client."""
 
-    def logged(self, node: Node, event: str, values: Mapping[str, object]) -> None:
+    def on_log_line(self, node: Node, event: str, values: Mapping[str, object]) -> None:
         """Take a log line of a broker."""
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
@@ -224,13 +224,13 @@ class Workload:
                 self.cluster.now + self.rng.expovariate(1 / self.cluster.scenario.proposal_seconds), self._run_next
             )
 
-    def committed(self, index: int, body: bytes) -> None:
+    def on_entry(self, index: int, body: bytes) -> None:
         """Pass the records and commands of a committed entry to the checks."""
         for record in decode_records(body):
             if record.topic == META_TOPIC:
                 self.command(decode_command(record.body))
             else:
-                self.on_commit(self.ledger.committed(self.cluster.now, record))
+                self.on_commit(self.ledger.add_committed(self.cluster.now, record))
         self.entry_ends()
 
     def _observe(self, event: Event) -> None:
@@ -303,9 +303,9 @@ class Workload:
                 position = int(response.ext["msgId"].split(",")[0][16:32], 16)
                 offset = int(response.ext["queueOffset"])
                 self.counts["acknowledged"] += 1
-                self.acknowledged(message, offset, position)
+                self.check_acknowledgement(message, offset, position)
                 ends(response, message.acked[-1])
-                self.was_sent(message, response)
+                self.on_acknowledged(message, response)
                 return
             if response is LostResponse.UNKNOWN:
                 self.counts["outcome unknown"] += 1
@@ -387,11 +387,11 @@ class Workload:
         """The sys_flag of a message."""
         return 0
 
-    def acknowledged(self, message: SentMessage, offset: int, position: int) -> None:
+    def check_acknowledgement(self, message: SentMessage, offset: int, position: int) -> None:
         """Compare the response of a send with the committed record."""
-        self.ledger.acknowledged(message, offset, position)
+        self.ledger.check_acknowledgement(message, offset, position)
 
-    def was_sent(self, message: SentMessage, response: ClientResponse) -> None:
+    def on_acknowledged(self, message: SentMessage, response: ClientResponse) -> None:
         """Act on an acknowledged message."""
 
     def late(self, what: str, seconds: float) -> None:

@@ -43,13 +43,13 @@ class Process(Protocol):
     def read_archived(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None], /) -> bool:
         """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
-    def begun(self) -> None:
+    def on_begin(self) -> None:
         """Start the timers and I/O of a running process."""
 
     def stops(self) -> None:
         """Prepare for a clean stop of the process."""
 
-    def ended(self, *, power_cut: bool) -> None:
+    def on_exit(self, *, power_cut: bool) -> None:
         """Note that the process has ended, in whatever way."""
 
     def next_wake(self) -> float:
@@ -201,7 +201,7 @@ class Node:
             self.disk.kill()
             return error
         self.disk.power_stays()
-        self.process.begun()
+        self.process.on_begin()
         return None
 
     def finish_repair(self) -> None:
@@ -223,7 +223,7 @@ class Node:
             elif self._world.buggify("crash-after-write"):
                 process.writer.stop_midway(self.disk, 1 << 40)
             process.writer.abandon()
-            process.ended(power_cut=power_cut)
+            process.on_exit(power_cut=power_cut)
         if power_cut:
             self.disk.crash(self._rng)
         else:
@@ -238,7 +238,7 @@ class Node:
                 process.log.close(clean=True)
             except (SegmentError, OSError):
                 self.disk.kill()
-            process.ended(power_cut=False)
+            process.on_exit(power_cut=False)
 
     # -- time --------------------------------------------------------------------------------------------------
 

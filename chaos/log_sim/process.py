@@ -163,18 +163,18 @@ class LogProcess:
     def check_body(self, body: memoryview, position: int) -> None:
         """Accept every body."""
 
-    def begun(self) -> None:
+    def on_begin(self) -> None:
         """Start the timers and I/O of a running process."""
         self._world.later(self.node, DISK_POLL_SECONDS, self.watch_disk)
-        self.started()
+        self.on_start()
 
-    def started(self) -> None:
+    def on_start(self) -> None:
         """Schedule the first work of a running process."""
 
     def stops(self) -> None:
         """Prepare for a clean stop of the process."""
 
-    def ended(self, *, power_cut: bool) -> None:
+    def on_exit(self, *, power_cut: bool) -> None:
         """Note that the process has ended, in whatever way."""
 
     def snapshot(self) -> bytes | None:

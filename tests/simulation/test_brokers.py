@@ -124,12 +124,12 @@ def test_findings_of_checkers_end_the_simulation(monkeypatch: pytest.MonkeyPatch
 def test_message_stored_more_often_than_sent_ends_the_run(workload: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Histories allow any number of messages of a value that was sent twice, and those of schedules are not judged."""
 
-    def committed(self: Ledger, at: float, record: StoredMessage) -> CommittedRecord:
-        stored = once(self, at, record)
-        if stored.value:
-            self.copies[record.topic][stored.value] += 2
-        return stored
+    def add_committed(self: Ledger, at: float, record: StoredMessage) -> CommittedRecord:
+        commit = once(self, at, record)
+        if commit.value:
+            self.copies[record.topic][commit.value] += 2
+        return commit
 
-    once = Ledger.committed
-    monkeypatch.setattr(Ledger, "committed", committed)
+    once = Ledger.add_committed
+    monkeypatch.setattr(Ledger, "add_committed", add_committed)
     assert "duplicate: " in (simulate_seed(1, 2.0, workload).broke or "")
