@@ -28,7 +28,7 @@ _TINY: Final = 1e-9
 
 
 class LogArchive(Protocol):
-    """A copy of the beginning of the log, outside of its replicas. For one thread at a time."""
+    """Reads a copy of the log's beginning that is kept outside of its replicas. For one thread at a time."""
 
     def read(self, pos: int, nbytes: int, /) -> bytes:
         """Bytes of one closed file, proven to be of this log. Fast for ascending positions. Raises SegmentError."""

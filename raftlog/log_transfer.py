@@ -91,7 +91,7 @@ class _Offer:
 
 
 class Offers:
-    """The leader's side: makes offers, and keeps the snapshot of the newest one.
+    """Offers a leader's files to peers: makes offers, and keeps the snapshot of the newest one.
 
     Args:
         snapshot, archive_end, note_for_copies: the application's, see `raftlog.node.Hosted`.

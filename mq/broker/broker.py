@@ -378,7 +378,7 @@ class Broker:
         return self.slow_responses.run, *self.services.tasks
 
     def try_again(self) -> None:
-        """Retry failed reads, and look whether clients read their replies."""
+        """Retry failed reads, and resume clients that have read their replies."""
         self.connections.resume_readers()
         self._reads.try_again()
 

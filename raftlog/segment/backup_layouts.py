@@ -118,7 +118,7 @@ def objects_for(
 
 
 class GrowingFiles:
-    """Files by their names in the log, without trailing zeros. Format 1."""
+    """Stores a backup as files named as in the log, without trailing zeros (format 1)."""
 
     def __init__(self, store: GrowingStore, before: BackupManifest) -> None:
         self.resume_after = before.last

@@ -126,7 +126,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def archived(self) -> Base:
-        """The log up to here is in complete objects that were all read back after they were written."""
+        """The end of the part of the log whose objects are complete, and were read back after they were written."""
         end = self.next_file
         files = () if self.objects is msgspec.UNSET else self.objects.files
         return end if all(each.verified for each in files if each.start < end.pos) else self.base

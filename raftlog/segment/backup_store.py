@@ -137,7 +137,7 @@ class EagerStore(BackupStore, Protocol):
 
 
 class DirectoryStore:
-    """A directory on a disk. It may be missing; `begin_writing` creates it."""
+    """Stores a backup in a directory, which may be missing: `begin_writing` creates it."""
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self.name = directory

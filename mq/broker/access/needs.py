@@ -56,7 +56,7 @@ Needs = Iterable[tuple[str, Permission]]
 
 
 class Role(enum.Enum):
-    """The senders that a request is allowed for, independent of topics."""
+    """The kinds of senders that may make a request, independent of topics."""
 
     ANYBODY = "checked by the handler: replicas prove that they have the secret of their group"
     ACCOUNT = "any account"

@@ -96,7 +96,7 @@ class ConsumerGroup(Generic[ConnectionT]):
         return sorted({member.client_id for member in self.members.values()})
 
     def differ(self) -> bool:
-        """Whether the members do not all subscribe to the same; computed once for each change, since all ask."""
+        """Whether members have different subscriptions; computed once for each change, since all members ask."""
         if self.is_divided is None:
             summaries = [member.summary for member in self.members.values() if member.summary is not None]
             texts = {id(summary): summary.text for summary in summaries}

@@ -42,7 +42,7 @@ class RemovedMember(Generic[ConnectionT]):
     heard: float = float("-inf")
 
     def is_there(self, now: float) -> bool:
-        """Whether it would be a member at ``now``."""
+        """Whether the client would be a member at ``now`` if it was not removed."""
         return bool(self.connections) or now - self.heard < HEARD_SECONDS
 
     @property

@@ -34,7 +34,7 @@ class OwnCertificate:
         self._offering: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
-        """The TLS context of a connection; see TlsContext."""
+        """The TLS context for a new connection; it offers HTTP/2."""
         context = self._certificate.context
         if context is not self._offering:
             context.set_alpn_protocols([ALPN])

@@ -55,7 +55,7 @@ class ConnectionFailed(Exception):
 
 
 class GrpcConnection:
-    """One connection of a client.
+    """The gRPC calls of one client connection: bytes in, calls and bytes out, without a socket.
 
     Args:
         partial_requests: of the messages of all connections that have not arrived whole.

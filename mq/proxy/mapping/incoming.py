@@ -25,7 +25,7 @@ _TEXTS: Final = (
 def message_of(
     source: ReceivedMessage[Any], topic: str, *, handle: str | None = None, invisible_ms: int | None = None
 ) -> pb.Message:
-    """A message of `topic`; one that was popped has a receipt handle and the time for which it is hidden."""
+    """Convert a broker's message of `topic`; a popped message gets a receipt handle and its invisible time."""
     record, properties = source.record, source.properties
     system_properties = pb.SystemProperties(
         message_id=properties.get(props.UNIQUE_KEY) or record.offset_message_id,

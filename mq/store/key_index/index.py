@@ -42,7 +42,7 @@ _NOT_KEPT: Final = 2**63 - 1
 
 
 class KeyIndex:
-    """The key index of one log.
+    """Indexes the messages of one log by key, in files, and searches them.
 
     Args:
         directory: of its files; created if missing. Files that do not match the log are removed. Raises OSError.
