@@ -32,7 +32,7 @@ Wanted = Callable[[bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """The result of a restore: ``last`` is the last entry from the backup, ``newest_body`` the last normal body, or empty.
+    """A restored log: ``last`` is the last entry from the backup, ``newest_body`` the last normal body, or empty.
 
     ``last_index`` and ``last_term`` are those of the log's last entry: equal for all replicas that are restored from
     the same backup with the same members.
