@@ -188,7 +188,7 @@ class Delay(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        return min((stored.record.physical_offset for _, stored in self._waiting.values()), default=1 << 62)
+        return min((commit.record.physical_offset for _, commit in self._waiting.values()), default=1 << 62)
 
     def pending_count(self) -> int:
         return len(self._waiting)

@@ -66,11 +66,11 @@ class Expiring(Workload):
         rows, self._expired = self._expired, []
         for topic, queue_id, first in rows:
             before = self._begins.get((topic, queue_id), 0)
-            for stored in self.ledger.queues.get((topic, queue_id), [])[before:first]:
-                age_ms = self.cluster.true_ms() - stored.record.store_timestamp_ms
+            for commit in self.ledger.queues.get((topic, queue_id), [])[before:first]:
+                age_ms = self.cluster.true_ms() - commit.record.store_timestamp_ms
                 if age_ms < _KEPT_MS - 4 * self.cluster.plan.wall_skew_ms:
                     raise Violation(
-                        f"expired: {stored.place} expired after {age_ms} ms, but must be kept for {_KEPT_MS}"
+                        f"expired: {commit.place} expired after {age_ms} ms, but must be kept for {_KEPT_MS}"
                     )
             self._begins[topic, queue_id] = begin = max(before, min(first, self.ledger.end(topic, queue_id)))
             self.counts["expired"] += begin - before
@@ -87,11 +87,11 @@ class Expiring(Workload):
     def _check_records(self, queue_id: int, offset: int, response: ClientResponse) -> None:
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
             next_offset = int(response.ext["nextBeginOffset"])
-            for stored in self.ledger.queues.get((self.topic, queue_id), [])[offset:next_offset]:
-                is_gone = stored.record.physical_offset < self.cluster.dropped_pos
-                if stored.record.queue_offset >= self._begins.get((self.topic, queue_id), 0) and not is_gone:
+            for commit in self.ledger.queues.get((self.topic, queue_id), [])[offset:next_offset]:
+                is_gone = commit.record.physical_offset < self.cluster.dropped_pos
+                if commit.record.queue_offset >= self._begins.get((self.topic, queue_id), 0) and not is_gone:
                     raise Violation(
-                        f"skipped: a reader of queue {queue_id} goes on at {next_offset}, behind {stored.place}"
+                        f"skipped: a reader of queue {queue_id} goes on at {next_offset}, behind {commit.place}"
                     )
         super()._check_records(queue_id, offset, response)
 

@@ -219,9 +219,9 @@ class Member:
         for record in messages:
             workload.ledger.read(workload.topic, self.queue_id, record)
         expected = [
-            stored.record.queue_offset
-            for stored in records[self.offset : answer.next_offset]
-            if stored.record.properties.get(_KIND) == self._kind
+            commit.record.queue_offset
+            for commit in records[self.offset : answer.next_offset]
+            if commit.record.properties.get(_KIND) == self._kind
         ]
         if [record.queue_offset for record in messages] != expected:
             raise Violation(

@@ -95,21 +95,21 @@ class Ledger:
         is_message = record.topic[:1] == "T" or record.body[:1] == b"\0"
         is_message &= props.TRANSACTION_SET not in record.properties  # which has several
         value = value_of(record.body) if is_message else 0
-        stored = CommittedRecord(at, value, record)
-        queue.append(stored)
-        self.at_position[record.physical_offset] = stored
+        commit = CommittedRecord(at, value, record)
+        queue.append(commit)
+        self.at_position[record.physical_offset] = commit
         if value:
             message = self.sent.get(value)
             if message is None:
-                raise Violation(f"phantom: {value} is stored at {stored.place}, but was never sent")
+                raise Violation(f"phantom: {value} is stored at {commit.place}, but was never sent")
             if record.body != message.body:
                 raise Violation(f"phantom: {value} has {len(record.body)} bytes, but {len(message.body)} were sent")
             if (own := record.properties.get(OWN)) != message.properties.get(OWN):
-                raise Violation(f"altered: {value} has the property {own!r} at {stored.place}, but {message} was sent")
+                raise Violation(f"altered: {value} has the property {own!r} at {commit.place}, but {message} was sent")
             if (key := record.properties.get(props.UNIQUE_KEY, "")) != f"U{value}":
-                raise Violation(f"altered: {value} has the unique key {key!r} in {stored.place}")
+                raise Violation(f"altered: {value} has the unique key {key!r} in {commit.place}")
             self.copies[record.topic][value] += 1
-        return stored
+        return commit
 
     def delete_topic(self, topic: str, *, continued: bool) -> None:
         """Forget a deleted topic; ``continued`` as in `mq.broker.state.commands.DeleteTopic`."""

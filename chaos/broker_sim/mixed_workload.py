@@ -340,7 +340,7 @@ class MixedWorkload(Workload):
             for level, offset in self._waiting
         ]
         for key in self._keys():
-            positions += [stored.record.physical_offset for stored in self._unread(key)[:1]]
+            positions += [commit.record.physical_offset for commit in self._unread(key)[:1]]
         return min(positions, default=1 << 62)
 
     def _keys(self) -> Iterable[Key]:

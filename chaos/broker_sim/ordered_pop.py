@@ -326,12 +326,12 @@ class OrderedPop(Workload):
     def _unread(self) -> Iterator[tuple[QueueOfGroup, CommittedRecord]]:
         """The first message of each queue that is not acknowledged."""
         for key in self._keys():
-            for stored in self.ledger.queues[key[1:]][self._next(key) :][:1]:
-                yield key, stored
+            for commit in self.ledger.queues[key[1:]][self._next(key) :][:1]:
+                yield key, commit
 
     def needed_from(self) -> int:
         """The position of the first message that is not acknowledged."""
-        return min((stored.record.physical_offset for _, stored in self._unread()), default=1 << 62)
+        return min((commit.record.physical_offset for _, commit in self._unread()), default=1 << 62)
 
     def pending_count(self) -> int:
         """The number of messages that are not acknowledged."""

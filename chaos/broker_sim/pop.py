@@ -426,15 +426,15 @@ class Pop(Workload):
 
     def _open_messages(self) -> list[CommittedRecord]:
         return [
-            stored
+            commit
             for (topic, queue_id), queue in self.ledger.queues.items()
             if topic in (self.topic, self._retry_topic)
-            for offset, stored in enumerate(queue)
+            for offset, commit in enumerate(queue)
             if (topic, queue_id, offset) not in self._finished
         ]
 
     def needed_from(self) -> int:
-        return min((stored.record.physical_offset for stored in self._open_messages()), default=1 << 62)
+        return min((commit.record.physical_offset for commit in self._open_messages()), default=1 << 62)
 
     def pending_count(self) -> int:
         """The number of messages that are neither acknowledged nor in the retry topic."""

@@ -132,9 +132,9 @@ class RecreatedTopic(Workload):
 
     def _go_to(self, queue_id: int, offset: int) -> None:
         """Let the reader continue at ``offset``: every message before must be read, of a deleted topic, or dropped."""
-        for stored in self.ledger.queues.get((self.topic, queue_id), [])[self._read_to[queue_id] : offset]:
-            if self._is_missing(stored):
-                raise Violation(f"skipped: the reader of queue {queue_id} goes on at {offset}, behind {stored.place}")
+        for commit in self.ledger.queues.get((self.topic, queue_id), [])[self._read_to[queue_id] : offset]:
+            if self._is_missing(commit):
+                raise Violation(f"skipped: the reader of queue {queue_id} goes on at {offset}, behind {commit.place}")
         self._read_to[queue_id] = offset
 
     def _is_missing(self, commit: CommittedRecord) -> bool:
@@ -159,9 +159,9 @@ class RecreatedTopic(Workload):
         """Check the next record of a reader; the topic may have been deleted while the answer was on its way."""
         if record.queue_offset != offset:
             raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
-        stored = self.ledger.at_position.get(record.physical_offset)
-        if stored is None or stored.record != record:
-            raise Violation(f"read: {topic}/{queue_id}/{offset} is {stored}, but {record} was read")
+        commit = self.ledger.at_position.get(record.physical_offset)
+        if commit is None or commit.record != record:
+            raise Violation(f"read: {topic}/{queue_id}/{offset} is {commit}, but {record} was read")
         self._taken.add(record.physical_offset)
 
     # -- what is committed ---------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class RecreatedTopic(Workload):
     def check_end(self) -> None:
         for (topic, queue_id), queue in self.ledger.queues.items():
             if topic == self.topic and self._exists and any(map(self._is_missing, queue)):
-                missing = next(stored for stored in queue if self._is_missing(stored))
+                missing = next(commit for commit in queue if self._is_missing(commit))
                 raise Violation(f"skipped: the reader of queue {queue_id} did not get {missing.place}")
 
 

@@ -105,25 +105,25 @@ class Scan(Workload):
     def check_row(self, identity: str, queue_id: int, offset: int, data: memoryview, *, bodies: bool) -> None:
         """Check that a row is the committed message at its place."""
         position = int.from_bytes(data[_OFFSET_AT + 8 : _OFFSET_AT + 16], "big")
-        stored = self.ledger.at_position.get(position)
-        if stored is None:
+        commit = self.ledger.at_position.get(position)
+        if commit is None:
             raise Violation(f"uncommitted read: a row of queue {queue_id}, offset {offset}, is at {position}")
-        record = stored.record
+        record = commit.record
         place = (int.from_bytes(data[12:16], "big"), int.from_bytes(data[_OFFSET_AT : _OFFSET_AT + 8], "big"))
         if place != (queue_id, offset) or place != (record.queue_id, record.queue_offset):
             raise Violation(
-                f"read: a row of queue {queue_id}, offset {offset}, is {place}, but {stored} is at {position}"
+                f"read: a row of queue {queue_id}, offset {offset}, is {place}, but {commit} is at {position}"
             )
         if bodies and decode_record(data) != record:
-            raise Violation(f"read: {stored.place} is {record}, but {decode_record(data)} was read")
+            raise Violation(f"read: {commit.place} is {record}, but {decode_record(data)} was read")
         if not bodies and len(data) != record.size - len(record.body):
-            raise Violation(f"read: {stored.place} has {record.size} bytes, without its body came {len(data)}")
+            raise Violation(f"read: {commit.place} has {record.size} bytes, without its body came {len(data)}")
         if record.topic == _PASSING:
             incarnation = self._incarnation_at[position]
             if identity and self._incarnations.setdefault(identity, incarnation) != incarnation:
                 raise Violation(
                     f"identity: {identity} of {_PASSING} was incarnation {self._incarnations[identity]}, "
-                    f"{stored.place} is of {incarnation}"
+                    f"{commit.place} is of {incarnation}"
                 )
         self.counts["rows"] += 1
 
@@ -236,7 +236,7 @@ class ScanRead:
                 raise Violation(f"uncommitted end: {each} is beyond the {len(records)} committed messages")
             if each.end < before.get(each.queue_id, 0):
                 raise Violation(f"stale read: {each}, committed were {before[each.queue_id]} before it was asked")
-            positions = [stored.record.physical_offset for stored in records[: each.end]]
+            positions = [commit.record.physical_offset for commit in records[: each.end]]
             for place in places:
                 expected = min(max(bisect_left(positions, place.position), each.first), each.end)
                 if place.offsets[number] != expected:

@@ -203,11 +203,11 @@ class ScheduledMessages(Workload):
         """Check that each mark has its message in the same entry."""
         for mark, before in self._marks:
             self._check_mark(mark, before)
-        for stored, _ in self._messages:
-            name = stored.record.properties[SCHEDULE]
+        for commit, _ in self._messages:
+            name = commit.record.properties[SCHEDULE]
             self._triggered[name] -= 1
             if self._triggered[name] < 0:
-                raise Violation(f"duplicate: {name} sent {stored.place}, but neither a mark nor a client asked for it")
+                raise Violation(f"duplicate: {name} sent {commit.place}, but neither a mark nor a client asked for it")
             self.counts["triggered"] += 1
         self._messages.clear()
         self._marks.clear()
@@ -242,15 +242,15 @@ class ScheduledMessages(Workload):
 
     def _message_of(self, mark: SettleTick, before: _Model) -> CommittedRecord:
         """The message of a mark, in the same entry."""
-        for at, (stored, schedule) in enumerate(self._messages):
-            properties = stored.record.properties
+        for at, (commit, schedule) in enumerate(self._messages):
+            properties = commit.record.properties
             if (properties[SCHEDULE], properties[DUE_MS]) == (mark.name, str(mark.due_ms)):
                 del self._messages[at]
-                if schedule != before or stored.record.body != before.definition.body:
-                    raise Violation(f"version: {stored.place} has {stored.record.body!r}, the schedule was {before}")
+                if schedule != before or commit.record.body != before.definition.body:
+                    raise Violation(f"version: {commit.place} has {commit.record.body!r}, the schedule was {before}")
                 if not properties.get(props.UNIQUE_KEY):
-                    raise Violation(f"properties: {stored.place} has {properties}")
-                return stored
+                    raise Violation(f"properties: {commit.place} has {properties}")
+                return commit
         raise Violation(f"lost: {mark} is in the log without its message")
 
     # -- the end -------------------------------------------------------------------------------------------------------

@@ -288,7 +288,7 @@ class Transactions(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        return min((stored.record.physical_offset for stored in self._open.values()), default=1 << 62)
+        return min((commit.record.physical_offset for commit in self._open.values()), default=1 << 62)
 
     def pending_count(self) -> int:
         return len(self._open)
