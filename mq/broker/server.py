@@ -182,7 +182,7 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
         if isinstance(failure, SegmentError) and host.started and not isinstance(failure, FormatTooNew):
             log.error("entry_unusable" if isinstance(failure, EntryUnusable) else "disk_failed", error=str(failure))
             raise failure
-        raise _refused(failure) from failure
+        raise _start_refusal(failure) from failure
 
 
 async def _monitoring_listeners(settings: BrokerSettings, log: Log) -> list[trio.SocketListener]:
@@ -228,7 +228,7 @@ async def _with_segment_bytes(
             task_status = trio.TASK_STATUS_IGNORED
         return settings if segment_bytes is None else settings.with_segment_bytes(segment_bytes), task_status
     except (ListenRefused, SecretUnusable, SegmentError) as error:
-        raise _refused(error) from error
+        raise _start_refusal(error) from error
     except ValueError as error:
         raise StartRefused(str(error)) from error
 
@@ -516,7 +516,7 @@ _MAY_PASS = SecretMissing, DirectoryLocked, DirectoryUnusable, StorageFailed
 """Causes of a failed start that may end without a change of the broker's settings."""
 
 
-def _refused(failure: ListenRefused | SecretUnusable | SegmentError) -> StartRefused:
+def _start_refusal(failure: ListenRefused | SecretUnusable | SegmentError) -> StartRefused:
     if isinstance(failure, ListenRefused):
         return _not_bound("replication", failure.address, failure.error)
     return StartRefused(str(failure), may_pass=isinstance(failure, _MAY_PASS))

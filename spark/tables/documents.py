@@ -212,7 +212,7 @@ def _format(value: Any) -> str:
     return shown if len(shown) <= 100 else f"{shown[:100]}..."
 
 
-def listed(names_of: Iterable[str]) -> str:
+def format_list(names_of: Iterable[str]) -> str:
     """List names for a message, at most ten."""
     names = list(names_of)
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark.schema import COLUMN_TYPES
 from spark.tables.column_types import ColumnType, Schema, change, parse_type
 from spark.tables.commits import Commit
-from spark.tables.documents import listed
+from spark.tables.documents import format_list
 from spark.tables.pipeline import POSITION_COLUMNS, PREFIX, Pipeline
 
 TIMES = ("timestamp", "timestamp_ntz", "date")
@@ -37,7 +37,7 @@ def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
         columns[name] = kind
     if (column := table.partition_column) is not None:
         if column not in columns:
-            raise SchemaInvalid(f"table.partition_by.column is {column!r}; there are {listed(columns)}{_REMEDY}")
+            raise SchemaInvalid(f"table.partition_by.column is {column!r}; there are {format_list(columns)}{_REMEDY}")
         kind = columns[column]
         if str(kind) not in TIMES:
             types = ", ".join(TIMES)

@@ -20,7 +20,7 @@ from spark.tables.documents import (
     SecretInvalid,
     Section,
     Value,
-    listed,
+    format_list,
     load,
     names,
     number,
@@ -348,7 +348,7 @@ def _rows_of_changes(value: Value, decode: Decode) -> Decode:
     if columns.get("op") != Primitive("string") or not isinstance(row, Struct) or columns.get("before") != row:
         raise value.error(
             f"needs a schema file with op, a string, and before and after, the same record: that is how Debezium "
-            f"writes a change; it has {listed(columns)}"
+            f"writes a change; it has {format_list(columns)}"
         )
     return replace(decode, schema=dict(row.fields))
 
@@ -375,7 +375,7 @@ def _upsert(value: Value, table: Table, decode: Decode) -> Upsert:
     key = section.member("key", names)
     if decode.schema is not None and (unknown := [each for each in key if each not in decode.schema]):
         hint = nearest(unknown[0], decode.schema)
-        raise section.error(f"key names {listed(unknown)}, which decode.schema does not have{hint}")
+        raise section.error(f"key names {format_list(unknown)}, which decode.schema does not have{hint}")
     envelope = section.member("envelope", one_of("none", "debezium"), "none")
     if envelope == "debezium" and (decode.format == "csv" or decode.schema is None):
         raise section.error(

@@ -15,7 +15,7 @@ from typing import Any, Final
 from spark.tables.avro_bodies import NO_NUMBER, AvroBodies
 from spark.tables.bodies import SchemaUnusable
 from spark.tables.column_types import ColumnType
-from spark.tables.documents import DocumentInvalid, Section, listed, one_of, text
+from spark.tables.documents import DocumentInvalid, Section, format_list, one_of, text
 from spark.tables.protobuf_bodies import ProtobufBodies, messages_in
 
 Bodies = AvroBodies | ProtobufBodies
@@ -67,7 +67,7 @@ def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dic
         except ImportError:
             raise _missing(section, "protobuf", "protobuf") from None
         if len(names) != 1:
-            raise section.error(f"message is missing: {path} has {listed(names) or 'no messages'}")
+            raise section.error(f"message is missing: {path} has {format_list(names) or 'no messages'}")
         message = names[0]
     bodies = ProtobufBodies(files, message, has_header, rejects)
     return bodies, _columns(bodies, path, section, "protobuf", "protobuf")

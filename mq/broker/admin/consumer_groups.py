@@ -17,7 +17,7 @@ from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup
 from mq.broker.state.format_level import LEVEL_OF_GROUP_ATTRIBUTES
-from mq.broker.write_path.replicate import encoded, replicate
+from mq.broker.write_path.replicate import encode, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.message_types import FACTOR_MAX, PRIORITY_FACTOR, is_factor
 from mq.protocol.requests.consumer_groups import (
@@ -77,7 +77,7 @@ class ConsumerGroups(Service):
             timestamp_ms=self._wall_clock_ms(),
             remove_offsets=ext.remove_offset or ext.clean_offset,
         )
-        replicate(self._appender, [encoded(command)], call, what="a group's deletion")
+        replicate(self._appender, [encode(command)], call, what="a group's deletion")
 
     def consumer_group_changed(self, group: str) -> None:
         if group in self._metadata.groups:
@@ -109,7 +109,7 @@ class ConsumerGroups(Service):
 
     def _put(self, call: Call[Any], groups: Sequence[SubscriptionGroupConfig]) -> None:
         now_ms = self._wall_clock_ms()
-        commands = [encoded(PutGroup(config=self._config(group), timestamp_ms=now_ms)) for group in groups]
+        commands = [encode(PutGroup(config=self._config(group), timestamp_ms=now_ms)) for group in groups]
         names = {group.group_name for group in groups}
         creation = self._creations.begin(names, self._metadata.groups)
         if len(self._metadata.groups) + len(names - self._metadata.groups.keys()) > self._metadata.limits.groups_max:

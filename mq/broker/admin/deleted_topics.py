@@ -17,7 +17,7 @@ from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import ForgetTopic, RestoreTopic, encode_command
 from mq.broker.write_path.outcome import Outcome
-from mq.broker.write_path.replicate import encoded, replicate
+from mq.broker.write_path.replicate import encode, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import NameRefused, check_topic
 from mq.protocol.numbers import QueueOffset
@@ -77,7 +77,7 @@ class DeletedTopics(Service):
         except NameRefused as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
         self._check(topic)
-        command = encoded(RestoreTopic(name=topic, timestamp_ms=self._wall_clock_ms()))
+        command = encode(RestoreTopic(name=topic, timestamp_ms=self._wall_clock_ms()))
 
         def check() -> None:
             if topic not in self._metadata.topics:

@@ -22,7 +22,7 @@ from mq.broker.net.service import Route, Service
 from mq.broker.state.format_level import LEVEL_OF_REMOVED_MEMBERS
 from mq.broker.state.removed_members import REMOVED_MEMBERS_MAX, RemovedMemberRow, RemoveOrReadmit
 from mq.broker.write_path.outcome import Stored, answer_outcome
-from mq.broker.write_path.replicate import encoded
+from mq.broker.write_path.replicate import encode
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import NameRefused, check_group
 from mq.protocol.requests.removed_members import (
@@ -119,7 +119,7 @@ class RemovedMembers(Service):
             return answer
 
         what = "the removal of a member was being stored"
-        self._appender.add_command(encoded(command), partial(answer_outcome, call, what, reply))
+        self._appender.add_command(encode(command), partial(answer_outcome, call, what, reply))
         return None
 
     def _remove(self, group: str, client_id: str, seconds: float, reason: str, operator: str) -> bool:

@@ -29,7 +29,7 @@ from mq.broker.state.format_level import (
     LEVEL_OF_QUOTAS,
     LEVEL_OF_TOPIC_RETENTION,
 )
-from mq.broker.write_path.replicate import encoded, replicate
+from mq.broker.write_path.replicate import encode, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.messages.message_types import MESSAGE_TYPE_ATTRIBUTE, PRIORITY, TYPES_STORED
 from mq.protocol.names import (
@@ -196,7 +196,7 @@ class Topics(Service):
 
     def _put(self, call: Call[Any], topics: Sequence[wire_topics.TopicConfig]) -> None:
         now_ms = self._wall_clock_ms()
-        commands = [encoded(PutTopic(config=self._parse_config(topic), timestamp_ms=now_ms)) for topic in topics]
+        commands = [encode(PutTopic(config=self._parse_config(topic), timestamp_ms=now_ms)) for topic in topics]
         names = {topic.topic_name for topic in topics}
         creation = self._creations.begin(names, self._metadata.topics)
         if len(self._metadata.topics) + len(names - self._metadata.topics.keys()) > self._metadata.limits.topics_max:

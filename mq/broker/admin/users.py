@@ -35,7 +35,7 @@ from mq.broker.state.users import (
     is_match,
 )
 from mq.broker.state.users import CreateUser as CreateUserCommand
-from mq.broker.write_path.replicate import encoded, replicate
+from mq.broker.write_path.replicate import encode, replicate
 from mq.protocol.access.signing import KEY_LENGTH_MIN
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.accounts import AccountList, ListAccounts
@@ -257,7 +257,7 @@ class UserAdministration(Service):
         change: str,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        body = encoded(command)
+        body = encode(command)
         call.drop_body()  # the body may contain a password
 
         assert not call.body, f"a request about user {name} keeps its body of {len(call.body)} bytes"

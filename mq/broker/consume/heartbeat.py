@@ -19,7 +19,7 @@ from mq.broker.net.removed_members import reply
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_responses import ResponseSteps
 from mq.broker.state.commands import GroupConfig, PutGroup, PutTopic, TopicConfig, encode_command
-from mq.broker.write_path.replicate import encoded
+from mq.broker.write_path.replicate import encode
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import ProtocolError
 from mq.protocol.names import retry_topic
@@ -185,7 +185,7 @@ class Heartbeats(Service):
         if not self._appender.is_open or group in self._creating or group in self._metadata.groups:
             return
         config = GroupConfig(name=group)
-        put_group = encoded(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
+        put_group = encode(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
         if not self._metadata.has_room_for_group(group):
             return  # it can consume, but is not stored
         self._creating.add(group)

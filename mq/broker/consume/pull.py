@@ -212,7 +212,7 @@ class Pulls(Service):
         if ext.sys_flag & COMMIT_OFFSET and ext.commit_offset >= 0:
             self._store_offset(call.connection, *place, ext.commit_offset)
         if self._metadata.offset_resets and (target := self._reset_to(*place, ext.queue_offset)) is not None:
-            return self._moved(pull, target)
+            return self._moved_response(pull, target)
         self._note_pull(call.connection, *place, ext.queue_offset, ext.forward_only)
         queue = self._store.get(ext.topic, ext.queue_id)
         if ext.queue_offset <= (0 if queue is None else queue.max_offset):
@@ -234,7 +234,7 @@ class Pulls(Service):
         if not connection.closed:
             self._answer(pull, may_hold=False)
 
-    def _moved(self, pull: HeldPull, next_offset: QueueOffset) -> bytes:
+    def _moved_response(self, pull: HeldPull, next_offset: QueueOffset) -> bytes:
         queue = self._store.get(pull.call.request.ext.topic, pull.call.request.ext.queue_id)
         low, high = (FIRST_OFFSET, FIRST_OFFSET) if queue is None else (queue.min_offset, queue.max_offset)
         return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, next_offset, low, high, "OFFSET_RESET")
@@ -292,7 +292,7 @@ class Pulls(Service):
         elif offset < high:
             if pull.call.connection.waiting_bytes < self._unread_bytes_max:
                 try:
-                    return self._found(pull, queue, offset, low, high)
+                    return self._found_response(pull, queue, offset, low, high)
                 except QueueFileDamaged:
                     return self._while_restored(pull, offset, low, high)
             if self._hold(pull, self._clock() + _DRAIN_SECONDS):
@@ -375,7 +375,7 @@ class Pulls(Service):
             pull.call.connection.held_pulls += 1
         return is_held
 
-    def _found(
+    def _found_response(
         self, pull: HeldPull, queue: ConsumeQueue, offset: QueueOffset, low: QueueOffset, high: QueueOffset
     ) -> bytes | None:
         ext = pull.call.request.ext

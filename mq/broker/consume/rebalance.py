@@ -15,7 +15,7 @@ from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service, Task
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode
-from mq.broker.write_path.replicate import encoded, replicate
+from mq.broker.write_path.replicate import encode, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_topic
 from mq.protocol.requests.allocation import STRATEGIES, share_with_next
@@ -109,7 +109,7 @@ class Rebalance(Service):
         topic, group = mode.topic, mode.consumer_group
         if topic.startswith(RETRY_PREFIX):
             raise RequestRefused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")
-        command = encoded(PutRequestMode(group=group, topic=topic, mode=mode.mode, shared=mode.pop_share_queue_num))
+        command = encode(PutRequestMode(group=group, topic=topic, mode=mode.mode, shared=mode.pop_share_queue_num))
         if topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         if group not in self._metadata.groups:

@@ -15,7 +15,7 @@ from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
 from mq.broker.state.filter_programs import PutFilter as PutCommand
 from mq.broker.state.format_level import LEVEL_OF_FILTERS
-from mq.broker.write_path.replicate import encoded, replicate
+from mq.broker.write_path.replicate import encode, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.errors import FrameError
 from mq.protocol.incoming.chunks import decode_chunk
@@ -59,7 +59,7 @@ class FilterRequests(Service):
                 "connected and run a release that supports them",
             )
         command = PutCommand(group=ext.consumer_group, topic=ext.topic, program=ext.program, content=call.body)
-        body = encoded(command)
+        body = encode(command)
         if ext.topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {ext.topic} does not exist")
         there = self._filters.table.get((ext.consumer_group, ext.topic))

@@ -18,7 +18,7 @@ from mq.broker.net.refusals import RequestRefused, decoded
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.lite_offsets import ROWS_MAX, ResetLiteOffsets
-from mq.broker.write_path.replicate import encoded, replicate
+from mq.broker.write_path.replicate import encode, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import NameRefused, check_group, check_lite_topic, check_topic, lite_queue, split_lite_queue
 from mq.protocol.numbers import QueueOffset
@@ -82,7 +82,7 @@ class LiteControl(Service):
             self._change(each, group, call.connection, resets, later)
         self._pops.subscriptions_changed()
         commands = [
-            encoded(ResetLiteOffsets(group=group, rows=rows[at : at + ROWS_MAX]))
+            encode(ResetLiteOffsets(group=group, rows=rows[at : at + ROWS_MAX]))
             for group, rows in resets.items()
             for at in range(0, len(rows), ROWS_MAX)
         ]

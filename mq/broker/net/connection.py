@@ -240,7 +240,7 @@ class ClientConnection:
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
         """Answer a request that failed; a broken invariant is raised again."""
-        reply = self._refused(request, serialization, error)
+        reply = self._refusal_response(request, serialization, error)
         if reply is not None:
             self.answer(request, reply)
 
@@ -349,7 +349,7 @@ class ClientConnection:
         elif stream.out_bytes > MUCH_BYTES:
             self._unread.add(self)
 
-    def _refused(self, request: Any, serialization: int, error: Exception) -> bytes | None:
+    def _refusal_response(self, request: Any, serialization: int, error: Exception) -> bytes | None:
         """The reply to a failed request; the failure of an assertion is raised again."""
         if isinstance(error, RequestRefused):
             if error.code in _CLIENT_FAULTS:

@@ -12,7 +12,7 @@ from mq.broker.quota.gate import QuotaGate
 from mq.broker.state.format_level import LEVEL_OF_QUOTAS
 from mq.broker.state.user_quotas import USER_QUOTAS_MAX
 from mq.broker.state.user_quotas import PutUserQuota as PutUserQuotaCommand
-from mq.broker.write_path.replicate import encoded, replicate
+from mq.broker.write_path.replicate import encode, replicate
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.quota_attributes import NO_QUOTA
 from mq.protocol.requests.quotas import ListQuotas, NamedQuota, PutUserQuota, QuotaList, Throttled, UserQuota
@@ -43,7 +43,7 @@ class QuotaRequests(Service):
                 "this broker does not authenticate clients (see acl_file), so it knows no users: give quotas to topics",
             )
         check_level(self._level.level, LEVEL_OF_QUOTAS, "quotas need")
-        command = encoded(PutUserQuotaCommand(name=name, quota=quota))
+        command = encode(PutUserQuotaCommand(name=name, quota=quota))
 
         def check() -> None:
             if quota != NO_QUOTA and not self._quotas.has_room(name):

@@ -21,7 +21,7 @@ from mq.broker.state.schedules import PutSchedule as PutCommand
 from mq.broker.state.schedules import Schedule
 from mq.broker.state.schedules import SwitchSchedule as SwitchCommand
 from mq.broker.write_path.outcome import Outcome, Stored, answer_outcome
-from mq.broker.write_path.replicate import encoded
+from mq.broker.write_path.replicate import encode
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
 from mq.protocol.names import SEND_FORBIDDEN_TOPICS, is_system_topic
@@ -73,7 +73,7 @@ class ScheduleRequests(Service):
         definition = self._with_anchor(decoded(decode_definition, call.body), now_ms)
         name, expected = definition.name, call.request.ext.expected_version
         command = PutCommand(definition=definition, expected=expected, timestamp_ms=now_ms)
-        encoded(command)  # refuses bad names before they are looked up
+        encode(command)  # refuses bad names before they are looked up
         self._check_expected(name, expected)
         there = self._schedules.table.get(name)
         if there is not None and there.definition == definition:
@@ -241,7 +241,7 @@ class ScheduleRequests(Service):
 
     def _change(self, call: Call[Any], command: Command, name: str, change: str, check: Callable[[], bytes]) -> None:
         """Replicate a change; ``check`` returns the answer, or raises RequestRefused if it had no effect."""
-        body = encoded(command)
+        body = encode(command)
         self._appender.check_room()
         call.drop_body()
         end = self._ticks.change(name)

@@ -15,7 +15,7 @@ from mq.broker.write_path.outcome import Stored, answer_outcome
 from mq.protocol.codes import ResponseCode
 
 
-def encoded(command: Command) -> bytes:
+def encode(command: Command) -> bytes:
     """Encode a command with values of a client. Raises RequestRefused if one of them is invalid."""
     try:
         return encode_command(command)
