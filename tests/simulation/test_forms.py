@@ -89,7 +89,7 @@ def test_both_forms_produce_the_same_events_in_whole_runs(workload: str, seed: i
 def test_command_line_runs_the_requested_form(capfd: pytest.CaptureFixture[str]) -> None:
     for name in (COMPILED, PYTHON):
         assert main(["--seed", "1", "--seconds", "0.5", "--form", name]) == 0
-    compiled, python = [line for line in capfd.readouterr().out.splitlines() if line.startswith("Outcome")]
+    compiled, python = [line for line in capfd.readouterr().out.splitlines() if line.startswith("RunResult")]
     assert compiled == python
 
 
