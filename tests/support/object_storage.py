@@ -6,7 +6,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +16,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 BUCKET = "backups"
+LISTS_MAX = 10
+"""Attempts of a listing."""
 ACCESS_KEY = "AKIATESTTESTTEST"
 SECRET_KEY = "a-secret-that-nobody-may-see"
 
@@ -109,8 +111,7 @@ class ObjectStorage:
         if any(f"Credential={key}/" in environ.get("HTTP_AUTHORIZATION", "") for key in self.expired):
             fault = Refusal(400, "ExpiredToken")
         if fault is None:
-            answer: Iterable[bytes] = self._app(environ, start_response)
-            return answer
+            return self._served(environ, start_response)
         nbytes = int(environ.get("CONTENT_LENGTH") or 0)
         if isinstance(fault, int) and fault <= 0:
             self._gone = fault == 0
@@ -121,6 +122,16 @@ class ObjectStorage:
         status, code = (fault, {403: "AccessDenied", 503: "SlowDown"}[fault]) if isinstance(fault, int) else fault
         start_response(f"{status} {code}", [("Content-Type", "application/xml")])
         return (f"<Error><Code>{code}</Code><Message>because of the test</Message></Error>".encode(),)
+
+    def _served(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Let moto respond. Its listing raises if another request changes the bucket meanwhile; a real store lists."""
+        answer: Iterable[bytes]
+        for _ in range(LISTS_MAX if environ["REQUEST_METHOD"] == "GET" else 0):
+            with suppress(KeyError, RuntimeError):
+                answer = self._app(environ, start_response)
+                return answer
+        answer = self._app(environ, start_response)
+        return answer
 
     def start(self) -> None:
         """Start responding."""
