@@ -225,7 +225,7 @@ def assert_kept(rule: str) -> None:
     assert not project().breaches[rule], "\n".join(project().breaches[rule])
 
 
-def test_pure_modules_have_no_clock_chance_waiting_or_io() -> None:
+def test_pure_modules_do_not_use_clocks_randomness_waiting_or_io() -> None:
     assert_kept("impurities")
 
 

@@ -104,7 +104,7 @@ async def test_random_bytes_change_no_state(target: Target, port: str, attack: s
 
 
 @pytest.mark.parametrize("port", PORTS)
-async def test_endless_requests_take_bounded_memory_and_delay_no_client(target: Target, port: str) -> None:
+async def test_endless_requests_use_bounded_memory_and_do_not_delay_clients(target: Target, port: str) -> None:
     """Many connections, each with the beginning of a large request, and then a byte now and then."""
     begun = struct.pack(">iI", FRAME_BYTES_MAX - 4, 100) + bytes(MIB // 2)
     if port == "replication":

@@ -154,7 +154,7 @@ NAMESRV_SETTINGS = (
 
 
 @pytest.mark.parametrize("text", BROKER_SETTINGS)
-async def test_broker_settings_sent_by_clients_write_no_files(target: Target, text: str) -> None:
+async def test_broker_settings_from_clients_do_not_write_files(target: Target, text: str) -> None:
     """Neither for anybody nor for an administrator."""
     for keys in (None, PRODUCER, ADMIN):
         async with target.client(keys) as client:
@@ -163,7 +163,7 @@ async def test_broker_settings_sent_by_clients_write_no_files(target: Target, te
 
 
 @pytest.mark.parametrize("text", NAMESRV_SETTINGS)
-async def test_name_server_settings_sent_by_clients_write_no_files(target: Target, text: str) -> None:
+async def test_name_server_settings_from_clients_do_not_write_files(target: Target, text: str) -> None:
     async with connected(target.namesrv) as client:
         answer = await client.request(RequestCode.UPDATE_NAMESRV_CONFIG, {}, text.encode())
         assert answer.code in REFUSALS, answer

@@ -155,7 +155,7 @@ async def test_refill_waits_for_restart_if_floors_file_is_missing(
 
 
 @pytest.mark.slow
-async def test_damaged_queue_file_comes_back_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
+async def test_damaged_queue_file_is_restored_from_the_archive(tmp_path: Path, storage: ObjectStorage) -> None:
     await shortened_broker(tmp_path, settings(storage))
     path = tmp_path / "queues" / "T" / "0" / f"{0:020d}"
     content = bytearray(path.read_bytes())
@@ -270,7 +270,7 @@ async def test_popped_messages_come_from_the_archive_and_are_redelivered(
 
 
 @pytest.mark.slow
-async def test_power_cut_while_the_archive_is_off_hides_no_messages(tmp_path: Path, storage: ObjectStorage) -> None:
+async def test_power_cut_without_the_archive_keeps_messages_readable(tmp_path: Path, storage: ObjectStorage) -> None:
     given = settings(storage)
     without = {name: value for name, value in given.items() if not name.startswith(("archive_", "local_"))}
     await shortened_broker(tmp_path, given)

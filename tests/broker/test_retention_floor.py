@@ -279,7 +279,7 @@ async def test_retention_does_not_wait_for_the_key_index(tmp_path: Path, monkeyp
         await until(lambda: client.offset(RequestCode.GET_MIN_OFFSET))
 
 
-async def test_clock_set_right_between_two_starts_deletes_nothing_early(
+async def test_correcting_the_clock_between_two_starts_deletes_nothing_early(
     tmp_path: Path, clock: WallClock, brokers: list[Broker]
 ) -> None:
     """It was nine hours behind, and messages are kept for ten."""

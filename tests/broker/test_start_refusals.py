@@ -195,7 +195,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_flags_come_before_environment_before_the_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAFTMQ_BROKER_CLUSTER", "from-environment")
     monkeypatch.setenv("RAFTMQ_BROKER_NODE_ID", "n1")
     settings = BrokerSettings.load(config, node_id="n0", listen=None)

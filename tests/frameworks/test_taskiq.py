@@ -56,7 +56,7 @@ async def working(broker: RaftmqBroker, **options: Any) -> AsyncIterator[RaftmqB
             tasks.cancel_scope.cancel()
 
 
-async def test_task_is_executed_and_its_result_comes_back(namesrv: str, topic: str) -> None:
+async def test_client_receives_the_result_of_an_executed_task(namesrv: str, topic: str) -> None:
     broker = broker_of(namesrv, topic)
 
     @broker.task
@@ -264,7 +264,7 @@ async def test_taskiq_broker_raises_the_reason_of_failed_sends(namesrv: str, top
                 raise refused.value.__cause__ or AssertionError("without a cause")
 
 
-async def test_undecodable_task_delays_no_other(namesrv: str, topic: str) -> None:
+async def test_undecodable_task_does_not_delay_others(namesrv: str, topic: str) -> None:
     broker = broker_of(namesrv, topic)
 
     @broker.task

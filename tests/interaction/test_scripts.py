@@ -43,7 +43,7 @@ def test_changed_script_output_fails_the_test() -> None:
 
 
 @pytest.mark.parametrize("command", ["dance", "group n=1 patience=3", "deliver parcel"])
-def test_unknown_words_are_refused(command: str) -> None:
+def test_unknown_arguments_are_refused(command: str) -> None:
     runner = Runner()
     runner.run("group n=3")
     runner.run("tick A")

@@ -122,7 +122,7 @@ async def test_hostile_content_is_shown_and_does_nothing(operator: Browser) -> N
         assert page.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_console_that_only_shows_has_no_buttons_and_refuses_forms(browser: Browser) -> None:
+async def test_read_only_console_has_no_buttons_and_refuses_forms(browser: Browser) -> None:
     for address in PAGES:
         page = await browser.get(address)
         for button in (
@@ -232,7 +232,7 @@ async def test_matching_dead_letters_are_requeued(operator: Browser) -> None:
     assert [json.loads(row)["keys"][0] for row in exported.text.splitlines()] == ["k3"]
 
 
-async def test_requeue_after_a_failure_sends_no_letter_twice(
+async def test_requeue_after_a_failure_does_not_send_letters_twice(
     kit: SyncKit, operator: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[int] = []

@@ -203,7 +203,7 @@ async def test_setting_of_a_running_broker_is_changed(operator: Browser) -> None
     assert "auto_create_topics<td>True" in page.content.replace("true", "True")
 
 
-async def test_console_that_only_shows_changes_no_user_and_no_setting(browser: Browser) -> None:
+async def test_read_only_console_cannot_change_users_or_settings(browser: Browser) -> None:
     await browser.get("/accounts")
     for address in (
         *("/create-user", "/change-user", "/delete-user", "/put-policy", "/delete-policy", "/change-setting"),

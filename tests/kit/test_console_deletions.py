@@ -91,7 +91,7 @@ async def test_attribute_is_set_and_removed(kit: SyncKit, operator: Browser) -> 
     assert gone.status != 303
 
 
-async def test_console_that_only_shows_deletes_nothing(kit: SyncKit, browser: Browser) -> None:
+async def test_read_only_console_refuses_deletions(kit: SyncKit, browser: Browser) -> None:
     await fill(kit.namesrv)
     for address in ("/delete-topic?name=Orders", "/delete-group?name=mail"):
         page = await browser.get(address)

@@ -183,7 +183,7 @@ async def test_console_shows_brokers_without_these_requests(kit: SyncKit, monkey
         assert topic.status in (200, 404), "these requests are RocketMQ's"
 
 
-async def test_pages_that_only_show_have_no_way_to_change(browser: Browser) -> None:
+async def test_pages_of_a_read_only_console_have_no_forms(browser: Browser) -> None:
     await browser.get("/pending")
     for address in ("/recall", "/resume", "/change-schedule"):
         assert (await browser.post(address, {"handle": "x", "name": "x", "broker": "x", "id": "x"})).status == 403

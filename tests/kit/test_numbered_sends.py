@@ -222,7 +222,7 @@ async def test_cancelled_send_leaves_the_next_ones_alone(kit: Kit, producer: Pro
     assert stored(kit)[-1] == b"next"
 
 
-async def test_send_cancelled_on_its_way_takes_no_other_number_along(kit: Kit, producer: Producer) -> None:
+async def test_cancelling_a_send_in_flight_does_not_affect_other_sends(kit: Kit, producer: Producer) -> None:
     kit.faults.outcome_unknown(2)
     with trio.move_on_after(0):
         await producer.send(Message("Orders", b"cancelled"))

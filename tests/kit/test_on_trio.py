@@ -105,7 +105,7 @@ async def test_transaction_is_checked(clock: Clock) -> None:
         assert dt.timedelta(seconds=60) < kit.now() - began < dt.timedelta(seconds=90)
 
 
-async def test_popped_message_comes_back_after_its_invisible_time(clock: Clock) -> None:
+async def test_popped_message_is_redelivered_after_its_invisible_time(clock: Clock) -> None:
     async with open_kit() as kit, Producer(kit.namesrv) as producer:
         await producer.send(Message("Jobs", b"one"))
         async with PopConsumer(kit.namesrv, group="workers", topic="Jobs", invisible=3600) as consumer:
@@ -128,7 +128,7 @@ async def test_time_advances_past_abandoned_popped_messages() -> None:
         await kit.advance_until(lambda: kit.messages("Letters"))
 
 
-async def test_another_replica_takes_over_in_the_kit(clock: Clock) -> None:
+async def test_another_replica_of_the_kit_becomes_leader(clock: Clock) -> None:
     async with open_kit(replicas=3) as kit, Producer(kit.namesrv) as producer:
         await producer.send(Message("Orders", b"before"))
         lost = await kit.lose_leader()

@@ -162,7 +162,7 @@ async def test_trio_with_a_clock_that_jumps(autojump_clock: trio.testing.MockClo
         kit.assert_stored("Letters", b"late")
 
 
-async def test_trio_with_a_clock_that_stands_still(mock_clock: trio.testing.MockClock) -> None:
+async def test_plugin_works_with_a_stopped_trio_clock(mock_clock: trio.testing.MockClock) -> None:
     with pytest.raises(ValueError, match="use one that jumps when all tasks wait"):
         async with open_kit():
             pass

@@ -155,7 +155,7 @@ async def test_member_is_removed_while_a_replica_is_down(kit: Kit, admin: Admin)
         await until(lambda: member.queues == 0, "it goes")
 
 
-async def test_removed_popping_member_gets_no_messages(kit: Kit, producer: Producer, admin: Admin) -> None:
+async def test_removed_popping_member_receives_no_messages(kit: Kit, producer: Producer, admin: Admin) -> None:
     events: list[ClientEvent] = []
     popped: list[bytes] = []
     async with (
@@ -185,7 +185,7 @@ async def test_removed_popping_member_gets_no_messages(kit: Kit, producer: Produ
         nursery.cancel_scope.cancel()
 
 
-async def test_removed_stock_clients_get_no_locks_or_messages(admin: Admin) -> None:
+async def test_broker_refuses_locks_and_messages_to_removed_stock_clients(admin: Admin) -> None:
     """A Java client gives up its queues only if the list of members has somebody, and it is not in it."""
     address = (await admin.route("Orders")).leader_address("broker-a")
     assert address is not None

@@ -63,7 +63,7 @@ def test_idle_follower_wiped_is_refilled_and_votes_again(group: Group) -> None:
     assert Role.LEADER in (group[B].role, group[C].role)
 
 
-def test_abstaining_denies_votes_and_stands_for_none() -> None:
+def test_abstaining_replica_denies_votes_and_does_not_campaign() -> None:
     group = Group(3)
     group.start(C, abstaining=True)
     group.hand_over(PreVoteReq(A, C, NO_TERM, Term(1), log_id(9, 9)))
@@ -101,7 +101,7 @@ def test_abstaining_replica_abstains_until_refetched_entries_are_on_disk(group: 
     assert not group[C].abstaining
 
 
-def test_new_leader_ends_no_abstention_before_its_first_commit() -> None:
+def test_abstention_lasts_until_the_first_commit_of_a_new_leader() -> None:
     """An entry was committed by three of five, one of them lost it, and the new leader has not learnt that it was
     committed. Its announcement is too low to go by: had E a vote, C, D and E could elect C without the entry.
     """

@@ -85,7 +85,7 @@ def test_end_of_the_leader_process_is_reported(causes: dict[NodeId, list[Cause]]
 
 
 @pytest.mark.parametrize("kind", CauseKind)
-def test_every_cause_has_words(kind: CauseKind) -> None:
+def test_every_cause_has_a_description(kind: CauseKind) -> None:
     text = str(Cause(kind, "n2", 1.5))
     assert text
     assert "{" not in text

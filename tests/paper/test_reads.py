@@ -385,7 +385,7 @@ def test_read_during_transfer(leases: bool) -> None:
     assert group.answers[stale] is None
 
 
-def test_pending_reads_need_no_answer_from_a_removed_voter() -> None:
+def test_pending_reads_do_not_wait_for_a_removed_voter() -> None:
     """Of three voters one is removed while two are silent: the read is answered when those that are left suffice."""
     group = Group(2).led_by(A, 1.0)
     assert isinstance(group[A].propose_conf(ConfChange(ConfChangeKind.REMOVE, B), group.now), int)

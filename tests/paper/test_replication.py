@@ -287,7 +287,7 @@ def test_follower_acknowledges_only_its_disk(group: Group) -> None:
     assert group[A].commit == index
 
 
-def test_relaxed_commit_needs_no_disk() -> None:
+def test_relaxed_commit_does_not_wait_for_the_disk() -> None:
     """Without durable commit an entry is committed when a majority has received it."""
     group = Group(3, config=CoreConfig(durable_commit=False)).led_by(A)
     group.slow_disks |= {A, B, C}

@@ -266,7 +266,7 @@ def test_late_answer_does_not_confirm_lost_entries(group: Group, kind: type[Appe
     assert group[A].commit == index + 2
 
 
-def test_base_of_nothing_needs_no_reset() -> None:
+def test_empty_follower_of_an_uncut_log_gets_entries_without_a_reset() -> None:
     """An empty follower of a short log whose beginning is there gets entries from the first on."""
     group = Group(3, logs={A: [1] * 10, B: [1] * 10}, term=1).led_by(A, 1.0)
     assert group.disks[C].base == NONE

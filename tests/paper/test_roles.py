@@ -144,7 +144,7 @@ def test_every_message_to_every_role() -> None:
     check_written(TABLE, TABLE.read_text() if TABLE.exists() else "", "\n".join(line.rstrip() for line in lines) + "\n")
 
 
-def test_message_of_a_lower_term_changes_no_role() -> None:
+def test_message_of_a_lower_term_does_not_change_the_role() -> None:
     for name, relation, start, after in outcomes():
         if relation == "lower":
             assert after in (STARTS[start][0].value, "refused") or name.startswith("PreVote"), (name, start, after)

@@ -52,7 +52,7 @@ def test_transfer_ok_waits_for_the_disk_of_the_target(group: Group) -> None:
     assert leads(group, B)
 
 
-def test_transfer_ok_leaves_no_proposal_in_doubt() -> None:
+def test_transfer_waits_until_pending_proposals_are_committed() -> None:
     """It waits until all are committed, though not for longer than until the next heartbeat."""
     for patient in (True, False):
         group = settled_group()
@@ -212,7 +212,7 @@ def test_equal_priorities_change_nothing() -> None:
     assert (group[A].role, group[A].term) == (Role.LEADER, 1)
 
 
-def test_preferred_follower_that_does_not_take_over_is_left_alone() -> None:
+def test_leader_pauses_transfers_to_a_preferred_follower_that_failed() -> None:
     """After a failed attempt proposals are not stopped again for ten election timeouts."""
     group = settled_group(b=5)
     stopped = 0

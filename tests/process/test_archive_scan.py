@@ -162,7 +162,7 @@ async def test_archived_messages_cost_a_running_broker_nothing(tmp_path: Path, m
         assert {row[2] for row in found} == set(map(body, range(0, 2 * MESSAGES, 2)))
 
 
-async def test_store_in_trouble_is_named_or_brokers_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_store_in_trouble_is_reported_or_brokers_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with scanned(tmp_path, monkeypatch) as group:
         parts = await group.plan()
         storage = group.storage

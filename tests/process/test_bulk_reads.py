@@ -80,7 +80,7 @@ async def test_scan_continues_after_follower_death_and_leadership_change(tmp_pat
             assert int((await client.info())["raftmq.bulkBytesAsFollower.test"]) > 0
 
 
-async def test_damage_on_a_followers_disk_changes_no_row(tmp_path: Path) -> None:
+async def test_damage_on_a_followers_disk_does_not_change_rows(tmp_path: Path) -> None:
     async with DevCluster.open(tmp_path, ports=Ports.free(3), settings=SETTINGS) as cluster:
         await fill(cluster)
         found = await in_thread(survey, cluster.namesrv)

@@ -27,7 +27,7 @@ async def bodies(namesrv: str) -> list[bytes]:
         return sorted([bytes(message.body) async for message in await consumer.read_to_end()])
 
 
-async def test_deleted_topic_comes_back_after_leaders_were_killed(tmp_path: Path) -> None:
+async def test_deleted_topic_is_restored_after_leaders_were_killed(tmp_path: Path) -> None:
     """With its messages, the progress of a group that popped, and what was sent before and after."""
     async with (
         DevCluster.open(tmp_path, ports=Ports.free(3)) as cluster,

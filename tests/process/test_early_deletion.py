@@ -130,7 +130,7 @@ async def _run(directory: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_full_disk_of_one_replica_hides_no_message(tmp_path: Path) -> None:
+def test_messages_stay_readable_while_the_disk_of_one_replica_is_full(tmp_path: Path) -> None:
     with ExitStack() as disks:
         directory = tmp_path / "group"
         disks.enter_context(mounted(directory, ROOMY_DISK_BYTES))

@@ -329,7 +329,7 @@ async def test_killed_leader_serves_its_clients_again_as_a_follower(tmp_path: Pa
         assert len(set(stored.values())) == len(stored)
 
 
-async def test_killed_leader_causes_doubt_but_no_errors_at_a_follower(tmp_path: Path) -> None:
+async def test_killed_leader_causes_unknown_outcomes_but_no_errors_at_a_follower(tmp_path: Path) -> None:
     async with three_brokers(tmp_path) as cluster:
         leader = await cluster.leader()
         follower = next(node for node in cluster.node_ids if node != leader)

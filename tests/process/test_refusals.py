@@ -111,12 +111,12 @@ def test_broker_names_the_replication_port_in_use(tmp_path: Path) -> None:
     assert f"127.0.0.1:{port}" in said
 
 
-def test_absent_config_is_named(tmp_path: Path) -> None:
+def test_absent_config_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "absent.toml"
     assert str(path) in refused("broker", "--config", str(path))
 
 
-def test_malformed_config_is_named(tmp_path: Path) -> None:
+def test_malformed_config_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "broken.toml"
     path.write_text("listen = ")
     assert str(path) in refused_at_once("broker", "--config", str(path))
@@ -131,7 +131,7 @@ def test_malformed_config_is_named(tmp_path: Path) -> None:
         ('node_id = "n7"', "n7"),
     ],
 )
-def test_wrong_setting_is_named(tmp_path: Path, text: str, names: str) -> None:
+def test_wrong_setting_is_reported(tmp_path: Path, text: str, names: str) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(text)
     said = refused_at_once("broker", "--config", str(path))
@@ -139,7 +139,7 @@ def test_wrong_setting_is_named(tmp_path: Path, text: str, names: str) -> None:
     assert names in said
 
 
-def test_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+def test_data_directory_that_is_a_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_text("I am a file")
     assert str(path) in refused(*broker_arguments(path, Ports.free(1)))
@@ -147,7 +147,7 @@ def test_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_read_only_data_directory_is_named(tmp_path: Path) -> None:
+def test_read_only_data_directory_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.mkdir(mode=0o500)
     assert str(path) in refused(*broker_arguments(path, Ports.free(1)), code=IN_THE_WAY)

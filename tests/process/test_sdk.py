@@ -36,7 +36,7 @@ async def test_sdk_scenarios_pass_on_real_brokers(cluster: Cluster, scenario: st
     await SCENARIOS[scenario](cluster.namesrv)
 
 
-async def test_death_of_a_leader_loses_nothing_and_hides_no_doubt(cluster: Cluster) -> None:
+async def test_killed_leader_loses_nothing_and_clients_report_unknown_outcomes(cluster: Cluster) -> None:
     """Several tasks each await one send after the other, and a consumer reads along."""
     acknowledged: list[SendResult] = []
     consumed: dict[MessageQueue, dict[int, str]] = defaultdict(dict)

@@ -207,7 +207,7 @@ def age(log: Path) -> None:
         os.utime(path, (month_ago, month_ago))
 
 
-def test_compaction_never_lets_the_position_in_the_topic_expire(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_never_deletes_the_topic_position(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_targets, "_FIRST_LOOK", 1)  # the commit is not among the first
     pipeline = case.pipeline(EXPLICIT)
     case.stage.send(case.topic, [body(1)])
@@ -305,7 +305,7 @@ def test_commands_run_compact_and_verify_a_table(case: Case) -> None:
     assert ran("verify")[-1].startswith("the table and its topic are equal up to commit ")
 
 
-def test_second_process_with_the_same_position_is_overtaken(case: Case) -> None:
+def test_second_process_at_the_same_position_loses_the_commit(case: Case) -> None:
     pipeline = case.pipeline(EXPLICIT, "max_messages_per_commit: 6")
     case.stage.send(case.topic, [body(number) for number in range(10)])
     case.run(pipeline)
@@ -491,7 +491,7 @@ def test_delta_table_keeps_its_partitions(lake: Any, stage: Stage, tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process a directory of its own")
-def test_location_that_executors_do_not_share_gets_no_commit(case: Case, tmp_path: Path) -> None:
+def test_pipeline_does_not_commit_to_a_location_that_executors_do_not_share(case: Case, tmp_path: Path) -> None:
     case.stage.send(case.topic, [body(number) for number in range(30)])
     shared = tmp_path / "shared"
     (shared / case.topic).mkdir(parents=True)

@@ -55,7 +55,7 @@ def test_pipeline_serves_metrics_while_working_and_waiting(place: Place) -> None
     assert not place.is_running()
 
 
-def test_signal_lets_a_running_commit_finish(place: Place) -> None:
+def test_running_commit_finishes_after_a_signal(place: Place) -> None:
     place.send(6 * BATCH)
     file = place.file("once", "trigger: once")
     first = place.start("run", file, "--json", *LOCAL)
@@ -129,7 +129,7 @@ def test_pipeline_runs_on_a_cluster_of_spark(place: Place, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process a directory of its own")
-def test_directory_that_executors_do_not_share_gets_no_commit(place: Place, tmp_path: Path) -> None:
+def test_pipeline_does_not_commit_to_a_directory_that_executors_do_not_share(place: Place, tmp_path: Path) -> None:
     place.send(BATCH)
     table = place.directory / "table"
     table.mkdir()

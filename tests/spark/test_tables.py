@@ -107,7 +107,7 @@ def test_every_message_is_a_row_or_an_explained_dead_letter(case: Case) -> None:
 
 
 @pytest.mark.nightly
-def test_rows_that_differ_from_the_topic_are_named(case: Case, session: Any) -> None:
+def test_rows_that_differ_from_the_topic_are_reported(case: Case, session: Any) -> None:
     case.stage.send(case.topic, [body(number) for number in range(12)] + [b"bad"])
     pipeline = case.pipeline(EXPLICIT)
     case.run(pipeline)
@@ -298,7 +298,7 @@ def test_topic_that_vanishes_stops_the_pipeline_at_its_offset(case: Case, monkey
     assert Counter(row.id for row in case.rows()) == Counter(range(4))
 
 
-def test_refusing_store_is_named_with_the_remedy() -> None:
+def test_refusing_store_is_reported_with_the_remedy() -> None:
     text = "namesrv: h:1\ntopic: T\ntable: {format: delta, location: s3a://bucket/t}\n"
     target = DeltaTarget(parse_pipeline(text, Path("/p.yaml")), None)
     said = "o103.save.\njava.nio.file.AccessDeniedException: s3a://bucket/t: getFileStatus: 403 Forbidden\n\tat a.b"

@@ -190,7 +190,7 @@ async def test_unchangeable_settings_are_refused(client: Client, text: str, code
 @pytest.mark.parametrize(
     "code", [Code.CLEAN_EXPIRED_CONSUMEQUEUE, Code.CLEAN_UNUSED_TOPIC, Code.DELETE_EXPIRED_COMMITLOG]
 )
-async def test_cleanup_request_deletes_nothing_before_its_time(client: Client, code: Code, serialization: int) -> None:
+async def test_cleanup_request_deletes_only_expired_files(client: Client, code: Code, serialization: int) -> None:
     sent = await client.send("T", e=0)
     answer = await client.request(code, serialization=serialization)
     assert (answer.code, answer.ext, answer.remark, answer.body) == (0, {}, None, b"")

@@ -105,7 +105,7 @@ async def test_operator_moves_the_offset_of_an_offline_group_back(client: Client
     assert await client.committed() == 4, "what was gathered before does not come behind it"
 
 
-async def test_late_commit_moves_no_offset_back_and_is_refused(broker: RunningBroker) -> None:
+async def test_late_commit_is_refused_and_does_not_move_the_offset_back(broker: RunningBroker) -> None:
     owner, late, nobody = [await broker.connect() for _ in range(3)]
     await two_members(owner, late)
     await late.pull(offset=0)
@@ -124,7 +124,7 @@ async def test_late_commit_moves_no_offset_back_and_is_refused(broker: RunningBr
     assert await owner.committed() == 12
 
 
-async def test_forward_only_commit_of_a_new_owner_moves_nothing_back(tmp_path: Path) -> None:
+async def test_forward_only_commit_of_a_new_owner_never_moves_offsets_back(tmp_path: Path) -> None:
     """It asked where to begin just before the former owner committed its last messages."""
     async with running(tmp_path, offset_commit_seconds=0.01) as broker:
         former, new = await broker.connect(), await broker.connect()
@@ -325,7 +325,7 @@ async def test_clients_cannot_make_names_without_end(tmp_path: Path) -> None:
                 assert "no room for offsets of G3 in T: 2 pairs of a group and a topic" in str(answer.remark)
 
 
-async def test_quiet_and_broadcasting_groups_get_no_rebalance_notices(broker: RunningBroker) -> None:
+async def test_broker_sends_no_rebalance_notices_to_quiet_and_broadcasting_groups(broker: RunningBroker) -> None:
     one, two = await broker.connect(), await broker.connect()
     config = {"groupName": "Quiet", "notifyConsumerIdsChangedEnable": False, "retryQueueNums": 3}
     body = json.dumps(config).encode()

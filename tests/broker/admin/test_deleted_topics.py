@@ -151,7 +151,7 @@ async def test_delayed_message_survives_deletion_and_restore_of_its_topic(client
     assert await bodies(client) == [b"0", b"1", b"later"]
 
 
-async def test_topic_without_messages_is_forgotten_when_its_time_is_over(tmp_path: Path) -> None:
+async def test_deleted_topic_without_messages_expires_at_the_end_of_its_time(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, retention_hours=0.00001) as client:
         assert await delete(client) == 0
 

@@ -99,7 +99,7 @@ async def test_doctor_names_a_deviating_clock(tmp_path: Path, monkeypatch: pytes
             assert found["severity"] == "warning"
 
 
-async def test_soon_expiring_certificate_is_named(tmp_path: Path) -> None:
+async def test_soon_expiring_certificate_is_reported(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     ends_at = dt.datetime.now(dt.UTC) + dt.timedelta(days=3)
     certificate, key = authority.sign("server", "127.0.0.1", not_after=ends_at)
@@ -109,7 +109,7 @@ async def test_soon_expiring_certificate_is_named(tmp_path: Path) -> None:
         assert f"{ends_at:%Y-%m-%dT%H}" in found["what"]
 
 
-async def test_member_that_hangs_is_named_with_host_queue_and_time(
+async def test_member_that_hangs_is_reported_with_host_queue_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _):
@@ -146,7 +146,7 @@ async def consume_with(consumer: PushConsumer) -> None:
         await consumer.run()
 
 
-async def test_members_that_subscribe_differently_are_named(tmp_path: Path) -> None:
+async def test_members_that_subscribe_differently_are_reported(tmp_path: Path) -> None:
     """Although no message waits: what one of them does not want is skipped for all."""
     async with cluster_and_broker(tmp_path) as (namesrv, _), trio.open_nursery() as nursery:
         async with Admin(namesrv) as admin:
@@ -171,7 +171,7 @@ async def test_members_that_subscribe_differently_are_named(tmp_path: Path) -> N
         nursery.cancel_scope.cancel()
 
 
-async def test_messages_that_are_too_old_soon_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_are_too_old_soon_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster_and_broker(tmp_path, retention_hours=1) as (namesrv, _):
         await send(namesrv, "T", 5)
         await consume(namesrv, "billing", "T", 2)
@@ -180,7 +180,7 @@ async def test_messages_that_are_too_old_soon_are_named(tmp_path: Path, monkeypa
         assert "has not consumed 3 messages of T broker-a/0" in found["what"]
 
 
-async def test_messages_that_the_size_of_their_topic_deletes_are_named(tmp_path: Path) -> None:
+async def test_messages_that_the_size_of_their_topic_deletes_are_reported(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _):
         async with Admin(namesrv) as admin:
             await admin.create_topic("Readings", 1, retention_bytes=2**20)
@@ -197,7 +197,7 @@ async def test_messages_that_the_size_of_their_topic_deletes_are_named(tmp_path:
         assert "raftmq topic update Readings --retention-bytes" in found["remedy"]
 
 
-async def test_messages_that_the_size_of_the_log_deletes_are_named(tmp_path: Path) -> None:
+async def test_messages_that_the_size_of_the_log_deletes_are_reported(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path, retention_bytes=4 * 2**20) as (namesrv, _):
         async with Admin(namesrv) as admin:
             await admin.create_topic("Readings", 1)
@@ -214,7 +214,7 @@ async def test_messages_that_the_size_of_the_log_deletes_are_named(tmp_path: Pat
         assert "4,194,304 bytes" in told["what"]
 
 
-async def test_unresolvable_host_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresolvable_host_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = trio.socket.getaddrinfo
 
     async def getaddrinfo(host: Any, *rest: Any, **given: Any) -> Any:
@@ -248,7 +248,7 @@ async def group_of_three(directory: Path, **given: Any) -> AsyncIterator[tuple[s
         yield namesrv, clients
 
 
-async def test_differing_settings_are_named(tmp_path: Path) -> None:
+async def test_differing_settings_are_reported(tmp_path: Path) -> None:
     async with group_of_three(tmp_path) as (namesrv, clients):
         changed = await clients[1].request(RequestCode.UPDATE_BROKER_CONFIG, body=b"raftmq.retention_hours=5")
         assert changed.code == 0, changed
@@ -256,7 +256,7 @@ async def test_differing_settings_are_named(tmp_path: Path) -> None:
         assert "5.0" in found["what"]
 
 
-async def test_lagging_replica_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lagging_replica_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with group_of_three(tmp_path) as (namesrv, clients):
         lost = (await clients[2].info())["raftmq.nodeId"]
         receive = Replica.receive
@@ -273,7 +273,7 @@ async def test_lagging_replica_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         assert "the leader" in found["what"]
 
 
-async def test_replica_of_another_version_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replica_of_another_version_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The brokers of a process have one version: one of them says another one of itself."""
     async with group_of_three(tmp_path) as (namesrv, clients):
         other = (await clients[2].info())["raftmq.nodeId"]

@@ -69,7 +69,9 @@ async def test_learner_is_added_and_removed_while_messages_are_stored(client: Cl
         (("replace", "n1", "", "n0"), "n1 is not a learner"),
     ],
 )
-async def test_senseless_change_is_refused_in_words(tmp_path: Path, given: tuple[GroupAction, str], words: str) -> None:
+async def test_invalid_group_change_is_refused_with_a_reason(
+    tmp_path: Path, given: tuple[GroupAction, str], words: str
+) -> None:
     async with running(tmp_path) as broker:
         answer = await command(await broker.connect(), *given)
         assert (answer.done, answer.code) == (False, "INVALID_CHANGE")

@@ -15,7 +15,7 @@ def test_refused_master_requests_name_the_command_to_use() -> None:
     assert "`raftmq user`" in why_not_served(50)
 
 
-def test_unknown_code_is_named() -> None:
+def test_unknown_code_is_reported() -> None:
     assert why_not_served(9999) == " request type 9999 not supported"
 
 

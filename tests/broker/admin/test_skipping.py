@@ -66,7 +66,7 @@ async def test_skipped_message_is_a_dead_letter_of_its_group(client: Client) -> 
     assert int(said["RAFTMQ_DEAD_MS"]) >= dead.born_timestamp_ms
 
 
-async def test_only_the_message_at_which_a_group_stands_is_skipped(client: Client) -> None:
+async def test_only_the_next_message_of_a_group_can_be_skipped(client: Client) -> None:
     await four_messages(client)
     await commit(client, 1)
     for offset in (0, 2, -1, 2**63 - 1):

@@ -49,7 +49,7 @@ async def refusal(code: int, *arguments: str) -> str:
     return str(refused.value)
 
 
-async def test_group_that_registers_meanwhile_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_group_that_registers_meanwhile_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after a start, name servers know no group when the command asks, and know it when the topic is created."""
     ask, times = Admin.cluster_info, itertools.count()
 
@@ -165,7 +165,7 @@ async def test_commands_about_consumer_groups_print_documents(tmp_path: Path) ->
         assert deleted == {"group": "G", "deleted": True, "offsets_kept": True, "topics_deleted": False}
 
 
-async def test_topic_with_fewer_queues_hides_no_message(namesrv: str) -> None:
+async def test_messages_stay_readable_after_a_topic_gets_fewer_queues(namesrv: str) -> None:
     """A message had made the topic, with four queues; a program that then set one queue hid it."""
     async with Admin(namesrv) as admin, Producer(namesrv) as producer:
         await producer.send(Message("Auto", b"first"))

@@ -132,7 +132,7 @@ async def test_tombstone_stays_for_its_time_and_its_key_is_gone(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("short_hours")
-async def test_sends_while_messages_are_carried_never_come_before_the_copy(tmp_path: Path) -> None:
+async def test_readers_see_values_in_send_order_while_messages_are_carried(tmp_path: Path) -> None:
     """Every reader sees the values of a key in the order in which they were sent."""
     async with running(tmp_path, group="b-a") as broker:
         client, reader = await broker.connect(), await broker.connect()

@@ -214,7 +214,7 @@ async def test_users_outlive_a_restart_and_the_exchange_of_the_group_secret(
     assert [entry["user"] for entry in logs if entry["event"] == "user_unusable"] == [USER[0]]
 
 
-async def test_accounts_of_the_file_come_before_users(tmp_path: Path) -> None:
+async def test_accounts_of_the_file_have_precedence_over_users(tmp_path: Path) -> None:
     keys = ("orders-service", USER[1])
     async with guarded(tmp_path, limits=limited(upkeep={"refresh_files_seconds": 0.01})) as (broker, admin):
         await create(admin, keys[0])

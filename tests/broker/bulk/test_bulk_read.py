@@ -207,7 +207,7 @@ async def test_too_many_waiting_reads_are_answered_busy(tmp_path: Path) -> None:
         assert (await client.info())["raftmq.bulkReadsBusy"] == "1"
 
 
-async def test_client_that_does_not_read_gets_no_further_answers(tmp_path: Path) -> None:
+async def test_broker_stops_answering_a_client_that_does_not_read(tmp_path: Path) -> None:
     async with running(tmp_path, limits=limited(bulk={"unread_bytes_max": 100_000})) as broker:
         client, lazy = await broker.connect(), await broker.connect()
         await client.create_topic("T", 1)

@@ -35,7 +35,7 @@ class Leases:
         return self.leases.handle(Call(nobody, request, b"", 0))
 
 
-def test_lowest_position_counts_until_its_time_is_over(tmp_path: Path) -> None:
+def test_lowest_lease_position_applies_until_its_lease_expires(tmp_path: Path) -> None:
     held = Leases(tmp_path)
     assert held.leases.first_pos() == NOTHING
     held.hold("a", 100, 10)
@@ -95,7 +95,7 @@ async def test_retention_keeps_files_until_the_reader_releases_its_lease(tmp_pat
         assert (await bulk(client, (0, 0, 400))).offsets[0] > 0
 
 
-async def test_almost_full_disk_counts_for_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_almost_full_disk_overrides_leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker_client(tmp_path, queues=4, **SMALL | DISK_EXPIRES) as client:
         await hold(client, "scan", 0, 600)
         await fill(client)

@@ -157,7 +157,7 @@ def test_beat_deletes_removed_schedules_but_none_of_others() -> None:
         assert admin.schedules.get("celery/celery/shop/b").version == kept.version, "it was not written again"
 
 
-def test_change_is_taken_over_and_a_pause_is_kept() -> None:
+def test_beat_applies_a_change_and_keeps_a_pause() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin:
         with beat(application(kit, a=entry())):
             pass
@@ -168,7 +168,7 @@ def test_change_is_taken_over_and_a_pause_is_kept() -> None:
         assert (b"7, 8" in changed.schedule.body, changed.schedule.enabled) == (True, False)
 
 
-def test_beat_hands_over_entries_added_while_running() -> None:
+def test_beat_sends_entries_added_while_running_to_the_broker() -> None:
     with running_kit() as kit, SyncAdmin(kit.namesrv) as admin, beat(application(kit, a=entry())) as scheduler:
         scheduler.add(name="b", task="add", schedule=schedule(MINUTE), args=(1, 1))
         scheduler.tick()

@@ -100,7 +100,7 @@ async def test_failed_page_names_the_log_to_read(monkeypatch: pytest.MonkeyPatch
         nursery.cancel_scope.cancel()
 
 
-async def test_missing_console_certificate_is_named(tmp_path: Path) -> None:
+async def test_missing_console_certificate_is_reported(tmp_path: Path) -> None:
     settings = ConsoleSettings.load(listen_port=0, tls_certificate=tmp_path / "chain.pem", tls_key=tmp_path / "key.pem")
     with pytest.raises(FileNotFoundError) as caught:
         await serve(settings, remoting=REMOTING)

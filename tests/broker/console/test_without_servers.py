@@ -26,7 +26,7 @@ async def test_open_page_without_a_login_stays_live(mock_clock: trio.testing.Moc
         assert browser.cookies == before, "its forms are accepted, too"
 
 
-async def test_running_console_reads_no_file_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_console_does_not_read_files_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: object, *arguments: object, **more: object) -> object:
         raise AssertionError(f"{path} may be of another version")
 

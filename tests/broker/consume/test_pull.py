@@ -189,7 +189,7 @@ async def test_pulls_beyond_the_waiting_limit_are_answered_at_once(tmp_path: Pat
         assert [(await client.answer(opaque)).code for opaque in posted[:2]] == [0, 0]
 
 
-async def test_pulls_answered_by_one_message_delay_no_other_request(
+async def test_many_pulls_answered_by_one_message_do_not_delay_other_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All were answered in one turn, 5,000 of them in 0.1 s, in which the leader did nothing else."""

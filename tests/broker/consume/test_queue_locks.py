@@ -104,7 +104,7 @@ async def test_lock_request_behind_an_unlock_gets_the_queue(tmp_path: Path, heir
         assert await lock(client, "c3", 0) == []
 
 
-async def test_renewing_a_lock_takes_no_room_in_the_log(tmp_path: Path) -> None:
+async def test_renewing_a_lock_does_not_write_to_the_log(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=2, limits=NO_TIMER) as client:
         assert await lock(client, "c1", 0, 1) == [0, 1]
         last_index = (await client.info())["raftmq.lastIndex"]
@@ -193,7 +193,7 @@ async def test_expired_lock_does_not_fence_commits(tmp_path: Path, brokers: list
 
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
-async def test_client_without_the_lock_sends_nothing_back(
+async def test_client_without_the_lock_cannot_send_messages_back(
     tmp_path: Path, brokers: list[Broker], serialization: int
 ) -> None:
     async with running(tmp_path, limits=NO_TIMER) as broker:

@@ -165,7 +165,7 @@ async def test_delayed_message_with_a_damaged_due_time_is_delivered(
         await until(comes)
 
 
-async def test_damaged_queue_delays_no_pop_of_another_queue(tmp_path: Path) -> None:
+async def test_damaged_queue_does_not_delay_pops_of_other_queues(tmp_path: Path) -> None:
     path = queue_file(tmp_path)
     async with broker_client(tmp_path, queues=2, limits=FAST_REPAIR) as client:
         for number in range(6):

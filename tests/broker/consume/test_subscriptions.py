@@ -156,7 +156,7 @@ async def test_client_is_asked_once_until_its_next_heartbeat(broker: RunningBrok
     ],
     ids=["empty", "list", "open", "number", "no topic", "older", "long", "failed"],
 )
-async def test_answer_of_no_use_changes_nothing(tmp_path: Path, body: bytes, code: int) -> None:
+async def test_unusable_answer_about_a_subscription_is_ignored(tmp_path: Path, body: bytes, code: int) -> None:
     async with broker_client(tmp_path, limits=limited(consume={"refresh_pause_seconds": 0.0})) as client:
         await consumer(client)
         assert await pull_code(client) == ResponseCode.SUBSCRIPTION_NOT_LATEST

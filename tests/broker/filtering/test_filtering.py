@@ -63,7 +63,7 @@ async def test_consumer_gets_only_messages_that_the_module_accepts() -> None:
         assert await receive(kit, WasmFilter(begins_with("a")), 2) == [b"apple", b"avocado"]
 
 
-async def test_tags_and_a_filter_must_both_let_a_message_through() -> None:
+async def test_message_must_match_both_the_tags_and_the_filter() -> None:
     async with kit_with(b"apple", b"bread") as kit, filter_server(kit, TOPIC):
         async with Producer(kit.namesrv) as producer:
             for tag, body in (("B", b"avocado"), ("B", b"butter"), ("C", b"almond")):

@@ -173,7 +173,7 @@ async def test_polls_of_an_empty_lite_topic_append_no_entry(client: Client) -> N
     assert (await client.info())["raftmq.lastIndex"] == before
 
 
-async def test_acknowledgements_while_the_same_client_pops_lose_no_news(client: Client) -> None:
+async def test_lite_topic_freed_during_a_pop_is_still_delivered(client: Client) -> None:
     """Elsewhere a lite topic that an acknowledgement freed during a pop was left out: its other messages never came."""
     wanted = sorted((lite, str(number).encode()) for lite in ("a", "b", "c") for number in range(5))
     for lite, body in wanted:

@@ -185,7 +185,7 @@ async def test_client_takes_over_exclusive_topic_of_disconnected_client(tmp_path
         await until(is_taken_over)
 
 
-async def test_removed_client_keeps_no_other_one_from_a_lite_topic(tmp_path: Path) -> None:
+async def test_removed_client_does_not_block_others_from_a_lite_topic(tmp_path: Path) -> None:
     """It goes on saying what it subscribes to, and took the lite topic back, or kept it, without ever popping."""
     async with running(tmp_path, group="b-a") as broker:
         removed, other = await broker.connect(), await broker.connect()
@@ -327,7 +327,7 @@ async def test_messages_that_no_lite_topic_takes_are_refused(tmp_path: Path) -> 
         assert told(await pop(client)) == [("a", b"x", 0), ("a", b"x", 0)]
 
 
-async def test_topic_of_another_type_takes_no_messages_of_lite_topics(client: Client) -> None:
+async def test_topic_of_another_type_refuses_messages_of_lite_topics(client: Client) -> None:
     await client.create_topic("T")
     answer = await client.send("T", i="__LITE_TOPIC\x01a\x02")
     assert answer.code == ResponseCode.MESSAGE_ILLEGAL
@@ -374,7 +374,7 @@ async def test_deleting_a_topic_deletes_its_lite_topics(client: Client) -> None:
     assert told(await pop(client)) == [("a", b"2", 0)]
 
 
-async def test_clients_with_an_unknown_or_otherwise_bound_group_get_nothing(client: Client) -> None:
+async def test_lite_requests_with_bad_arguments_are_refused(client: Client) -> None:
     await client.create_topic("T")
     assert (await pop(client, consumerGroup="none")).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
     assert (await pop(client, topic="T")).code == ResponseCode.INVALID_PARAMETER

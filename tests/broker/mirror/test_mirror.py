@@ -324,7 +324,7 @@ async def test_mirror_waits_for_a_full_or_unreachable_target(tmp_path: Path) -> 
         assert not copier.troubles
 
 
-async def test_missing_permission_ends_the_mirror_and_is_named(tmp_path: Path) -> None:
+async def test_missing_permission_ends_the_mirror_and_is_reported(tmp_path: Path) -> None:
     refusal = BrokerError(ResponseCode.NO_PERMISSION, "user mirror may not send to Orders", "broker-a")
     async with orders_mirror(tmp_path) as (source, target, producer, path):
         await producer.send(Message("Orders", b"1"))

@@ -283,7 +283,7 @@ async def test_broker_ignores_unexpected_answers(tmp_path: Path) -> None:
             assert [line["event"] for line in about_clients(log)] == ["unexpected_response"]
 
 
-async def test_connection_that_ends_within_a_frame_leaves_nothing(tmp_path: Path) -> None:
+async def test_broker_cleans_up_a_connection_that_ends_within_a_frame(tmp_path: Path) -> None:
     whole = json_request(310, quoted(SEND), b"body")
     with capture_logs() as log:
         async with running(tmp_path) as broker:
@@ -299,7 +299,7 @@ async def test_connection_that_ends_within_a_frame_leaves_nothing(tmp_path: Path
             assert await witness.offset(RequestCode.GET_MAX_OFFSET) == 0
 
 
-async def test_client_that_does_not_read_is_dropped_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_broker_drops_and_cleans_up_a_client_that_does_not_read(tmp_path: Path) -> None:
     with capture_logs() as log:
         async with running(tmp_path, client_unread_replies_bytes_max=1024 * 1024) as broker:
             witness, client = await broker.connect(), await broker.connect()

@@ -38,7 +38,7 @@ def test_callback_may_close_the_connection_of_the_next_request(by_time: bool) ->
 
 
 @pytest.mark.parametrize("authenticates", [True, False])
-async def test_replica_that_reads_nothing_is_not_sent_without_end(authenticates: bool) -> None:
+async def test_data_for_a_replica_that_does_not_read_is_bounded(authenticates: bool) -> None:
     limits = NetLimits(peer_waiting_bytes_max=1024 * 1024)
     now = 0.0
     reactor = Reactor()

@@ -55,7 +55,7 @@ async def test_expired_pulls_are_answered_a_few_at_a_time(tmp_path: Path, monkey
     assert 0 < most <= 32
 
 
-async def test_pipelined_requests_let_others_in_between(broker: RunningBroker) -> None:
+async def test_pipelined_requests_do_not_starve_other_clients(broker: RunningBroker) -> None:
     greedy, other = await broker.connect(), await broker.connect()
     await other.create_topic("T", 1)
     frames = [greedy.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}) for _ in range(REQUESTS)]

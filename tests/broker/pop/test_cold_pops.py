@@ -103,7 +103,7 @@ async def test_event_loop_pops_messages_if_threads_fail(tmp_path: Path, reads: R
         assert reads.asked.is_set()
 
 
-async def test_client_that_leaves_during_a_cold_pop_takes_nothing(tmp_path: Path, reads: Reads) -> None:
+async def test_client_that_leaves_during_a_cold_pop_hides_no_message(tmp_path: Path, reads: Reads) -> None:
     bodies = await send_some(tmp_path, 5)
     async with running(tmp_path) as broker:
         reads.gate.clear()
@@ -118,7 +118,7 @@ async def test_client_that_leaves_during_a_cold_pop_takes_nothing(tmp_path: Path
         assert [message.body for message in await popped(client)] == [*bodies, b"so that it is noticed"]
 
 
-async def test_event_loop_reads_no_second_queue_from_disk(tmp_path: Path, reads: Reads) -> None:
+async def test_event_loop_does_not_read_further_queues_from_disk(tmp_path: Path, reads: Reads) -> None:
     async with broker_client(tmp_path, queues=6) as client:
         await client.create_topic("between", 1)
         for number in range(6):

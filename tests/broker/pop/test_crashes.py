@@ -88,7 +88,7 @@ def test_popped_messages_deleted_from_the_log_are_counted() -> None:
     assert machine.held[b"2"].message.reconsume_times == 1
 
 
-def test_unreadable_message_blocks_no_other_and_is_retried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_message_does_not_block_others_and_is_retried_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = started(3)
     machine.pop(3, 0, 0, True)
     entries = machine.log.queues["T", 0].entries

@@ -329,7 +329,7 @@ async def test_new_group_begins_at_its_initial_offset_mode(client: Client) -> No
     assert await client.committed("MAX", "E") == 0
 
 
-async def test_peek_and_notification_take_no_messages(broker: RunningBroker) -> None:
+async def test_peek_and_notification_leave_messages_visible(broker: RunningBroker) -> None:
     client, other = await broker.connect(), await broker.connect()
     await filled(client, 0)
     ext = {"consumerGroup": "G", "topic": "T", "queueId": -1, "maxMsgNums": 8}

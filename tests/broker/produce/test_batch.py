@@ -139,7 +139,7 @@ REFUSED: list[tuple[str, bytes, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("body", "given", "code"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-async def test_refused_batch_leaves_nothing_behind(
+async def test_no_message_of_a_refused_batch_is_stored(
     tmp_path: Path, body: bytes, given: dict[str, Any], code: int
 ) -> None:
     async with broker_client(tmp_path) as client:

@@ -93,7 +93,7 @@ async def test_rest_of_a_partly_stored_batch_is_stored(client: Client, low: int,
     ("window", "rows"),
     [(50, 300), pytest.param(DEFAULT.state.ranges_per_producer_max, 6000, marks=pytest.mark.nightly)],
 )
-async def test_replay_beyond_the_window_adds_nothing_in_any_split(tmp_path: Path, window: int, rows: int) -> None:
+async def test_replay_beyond_the_window_adds_no_message_in_any_split(tmp_path: Path, window: int, rows: int) -> None:
     client_port, peer_port = free_ports(2)
     given = {"listen": f"127.0.0.1:{client_port}", "peers": f"n0@127.0.0.1:{peer_port}", "checkpoint_seconds": 0.02}
     given |= {"limits": replace(FAST, state=replace(FAST.state, ranges_per_producer_max=window))}

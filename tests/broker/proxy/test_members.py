@@ -116,7 +116,7 @@ async def test_members_that_subscribe_differently_are_seen(proxy: InMemoryProxy,
             ]
 
 
-async def test_members_behind_a_proxy_take_no_queues_from_others(
+async def test_queues_are_not_assigned_to_members_behind_a_proxy(
     kit: Kit, proxy: InMemoryProxy, admin: CatalogueAdmin
 ) -> None:
     """They pop from all queues; a member that reads queues must not leave some to them."""

@@ -140,7 +140,7 @@ async def test_missing_index_is_built_again_from_the_archive(tmp_path: Path, sto
         assert not list((tmp_path / "index").glob("*.copy"))
 
 
-async def test_stuck_store_delays_no_query_for_local_messages(tmp_path: Path, storage: ObjectStorage) -> None:
+async def test_stuck_store_does_not_delay_queries_for_local_messages(tmp_path: Path, storage: ObjectStorage) -> None:
     archive = replace(LIMITS.archive, key_search_seconds=0.05)
     async with running(tmp_path, limits=replace(LIMITS, archive=archive), **settings(storage)) as broker:
         client, other = await broker.connect(), await broker.connect()

@@ -150,7 +150,7 @@ def builders() -> list[int]:
     return found
 
 
-async def test_broker_stops_although_its_builder_gets_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_broker_stops_while_its_index_builder_is_starved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine, a thread of idle priority may not run for half a minute, not even to end."""
     monkeypatch.setattr("mq.broker.query.by_key.SCHEDULING", "normal")
     async with running(tmp_path, key_index_poll_seconds=0.01, **SMALL) as broker:

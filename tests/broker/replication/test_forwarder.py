@@ -249,7 +249,7 @@ async def test_forwarder_retries_at_a_leader_that_is_not_ready(world: World) -> 
     await until(lambda: client.opaques == [1, 2])
 
 
-async def test_leader_crash_leaves_sends_in_doubt_and_repeats_commits(world: World) -> None:
+async def test_leader_crash_leaves_sends_with_unknown_outcome_and_repeats_commits(world: World) -> None:
     leader = await world.leader()
     sender, consumer, returner = FakeConnection(), FakeConnection(), FakeConnection()
     world.ask(sender, send(1))
@@ -282,7 +282,7 @@ async def test_request_with_unknown_outcome_is_not_refused(tmp_path: Path) -> No
         assert (world.figures["forwarded_unknown"], world.figures["forwarded_refused"]) == (1, 1)
 
 
-async def test_change_of_a_topic_in_doubt_is_not_repeated(world: World) -> None:
+async def test_topic_change_with_an_unknown_outcome_is_not_repeated(world: World) -> None:
     """Repeated, it would undo what another operator has changed since, through another replica."""
     leader, operator = await world.leader(), FakeConnection()
     world.ask(operator, DeleteTopicInBroker(opaque=1, ext=DeleteTopicInBrokerExt(topic="T")))

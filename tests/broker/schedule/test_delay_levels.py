@@ -235,7 +235,7 @@ async def test_progress_survives_the_loss_of_everything_but_the_log(tmp_path: Pa
         assert len(await wait_stored(client, 2)) == 2
 
 
-async def test_full_disk_puts_delivery_off_and_loses_nothing(
+async def test_full_disk_postpones_delivery_and_loses_nothing(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with broker_client(tmp_path, entry_bytes_max=4096) as client:

@@ -34,7 +34,7 @@ async def dropped(client: Client) -> int:
 
 
 @pytest.mark.parametrize("restorable", ["true", "false"])
-async def test_recreated_topic_gets_no_delayed_messages_of_the_deleted_topic(
+async def test_delayed_messages_of_a_deleted_topic_are_not_delivered_after_recreation(
     tmp_path: Path, clock: WallClock, restorable: str
 ) -> None:
     async with running(tmp_path) as broker:
@@ -113,7 +113,9 @@ async def test_recreated_topic_refuses_transactions_of_the_deleted_topic(
     assert len(await wait_stored(client, 1)) == 1
 
 
-async def test_recreated_group_gets_no_retries_of_the_deleted_group(broker: RunningBroker, clock: WallClock) -> None:
+async def test_recreated_group_receives_no_retries_of_the_deleted_group(
+    broker: RunningBroker, clock: WallClock
+) -> None:
     client = await ready(broker)
     sent = await client.send(body=b"fails")
     [failed] = await stored(client)

@@ -19,7 +19,7 @@ TestTimers = pytest.mark.slow(TimerMachine.TestCase)
 TestTimers.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 
 
-def test_recall_refused_as_its_message_becomes_due_delays_nothing(machine: TimerMachine) -> None:
+def test_recall_refused_for_a_due_message_does_not_delay_its_delivery(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 1)
     machine.store_pending()
     machine.run_timers(50)
@@ -152,7 +152,7 @@ def test_unreadable_messages_are_counted_once_even_on_a_full_disk(machine: Timer
         del machine.messages[name]
 
 
-def test_unreadable_timer_slot_delays_no_other(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_timer_slot_does_not_delay_others(machine: TimerMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     for minutes in (1, 5, 6):
         machine.send(minutes * MINUTE, 0, 1)
     machine.store_pending()

@@ -228,7 +228,7 @@ async def test_overdue_messages_are_delivered_once_after_an_outage(tmp_path: Pat
             assert len(await bodies(client)) == 100, "progress survives the loss of everything but the log"
 
 
-async def test_clock_steps_lose_nothing_and_repeat_nothing(client: Client, clock: WallClock) -> None:
+async def test_clock_steps_neither_lose_nor_repeat_messages(client: Client, clock: WallClock) -> None:
     start_ms = clock.now_ms
     await send_at(client, start_ms + 30 * SECOND, b"before")
     clock.now_ms = start_ms - 7 * HOUR
@@ -247,7 +247,7 @@ async def test_clock_steps_lose_nothing_and_repeat_nothing(client: Client, clock
     assert len(await bodies(client)) == 4
 
 
-async def test_full_disk_puts_delivery_off_and_loses_nothing(
+async def test_full_disk_postpones_delivery_and_loses_nothing(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with broker_client(tmp_path, entry_bytes_max=32768) as client:
@@ -266,7 +266,7 @@ async def test_full_disk_puts_delivery_off_and_loses_nothing(
         assert (await client.info())["raftmq.pendingBytes"] == "0"
 
 
-async def test_unreadable_delayed_message_delays_no_other(
+async def test_unreadable_delayed_message_does_not_delay_others(
     tmp_path: Path, clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = True

@@ -63,7 +63,7 @@ async def figures(client: Client, pending: int, unreadable: int) -> None:
     )
 
 
-async def test_unreadable_delayed_message_delays_no_other_and_comes_once(
+async def test_unreadable_delayed_message_does_not_delay_others_and_is_delivered_once(
     tmp_path: Path, clock: WallClock, disk: Disk
 ) -> None:
     disk.lost = {b"m1", b"m3"}

@@ -176,7 +176,7 @@ async def test_number_of_checks_outlives_a_restart(tmp_path: Path) -> None:
         await grows(producer, "transactionsGivenUp")
 
 
-async def test_changing_the_maximum_of_checks_loses_no_half_message(tmp_path: Path) -> None:
+async def test_changing_the_maximum_of_checks_keeps_half_messages(tmp_path: Path) -> None:
     for most in (1, 4, 2):
         async with broker_client(tmp_path, transaction_checks_max=most, **FAST) as client:
             await send_half(client, b"%d" % most)

@@ -118,7 +118,7 @@ async def test_second_set_with_the_same_messages_is_refused_for_ever(tmp_path: P
         assert await offset(await broker.connect()) == 4
 
 
-async def test_rolled_back_set_moves_nothing(broker: RunningBroker) -> None:
+async def test_rolled_back_set_stores_nothing(broker: RunningBroker) -> None:
     client = await ready(await broker.connect(), messages=1)
     half = await stage(client, message(b"1"), consumed(0, 1))
     assert (await end(client, half, ROLLBACK)).code == 0

@@ -51,7 +51,7 @@ def test_tls_files_are_options_of_url() -> None:
 
 
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
-def test_unreadable_certificate_is_named(option: str) -> None:
+def test_unreadable_certificate_is_reported(option: str) -> None:
     with pytest.raises(CredentialsInvalid, match=f"{option.removeprefix('ssl_')} /missing.pem: No such file"):
         address(f"raftmqs://host?{option}=/missing.pem", tls=True).remoting()
 

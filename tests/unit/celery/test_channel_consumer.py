@@ -250,7 +250,7 @@ async def test_worker_with_full_prefetch_holds_no_pop(autojump_clock: MockClock)
         assert [len(delivered), len(broker.waiting)] == [3, 0]
 
 
-async def test_closed_channel_takes_no_message_by_a_waiting_pop(autojump_clock: MockClock) -> None:
+async def test_waiting_pop_of_a_closed_channel_leaves_messages_visible(autojump_clock: MockClock) -> None:
     broker, delivered = OneQueue(), list[Delivery]()
     async with running(consumer_of(broker, delivered, prefetch=2)) as consumer:
         await trio.sleep(1)

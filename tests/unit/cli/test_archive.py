@@ -101,7 +101,7 @@ def test_archive_commands_refuse_damaged_and_missing_archives(storage: ObjectSto
     assert (missing.exit_code, "contains no backup" in str(missing)) == (EXIT_REFUSED, True)
 
 
-def test_topic_that_the_archive_does_not_have_is_named(storage: ObjectStorage, log: MessageLog) -> None:
+def test_topic_that_the_archive_does_not_have_is_reported(storage: ObjectStorage, log: MessageLog) -> None:
     unknown = refusal(run(storage, "cat", URL, "Orderz"))
     assert (unknown.exit_code, "has no message of topic 'Orderz'" in str(unknown)) == (EXIT_REFUSED, True)
     assert run(storage, "cat", URL, "T", "--tag", "nothing").exit_code == 0

@@ -118,7 +118,7 @@ def test_rocketmq_broker_without_our_figures_is_shown() -> None:
     assert group.replicas[0].role == "?"
 
 
-def test_weaker_durability_is_named_in_the_table() -> None:
+def test_weaker_durability_is_reported_in_the_table() -> None:
     known = figures("n0", "leader", peers=peers()) | {"raftmq.durability": "quorum-memory"}
     [group] = group_statuses([answer(0, known)])
     assert "NOT yet on disk" in shown(group)

@@ -58,13 +58,13 @@ def test_settings_are_split_at_the_first_equals_sign() -> None:
         split_settings(["novalue"])
 
 
-def test_unreadable_config_is_named(tmp_path: Path) -> None:
+def test_unreadable_config_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "absent.toml"
     with pytest.raises(CommandFailed, match=r"absent\.toml: No such file"):
         load_settings(path.read_text, path)
 
 
-def test_unknown_and_wrong_settings_are_named() -> None:
+def test_unknown_and_wrong_settings_are_reported() -> None:
     with pytest.raises(
         CommandFailed, match=r"^transactions: .*boolean.*; there is no setting transaction_check_second$"
     ):
@@ -173,7 +173,7 @@ def test_dev_checks_its_ports_before_changing_files(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_group_without_a_leader_is_described_in_words(status: GroupStatus | None, words: str) -> None:
+def test_description_of_a_group_shows_the_missing_leader(status: GroupStatus | None, words: str) -> None:
     assert _in_words(status) == words
 
 
@@ -246,7 +246,7 @@ def test_wrong_filter_prints_a_message_without_a_traceback() -> None:
         consume("Topic", "group", tags="||")
 
 
-def test_last_words_of_a_server_are_its_error_without_the_frame(tmp_path: Path) -> None:
+def test_error_of_a_failed_server_is_shown_without_its_frame(tmp_path: Path) -> None:
     log = tmp_path / "n0.log"
     log.write_text(
         "{}\n  + Exception Group Traceback\n    | OSError: the reason\n    +------------------------------------\n"

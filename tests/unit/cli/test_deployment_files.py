@@ -78,7 +78,7 @@ def test_second_run_keeps_existing_certificates(tmp_path: Path) -> None:
 
 @needs_openssl
 @pytest.mark.parametrize("server", ["n0", "n0=", "=10.0.0.1", "n0=a,,b", "n0=a b", "../n0=a", "ca=a", "n0=$(id)"])
-def test_wrong_argument_is_one_line_and_makes_nothing(tmp_path: Path, server: str) -> None:
+def test_wrong_argument_prints_one_line_and_creates_no_files(tmp_path: Path, server: str) -> None:
     done = subprocess.run([str(SCRIPT), str(tmp_path / "c"), server], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert re.fullmatch(r"raftmq: .*\n", done.stderr)

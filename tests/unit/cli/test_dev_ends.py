@@ -37,7 +37,7 @@ class SomeServers:
         return Path("logs") / f"{name}.log"
 
 
-async def test_server_that_ends_is_named_once(autojump_clock: Any) -> None:
+async def test_server_that_ends_is_reported_once(autojump_clock: Any) -> None:
     """A killed replica went unnoticed until the user asked for the status."""
     servers, out = SomeServers(), io.StringIO()
     async with trio.open_nursery() as nursery:

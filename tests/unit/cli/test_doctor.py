@@ -163,7 +163,7 @@ def test_lagging_replica_is_a_finding() -> None:
     )
 
 
-def test_silent_replica_is_named() -> None:
+def test_silent_replica_is_reported() -> None:
     severity, what = only(found(group(figures("n0", "leader"), figures("n1"), None)))
     assert severity is Severity.WARNING
     assert what.endswith("does not answer; broker-a tolerates no further failure")
@@ -217,7 +217,7 @@ def test_differing_settings_are_reported_except_replica_specific_ones() -> None:
     ("access", "address", "count"),
     [("on", "10.0.0.7:9876", 1), ("off", "10.0.0.7:9876", 0), ("on", "127.0.0.1:9876", 0)],
 )
-def test_name_server_without_accounts_is_named_if_brokers_have_some(access: str, address: str, count: int) -> None:
+def test_name_server_without_accounts_is_reported_if_brokers_have_some(access: str, address: str, count: int) -> None:
     replica = ReplicaStatus("n0", "10.0.0.1:10911", "leader", figures={"raftmq.accessControl": access})
     groups = [GroupStatus("C", "broker-a", None, "n0", (replica,))]
     survey = Survey(groups, {}, {}, {}, IDLE, "", NOW_MS, open_name_servers=frozenset({address}))
@@ -257,7 +257,7 @@ def lagging(*, last_ms: int = NOW_MS - 5 * 60_000, offset: int = 100, moved: int
     )
 
 
-def test_group_that_does_not_progress_is_named_with_its_members() -> None:
+def test_group_that_does_not_progress_is_reported_with_its_members() -> None:
     severity, what = only(found(consumers=lagging()))
     assert severity is Severity.WARNING
     assert what == (
@@ -381,7 +381,7 @@ def test_stuck_archive_is_a_finding_of_its_group() -> None:
     assert what == "group broker-a has archived nothing for 60 minutes: 2.0 MB of complete log files wait"
 
 
-def test_replicas_that_keep_archived_messages_for_other_times_are_named() -> None:
+def test_replicas_that_keep_archived_messages_for_other_times_are_reported() -> None:
     day: dict[str, Any] = {"archiveKeptSeconds": 86_400, "archiveKeptBytes": 0}
     ever: dict[str, Any] = day | {"archiveKeptSeconds": 0}
     alike = group(figures("n0", "leader", **day), figures("n1", **day), figures("n2", **day))

@@ -123,7 +123,7 @@ def test_restore_refuses_contradictory_arguments(backup: Path, targets: list[str
     assert reason in str(failed)
 
 
-def test_failing_disk_leaves_nothing_and_the_next_run_works(
+def test_restore_deletes_its_files_after_a_disk_failure_and_can_run_again(
     backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(self: RealDisk, fd: int) -> None:

@@ -123,7 +123,7 @@ def test_endpoint_failing_midway_leaves_the_backup_unchanged(storage: ObjectStor
 
 
 @pytest.mark.slow
-def test_run_that_dies_before_its_manifest_changes_nothing(storage: ObjectStorage, tmp_path: Path) -> None:
+def test_run_killed_before_its_manifest_changes_nothing(storage: ObjectStorage, tmp_path: Path) -> None:
     grow(tmp_path / "n1", 100)
     taken(storage, tmp_path / "n1")
     grow(tmp_path / "n1", 200)

@@ -105,14 +105,14 @@ def test_features_are_named_by_level() -> None:
     assert upgrade_check.conclusions(report)[0] == "Features that are on: topic-identities, users, bound-proofs."
 
 
-def test_setting_that_holds_the_level_back_is_named() -> None:
+def test_setting_that_holds_the_level_back_is_reported() -> None:
     held = NEW | {"formatLevelMax": "1"}
     report = report_of(figures("n0", "leader", **NEW), figures("n1", **held), figures("n2", **NEW))
     assert report.held_back_by == ("n1",)
     assert upgrade_check.conclusions(report)[0] == "The format level does not rise further because of n1."
 
 
-def test_stopped_member_comes_back_before_the_next_one_is_stopped() -> None:
+def test_member_is_restarted_before_the_next_member_is_stopped() -> None:
     report = report_of(figures("n0", "leader", **NEW), figures("n1", **NEW))
     assert (report.safe, report.next) == (False, "n2")
     assert report.reason.startswith("n2 does not answer; start it")
@@ -151,7 +151,7 @@ def test_no_member_can_be_stopped_while_voters_change() -> None:
 
 
 @pytest.mark.parametrize("voters", [1, 2])
-def test_small_group_stands_still_meanwhile(voters: int) -> None:
+def test_upgrade_check_reports_that_a_small_group_stops_accepting_writes(voters: int) -> None:
     members = {f"n{number}": "voter" for number in range(voters)}
     replicas = [figures(node, "leader" if node == "n0" else "follower", **NEW) for node in members]
     report = report_of(*replicas, members=members)

@@ -37,7 +37,7 @@ def test_first_members_get_the_larger_contiguous_shares(
     assert [allocate_averagely(range(queue_count), members, member) for member in members] == shares
 
 
-def test_stranger_to_the_group_gets_nothing() -> None:
+def test_client_outside_the_group_gets_no_queues() -> None:
     assert allocate_averagely([1, 2, 3], ["a", "b"], "c") == []
 
 

@@ -257,7 +257,7 @@ async def test_messages_pass_although_tracing_fails(
     assert caplog.text.count("span_failed") == 1
 
 
-async def test_log_filter_that_fails_ends_no_client(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_client_survives_a_failing_log_filter(capsys: pytest.CaptureFixture[str]) -> None:
     def refuse(record: logging.LogRecord) -> bool:
         raise asyncio.CancelledError
 

@@ -89,7 +89,7 @@ def received(body: bytes) -> ReceivedMessage[Any]:
         (PydanticCodec(dict[str, int]), {"a": 1}, b'{"a":1}'),
     ],
 )
-def test_values_come_back(codec: BodyCodec[Any], value: object, body: bytes) -> None:
+def test_decoded_values_equal_the_encoded_values(codec: BodyCodec[Any], value: object, body: bytes) -> None:
     assert encode_body(codec, value) == body
     message = received(body)
     assert decode_body(message, codec) is None
@@ -115,7 +115,7 @@ def test_values_come_back(codec: BodyCodec[Any], value: object, body: bytes) -> 
         (Whims(RecursionError()), b"x", "Whims: RecursionError"),
     ],
 )
-def test_wrong_body_is_named_and_kept(codec: BodyCodec[Any], body: bytes, reason: str) -> None:
+def test_wrong_body_is_reported_and_kept(codec: BodyCodec[Any], body: bytes, reason: str) -> None:
     message = received(body)
     error = decode_body(message, codec)
     assert error is not None
@@ -215,7 +215,7 @@ def test_missing_pydantic_error_names_the_package(monkeypatch: pytest.MonkeyPatc
         PydanticCodec(dict)
 
 
-def test_old_pydantic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_pydantic_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     old = type(builtins)("pydantic")
     old.VERSION = "1.10.2"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pydantic", old)

@@ -83,7 +83,7 @@ async def test_cancelled_receive_acknowledges_only_returned_messages() -> None:
 
 
 @pytest.mark.parametrize("linger", [None, 0.003])
-async def test_cancelled_send_takes_no_room(linger: float | None) -> None:
+async def test_cancelled_send_frees_its_room(linger: float | None) -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         Producer(cluster.namesrv, linger=linger, in_flight_max=3) as producer,

@@ -464,7 +464,7 @@ async def test_delivery_finished_within_its_block_is_not_finished_twice() -> Non
         assert consumer.positions[message.queue] == 1
 
 
-async def test_acknowledgement_after_the_consumer_is_left_changes_nothing(cluster: FakeCluster) -> None:
+async def test_acknowledging_after_the_consumer_is_closed_changes_nothing(cluster: FakeCluster) -> None:
     async with consumer_of(cluster) as consumer:
         fill(cluster, 1)
         consumer.subscribe("T")

@@ -101,7 +101,7 @@ async def test_minus_one_never_gives_up() -> None:
         assert cluster.leader.count(SEND_BACK) == 0
 
 
-async def test_attempts_are_counted_on_when_a_queue_comes_back() -> None:
+async def test_attempts_are_still_counted_when_a_queue_is_read_again() -> None:
     async with filled(2) as cluster:
         consumer = consumer_of(cluster, max_reconsume_times=3, commit_seconds=0.01)
         seen = poisoned(consumer)

@@ -97,7 +97,7 @@ async def test_ping_asks_all_name_servers_at_once(cluster: FakeCluster) -> None:
                 await producer.ping("T")
 
 
-async def test_missing_topic_and_leader_are_named() -> None:
+async def test_missing_topic_and_leader_are_reported() -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster, Producer(cluster.namesrv, ping=True) as producer:
         await producer.ping("T")
         with pytest.raises(TopicNotFound, match="topic U does not exist; is it spelled right"):

@@ -187,7 +187,7 @@ def test_policies_are_a_mapping(wrong: Any) -> None:
         PushConsumer(NAMESRV, "G", on_error=wrong)
 
 
-def test_threads_take_no_coroutine_functions() -> None:
+def test_consumer_for_threads_refuses_coroutine_functions() -> None:
     class Callables:
         async def __call__(self, *_: object) -> None: ...
 

@@ -192,7 +192,7 @@ async def test_messages_of_a_refused_batch_get_new_single_numbers() -> None:
         assert numbers(cluster) == [0, 1, 4, 5, 6]
 
 
-async def test_message_without_an_answer_has_no_number() -> None:
+async def test_oneway_send_has_no_number() -> None:
     async with sending(numbered=True) as (cluster, producer):
         await producer.send_oneway(Message("T", b"x"))
         await until(lambda: cluster.leader.count(SEND) == 1)
@@ -228,7 +228,7 @@ async def test_forgotten_number_after_an_unknown_outcome_stays_unknown() -> None
         assert len(cluster.group.queues["T", 0]) == 1
 
 
-async def test_sends_wait_while_an_old_one_has_no_outcome() -> None:
+async def test_sends_wait_for_the_outcome_of_an_old_send() -> None:
     with anyio.CancelScope() as leaving:
         async with sending(numbered=True) as (cluster, producer):
             cluster.leader.misdeeds = [Misdeed("silence")]

@@ -144,7 +144,7 @@ async def test_closing_waits_for_messages_in_flight(cluster: FakeCluster) -> Non
     assert cluster.leader.count(35) == 1, "it did not say goodbye once"
 
 
-async def test_closing_producer_takes_no_message(cluster: FakeCluster) -> None:
+async def test_closing_producer_refuses_messages(cluster: FakeCluster) -> None:
     producer = await producer_of(cluster, attempt_timeout=1.0, retries=1).open()
     cluster.leader.misdeeds = [Misdeed("silence")]
     pending = await producer.submit(Message("T", b"x"))

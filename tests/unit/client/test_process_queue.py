@@ -43,7 +43,7 @@ def test_offsets_that_were_filtered_out_are_passed_with_their_neighbours() -> No
     assert queue.commit_offset == 20
 
 
-def test_returned_message_delays_no_others() -> None:
+def test_returned_message_does_not_delay_others() -> None:
     queue = ProcessQueue(QUEUE, 0)
     queue.put(messages(0, 1), 2)
     failed = queue.take(1, 0.0)
@@ -65,7 +65,7 @@ def test_unblocked_queue_returns_the_same_messages_in_order() -> None:
     assert [m.queue_offset for m in queue.take(5, 5.0)] == [0, 1, 2]
 
 
-def test_dropped_queue_gives_nothing() -> None:
+def test_dropped_queue_returns_no_messages() -> None:
     queue = ProcessQueue(QUEUE, 0)
     queue.put(messages(0), 1)
     queue.drop()

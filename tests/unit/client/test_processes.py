@@ -70,7 +70,7 @@ def test_forked_child_does_not_unregister_its_parent(threads: FakeCluster) -> No
         ("terminated", -signal.SIGTERM),
     ],
 )
-def test_program_that_closes_nothing_ends(threads: FakeCluster, name: str, code: int) -> None:
+def test_program_exits_although_it_does_not_close_its_clients(threads: FakeCluster, name: str, code: int) -> None:
     ended = run(name, threads)
     assert ended.returncode == code, ended.stderr
     assert "not_closed" not in ended.stderr

@@ -203,7 +203,7 @@ async def test_invalid_time_limit_is_refused() -> None:
                 await producer.send(Message("T", b"x"), timeout=timeout)
 
 
-async def test_unreachable_leader_is_named() -> None:
+async def test_unreachable_leader_is_reported() -> None:
     async with sending(timeout=1) as (cluster, producer):
         await cluster.leader.stop()  # the name server does not know
         with pytest.raises(ConnectFailed) as failed:

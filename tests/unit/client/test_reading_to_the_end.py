@@ -49,7 +49,7 @@ async def test_loop_ends_at_the_present_end() -> None:
         assert [message async for message in await reader.read_to_end()] == []
 
 
-async def test_loop_ends_behind_messages_that_no_filter_lets_through() -> None:
+async def test_loop_ends_behind_messages_that_the_filter_rejects() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         PullConsumer(cluster.namesrv, "G", consume_from="first") as reader,
@@ -63,7 +63,7 @@ async def test_loop_ends_behind_messages_that_no_filter_lets_through() -> None:
         assert list(reader.positions.values()) == [6]
 
 
-async def test_leaving_the_loop_loses_nothing() -> None:
+async def test_leaving_the_loop_early_loses_no_message() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         PullConsumer(cluster.namesrv, "G", consume_from="first") as reader,

@@ -115,7 +115,7 @@ async def test_long_silence_before_the_request_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("leader", ["old:1", None])
-async def test_silence_alone_ends_nothing(leader: str | None) -> None:
+async def test_silence_alone_does_not_close_a_connection(leader: str | None) -> None:
     scene = Scene()
     scene.leader = leader
     scene.end.owes_answer = True

@@ -141,7 +141,7 @@ async def test_full_queue_reports_the_reason_for_not_pulling(caplog: pytest.LogC
                 assert (await anext(deliveries)).message.body == b"004"
 
 
-async def test_message_that_keeps_failing_is_named_when_pulling_pauses(caplog: pytest.LogCaptureFixture) -> None:
+async def test_message_that_keeps_failing_is_reported_when_pulling_pauses(caplog: pytest.LogCaptureFixture) -> None:
     """With `ordered="key"` the others are handled, but the first one holds the offset."""
     async with filled(12) as cluster:
         pull = PullSettings(batch_max=4, limits=FlowLimits(span_max=4))
@@ -235,7 +235,7 @@ async def test_dropped_trace_records_are_reported_while_the_client_runs(caplog: 
             assert "dropped_records=1" in caplog.text
 
 
-async def test_filter_that_lets_nothing_through_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_doctor_reports_a_filter_that_rejects_every_message(caplog: pytest.LogCaptureFixture) -> None:
     events: list[ClientEvent] = []
     pull = PullSettings(hold_seconds=0.1)
     async with FakeCluster.start(topics={"T": 2, "U": 1}) as cluster:

@@ -100,7 +100,7 @@ class Shop:
 
 
 @pytest.mark.parametrize("ordered", [True, False, "key"])
-async def test_undecodable_body_becomes_a_dead_letter_and_delays_no_other(
+async def test_undecodable_body_becomes_a_dead_letter_and_does_not_delay_others(
     ordered: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with FakeCluster.start(topics={"T": 1}) as cluster:
@@ -420,7 +420,7 @@ async def test_producer_encodes_in_every_form(cluster: FakeCluster) -> None:
     assert cluster.group.bodies("T") == orders(*range(20))
 
 
-async def test_unencodable_value_takes_no_room() -> None:
+async def test_unencodable_value_does_not_use_buffer_space() -> None:
     async with (
         FakeCluster.start(topics={"T": 1}) as cluster,
         Producer[Any](cluster.namesrv, codec=JsonCodec(), in_flight_max=1) as producer,
@@ -446,7 +446,7 @@ async def test_unencodable_value_takes_no_room() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda _: b"", lambda _: "text", lambda _: bytearray(b"x"), lambda _: None])
-async def test_codec_that_makes_no_body_is_refused(make: Callable[[object], Any]) -> None:
+async def test_codec_that_does_not_return_a_body_is_refused(make: Callable[[object], Any]) -> None:
     class Strange:
         def encode(self, value: object) -> bytes:
             result: bytes = make(value)

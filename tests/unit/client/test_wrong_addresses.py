@@ -35,7 +35,7 @@ def unresolved(monkeypatch: pytest.MonkeyPatch) -> str:
     return "nowhere.test:9876"
 
 
-async def test_unresolvable_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresolvable_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in await failures_at(unresolved(monkeypatch), QUICK):
         assert "nowhere.test:9876: the name does not resolve (Name or service not known); is it spelled" in str(error)
         assert error.stored == "no"

@@ -162,7 +162,7 @@ def test_group_without_waiting_messages_has_no_problem() -> None:
     assert reasons({RETRY: waits(5)[Q0]}, [], {}, NOW_MS) == [], "redeliveries wait for their time"
 
 
-def test_members_that_subscribe_differently_are_named_although_nothing_waits() -> None:
+def test_members_that_subscribe_differently_are_reported_although_nothing_waits() -> None:
     client = ClientConnectionData("c@1", "10.0.0.1:5", "JAVA", 409)
     other = ClientConnectionData("c@2", "10.0.0.2:5", "JAVA", 409)
     members = [Member(client, None, "Orders paid"), Member(other, None, "Orders *")]

@@ -91,7 +91,7 @@ def test_consoles_on_two_ports_use_different_cookie_names(host: str, name: str) 
         ({"tls_certificate": "c.pem"}, "tls_certificate and tls_key"),
     ],
 )
-def test_settings_that_let_strangers_in_are_refused(settings: dict[str, Any], reason: str) -> None:
+def test_unsafe_access_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         ConsoleSettings.load(**settings)
 

@@ -81,7 +81,7 @@ def test_new_directory_needs_a_sync_of_its_parent(root: Path) -> None:
         assert files.undurable() == []
 
 
-def test_removed_file_may_come_back(root: Path) -> None:
+def test_removed_file_is_read_again_when_it_reappears(root: Path) -> None:
     with watched(root) as files:
         (root / "kept" / "old").unlink()
         assert files.undurable() == ["kept/old: comes back"]
@@ -89,7 +89,7 @@ def test_removed_file_may_come_back(root: Path) -> None:
         assert files.undurable() == []
 
 
-def test_synced_write_makes_nothing_else_of_the_file_durable(root: Path, tmp_path: Path) -> None:
+def test_synced_write_does_not_make_other_parts_of_the_file_durable(root: Path, tmp_path: Path) -> None:
     with watched(root) as files:
         fd = os.open(root / "kept" / "old", os.O_RDWR)
         os.pwritev(fd, [b"AB"], 0)

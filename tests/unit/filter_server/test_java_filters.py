@@ -97,7 +97,7 @@ def test_each_failure_belongs_to_its_message(loaded: JavaFilter) -> None:
 
 
 @needs_jdk
-def test_class_gets_no_secrets_no_network_and_no_files(
+def test_filter_class_has_no_access_to_secrets_network_or_files(
     sandbox: JavaSandbox, loaded: JavaFilter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAFTMQ_SECRET_KEY", "secret")

@@ -69,7 +69,7 @@ def test_messages_beyond_the_room_come_with_the_next_pull() -> None:
     assert progress.answer().next_offset == 5
 
 
-def test_filter_that_lets_nothing_through_moves_on_after_a_second() -> None:
+def test_filter_that_rejects_everything_still_advances_after_a_second() -> None:
     progress = PullProgress(0, 32, 15.0, 0.0)
     for number in range(1, 5):
         found(progress, 100 * number, 10_000, 0.2 * number)

@@ -32,13 +32,13 @@ def test_truncated_last_line_is_ignored() -> None:
     assert list(decode_events([*whole[:-1], whole[-1][:-5]])) == script.events[:-1]
 
 
-def test_line_that_is_not_an_event_is_named() -> None:
+def test_line_that_is_not_an_event_is_reported() -> None:
     script = Script(sent=["1.1.10"])
     with pytest.raises(HistoryDamaged, match="line 2"):
         list(decode_events([lines(script)[0], b"rubbish\n", *lines(script)[2:]]))
 
 
-def test_missing_line_is_named() -> None:
+def test_missing_line_is_reported() -> None:
     script = Script(sent=["1.1.10"])
     with pytest.raises(HistoryDamaged, match="line 2: event number 2; expected: 1"):
         list(decode_events([lines(script)[0], lines(script)[2]]))
@@ -117,18 +117,18 @@ def test_complete_events_are_decoded() -> None:
         ({**SEND, "o": 1.5}, "Expected `int | null`"),
     ],
 )
-def test_incomplete_events_are_named(event: dict[str, Any], reason: str) -> None:
+def test_incomplete_events_are_reported(event: dict[str, Any], reason: str) -> None:
     with pytest.raises(HistoryDamaged, match=rf"^line 2: .*{re.escape(reason)}"):
         decoded(BEGIN, event)
 
 
 @pytest.mark.parametrize("line", [b"\n", b"\xff\xfe{}\n", b"[1]\n", b"\0" * 10 + b"\n"])
-def test_line_that_is_not_a_json_object_is_named(line: bytes) -> None:
+def test_line_that_is_not_a_json_object_is_reported(line: bytes) -> None:
     with pytest.raises(HistoryDamaged, match="line 1"):
         list(decode_events([line]))
 
 
-def test_too_deeply_nested_value_is_named() -> None:
+def test_too_deeply_nested_value_is_reported() -> None:
     line = b'{"i":0,"t":1,"p":1,"type":"ok","f":"poll","k":"a","v":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
     with pytest.raises(HistoryDamaged, match="line 1"):
         list(decode_events([line]))
@@ -150,7 +150,7 @@ def test_too_deeply_nested_value_is_named() -> None:
         ([BEGINS, *2 * [{**BEGINS, "f": "ends", "v": {"id": 1}}]], "fault 1 ends twice"),
     ],
 )
-def test_event_inconsistent_with_earlier_events_is_named(events: list[dict[str, Any]], reason: str) -> None:
+def test_event_inconsistent_with_earlier_events_is_reported(events: list[dict[str, Any]], reason: str) -> None:
     with pytest.raises(HistoryDamaged, match=rf"^line {len(events) + 1}: .*{re.escape(reason)}"):
         gather(decoded(BEGIN, *events))
 

@@ -120,7 +120,7 @@ def test_directory_without_a_history_is_not_a_run(tmp_path: Path) -> None:
         judge(tmp_path)
 
 
-def test_damaged_line_is_named(tmp_path: Path) -> None:
+def test_damaged_line_is_reported(tmp_path: Path) -> None:
     stored(good_run(), tmp_path)
     with (tmp_path / HISTORY).open("ab") as file:
         file.write(b"rubbish\n")

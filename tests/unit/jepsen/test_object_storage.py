@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> Iterator[S3Store]:
         opened.close()
 
 
-def test_objects_come_back_whole_and_in_ranges(store: S3Store) -> None:
+def test_objects_are_read_whole_and_in_ranges(store: S3Store) -> None:
     content = Random(1).randbytes(2 * PART_BYTES + 17)
     assert store.write("log/large", [content[:1000], content[1000:]]), "it compares checksums"
     assert not store.write("log/small", [b"abc"])

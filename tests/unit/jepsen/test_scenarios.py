@@ -52,7 +52,7 @@ def test_every_kind_of_file_is_damaged_in_every_manner(directory: Path, kind: st
     assert all(path.read_bytes() == before[path] for path in others)
 
 
-def test_only_closed_log_files_must_come_back_byte_by_byte(directory: Path) -> None:
+def test_only_closed_log_files_must_be_restored_byte_by_byte(directory: Path) -> None:
     returning = {
         kind for kind in FILES if any(each.returns for each in break_files(Random(1), directory, kind, MANNERS[0]))
     }

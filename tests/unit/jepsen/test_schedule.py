@@ -142,7 +142,7 @@ def test_fault_kinds_name_required_deployment() -> None:
     assert "netns and docker do" in str(why_not("packets", "local"))
 
 
-def test_proxies_do_not_stand_before_members_that_were_added() -> None:
+def test_partitions_with_member_changes_need_network_namespaces() -> None:
     assert "netns has both" in str(why_not_together("log", ["kill", "members", "partition"], "local"))
     assert why_not_together("log", ["members", "partition"], "netns") is None
     assert why_not_together("log", ["members", "kill"], "local") is None

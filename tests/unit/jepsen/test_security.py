@@ -69,5 +69,5 @@ def test_command_of_a_secured_run_names_its_security() -> None:
     assert "--security accounts+tls" in plan.command
 
 
-def test_java_client_takes_no_part_in_a_secured_run() -> None:
+def test_secured_run_has_no_java_client() -> None:
     assert java_missing([], BOTH) is not None

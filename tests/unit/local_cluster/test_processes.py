@@ -33,7 +33,7 @@ def shell(text: str) -> list[str]:
     return ["sh", "-c", text]
 
 
-def test_unexpected_end_is_named_with_the_last_line(processes: Processes) -> None:
+def test_unexpected_end_is_reported_with_the_last_line(processes: Processes) -> None:
     processes.start("server", shell("echo it starts; echo no room; exit 3"))
     wait_until(lambda: not processes.is_running("server"))
     assert processes.exit_codes() == {"server": 3}
@@ -85,13 +85,13 @@ def test_wait_reads_only_the_log_of_the_present_run(processes: Processes) -> Non
     processes.kill("server")
 
 
-def test_server_that_ends_instead_of_listening_is_named(processes: Processes) -> None:
+def test_server_that_ends_instead_of_listening_is_reported(processes: Processes) -> None:
     processes.start("server", shell("echo the port is taken; exit 1"))
     with pytest.raises(ServersFailed, match="server stopped with exit code 1: the port is taken"):
         trio.run(processes.wait_listening, "server", free_ports(1)[0])
 
 
-def test_server_that_does_not_listen_in_time_is_named(processes: Processes) -> None:
+def test_server_that_does_not_listen_in_time_is_reported(processes: Processes) -> None:
     port = free_ports(1)[0]
     processes.start("server", ["sleep", "100"])
     with pytest.raises(ServersFailed, match=rf"no server on port {port} within 0\.1 s .*{HOST}.*server says it said"):
@@ -132,7 +132,7 @@ def test_starting_a_missing_program_fails_at_once(tmp_path: Path, has_pipe: bool
         Processes(tmp_path).start("server", ["no-such-program"], input_pipe=has_pipe)
 
 
-def test_last_words_of_a_java_server_are_not_its_stack_trace(tmp_path: Path) -> None:
+def test_error_of_a_failed_java_server_is_shown_without_its_stack_trace(tmp_path: Path) -> None:
     log = tmp_path / "broker.log"
     log.write_text("java.net.BindException: Address already in use\n\tat sun.nio.ch.Net.bind(Net.java:1)\n")
     assert last_words(log) == f"java.net.BindException: Address already in use (see {log})"

@@ -80,7 +80,7 @@ async def test_kv_file_equals_the_file_of_stock_name_servers(tmp_path: Path) -> 
     assert again.get("ORDER_TOPIC_CONFIG", "T") == "b-a:4"
 
 
-async def test_state_before_stands_in_for_a_damaged_or_missing_file(tmp_path: Path) -> None:
+async def test_previous_state_replaces_a_damaged_or_missing_file(tmp_path: Path) -> None:
     config = filled(k="old")
     file = KvFile(config, tmp_path)
     config.put("ns", "k", "before")

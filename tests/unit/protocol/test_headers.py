@@ -228,7 +228,7 @@ def test_incomplete_frame_of_a_chunk_is_kept() -> None:
         ({"waitMs": "1.0"}, "the field waitMs: '1.0' is not an integer"),
     ],
 )
-def test_bulk_requests_take_no_lax_values(given: dict[str, str], reason: str, serialization: int) -> None:
+def test_bulk_requests_refuse_values_of_the_wrong_type(given: dict[str, str], reason: str, serialization: int) -> None:
     ext = {"topic": "T", "bytesMax": "1000"} | given
     with pytest.raises(HeaderError, match=f": {re.escape(reason)}$"):
         decoded(encode_request(RequestCode.BULK_READ, 1, ext=ext, serialization=serialization))

@@ -109,7 +109,7 @@ def test_only_silent_requests_are_closed_if_room_is_left() -> None:
     assert receiver.partial_requests.nbytes == MIB
 
 
-def test_late_check_closes_no_request_that_just_got_room() -> None:
+def test_late_check_does_not_close_a_request_that_was_just_admitted() -> None:
     """On a busy machine, one check may come when both are over: the slow one, and the patience of who waits for it."""
     receiver = Receiver(seconds_max=3)
     slow = receiver.begin(4 * MIB)

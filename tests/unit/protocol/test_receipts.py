@@ -48,7 +48,7 @@ def test_acknowledgement_bits_match_the_protocol_sample() -> None:
 
 
 @given(st.integers(0, 2**1024 - 1))
-def test_bits_come_back(bits: int) -> None:
+def test_decoded_bits_equal_the_encoded_bits(bits: int) -> None:
     assert decode_bits(encode_bits(bits)) == bits
 
 

@@ -470,7 +470,7 @@ def test_connection_without_calls_is_closed_in_the_end() -> None:
     assert loop.client.goaways[-1] == (ErrorCodes.NO_ERROR, stream_id)
 
 
-def test_drain_lets_calls_end_and_serves_calls_in_flight(loop: Loop) -> None:
+def test_draining_connection_completes_calls_in_flight(loop: Loop) -> None:
     first = begin(loop, messages=[b"x"])
     loop.server.drain(loop.now)
     told = loop.taken()

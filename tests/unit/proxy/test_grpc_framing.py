@@ -70,7 +70,7 @@ def test_compressed_and_uncompressed_messages_mix() -> None:
     assert reader.feed(packed + frame_message(b"plain", compress=False)) == [bytes(COMPRESS_FROM_BYTES), b"plain"]
 
 
-def test_answer_that_gets_no_shorter_is_not_compressed() -> None:
+def test_response_that_compression_does_not_shorten_is_sent_uncompressed() -> None:
     noise = random.Random(1).randbytes(COMPRESS_FROM_BYTES)
     assert frame_message(noise, compress=True) == frame_message(noise, compress=False)
     assert frame_message(b"short", compress=True) == frame_message(b"short", compress=False)

@@ -158,7 +158,7 @@ def test_protocol_errors_end_the_connection(frames: list[Frame], code: ErrorCode
     assert ends_with(Loop(), *frames) == code
 
 
-def test_padding_is_not_data_but_counts_for_the_window() -> None:
+def test_padding_is_not_data_but_uses_window() -> None:
     loop = Loop()
     data = DataFrame(1, b"\0\0\0\0\1x", pad_length=200, flags=["PADDED", "END_STREAM"])
     assert resets(loop, headers(1), data) == []

@@ -46,7 +46,7 @@ class Side:
         return self.admission.why_not_store(node, welcome.store_id, welcome.stores, welcome.conf_index)
 
 
-def test_members_are_let_in_once_their_directory_is_on_record() -> None:
+def test_members_are_admitted_once_their_directory_is_recorded() -> None:
     mine, other = Side("n0", THREE), Side("n1", THREE)
     assert mine.hears(other) is None
     assert mine.admission.must_wait("n1")
@@ -93,7 +93,7 @@ def test_wiped_voter_is_recognised_through_another_member() -> None:
     assert "another directory" in str(mine.hears(Side("n1", THREE, store="wiped")))
 
 
-def test_removed_member_may_come_back_with_a_new_directory() -> None:
+def test_removed_member_can_rejoin_with_a_new_directory() -> None:
     mine = Side("n0", THREE, stores={"n1": "old"})
     mine.admission.forget(["n1", "n9"])
     assert mine.tables == [{}]

@@ -134,7 +134,7 @@ def test_only_one_frame_waits_for_the_sync(pair: Pair, writer: HeldWriter, after
     assert pair.came(5) == [b"ack 1", b"ack 2"]
 
 
-def test_writer_thread_sends_nothing_to_a_closed_connection(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_writer_thread_does_not_send_to_a_closed_connection(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)
     after.forget(pair.stream)
     pair.stream.close("closed")
@@ -144,7 +144,7 @@ def test_writer_thread_sends_nothing_to_a_closed_connection(pair: Pair, writer: 
     assert not after.put(pair.stream, pair.seal, b"ack 2", 2)
 
 
-def test_writer_thread_sends_nothing_to_a_reused_descriptor(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
+def test_writer_thread_does_not_send_to_a_reused_descriptor(pair: Pair, writer: HeldWriter, after: AfterSync) -> None:
     """A stream may close by itself, and its descriptor belong to a client before anybody forgets it."""
     fd = pair.stream.raw_fd
     assert after.put(pair.stream, pair.seal, b"ack 1", 1)

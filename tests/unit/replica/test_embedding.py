@@ -84,7 +84,7 @@ async def ready(*nodes: Node[Words]) -> Node[Words]:
     return await until_found(lambda: next((node for node in nodes if node.replica.core.ready), None))
 
 
-async def test_single_node_compacts_and_comes_back(tmp_path: Path) -> None:
+async def test_single_node_restarts_from_a_compacted_log(tmp_path: Path) -> None:
     settings = node_settings(tmp_path, "n0", {"n0": free_ports(1)[0]})
     words = [b"%05d" % number + b"x" * 500 for number in range(100)]
     async with raftlog.open_node(settings, Words) as node:

@@ -184,7 +184,7 @@ def test_client_keeps_its_place_when_the_process_did_not_run_meanwhile(stage: St
     assert [stage.turn()[0] for _ in range(10)] == ["modest"] * 10
 
 
-def test_client_closed_during_its_measurement_leaves_no_state(stage: Stage) -> None:
+def test_state_of_a_client_closed_during_its_measurement_is_removed(stage: Stage) -> None:
     def close() -> None:
         stage.work("closed", 2 * TURN_SECONDS)
         if stage.served.count("closed") and closes:

@@ -89,7 +89,7 @@ async def test_data_queued_after_an_early_flush_is_sent_once() -> None:
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_stalled_reader_gets_the_rest_later_and_delays_no_other() -> None:
+async def test_stalled_reader_gets_the_rest_later_and_does_not_delay_others() -> None:
     data = bytes(range(256)) * 4000
     with many(3, small_buffers=True) as (reactor, servers, clients):
         servers[0].stream.send(data)
@@ -117,7 +117,7 @@ async def test_stalled_reader_gets_the_rest_later_and_delays_no_other() -> None:
 
 
 @pytest.mark.usefixtures("flushing")
-async def test_closed_connection_closes_no_other() -> None:
+async def test_closing_a_connection_does_not_close_others() -> None:
     with many(4) as (reactor, servers, clients):
         _reset(clients[0])
         clients[1].shutdown(socket.SHUT_WR)  # it still reads

@@ -316,7 +316,7 @@ async def test_full_disk_refuses_proposals_and_recovers(tmp_path: Path) -> None:
         await leader.append_all([b"x"])
 
 
-async def test_follower_without_room_takes_nothing_and_catches_up_later(tmp_path: Path) -> None:
+async def test_follower_with_a_full_disk_refuses_entries_and_catches_up_later(tmp_path: Path) -> None:
     async with led_group(tmp_path, limits=NodeLimits(disk_poll_seconds=1000.0), bodies=[b"before"]) as (nodes, leader):
         full = nodes.others(leader)[0]
         await full.until(lambda member: member.application.bodies == [b"before"])

@@ -121,7 +121,7 @@ async def test_entries_damaged_at_two_and_absent_at_the_third_are_cut(tmp_path: 
             await member.until(lambda member: not member.replica.core.abstaining)
 
 
-async def test_entry_damaged_everywhere_costs_no_later_ones_without_consent(
+async def test_entry_damaged_everywhere_is_not_cut_off_without_consent(
     tmp_path: Path,
 ) -> None:
     async with group(tmp_path, limits=IMPATIENT) as nodes:

@@ -181,7 +181,7 @@ async def test_leader_names_the_learner_once(autojump_clock: MockClock) -> None:
         pytest.param(ShortLeader(holder=None, state=Beginning.UNKNOWN), id="not known yet"),
     ],
 )
-async def test_replicas_in_other_states_need_no_promotion(replica: ShortLeader, autojump_clock: MockClock) -> None:
+async def test_replicas_in_other_states_suggest_no_promotion(replica: ShortLeader, autojump_clock: MockClock) -> None:
     assert await told(replica) == []
 
 

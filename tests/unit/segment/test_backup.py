@@ -268,7 +268,7 @@ def test_backup_detects_every_flipped_bit(name: str) -> None:
     assert len(operator.bodies()) == 60
 
 
-def test_missing_file_of_a_backup_is_named() -> None:
+def test_missing_file_of_a_backup_is_reported() -> None:
     operator = Operator(100)
     operator.run()
     operator.disk.unlink(f"{TARGET}/log/{4096:020d}")

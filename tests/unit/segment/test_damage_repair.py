@@ -134,7 +134,7 @@ def test_any_damage_to_one_replica_is_repaired(home: LogHome, peer: LogHome, see
     assert log.last_index == healthy.last_index or log.notes.get(ABSTAINING) or not clean, "cut, and would vote"
 
 
-def test_damaged_blank_needs_no_peer(home: LogHome) -> None:
+def test_damaged_blank_entry_is_repaired_without_a_peer(home: LogHome) -> None:
     before = closed(home)
     flip(home, 4003)
     repair = Repair(home.disk, damaged(home), peers=["n2"])

@@ -125,7 +125,7 @@ def test_retention_opens_only_expired_files_and_one_more() -> None:
     assert asked == [200, 300]
 
 
-def test_files_that_retention_would_keep_are_named_early() -> None:
+def test_files_that_retention_would_keep_are_reported_early() -> None:
     policy = RetentionPolicy(age_ms_max=2 * HOUR_MS)
     old_and_full = droppable(SEGMENTS, newest_ms, policy, situation(now_ms=3 * HOUR_MS + 1, disk_used_bytes=950))
     assert old_and_full is not None

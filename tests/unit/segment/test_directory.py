@@ -54,7 +54,7 @@ def test_too_small_segments_are_refused(home: LogHome) -> None:
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 @pytest.mark.parametrize("operation", ["mkdir", "open", "pwritev", "sync_directory"])
-def test_unusable_directory_is_named(home: LogHome, operation: str, number: int) -> None:
+def test_unusable_directory_is_reported(home: LogHome, operation: str, number: int) -> None:
     home.disk.fail(operation, number)
     with pytest.raises(DirectoryUnusable, match=f"/data/log: cannot hold a log: {os.strerror(number)}"):
         home.open()

@@ -123,7 +123,7 @@ def test_slot_with_a_failed_sync_is_durable_before_overwriting_the_other() -> No
             assert found in (state(4, "n2"), state(5, "n3"), state(6, "n1")), f"step {step}, seed {seed}"
 
 
-def test_failed_sync_leaves_no_sidecar() -> None:
+def test_failed_sync_removes_the_sidecar_file() -> None:
     """What has a sidecar's name was synced, so a start after a power cut reads what was written or nothing."""
     for after in range(20):
         home = LogHome()

@@ -127,7 +127,7 @@ def test_upload_without_a_resulting_object_was_not_compared() -> None:
     assert not put(client)
 
 
-def test_stores_without_checksums_get_none() -> None:
+def test_no_checksums_are_sent_to_stores_without_checksums() -> None:
     client = Client(calculation="when_required")
     assert not put(client)
     assert client.objects["k"] == CONTENT

@@ -203,7 +203,7 @@ def test_archive_reader_waits_for_a_failing_store(group: Group) -> None:
     assert -40 <= group.now < -30, "after a minute"
 
 
-def test_store_failing_at_planning_is_named_or_replaced(group: Group) -> None:
+def test_store_failing_at_planning_is_reported_or_replaced(group: Group) -> None:
     group.home.bucket.fails = 1.0
     with pytest.raises(ReadFailed, match=r"topic 'T', broker group a: the archive cannot be read: .*onArchiveFailure"):
         group.with_archives(*WHOLE)
@@ -215,12 +215,12 @@ def test_group_without_an_archive_is_refused_with_the_remedy(group: Group) -> No
         group.with_archives(*WHOLE, found=group.survey._replace(archives={("T", "a"): None}))
 
 
-def test_group_that_does_not_answer_is_named(group: Group) -> None:
+def test_group_that_does_not_answer_is_reported(group: Group) -> None:
     with pytest.raises(Unreachable, match="no replica told how much of topic 'T' is archived"):
         group.with_archives(*WHOLE, found=group.survey._replace(archives={}))
 
 
-def test_planning_waits_for_a_store_that_comes_back(group: Group) -> None:
+def test_planning_waits_until_the_store_is_available_again(group: Group) -> None:
     expected = group.with_archives(*WHOLE)
     requests = 0
 

@@ -321,7 +321,7 @@ def test_reader_leaves_a_replica_that_is_always_busy(cluster: BulkCluster) -> No
     assert list(reader.statistics.replicas) == ["f2:1"]
 
 
-def test_leader_sends_nothing_while_a_follower_lives(cluster: BulkCluster) -> None:
+def test_bulk_reader_does_not_read_from_the_leader_while_a_follower_lives(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].end = 20
     cluster.bulk_replicas["f2:1"].leads = True  # since the query was planned
     cluster.bulk_replicas["leader:1"].leads = False
@@ -441,7 +441,7 @@ def test_log_is_leased_at_each_replica_read_and_renewed_later(cluster: BulkClust
     }
 
 
-def test_reader_that_is_given_up_leaves_no_connection(cluster: BulkCluster) -> None:
+def test_abandoned_reader_closes_its_connections(cluster: BulkCluster) -> None:
     batches = cluster.reader(*RANGES).read()
 
     next(batches)

@@ -29,7 +29,7 @@ def java(directory: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
     monkeypatch.setenv("JAVA_HOME", str(directory))
 
 
-def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     assert installed.missing() == "Spark needs the Python package pyspark: pip install 'raftmq[spark]'"
@@ -109,7 +109,7 @@ def test_interrupted_installation_is_repeated(python: Path, tmp_path: Path) -> N
     assert len(fetch(directory)) == 1, "it is installed once"
 
 
-def test_packages_that_maven_lacks_are_named(python: Path, tmp_path: Path) -> None:
+def test_packages_that_maven_lacks_are_reported(python: Path, tmp_path: Path) -> None:
     program(python, INSTALL, UNRESOLVED)
     with pytest.raises(IcebergMissing, match=r"Spark failed: :: unresolved dependency: org\.apache\.iceberg$"):
         fetch(tmp_path / "iceberg")

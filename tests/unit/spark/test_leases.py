@@ -37,7 +37,7 @@ def test_all_partitions_of_a_scan_share_their_lease() -> None:
     assert positions((QueueRange(0, 25, 50),), (QueueRange(1, 6, 9),), (QueueRange(0, 15, 25),)) == {("id0", 1000)}
 
 
-def test_parts_of_an_unknown_log_get_no_lease() -> None:
+def test_reader_takes_no_lease_for_parts_of_an_unknown_log() -> None:
     [part] = with_leases(parts((QueueRange(0, 0, 5),), topic="Other"), FOUND, lambda _: "id")
     assert part.lease_id == ""
 
@@ -73,7 +73,7 @@ def test_each_replica_is_asked_for_a_lease_once() -> None:
     assert asked == [("f1:1", fields), ("f1:1", {}), ("f2:1", fields), ("f2:1", {})]
 
 
-def test_unreachable_replica_gets_no_lease() -> None:
+def test_reader_takes_no_lease_at_an_unreachable_replica() -> None:
     def connect(address: str, timeout: float) -> Connection:
         raise Unreachable(address, "cannot connect")
 

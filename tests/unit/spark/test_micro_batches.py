@@ -154,7 +154,7 @@ def test_recreated_topic_is_read_from_its_first_message() -> None:
     assert message_count(start, there) == 4
 
 
-def test_identity_that_becomes_known_is_taken_over() -> None:
+def test_topic_identity_is_added_to_the_position_once_known() -> None:
     end = next_position(position("", a0=5), seen(topic_id="t1", a0=(0, 6)), Limits())
 
     assert end == position("t1", a0=6)
@@ -284,7 +284,7 @@ def test_loss_texts_name_count_and_option() -> None:
     assert all("failOnDataLoss=false" in each for each in (deleted, cut, gone, again))
 
 
-def test_of_many_queues_ten_are_named() -> None:
+def test_of_many_queues_ten_are_reported() -> None:
     text = loss_text([Loss("deleted", ("T", "a", number), 0, 9, 9) for number in range(14)])
 
     assert text.count("topic 'T'") == 10

@@ -51,7 +51,7 @@ def test_micro_batches_of_a_query_number_ascendingly() -> None:
 
 
 @pytest.mark.parametrize(("batch", "row"), [(BATCH_MAX + 1, 0), (-1, 0), (0, ROWS_MAX), (0, -1)])
-def test_rows_beyond_the_range_get_no_number(batch: int, row: int) -> None:
+def test_rows_beyond_the_range_are_not_numbered(batch: int, row: int) -> None:
     with pytest.raises(AssertionError):
         first_number(WriteId("q", batch), row)
 

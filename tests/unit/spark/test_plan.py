@@ -54,7 +54,7 @@ def test_bounds_by_time_need_a_message_that_late() -> None:
         resolve(AtTime(5), ENDS, {A0: 12, A1: None}, "x")
 
 
-def test_all_queues_left_out_and_all_unknown_ones_are_named() -> None:
+def test_all_queues_left_out_and_all_unknown_ones_are_reported() -> None:
     with pytest.raises(PlanInvalid) as caught:
         resolve(AtOffsets({("T", "b", 0): 1, ("U", "b", 1): 1}), ENDS, {}, "startingOffsets")
     assert str(caught.value) == (

@@ -265,7 +265,7 @@ def test_missing_topic_is_reported_at_once(cluster: Cluster) -> None:
     assert cluster.now == 0
 
 
-def test_brokers_that_come_back_end_nothing(cluster: Cluster) -> None:
+def test_progress_waits_for_brokers_that_return(cluster: Cluster) -> None:
     progress = cluster.progress()
     cluster.is_down = True
 
@@ -285,7 +285,7 @@ def test_brokers_that_stay_away_end_the_query(cluster: Cluster) -> None:
     assert 28 < cluster.now <= 30
 
 
-def test_name_server_that_has_forgotten_all_loses_nothing(cluster: Cluster) -> None:
+def test_stream_keeps_its_position_while_name_servers_have_no_routes(cluster: Cluster) -> None:
     progress = cluster.progress()
     start, there = at(a0=5, a1=20), cluster.ends
     cluster.ends = {}
@@ -374,7 +374,7 @@ def test_repeated_micro_batch_waits_for_a_queue_that_is_away(cluster: Cluster) -
         progress.partitions(at(a0=0, a1=0), at(a0=10, a1=20))
 
 
-def test_available_now_does_not_end_while_a_queue_may_come_back(cluster: Cluster) -> None:
+def test_available_now_continues_while_a_queue_may_return(cluster: Cluster) -> None:
     progress = cluster.progress()
     progress.end_here()
     there = cluster.ends.pop(A0)
@@ -430,7 +430,7 @@ def test_offsets_are_stored_once_a_second_and_when_the_query_stops(cluster: Clus
     assert cluster.open_lines == 0
 
 
-def test_group_without_permission_is_logged_and_ends_nothing(
+def test_missing_group_permission_is_logged_and_the_stream_continues(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.refuses_offsets = True

@@ -153,7 +153,7 @@ def test_task_reads_only_messages_with_a_selected_tag(tag: str) -> None:
     assert rows(reader) == [row for row in expected(*RANGES) if (row[1] % 2 == 0) == (tag == "even")]
 
 
-def test_reader_that_is_given_up_leaves_no_connection(cluster: Cluster) -> None:
+def test_abandoned_reader_closes_its_connections(cluster: Cluster) -> None:
     batches = cluster.reader(*RANGES).read()
 
     next(batches)

@@ -71,7 +71,7 @@ def test_files_about_a_log_that_was_replaced_are_removed(home: Home, tmp_path: P
     assert again.parts == other.index.parts != ()
 
 
-def test_full_disk_costs_no_files_of_archived_parts(home: Home) -> None:
+def test_full_disk_does_not_delete_files_of_archived_parts(home: Home) -> None:
     fill(home)
     kept_behind_the_log(home)
     home.index.expire()

@@ -45,7 +45,7 @@ def test_damaged_and_out_of_range_checkpoints_are_ignored(tmp_path: Path) -> Non
     assert snapshot_between(str(tmp_path), LogIndex(21), LogIndex(40)) is None
 
 
-def test_checkpoint_that_cannot_be_kept_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_checkpoint_does_not_use_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, CHECKPOINT_NAME, 30)
 
     def full(*_: object) -> None:

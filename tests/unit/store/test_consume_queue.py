@@ -68,7 +68,7 @@ def test_entries_are_readable_before_and_after_flush(tmp_path: Path) -> None:
     assert queue.read(QueueOffset(11), 1) == entries(11, 12)
 
 
-def test_files_are_named_by_their_first_byte(tmp_path: Path) -> None:
+def test_files_are_reported_by_their_first_byte(tmp_path: Path) -> None:
     flushed_queue(tmp_path, 10)
     assert file_sizes(tmp_path) == {
         "00000000000000000000": 2 * BLOCK_BYTES,

@@ -69,7 +69,7 @@ BROKEN: dict[str, Callable[[QueueStore], object]] = {
 
 
 @pytest.mark.parametrize("named", BROKEN)
-def test_inconsistent_queues_are_named(tmp_path: Path, named: str) -> None:
+def test_inconsistent_queues_are_reported(tmp_path: Path, named: str) -> None:
     store = filled(tmp_path)
     BROKEN[named](store)
     with pytest.raises(AssertionError, match=named):

@@ -124,7 +124,7 @@ def test_flush_takes_full_queues_at_once_and_others_when_old(tmp_path: Path, sto
     assert store.table()["YOUNG"] == [(0, 0, 1, b"")]
 
 
-def test_late_flush_counts_for_several_timer_calls(store: QueueStore) -> None:
+def test_late_flush_replaces_several_timer_calls(store: QueueStore) -> None:
     assert (store.dirty_count, store.is_flush_due) == (0, False)
     store.append_run(run_of("SMALL", 0, 0, 1))
     assert (store.dirty_count, store.is_flush_due) == (1, False)
@@ -295,7 +295,7 @@ def test_capture_is_unaffected_by_later_queue_changes(steps: list[tuple[str, str
         assert found == {topic: sorted(rows) for topic, rows in before.items()}
 
 
-def test_new_writer_changes_no_capture_of_a_known_queue(store: QueueStore) -> None:
+def test_new_writer_does_not_change_earlier_captures_of_a_queue(store: QueueStore) -> None:
     store.append_run(run_of("A", 0, 0, 2))
     before, capture = store.table(), store.begin_capture()
     store.append_built([(End("A", 0), QueueOffset(2), 2, run_of("A", 0, 2, 4).entries)])
@@ -418,7 +418,7 @@ def test_entries_in_front_do_not_expire_with_an_earlier_pass(store: QueueStore) 
     assert queue.min_offset == 15
 
 
-def test_files_of_entries_that_come_back_are_not_removed(tmp_path: Path) -> None:
+def test_files_of_refilled_entries_are_not_removed(tmp_path: Path) -> None:
     for checkpoints_between in range(3):
         root = tmp_path / str(checkpoints_between)
         store = new_store(root)

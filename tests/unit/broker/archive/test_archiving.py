@@ -234,7 +234,7 @@ def test_report_beyond_the_commit_index_is_retried() -> None:
     assert [decode_command(command) for command in leader.commands] == [noted(first)]
 
 
-def test_follower_and_old_level_take_no_report() -> None:
+def test_followers_and_old_format_levels_refuse_reports() -> None:
     for replica, code in (
         (Replica("n1"), ResponseCode.SERVICE_NOT_AVAILABLE),
         (Replica("n0", level=5), ResponseCode.VERSION_NOT_SUPPORTED),

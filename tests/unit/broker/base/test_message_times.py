@@ -41,7 +41,7 @@ def known_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_times, "stored_ms", stored_ms)
 
 
-def test_log_without_old_messages_has_no_old_end() -> None:
+def test_log_without_expired_messages_has_no_expired_end() -> None:
     assert old_until(Log({}, 1, 0), 5) is None, "it is empty"
     assert old_until(Log({}, 1, 3), 5) is None, "nobody knows"
     assert old_until(Log({2: 5, 3: 6}, 1, 3), 5) is None

@@ -161,7 +161,7 @@ def test_work_of_a_turn_taken_by_another_task_runs_in_time() -> None:
     assert ran[0] - came_at <= 0.021
 
 
-def test_check_without_due_work_takes_no_reactor_turn() -> None:
+def test_check_without_due_work_does_not_run_the_reactor() -> None:
     clock = MockClock(autojump_threshold=0)
     ran, reactions = list[float](), 0
 

@@ -159,7 +159,7 @@ def test_pulls_that_expire_together_are_answered_in_portions(polling: LongPollin
     assert len(polling) == 0
 
 
-def test_woken_pull_neither_expires_nor_counts_for_the_next_deadline(polling: LongPolling[Pull]) -> None:
+def test_woken_pull_does_not_expire_or_set_the_next_deadline(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a", frozenset([1])), "c1")
     polling.hold(KEY, QueueOffset(0), 20.0, Pull("b", frozenset([2])), "c1")
     polling.wake(KEY, entries(1))

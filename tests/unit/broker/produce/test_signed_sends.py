@@ -131,7 +131,7 @@ def test_sends_naming_this_broker_take_the_fast_path(tmp_path: Path, named: dict
     assert broker.receive(Connection(HOST), chunk, access, "10.0.0.9") == broker.taken_plain == len(chunk)
 
 
-def test_recorded_send_loses_no_byte_to_a_new_field(tmp_path: Path) -> None:
+def test_field_added_to_a_recorded_send_cannot_take_bytes_of_its_body(tmp_path: Path) -> None:
     (tmp_path / "plain_acl.yml").write_text(ACCOUNTS)
     log: Any = None
     for field, text in (("n", "the name of another broker, 'p'"), ("z", "the field 'z'")):
@@ -241,7 +241,7 @@ def test_changed_accounts_apply_from_the_next_chunk_like_in_the_reference(
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_removed_account_sends_nothing_more(tmp_path: Path) -> None:
+def test_sends_of_a_removed_account_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "plain_acl.yml"
     path.write_text(ACCOUNTS)
     access, broker, client = (

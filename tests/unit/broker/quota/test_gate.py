@@ -187,7 +187,7 @@ def test_stopping_broker_waits_for_sends_but_not_for_pulls() -> None:
     assert not clients.gate.has_unsent_replies()
 
 
-def test_refused_oneway_sends_take_no_room_of_waiting_sends() -> None:
+def test_refused_oneway_sends_use_no_places_of_waiting_sends() -> None:
     clients = Clients(Quota(produce_messages=5), QuotaLimits(held_max=20))
     connection = clients.connection()
     for number in range(1000):
@@ -242,7 +242,7 @@ def test_change_of_another_topic_does_not_read_waiting_requests(monkeypatch: pyt
     assert clients.gate.counters()["quota_held"] == 1
 
 
-def test_pull_that_gives_no_time_waits_for_a_second() -> None:
+def test_pull_without_a_timeout_waits_for_a_second() -> None:
     clients = Clients(Quota(consume_messages=1))
     connection = clients.connection()
     connection.pull(1)

@@ -192,7 +192,7 @@ def test_schedule_change_waits_for_a_tick_in_flight() -> None:
     assert skipped == []
 
 
-def test_rule_that_this_broker_cannot_read_stops_no_other_schedule() -> None:
+def test_unreadable_rule_does_not_stop_other_schedules() -> None:
     rig = Rig(every_ms=0, anchor_ms=None, cron="* * * * *", time_zone="Moon/Base")
     other = ScheduleDefinition(name="b", topic="T", every_ms=SECOND, anchor_ms=0)
     rig.metadata.apply(PutSchedule(definition=other, expected=ANY_VERSION, timestamp_ms=0))
@@ -231,7 +231,7 @@ def test_scheduler_rests_until_the_next_tick() -> None:
     assert rests_until() == float("inf")
 
 
-def test_repeatedly_changed_yearly_schedule_costs_no_memory() -> None:
+def test_repeated_changes_of_a_yearly_schedule_do_not_use_more_memory() -> None:
     """Its ticks of former versions are due in a year, and would stay until then."""
     rig = Rig(every_ms=365 * 86_400 * SECOND)
     for number in range(1000):

@@ -19,7 +19,7 @@ OFFSETS = st.lists(st.integers(0, 60), min_size=1, max_size=8)
 STEPS = st.lists(st.one_of(OFFSETS, st.integers(0, 70)), max_size=20)
 
 
-def test_end_far_behind_the_marks_takes_no_memory() -> None:
+def test_end_far_behind_the_marks_does_not_use_memory() -> None:
     marks = QueueMarks()
     marks.complete([QueueOffset(3), QueueOffset(5)])
     assert marks.count_open(QueueOffset(2**62)) == 2**62 - 2

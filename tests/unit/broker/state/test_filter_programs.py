@@ -29,7 +29,7 @@ def table_with(*commands: PutFilter, **limits: int) -> FilterPrograms:
     return table
 
 
-def test_last_program_counts_and_the_same_again_changes_nothing() -> None:
+def test_last_filter_program_is_used_and_uploading_it_again_changes_nothing() -> None:
     table = table_with(command(b"one"), command(b"one"), command(b"three"))
     assert (table.table["g", "T"].content, table.table["g", "T"].version) == (b"three", 2)
     assert table.nbytes == 5

@@ -72,7 +72,7 @@ def test_queue_ends_never_fall_over_repeated_deletions() -> None:
     assert metadata.former_topics.deleted == {}
 
 
-def test_unused_topic_leaves_no_trace() -> None:
+def test_deleted_topic_without_messages_is_not_recorded() -> None:
     metadata = Metadata()
     before = metadata.snapshot()
     metadata.apply(put())

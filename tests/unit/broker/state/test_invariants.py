@@ -187,7 +187,7 @@ BROKEN: dict[str, Callable[[Metadata], object]] = {
 
 
 @pytest.mark.parametrize("named", BROKEN)
-def test_inconsistent_state_is_named(named: str) -> None:
+def test_inconsistent_state_is_reported(named: str) -> None:
     metadata = filled()
     BROKEN[named](metadata)
     with pytest.raises(AssertionError, match=named):

@@ -334,7 +334,7 @@ def test_clock_years_ahead_does_not_expire_producers() -> None:
     assert position(sequences, "of a leader ahead", 1) == 200
 
 
-def test_copy_of_a_forgotten_message_changes_nothing() -> None:
+def test_copy_of_an_expired_message_changes_nothing() -> None:
     sequences = ProducerSequences()
     for number in range(0, 4000, 2):
         sequences.committed("p", number, number, PhysicalOffset(number), 1)

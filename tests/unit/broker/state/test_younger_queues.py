@@ -67,7 +67,7 @@ def test_group_with_removed_offsets_is_new(metadata: Metadata) -> None:
     assert younger(metadata) == []
 
 
-def test_deleted_topic_leaves_no_younger_queues(metadata: Metadata) -> None:
+def test_deleting_a_topic_also_removes_its_younger_queues(metadata: Metadata) -> None:
     metadata.apply(put(6))
     metadata.apply(DeleteTopic(name="T", timestamp_ms=1))
     metadata.apply(put(6))

@@ -61,7 +61,7 @@ BROKEN: dict[str, Callable[[Appender], object]] = {
 
 
 @pytest.mark.parametrize("named", BROKEN)
-def test_inconsistent_appender_is_named(named: str) -> None:
+def test_inconsistent_appender_is_reported(named: str) -> None:
     appender = busy()
     BROKEN[named](appender)
     with pytest.raises(AssertionError, match=named):
@@ -87,7 +87,7 @@ def test_invariant_names_an_offset_below_the_stored_end() -> None:
     offsets.check_invariants()
 
 
-def test_additions_outside_of_an_entry_are_named() -> None:
+def test_additions_outside_of_an_entry_are_reported() -> None:
     offsets = QueueTails(Metadata(), lambda topic, queue_id: QueueOffset(5))
     offsets.get("T", 0).run = [b""]
     with pytest.raises(AssertionError, match="T/0: 1 messages of an entry"):

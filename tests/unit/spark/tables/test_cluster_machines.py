@@ -116,7 +116,7 @@ def test_machines_that_see_the_directory_are_enough(tmp_path: Path) -> None:
     assert list((tmp_path / "new" / "t").iterdir()) == []
 
 
-def test_machine_that_does_not_see_the_directory_is_named(tmp_path: Path) -> None:
+def test_machine_that_does_not_see_the_directory_is_reported(tmp_path: Path) -> None:
     def ask(see: See) -> Iterable[str | None]:
         yield see(0)
         (probe,) = tmp_path.iterdir()
@@ -127,7 +127,7 @@ def test_machine_that_does_not_see_the_directory_is_named(tmp_path: Path) -> Non
         ask_executors(tmp_path, ask)
 
 
-def test_uncreatable_directory_is_named(tmp_path: Path) -> None:
+def test_uncreatable_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DirectoryUnusable, match=r"file/t: Not a directory"):
         ask_executors(tmp_path / "file" / "t", lambda _: [])

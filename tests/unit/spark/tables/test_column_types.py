@@ -59,7 +59,7 @@ def test_wrong_column_types_are_refused_with_the_reason(written: str, said: str)
     assert said in str(caught.value)
 
 
-def test_columns_are_added_and_breaking_changes_are_named() -> None:
+def test_columns_are_added_and_breaking_changes_are_reported() -> None:
     table = parse_schema({"id": "bigint", "note": "string", "price": "decimal(12,2)"})
     wanted = parse_schema({"id": "int", "Note": "string", "price": "decimal(10,3)", "new": "date"})
     found = change(table, wanted)

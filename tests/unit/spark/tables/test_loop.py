@@ -340,7 +340,7 @@ def test_table_that_is_removed_meanwhile_stops_the_pipeline() -> None:
 
 
 @pytest.mark.parametrize("by", ["the file", "a new version"])
-def test_rules_that_change_between_two_tries_lose_no_dead_letter(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changing_the_rules_between_two_attempts_loses_no_dead_letter(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(ends=dict.fromkeys(QUEUES, 6), per_commit=100)
 
     def die(name: str) -> None:

@@ -90,7 +90,7 @@ def test_process_killed_at_any_step_loses_and_doubles_nothing(tmp_path: Path) ->
         second.close()
 
 
-def test_second_process_that_commits_the_same_number_is_overtaken(tmp_path: Path) -> None:
+def test_second_process_that_commits_the_same_number_fails(tmp_path: Path) -> None:
     one, two = ParquetDirectory(tmp_path), ParquetDirectory(tmp_path)
     one.open()
     add(one, 0, "one")
@@ -161,7 +161,7 @@ def without_privileges() -> Iterator[None]:
             os.seteuid(0)
 
 
-def test_directory_without_permission_is_named(tmp_path: Path) -> None:
+def test_directory_without_permission_is_reported(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     directory = ParquetDirectory(tmp_path / "t")
     said = "Permission denied; the table needs a directory that this user may write"
@@ -190,7 +190,7 @@ def test_table_that_loses_its_permission_keeps_its_commits(tmp_path: Path, monke
     again.close()
 
 
-def test_location_that_is_a_file_is_named(tmp_path: Path) -> None:
+def test_location_that_is_a_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("")
     with pytest.raises(DirectoryUnusable, match="a directory that this user may write"):
         ParquetDirectory(tmp_path / "t").open()

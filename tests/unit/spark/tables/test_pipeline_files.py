@@ -118,7 +118,7 @@ REPLACED = [
 
 
 @pytest.mark.parametrize(("written", "instead", "said"), REPLACED)
-def test_each_mistake_is_named_with_its_line(written: str, instead: str, said: str) -> None:
+def test_each_mistake_is_reported_with_its_line(written: str, instead: str, said: str) -> None:
     assert said in refusal(WHOLE.replace(written, instead, 1))
 
 

@@ -177,7 +177,7 @@ def test_option_makes_unknown_fields_dead_letters() -> None:
     ],
 )
 @pytest.mark.parametrize("new_fields", ["add", "dead-letter"])
-def test_field_inside_a_column_that_lacks_it_is_named(new_fields: NewFields, body: bytes, field: str | None) -> None:
+def test_field_inside_a_column_that_lacks_it_is_reported(new_fields: NewFields, body: bytes, field: str | None) -> None:
     wanted = None if field is None else f"it has the field {field!r}, which the column 'lines' does not have"
     assert json_check(new_fields, SCHEMA)(body) == wanted
     assert json_check("ignore", SCHEMA)(body) is None

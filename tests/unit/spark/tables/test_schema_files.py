@@ -110,7 +110,7 @@ def test_unsuitable_schema_files_are_refused_by_name(place: Place, decode: str, 
     assert reason in place.refusal(f"decode: {decode}")
 
 
-def test_proto_file_is_compiled_or_its_line_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proto_file_is_compiled_or_its_line_is_reported(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     (place.directory / "orders.proto").write_text(FILE)
     decode = "decode: {format: protobuf, schema_file: orders.proto, message: shop.Old}"
     monkeypatch.setenv("PATH", str(place.directory))

@@ -67,7 +67,7 @@ def test_relative_files_are_shipped_to_executors(tmp_path: Path) -> None:
     assert again["spark.executor.memory"] == "1g"
 
 
-def test_options_of_the_command_come_before_the_file(tmp_path: Path) -> None:
+def test_command_options_override_the_file(tmp_path: Path) -> None:
     found = arguments(tmp_path, "spark.master: yarn, spark.driver.memory: 3g", "local[2]", "1g")
     assert found[:4] == ["--master", "local[2]", "--driver-memory", "1g"]
 

@@ -234,7 +234,7 @@ def test_archive_of_another_log_is_refused() -> None:
     assert "the group was created again" in step.reason
 
 
-def test_missing_object_ends_the_run_and_is_named() -> None:
+def test_missing_object_ends_the_run_and_is_reported() -> None:
     log, bucket = sent(100)
     list(steps(log, bucket))
     name = min(each for each in bucket.objects if each.startswith("log/"))

@@ -69,7 +69,7 @@ def test_damaged_object_is_not_returned(tmp_path: Path, at: float) -> None:
     archive.check(SEGMENT_BYTES, 2 * SEGMENT_BYTES)
 
 
-def test_missing_objects_are_named(tmp_path: Path) -> None:
+def test_missing_objects_are_reported(tmp_path: Path) -> None:
     archive = ReadArchive(tmp_path / "cache")
     for name in [name for name in archive.bucket.objects if name.startswith("log/")]:
         del archive.bucket.objects[name]
@@ -189,7 +189,7 @@ def test_intact_archive_of_an_earlier_group_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["damaged", "of another file", "of another log"])
-def test_index_that_is_not_of_its_file_is_named(tmp_path: Path, what: str) -> None:
+def test_index_that_is_not_of_its_file_is_reported(tmp_path: Path, what: str) -> None:
     archive = ReadArchive(tmp_path / "cache", cache_bytes=0)
     manifest = decode_backup_manifest(archive.bucket.objects[MANIFEST_NAME])
     assert manifest.objects

@@ -105,7 +105,7 @@ def test_messages_without_the_tag_are_passed(archive: ReadArchive, tag: str) -> 
     assert following == {queue: end for queue, (_, end) in wanted.items()}, "also behind the last one with the tag"
 
 
-def test_damaged_object_is_named_and_not_read(archive: ReadArchive) -> None:
+def test_damaged_object_is_reported_and_not_read(archive: ReadArchive) -> None:
     name = archive.object_of(3 * SEGMENT_BYTES)
     content = bytearray(archive.bucket.objects[name])
     content[1000] ^= 1
