@@ -85,7 +85,7 @@ def broker_cluster(
 ) -> BrokerCluster:
     """The brokers of a seed, not yet run."""
     scenario = draw_broker_scenario(seed, workload, seconds or broker_schedule.SAFETY_SECONDS)
-    return BrokerCluster(WORKLOADS[workload].adapted(scenario), WORKLOADS[workload], trace)
+    return BrokerCluster(WORKLOADS[workload].adapt(scenario), WORKLOADS[workload], trace)
 
 
 def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tuple[RunResult, float]:

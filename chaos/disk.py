@@ -222,7 +222,7 @@ class MemoryDisk:
         """Allow ``operations`` more changing operations, then raise `PowerCut` from each one until `crash`."""
         self._power_cut_at = self.operations + operations
 
-    def power_stays(self) -> None:
+    def cancel_power_cut(self) -> None:
         """Cancel a pending power cut."""
         self._power_cut_at = None
 
@@ -261,7 +261,7 @@ class MemoryDisk:
         return begin + next((at for at, (a, b) in enumerate(zip(now, later, strict=False)) if a != b), len(later))
 
     @contextlib.contextmanager
-    def faults_withheld(self) -> Iterator[None]:
+    def suspend_faults(self) -> Iterator[None]:
         """Suspend all faults: for checks from outside."""
         faults, self._faults = self._faults, {}
         try:
@@ -269,7 +269,7 @@ class MemoryDisk:
         finally:
             self._faults = faults
 
-    def no_faults(self) -> None:
+    def clear_faults(self) -> None:
         """Cancel pending failures, and any limit of space."""
         self._faults.clear()
         self.capacity_bytes = None
@@ -392,13 +392,13 @@ class MemoryDisk:
 
     def rename(self, source: str, target: str) -> None:
         self._fault("rename", source)
-        file = self._existing(source)
+        file = self._file_at(source)
         self._step()
         self._change_names(target, {source: None, target: file})
 
     def unlink(self, path: str) -> None:
         self._fault("unlink", path)
-        self._existing(path)
+        self._file_at(path)
         self._step()
         self._change_names(path, {path: None})
 
@@ -442,7 +442,7 @@ class MemoryDisk:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return file
 
-    def _existing(self, path: str) -> _File:
+    def _file_at(self, path: str) -> _File:
         if (file := self._files.get(path)) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return file

@@ -31,7 +31,7 @@ class CutLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Isolated:
+class Isolation:
     """A node sends and receives nothing."""
 
     node: NodeId
@@ -253,7 +253,7 @@ Fault = (
     Partition
     | OneWay
     | CutLink
-    | Isolated
+    | Isolation
     | Heal
     | LinkQuality
     | Crash

@@ -35,7 +35,7 @@ def _between(rng: random.Random, low: float, high: float) -> float:
 
 
 @contextmanager
-def replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+def override(module: ModuleType, name: str, value: object) -> Iterator[None]:
     """Replace ``name`` in a module by ``value`` until the end of the block."""
     before = vars(module)[name]
     vars(module)[name] = value

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from chaos.buggify import Buggify
-from chaos.faults import CutLink, Heal, Isolated, LinkQuality, OneWay, Partition
+from chaos.faults import CutLink, Heal, Isolation, LinkQuality, OneWay, Partition
 from raftlog.consensus.types import NodeId
 from raftlog.net.transport import Lane
 
@@ -28,7 +28,7 @@ class Network:
         self._cut: set[tuple[NodeId, NodeId]] = set()
         self.link_quality = link_quality
 
-    def disturb(self, fault: Partition | OneWay | CutLink | Isolated | Heal | LinkQuality) -> None:
+    def disturb(self, fault: Partition | OneWay | CutLink | Isolation | Heal | LinkQuality) -> None:
         """Apply a fault to the links. Cut links stay cut until `Heal`."""
         match fault:
             case Partition(groups):
@@ -38,7 +38,7 @@ class Network:
                 self._cut.add((src, dst))
             case CutLink(one, other):
                 self._cut |= {(one, other), (other, one)}
-            case Isolated(node):
+            case Isolation(node):
                 self._cut |= {link for link in self._links() if node in link}
             case Heal():
                 self._cut.clear()
@@ -133,13 +133,13 @@ class Wires:
         self._at(stream.arrives_at, self._arrive_in, stream, stream.epoch, src, dst, frame)
         return True
 
-    def node_ended(self, node: NodeId) -> None:
+    def break_connections(self, node: NodeId) -> None:
         """Break the connections of ``node``, whose process has ended."""
         for (src, dst, _), stream in self._streams.items():
             if node in (src, dst):
                 self._break(stream)
 
-    def healed(self) -> None:
+    def release_stuck(self) -> None:
         """Deliver frames that were stuck on links that work again, unless the connections broke meanwhile."""
         for (src, dst, _), stream in self._streams.items():
             if stream.stuck and self._network.connected(src, dst):

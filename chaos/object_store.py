@@ -15,7 +15,7 @@ from raftlog.segment.backup_store import MANIFEST_NAME, ManifestChanged, NotStor
 REASONS: Final = ("503 SlowDown", "500 InternalError", "ExpiredToken", "connection reset")
 
 
-class Killed(BaseException):
+class ProcessKilled(BaseException):
     """The process that calls the store is killed at this operation."""
 
 
@@ -26,7 +26,7 @@ class Bucket:
         fails: probability that an operation fails: in half of the cases after it has taken effect.
         tears: probability that an object is stored without its end, although the answer says that it is there.
         compares: whether it refuses an object whose checksum differs from the sent one.
-        before: called with the name of each operation and object, before it happens; may raise `Killed`.
+        before: called with the name of each operation and object, before it happens; may raise `ProcessKilled`.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -37,8 +37,8 @@ class Bucket:
         self.operations = 0
         self._rng = rng
 
-    def does(self, operation: str, name: str, effect: Callable[[], None]) -> None:
-        """Run one operation. Raises StoreFailed, Killed."""
+    def run_operation(self, operation: str, name: str, effect: Callable[[], None]) -> None:
+        """Run one operation. Raises StoreFailed, ProcessKilled."""
         self.operations += 1
         self.before(operation, name)
         fails = self._rng.random() < self.fails
@@ -82,11 +82,11 @@ class BucketStore:
 
     def names(self, folder: str = "") -> Iterable[str]:
         prefix = folder and f"{folder}/"
-        self._bucket.does("list", folder, lambda: None)
+        self._bucket.run_operation("list", folder, lambda: None)
         return {name[len(prefix) :].partition("/")[0] for name in self._bucket.objects if name.startswith(prefix)}
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        self._bucket.does("get", name, lambda: None)
+        self._bucket.run_operation("get", name, lambda: None)
         if name not in self._bucket.objects:
             raise NotStored(self.path(name))
         return self._bucket.objects[name][offset : offset + length]
@@ -95,7 +95,7 @@ class BucketStore:
         return self.read(name, length, offset)
 
     def load_manifest(self) -> bytes | None:
-        self._bucket.does("get", MANIFEST_NAME, lambda: None)
+        self._bucket.run_operation("get", MANIFEST_NAME, lambda: None)
         content = self._bucket.objects.get(MANIFEST_NAME)
         self._version = _version(content)
         return content
@@ -110,7 +110,7 @@ class BucketStore:
                 self._bucket.objects[MANIFEST_NAME] = content
                 self.did_replace(content)
 
-        self._bucket.does("put", MANIFEST_NAME, replace)
+        self._bucket.run_operation("put", MANIFEST_NAME, replace)
         if not fulfilled and self.load_manifest() != content:
             raise ManifestChanged(self.name, "another run has changed this backup meanwhile")
         self._version = _version(content)
@@ -121,13 +121,13 @@ class BucketStore:
     def write(self, name: str, pieces: Iterable[bytes]) -> bool:
         content = b"".join(pieces)
         assert name not in self._bucket.objects, f"{name} is written a second time"
-        self._bucket.does("put", name, lambda: self._bucket.put(name, content))
+        self._bucket.run_operation("put", name, lambda: self._bucket.put(name, content))
         if self._bucket.compares and name not in self._bucket.objects:
             raise StoreFailed(name, "put", "400 BadDigest")
         return self._bucket.compares
 
     def remove(self, name: str) -> None:
-        self._bucket.does("delete", name, lambda: self._bucket.remove(name))
+        self._bucket.run_operation("delete", name, lambda: self._bucket.remove(name))
 
     def free_bytes(self) -> int | None:
         return None

@@ -1,9 +1,9 @@
 """Watches the changes of a piece of code to real files, and tells which of them a power cut would leave at any moment.
 
 For everything that is not on a simulated disk (`chaos.disk`): small files of servers and clients, checkpoints, restored
-logs, backups. `watched` replaces the calls of `os` that sync, name or remove files. The content that is certainly on
-the disk is then known without any help of that code: the content that a file had at its last sync, under the names that
-its directory had at its last sync.
+logs, backups. `watch_files` replaces the calls of `os` that sync, name or remove files. What is certainly on the disk
+is then known without any help of that code: the content that a file had at its last sync, under the names that its
+directory had at its last sync.
 
 `WatchedFiles.undurable` lists the files that a power cut would change now: after an operation that promises durability,
 nothing. `WatchedFiles.leave` builds the directory as a power cut, or the end of the process, would leave it; called at
@@ -61,9 +61,9 @@ class WatchedFiles:
         self._kept_open: list[int] = []  # so that no inode number is used for two files
         self._is_busy = False
         for directory, _, files in os.walk(self.root):
-            self._note_directory(directory)
+            self._record_directory(directory)
             for name in files:
-                self._note_file(os.path.join(directory, name))
+                self._record_file(os.path.join(directory, name))
 
     def undurable(self) -> list[str]:
         """The paths below the root that a power cut might change now, each with a word why."""
@@ -92,21 +92,21 @@ class WatchedFiles:
             finally:
                 self._is_busy = False
 
-    def made_directory(self, path: str) -> None:
+    def add_directory(self, path: str) -> None:
         """Note a new directory, whose content is not durable."""
         if self._is_below(os.path.realpath(path)):
             self._keep(path)
             self._names[os.stat(path).st_ino] = {}
 
-    def synced(self, fd: int, data: bytes | None = None, offset: int = 0) -> None:
+    def record_sync(self, fd: int, data: bytes | None = None, offset: int = 0) -> None:
         """Note that ``fd`` was synced: as a whole, or only ``data`` at ``offset``."""
         path = f"/proc/self/fd/{fd}"
         if not self._is_below(os.readlink(path)):
             return
         if stat.S_ISDIR(os.fstat(fd).st_mode):
-            self._note_directory(path)
+            self._record_directory(path)
         elif data is None:
-            self._note_file(path)
+            self._record_file(path)
         else:
             inode = os.fstat(fd).st_ino
             content = bytearray(self._contents.get(inode, b"")).ljust(offset, b"\0")
@@ -117,11 +117,11 @@ class WatchedFiles:
     def _is_below(self, path: str) -> bool:
         return path == str(self.root) or path.startswith(f"{self.root}/")
 
-    def _note_directory(self, path: str) -> None:
+    def _record_directory(self, path: str) -> None:
         self._keep(path)
         self._names[os.stat(path).st_ino] = {entry.name: entry.inode() for entry in os.scandir(path)}
 
-    def _note_file(self, path: str) -> None:
+    def _record_file(self, path: str) -> None:
         self._keep(path)
         with open(path, "rb") as file:
             self._contents[os.fstat(file.fileno()).st_ino] = file.read()
@@ -160,29 +160,29 @@ class WatchedFiles:
 
 
 @contextlib.contextmanager
-def watched(root: Path) -> Iterator[WatchedFiles]:
+def watch_files(root: Path) -> Iterator[WatchedFiles]:
     """Watch the files below ``root`` within the block, whichever thread changes them."""
     files = WatchedFiles(root)
     real = {name: getattr(os, name) for name in (*_CHANGES, "fsync", "fdatasync", "pwritev")}
 
-    def changing(name: str) -> Callable[..., Any]:
+    def wrap_change(name: str) -> Callable[..., Any]:
         def change(*arguments: Any, **options: Any) -> Any:
             with files._lock:
                 files.step(f"{name} {arguments[0]}")
                 result = real[name](*arguments, **options)
                 if name == "mkdir" and not options.get("dir_fd"):
-                    files.made_directory(os.fspath(arguments[0]))
+                    files.add_directory(os.fspath(arguments[0]))
                 return result
 
         return change
 
-    def syncing(name: str) -> Callable[[Any], None]:
+    def wrap_sync(name: str) -> Callable[[Any], None]:
         def sync(target: Any) -> None:
             fd = target if isinstance(target, int) else target.fileno()
             with files._lock:
                 files.step(f"{name} {os.readlink(f'/proc/self/fd/{fd}')}")
                 real[name](fd)
-                files.synced(fd)
+                files.record_sync(fd)
 
         return sync
 
@@ -192,14 +192,14 @@ def watched(root: Path) -> Iterator[WatchedFiles]:
                 return int(real["pwritev"](fd, buffers, offset, flags))
             files.step(f"write {os.readlink(f'/proc/self/fd/{fd}')}")
             count = int(real["pwritev"](fd, buffers, offset, flags))
-            files.synced(fd, b"".join(buffers)[:count], offset)
+            files.record_sync(fd, b"".join(buffers)[:count], offset)
             return count
 
     with contextlib.ExitStack() as stack:
         stack.callback(files.close)
         for name in _CHANGES:
-            stack.enter_context(mock.patch.object(os, name, changing(name)))
+            stack.enter_context(mock.patch.object(os, name, wrap_change(name)))
         for name in ("fsync", "fdatasync"):
-            stack.enter_context(mock.patch.object(os, name, syncing(name)))
+            stack.enter_context(mock.patch.object(os, name, wrap_sync(name)))
         stack.enter_context(mock.patch.object(os, "pwritev", pwritev))
         yield files

@@ -51,7 +51,7 @@ class DiskCalls(ThreadCalls):
         if faults is not None and faults.random() < _INTERRUPTED_SHARE:
             raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
         if faults is not None and faults.random() < _SHORT_SHARE:
-            buffers = _beginning(buffers, faults)
+            buffers = _first_bytes(buffers, faults)
         is_synced = flags & os.RWF_DSYNC
         return (self._disk.write_synced if is_synced else self._disk.pwritev)(fd, buffers, offset)
 
@@ -99,7 +99,7 @@ class SteppedCalls(DiskCalls):
         self._on_wake()
 
 
-def _beginning(buffers: Sequence[Buffer], rng: Random) -> list[Buffer]:
+def _first_bytes(buffers: Sequence[Buffer], rng: Random) -> list[Buffer]:
     """Return at least a byte of the first buffers, mostly whole buffers."""
     ends = list(itertools.accumulate(map(len, buffers)))
     count = rng.choice(ends) if rng.random() < 0.3 else rng.randint(1, ends[-1])

@@ -29,7 +29,7 @@ from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss, pull_fields
 from chaos.broker_sim.former_group import former_archive
 from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.workload import SimulatedBrokers, Workload
-from chaos.limits import replaced
+from chaos.limits import override
 from chaos.log_sim.node import DIRECTORY, Node
 from chaos.log_sim.process import CLUSTER_ID
 from chaos.object_store import Bucket, BucketStore
@@ -68,7 +68,7 @@ class Archive(Workload):
     name = "archive"
 
     @classmethod
-    def adapted(cls, scenario: BrokerScenario) -> BrokerScenario:
+    def adapt(cls, scenario: BrokerScenario) -> BrokerScenario:
         """Choose small files and, if nodes join, few entries between installs, so that new replicas get files."""
         config = replace(scenario.config, install_entries_min=3) if scenario.spares else scenario.config
         segment_bytes = min(scenario.segment_bytes, 16 * 1024)
@@ -136,10 +136,10 @@ class Archive(Workload):
     @contextmanager
     def _small(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(replaced(services, "disk_usage", lambda directory: (_FREE, _TOTAL)))
+            stack.enter_context(override(services, "disk_usage", lambda directory: (_FREE, _TOTAL)))
             chunk_bytes = self.rng.choice((1024, 4096, 16_384))
-            stack.enter_context(replaced(archived_reads, "CHUNK_BYTES", chunk_bytes))
-            stack.enter_context(replaced(entry_runs_module, "RUN_BYTES", self.rng.choice((1024, 8192))))
+            stack.enter_context(override(archived_reads, "CHUNK_BYTES", chunk_bytes))
+            stack.enter_context(override(entry_runs_module, "RUN_BYTES", self.rng.choice((1024, 8192))))
             stack.callback(self._end_threads)
             yield
 
@@ -161,10 +161,10 @@ class Archive(Workload):
         self._threads[process].read_file(archive_end, pos, nbytes, done)
         return True
 
-    def broker_began(self, process: BrokerProcess) -> None:
+    def on_broker_start(self, process: BrokerProcess) -> None:
         self._threads[process].archive_later()
 
-    def broker_ended(self, process: BrokerProcess) -> None:
+    def on_broker_exit(self, process: BrokerProcess) -> None:
         """End a broker's threads and its archiving process; in half of the cases its queue files are lost, too."""
         if process in self._threads:
             self._threads.pop(process).kill()
@@ -273,7 +273,7 @@ class Archive(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         if isinstance(command, NoteArchived | NoteTier):
             self.cluster.trace_line(f"the group knows {command}")
         if isinstance(command, NoteArchived):
@@ -420,7 +420,7 @@ class Threads:
         if self._archiver is None:
             if (job := archiving.next_job()) is not None:
                 self._heard_at = self._cluster.now
-                self._archiver = self._begin(partial(self._archive, job), self._has_archived)
+                self._archiver = self._begin(partial(self._archive, job), self._on_archive)
         elif self._cluster.now > self._heard_at + self._cluster.limits.archive.silent_seconds or (
             self._rng.random() < 0.01
         ):
@@ -430,7 +430,7 @@ class Threads:
             archiving.handle_step(ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason="it was killed"))
         self.archive_later()
 
-    def _has_archived(self) -> None:
+    def _on_archive(self) -> None:
         self._archiver = None
 
     def _archive(self, job: ArchiveJob) -> None:
@@ -446,14 +446,14 @@ class Threads:
                 source,
                 job,
                 now_ms=partial(self._cluster.true_ms),
-                on_copy=self._copied,
+                on_copy=self._on_copy,
             ):
                 self._report_step(step)
         finally:
             with suppress(SegmentError):
                 source.close()
 
-    def _copied(self, nbytes: int) -> None:
+    def _on_copy(self, nbytes: int) -> None:
         self._heard_at = self._cluster.now
         if self._rng.random() < 0.2 and Strand.current is not None:
             Strand.current.pause(self._rng.choice((0.001, 0.05)))

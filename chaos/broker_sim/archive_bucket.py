@@ -86,7 +86,7 @@ class ArchiveBucket(Bucket):
         self._furthest = b""
         self.may_begin_at = 0
 
-    def does(self, operation: str, name: str, effect: Callable[[], None]) -> None:
+    def run_operation(self, operation: str, name: str, effect: Callable[[], None]) -> None:
         """Run an operation in simulated time."""
         strand, rng = Strand.current, self._rng
         if strand is None:
@@ -129,7 +129,7 @@ class ArchiveBucket(Bucket):
             self._counts["store: deleted"] += 1
         super().remove(name)
 
-    def was_read(self, name: str, offset: int, nbytes: int) -> None:
+    def on_read(self, name: str, offset: int, nbytes: int) -> None:
         """Note the bytes of an object that were returned."""
         if offset == self._read.get(name):
             self._read[name] = offset + nbytes
@@ -140,7 +140,7 @@ class ArchiveBucket(Bucket):
         """The manifest with the highest end among those whose conditional write succeeded; None before the first."""
         return decode_backup_manifest(self._furthest) if self._furthest else None
 
-    def replaced(self, content: bytes) -> None:
+    def check_manifest(self, content: bytes) -> None:
         """Check the promises of a manifest that has just replaced the former one under its condition."""
         manifest = decode_backup_manifest(content)
         assert manifest.objects is not msgspec.UNSET, "an archive without objects"
@@ -213,12 +213,12 @@ class ArchiveBucketStore(BucketStore):
 
     def __init__(self, bucket: ArchiveBucket) -> None:
         super().__init__(bucket)
-        self._of = bucket
+        self._archive_bucket = bucket
 
     def read(self, name: str, length: int, offset: int) -> bytes:
         data = super().read(name, length, offset)
-        self._of.was_read(name, offset, len(data))
+        self._archive_bucket.on_read(name, offset, len(data))
         return data
 
     def did_replace(self, content: bytes) -> None:
-        self._of.replaced(content)
+        self._archive_bucket.check_manifest(content)

@@ -77,7 +77,7 @@ class Connection:
         if self.open:
             self._line.cut(0)
             self._line.carry(0, None)
-            self.hung_up()
+            self.on_hangup()
 
     # -- End -----------------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class Connection:
             elif (on_response := self._waiting.pop(header.opaque, None)) is not None:
                 on_response(ClientResponse(header.code, header.ext, header.remark, body))
 
-    def hung_up(self) -> None:
+    def on_hangup(self) -> None:
         self.open = False
         self._client.forget(self)
         waiting, self._waiting = self._waiting, {}

@@ -18,7 +18,7 @@ from chaos.broker_sim.schedule import BrokerScenario
 from chaos.broker_sim.sockets import SimConnection, SimDialing
 from chaos.broker_sim.workload import Workload
 from chaos.faults import Restart, Stop
-from chaos.limits import replaced
+from chaos.limits import override
 from chaos.log_sim.cluster import Cluster, RunResult
 from chaos.log_sim.node import NewProcess, Node, Process
 from chaos.violation import Violation
@@ -76,12 +76,12 @@ class BrokerCluster(Cluster):
 
     def run(self) -> None:
         try:
-            with replaced(machine, "Dialing", SimDialing), self.workload.changed_limits():
+            with override(machine, "Dialing", SimDialing), self.workload.changed_limits():
                 super().run()
         finally:
             for node in self.nodes.values():
                 if isinstance(process := node.process, BrokerProcess):
-                    self.workload.broker_ended(process)
+                    self.workload.on_broker_exit(process)
                     process.queues.close()
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -228,11 +228,11 @@ class BrokerCluster(Cluster):
     ) -> bool:
         return self.workload.read_archived(process, archive_end, pos, nbytes, done)
 
-    def broker_began(self, process: BrokerProcess) -> None:
-        self.workload.broker_began(process)
+    def on_broker_start(self, process: BrokerProcess) -> None:
+        self.workload.on_broker_start(process)
 
-    def broker_ended(self, process: BrokerProcess) -> None:
-        self.workload.broker_ended(process)
+    def on_broker_exit(self, process: BrokerProcess) -> None:
+        self.workload.on_broker_exit(process)
 
     # -- the run -------------------------------------------------------------------------------------------------------
 

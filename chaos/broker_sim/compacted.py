@@ -16,7 +16,7 @@ from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, CommittedRecord, SentMessage
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import SimulatedBrokers, Workload
-from chaos.limits import replaced
+from chaos.limits import override
 from chaos.violation import Violation
 from checkers import Checker
 from mq.broker.admin import topic_compaction
@@ -60,7 +60,7 @@ class CompactedTopic(Workload):
         self._ends: dict[int, int] = {}
         """The ends of queues when clients stopped."""
 
-    def counted_in(self, message: SentMessage) -> str | None:
+    def copies_topic(self, message: SentMessage) -> str | None:
         """Return None: kept messages are written to the log again."""
         return None
 
@@ -129,11 +129,11 @@ class CompactedTopic(Workload):
         else:
             self._newest[place] = _Newest(record.queue_offset, unique_key, not record.body, record.store_timestamp_ms)
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         if isinstance(command, ExpireMessages | DeleteTopic):
             self._commands.append(command)
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Apply the commands of an entry, which come after its messages."""
         commands, self._commands = self._commands, []
         for command in commands:
@@ -215,5 +215,5 @@ class CompactedTopic(Workload):
 def _quick() -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in _QUICK.items():
-            stack.enter_context(replaced(topic_compaction, name, value))
+            stack.enter_context(override(topic_compaction, name, value))
         yield

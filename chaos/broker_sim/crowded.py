@@ -183,7 +183,7 @@ class CrowdedTables(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         match command:
             case PutTopic(config=config):
                 self._topics.put(config.name)
@@ -215,31 +215,31 @@ class CrowdedTables(Workload):
             self._to_do[0]()
             self.cluster.at(self.cluster.now + _PAUSE_SECONDS, self._do_next)
 
-    def _is_done(self, what: Callable[[], None]) -> Callable[[], None]:
-        def done() -> None:
-            if self._to_do and self._to_do[0] == what:
+    def _step_remover(self, step: Callable[[], None]) -> Callable[[], None]:
+        def remove() -> None:
+            if self._to_do and self._to_do[0] == step:
                 del self._to_do[0]
 
-        return done
+        return remove
 
     def _make_room(self) -> None:
         topics = sorted(name for name in self._topics.there if name.startswith("C"))
         groups = sorted(name for name in self._groups.there if name.startswith("CG"))
         if not topics and not groups:
-            self._is_done(self._make_room)()
+            self._step_remover(self._make_room)()
         for topic in topics:
             self._delete_topic(topic)
         for group in groups:
             self._delete_group(group)
 
     def _use_topic_room(self) -> None:
-        self._put_topic("C-again", self._is_done(self._use_topic_room))
+        self._put_topic("C-again", self._step_remover(self._use_topic_room))
 
     def _use_group_room(self) -> None:
-        self._put_group("CG-again", self._is_done(self._use_group_room))
+        self._put_group("CG-again", self._step_remover(self._use_group_room))
 
     def _use_lock_room(self) -> None:
-        self._lock("CG-again", 0, self._is_done(self._use_lock_room))
+        self._lock("CG-again", 0, self._step_remover(self._use_lock_room))
 
     def check_replicas(self, running: list[BrokerProcess]) -> None:
         super().check_replicas(running)

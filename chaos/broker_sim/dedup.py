@@ -156,7 +156,7 @@ class Dedup(Workload):
             raise Violation(f"half a batch: {part} should follow, but {commit.place} is {message}")
         self._part = None if part.next == part.last else part._replace(next=part.next + 1)
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Check that the entry does not end within a batch."""
         if self._part is not None:
             raise Violation(f"half a batch: {self._part} should follow, but the entry ends")
@@ -173,7 +173,7 @@ class Dedup(Workload):
     def operation(self, message: SentMessage) -> str | None:
         return "send" if message.kind in _FORGOTTEN_KINDS else "attempt"
 
-    def counted_in(self, message: SentMessage) -> str | None:
+    def copies_topic(self, message: SentMessage) -> str | None:
         """Return None for messages of remembered producers: a response may say only that a number is known."""
         return message.topic if message.kind in _FORGOTTEN_KINDS else None
 
@@ -192,7 +192,7 @@ class Dedup(Workload):
                 f"duplicate: {self.ledger.sent[commit.value]} is stored at {commit.place} and at {first.place}"
             )
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         if isinstance(command, AdvanceDelay):
             self._waiting = len(self.ledger.queues[SCHEDULE_TOPIC, 0]) - command.offset
         if isinstance(command, RaiseLevel):

@@ -72,7 +72,7 @@ class Delay(Workload):
     def operation(self, message: SentMessage) -> str | None:
         return "send" if message.kind == "plain" else "schedule"
 
-    def begins(self, message: SentMessage, **fields: Any) -> Ends:
+    def begin_send(self, message: SentMessage, **fields: Any) -> Ends:
         """Record a send with the delay of the message."""
         if (level := message.properties.get(props.DELAY)) is not None:
             fields["o"] = DELAY_LEVELS_MS[int(level) - 1]
@@ -80,7 +80,7 @@ class Delay(Workload):
             fields["o"] = int(due_ms) - self.cluster.true_ms()
         elif message.kind != "plain":
             fields["o"] = int(message.properties[props.TIMER_DELAY_MS])
-        return super().begins(message, **fields)
+        return super().begin_send(message, **fields)
 
     def on_acknowledged(self, message: SentMessage, response: ClientResponse) -> None:
         """Recall some messages: at once, late, or around their delivery."""
@@ -130,7 +130,7 @@ class Delay(Workload):
         elif record.topic == self.topic and self.ledger.sent[commit.value].kind != "plain":
             self._shown.setdefault(commit.value, []).append(commit)
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         if isinstance(command, AdvanceDelay):
             offsets = range(self._levels[command.level], command.offset)
             places = {(SCHEDULE_TOPIC, command.level - 1, offset) for offset in offsets}
@@ -143,7 +143,7 @@ class Delay(Workload):
         elif isinstance(command, SkipEntries):
             self._skips.append(command)
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Check that the done mark and the visible copy are in the same entry."""
         # Of a message that was sent twice, one copy may be recalled and the other delivered, by the same entry.
         for waiting in sorted(self._done, key=lambda each: (each in self._recalls, each)):
@@ -176,7 +176,7 @@ class Delay(Workload):
         if copy.record.properties.get(props.UNIQUE_KEY) != f"U{copy.value}":
             raise Violation(f"properties: {copy.value} is visible with {copy.record.properties}")
         delay = (due_ms - origin.record.store_timestamp_ms) / 1000
-        self.late("shown after its time", max(0.0, copy.at - origin.at - delay))
+        self.count_delay("shown after its time", max(0.0, copy.at - origin.at - delay))
 
     def _check_at_once(self, copy: CommittedRecord) -> None:
         """Check a message that became visible without being pending: it must have been due when it was sent."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from chaos.broker_sim.clients import ClientResponse, ResponseOrLoss
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import SimulatedBrokers, Workload
-from chaos.limits import replaced
+from chaos.limits import override
 from chaos.violation import Violation
 from checkers import Checker
 from checkers.append_log import check_log
@@ -41,7 +41,7 @@ class Expiring(Workload):
 
     def changed_limits(self) -> AbstractContextManager[None]:
         """Shorten an hour."""
-        return replaced(topic_expiry, "_HOUR_MS", _KEPT_MS)
+        return override(topic_expiry, "_HOUR_MS", _KEPT_MS)
 
     def run_operation(self) -> None:
         if not self._is_limited or self.rng.random() < _AGAIN:
@@ -56,12 +56,12 @@ class Expiring(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         assert not isinstance(command, DeleteTopic), f"{command}: nobody deletes a topic here"
         if isinstance(command, ExpireMessages):
             self._expired += command.rows
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Apply the commands of an entry, which come after its messages."""
         rows, self._expired = self._expired, []
         for topic, queue_id, first in rows:

@@ -65,7 +65,7 @@ class FilteredPulls(Workload):
         """The number of members that have not read everything."""
         return sum(member.offset < self.ledger.end(self.topic, member.queue_id) for member in self._members)
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         if isinstance(command, PutFilter):
             self.counts["filters stored"] += self._kept != command.program
             self._kept = command.program
@@ -96,9 +96,9 @@ class FilteredPulls(Workload):
                     raise Violation(f"filter: {name.text} came as {response.body!r}")
             then(response)
 
-        self.ask(RequestCode.GET_FILTER, self.named(name), b"", on_response)
+        self.ask(RequestCode.GET_FILTER, self.filter_fields(name), b"", on_response)
 
-    def named(self, name: ProgramName) -> dict[str, str]:
+    def filter_fields(self, name: ProgramName) -> dict[str, str]:
         """The fields of a request about a filter of the group."""
         return {"consumerGroup": _GROUP, "topic": self.topic, "program": name.text}
 
@@ -127,24 +127,25 @@ class Member:
             progress = PullProgress(self.offset, self._rng.choice((1, 3, 32)), wait_seconds, self._cluster.now)
             self._read(progress, self._workload.started)
         else:
-            self._workload.fetch(self._name, self._fetched)
+            self._workload.fetch(self._name, self._on_fetch)
 
     def _again(self) -> None:
         self._cluster.at(self._cluster.now + self._rng.uniform(0.05, 0.4), self.pull)
 
-    def _fetched(self, response: ResponseOrLoss) -> None:
+    def _on_fetch(self, response: ResponseOrLoss) -> None:
+        workload = self._workload
         if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-            self._workload.loaded[self._name.text] = SqlProgram(response.body)
+            workload.loaded[self._name.text] = SqlProgram(response.body)
         elif isinstance(response, ClientResponse) and response.code in (
             ResponseCode.FILTER_DATA_NOT_EXIST,
             ResponseCode.FILTER_DATA_NOT_LATEST,
         ):
-            self._workload.counts["uploads"] += 1
-            self._workload.ask(RequestCode.PUT_FILTER, self._workload.named(self._name), self._content, self._uploaded)
+            workload.counts["uploads"] += 1
+            workload.ask(RequestCode.PUT_FILTER, workload.filter_fields(self._name), self._content, self._on_upload)
             return
         self._again()
 
-    def _uploaded(self, response: ResponseOrLoss) -> None:
+    def _on_upload(self, response: ResponseOrLoss) -> None:
         if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
             self._workload.loaded[self._name.text] = SqlProgram(self._content)
         self._again()

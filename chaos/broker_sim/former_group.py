@@ -27,7 +27,7 @@ def former_archive(manifest: BackupManifest, objects: Mapping[str, bytes], files
     entries: list[StoredObject] = []
     for each in manifest.objects.files[:files]:
         begin = Base(last.index, last.term, each.start, last.chain)
-        content, last = _altered(objects[each.name], each.start, last)
+        content, last = _alter_file(objects[each.name], each.start, last)
         builder = FileIndexBuilder(begin, size)
         data, start = content, each.start
 
@@ -50,7 +50,7 @@ def former_archive(manifest: BackupManifest, objects: Mapping[str, bytes], files
     return files_by_name
 
 
-def _altered(content: bytes, start: int, last: EntryRef) -> tuple[bytes, EntryRef]:
+def _alter_file(content: bytes, start: int, last: EntryRef) -> tuple[bytes, EntryRef]:
     """Return a log file with other entries of the same sizes, and its last entry; ``last`` is the entry before."""
     pieces: list[bytes] = []
     at = 0

@@ -48,7 +48,7 @@ class GivingBack(Protocol):
         """Whether to send a message back instead of handling it."""
 
     def give_back(self, member: Member, queue: MemberQueue, offset: int, record: StoredMessage) -> None:
-        """Send a message back; `Member.gave_back` is called in the end."""
+        """Send a message back; `Member.on_give_back` is called in the end."""
 
 
 class MemberQueue:
@@ -65,7 +65,7 @@ class MemberQueue:
         """Incremented whenever the member restarts at some offset: responses and timers of before are ignored."""
 
     @property
-    def reached(self) -> int | None:
+    def commit_offset(self) -> int | None:
         """The offset that may be committed."""
         return min(self.buffered, default=self.position)
 
@@ -223,11 +223,11 @@ class Member:
         if not self._plan.ordered:
             return
         key = queue.key
-        self._checker.unlocks(self.client_id, key)
+        self._checker.begin_unlock(self.client_id, key)
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-                self._checker.unlocked(self.client_id, key)
+                self._checker.end_unlock(self.client_id, key)
 
         self._ask(RequestCode.UNLOCK_BATCH_MQ, None, self._locks_of([key]), on_response)
 
@@ -248,18 +248,18 @@ class Member:
             keys = {(self._plan.name, ref.topic, ref.queue_id) for ref in LockedQueues.decode(response.body).queues}
             for queue in queues:
                 if not queue.dropped:
-                    self._locked(queue, since, is_mine=queue.key in keys)
+                    self._on_lock(queue, since, is_mine=queue.key in keys)
 
         self._ask(RequestCode.LOCK_BATCH_MQ, None, self._locks_of([queue.key for queue in queues]), on_response)
 
-    def _locked(self, queue: MemberQueue, since: float, *, is_mine: bool) -> None:
+    def _on_lock(self, queue: MemberQueue, since: float, *, is_mine: bool) -> None:
         if not is_mine:
             self._workload.counts["locks of others"] += 1
             queue.locked_until = 0.0
             self._commit(queue)
             queue.begin_at(None)
             return
-        self._checker.locks(self.client_id, queue.key, since)
+        self._checker.check_lock(self.client_id, queue.key, since)
         if not self._has(queue):  # another member may have had it meanwhile
             queue.begin_at(None)
         queue.locked_until = max(queue.locked_until, since + LOCK_SECONDS / 2)
@@ -287,11 +287,11 @@ class Member:
         return True
 
     def _find_out(self, queue: MemberQueue) -> None:
-        round_begun, query = queue.round, self._checker.query_begins(queue.key)
+        round_begun, query = queue.round, self._checker.begin_query(queue.key)
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse):
-                self._checker.query_ends(queue.key, query, response)
+                self._checker.end_query(queue.key, query, response)
             if not self._end_request(queue, round_begun):
                 return
             if isinstance(response, ClientResponse) and response.code in (
@@ -308,25 +308,25 @@ class Member:
     def _pull(self, queue: MemberQueue, offset: int) -> None:
         round_begun = queue.round
         group, topic, queue_id = queue.key
-        position = queue.reached or 0
+        position = queue.commit_offset or 0
         carries = self._rng.random() < (0.02 if self._plan.ordered else 0.5)
         if carries:
-            self._checker.commits(self.client_id, queue.key, position)
-        self._checker.pull_begins(self.client_id, queue.key, offset)
+            self._checker.begin_commit(self.client_id, queue.key, position)
+        self._checker.begin_pull(self.client_id, queue.key, offset)
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse):
-                self._checker.pull_ends(queue.key, offset)
+                self._checker.end_pull(queue.key, offset)
             if self._end_request(queue, round_begun):
                 if isinstance(response, ClientResponse):
-                    self._on_pulled(queue, offset, response)
+                    self._on_pull(queue, offset, response)
                 self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
         flags, count = _SUSPEND | (_COMMIT_OFFSET if carries else 0), self._rng.choice((1, 8, 32))
         ext = pull_fields(group, topic, queue_id, offset, count, sys_flag=flags, commit_offset=position)
         self._ask(RequestCode.PULL_MESSAGE, ext, b"", on_response)
 
-    def _on_pulled(self, queue: MemberQueue, offset: int, response: ClientResponse) -> None:
+    def _on_pull(self, queue: MemberQueue, offset: int, response: ClientResponse) -> None:
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
             self._workload.counts[f"sent elsewhere: {response.remark}"] += 1
             queue.begin_at(int(response.ext["nextBeginOffset"]))
@@ -345,11 +345,11 @@ class Member:
 
     def _seek_back(self) -> None:
         """Seek back, and commit from there on."""
-        queues = [queue for queue in self._queues.values() if queue.reached and self._has(queue)]
+        queues = [queue for queue in self._queues.values() if queue.commit_offset and self._has(queue)]
         if self._backs is not None or not queues:
             return  # a message is sent back only once
         queue = self._rng.choice(queues)
-        position = queue.reached or 0
+        position = queue.commit_offset or 0
         self._workload.counts["members that sought back"] += 1
         queue.begin_at(max(0, position - self._rng.randint(1, 8)))
         self._pull_next(queue)
@@ -363,11 +363,11 @@ class Member:
         if self._backs is not None and self._backs.wants_to_give_back(record):
             self._backs.give_back(self, queue, offset, record)
         else:
-            self._checker.handles(self.client_id, queue.key, offset)
+            self._checker.check_handling(self.client_id, queue.key, offset)
             del queue.buffered[offset]
             self._pull_next(queue)
 
-    def gave_back(self, queue: MemberQueue, offset: int, round_number: int, *, taken: bool) -> None:
+    def on_give_back(self, queue: MemberQueue, offset: int, round_number: int, *, taken: bool) -> None:
         """Forget a message sent back in the queue's round ``round_number`` if a broker took it; else handle it."""
         if taken:
             if queue.round == round_number:
@@ -387,7 +387,7 @@ class Member:
             self._again(_AGAIN_SECONDS, self._handle_in_order, queue, round_number)
             return
         offset = min(queue.buffered)
-        self._checker.handles(self.client_id, queue.key, offset)
+        self._checker.check_handling(self.client_id, queue.key, offset)
         del queue.buffered[offset]
         self._again(self._rng.choice((0.0, 0.02, 0.2)), self._handle_in_order, queue, round_number)
         self._pull_next(queue)
@@ -400,15 +400,15 @@ class Member:
 
     def _commit(self, queue: MemberQueue) -> None:
         group, topic, queue_id = queue.key
-        if (offset := queue.reached) is None:
+        if (offset := queue.commit_offset) is None:
             return
         # A commit that wants a response takes effect even if its connection maps to no client; no fence applies.
         waits = not self._plan.ordered and self._rng.random() < 0.5
-        commit = self._checker.commits(self.client_id, queue.key, offset, waits=waits)
+        commit = self._checker.begin_commit(self.client_id, queue.key, offset, waits=waits)
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-                self._checker.committed(queue.key, offset, commit)
+                self._checker.end_commit(queue.key, offset, commit)
 
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id, "commitOffset": offset}
         self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", on_response if waits else None)

@@ -19,11 +19,11 @@ from typing import Any, ClassVar, Final
 from chaos.broker_sim.clients import Client, ClientResponse, LostResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import OF_DELETED_TOPIC, CommittedRecord
-from chaos.broker_sim.ordered_pop import From, OrderedPop, delivered
+from chaos.broker_sim.ordered_pop import From, OrderedPop, with_count
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload
 from chaos.faults import ClockJump
-from chaos.limits import replaced
+from chaos.limits import override
 from chaos.violation import Violation
 from checkers import Checker
 from mq.broker.lite import expiry
@@ -78,7 +78,7 @@ class Lite(OrderedPop):
 
     def changed_limits(self) -> AbstractContextManager[None]:
         """Replace the expiry time of lite topics with a shorter one, if lite topics expire in this run."""
-        return replaced(expiry, "expiration_ms", _shorter) if self._expires else nullcontext()
+        return override(expiry, "expiration_ms", _shorter) if self._expires else nullcontext()
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Lite(OrderedPop):
         def on_response(response: ResponseOrLoss) -> None:
             attempt_again = ""
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-                self._check_received(consumer, node, _received(_MEMBERS[name], response))
+                self._check_received(consumer, node, _decode_lite_pop(_MEMBERS[name], response))
             else:
                 self.counts[f"pops: {response.code if isinstance(response, ClientResponse) else response.name}"] += 1
                 attempt_again = attempt if response is LostResponse.UNKNOWN else ""
@@ -221,13 +221,13 @@ class Lite(OrderedPop):
         records.append(commit)
         self._committed_ms[queue] = self.cluster.true_ms()
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         if isinstance(command, ExpireLiteTopics):
             self._ending += command.rows
         else:
-            super().command(command)
+            super().on_command(command)
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """End lite topics after an entry; messages of the same entry keep their lite topic."""
         ending, self._ending = self._ending, []
         for queue, end in ending:
@@ -317,7 +317,7 @@ def _shorter(attributes: Mapping[str, str]) -> int | None:
     return None if limit is None else limit * _MINUTE_MS // 60_000
 
 
-def _received(group: str, response: ClientResponse) -> list[tuple[QueueOfGroup, StoredMessage, Receipt]]:
+def _decode_lite_pop(group: str, response: ClientResponse) -> list[tuple[QueueOfGroup, StoredMessage, Receipt]]:
     """Messages, their queues and receipts; none for a response with a record that is damaged on that replica's disk."""
     try:
         messages = decode_records(response.body)
@@ -329,5 +329,5 @@ def _received(group: str, response: ClientResponse) -> list[tuple[QueueOfGroup, 
     for message, count in zip(messages, counts, strict=True):
         offset = QueueOffset(int(message.properties[props.LITE_OFFSET]))
         receipt = Receipt(offset, *times, ORDERED_REVIVE_QUEUE, NORMAL, "broker-a", 0, offset)
-        rows.append(((group, message.properties[props.LITE_QUEUE], 0), delivered(message, int(count)), receipt))
+        rows.append(((group, message.properties[props.LITE_QUEUE], 0), with_count(message, int(count)), receipt))
     return rows

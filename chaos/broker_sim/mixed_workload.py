@@ -118,7 +118,7 @@ class MixedWorkload(Workload):
     def _send_oneway(self) -> None:
         message = self.new("one-way", {})
         message.unknown += 1
-        self.begins(message)
+        self.begin_send(message)
         ext = self.send_fields(self.topic, {props.UNIQUE_KEY: f"U{message.value}", **message.properties})
         self.counts["sent one-way"] += 1
         self.request(RequestCode.SEND_MESSAGE_V2, ext, message.body, None)
@@ -214,11 +214,11 @@ class MixedWorkload(Workload):
         self.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, b"", on_response)
 
     def _ask_where(self, key: Key) -> None:
-        query = self._checker.query_begins(key)
+        query = self._checker.begin_query(key)
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse):
-                self._checker.query_ends(key, query, response)
+                self._checker.end_query(key, query, response)
 
         ext = {"consumerGroup": key[0], "topic": key[1], "queueId": key[2]}
         self.request(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", on_response)
@@ -245,11 +245,11 @@ class MixedWorkload(Workload):
                 self.counts["given back"] += 1
                 if self._back[copy] == before:
                     raise Violation(f"lost: {copy} was answered as taken back, but is not stored")
-                self._checker.handles(member.client_id, queue.key, offset)
+                self._checker.check_handling(member.client_id, queue.key, offset)
             else:
                 self.counts["not given back"] += 1
                 self._asked_back[copy] -= response is not LostResponse.UNKNOWN
-            member.gave_back(queue, offset, round_number, taken=is_stored)
+            member.on_give_back(queue, offset, round_number, taken=is_stored)
 
         ext = {
             "offset": record.physical_offset,
@@ -262,7 +262,7 @@ class MixedWorkload(Workload):
         }
         member.ask_to_take_back(ext, on_response)
 
-    def _came_back(self, commit: CommittedRecord, *, dead: bool) -> _Copy:
+    def _check_back(self, commit: CommittedRecord, *, dead: bool) -> _Copy:
         """Check a message that was sent back and is now stored, for redelivery or as a dead letter."""
         copy: _Copy = (commit.value, commit.record.reconsume_times - 1)
         self._back[copy] += 1
@@ -282,10 +282,10 @@ class MixedWorkload(Workload):
     def on_commit(self, commit: CommittedRecord) -> None:
         record = commit.record
         if record.topic == SCHEDULE_TOPIC:
-            self._waiting[record.queue_id + 1, record.queue_offset] = self._came_back(commit, dead=False)
+            self._waiting[record.queue_id + 1, record.queue_offset] = self._check_back(commit, dead=False)
         elif record.topic == self._dead_topic:
             self.counts["dead"] += 1
-            self._came_back(commit, dead=True)
+            self._check_back(commit, dead=True)
         elif record.topic == self._retry_topic:
             self._shown[commit.value, record.reconsume_times - 1] += 1
         elif record.topic == _ORDERED_TOPIC:
@@ -301,8 +301,8 @@ class MixedWorkload(Workload):
             )
         self._due_in_order[queue_id] += number == self._due_in_order[queue_id]
 
-    def command(self, command: Any) -> None:
-        self._checker.command(command)
+    def on_command(self, command: Any) -> None:
+        self._checker.on_command(command)
         if isinstance(command, AdvanceDelay):
             for offset in range(self._levels[command.level], command.offset):
                 if (command.level, offset) not in self._done_singly:
@@ -317,7 +317,7 @@ class MixedWorkload(Workload):
             if skipped_places := [each for each in self._waiting if each[0] == level and each[1] < command.offset]:
                 raise Violation(f"lost: {command}, but {min(skipped_places)} still waits")
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Check that batches are whole, and that done delayed messages are in the retry topic."""
         if self._due != self._shown:
             raise Violation(f"retry: {self._due} waited, but {self._shown} came")

@@ -92,11 +92,11 @@ class OffsetChecker:
 
     # -- what members do -----------------------------------------------------------------------------------------------
 
-    def query_begins(self, key: Key) -> object:
-        """Note that a member sends an offset query; pass the result to `query_ends`."""
+    def begin_query(self, key: Key) -> object:
+        """Note that a member sends an offset query; pass the result to `end_query`."""
         return len(self.offsets[key])
 
-    def query_ends(self, key: Key, count: object, response: ClientResponse) -> None:
+    def end_query(self, key: Key, count: object, response: ClientResponse) -> None:
         """Check a returned offset: the group must have had it since the query."""
         assert isinstance(count, int), f"no number of offsets: {count}"
         since = self.offsets[key][count - 1 :]
@@ -110,19 +110,19 @@ class OffsetChecker:
         if not fits:
             raise Violation(f"offset: {key} was told as {response}, since it was asked for it was {since}")
 
-    def pull_begins(self, member: str, key: Key, offset: int) -> None:
+    def begin_pull(self, member: str, key: Key, offset: int) -> None:
         """Note that a member sends a pull."""
         self._read_from[key][member] = min(offset, self._read_from[key].get(member, offset))
         self._pulls[key, offset] += 1
         if self._awaited.get(key) == offset:
             del self._awaited[key]
 
-    def pull_ends(self, key: Key, offset: int) -> None:
+    def end_pull(self, key: Key, offset: int) -> None:
         """Note the response to a pull; without one, it may still be in flight."""
         self._pulls[key, offset] -= 1
 
-    def commits(self, member: str, key: Key, offset: int, *, waits: bool = False) -> object:
-        """Note that a member commits, and may wait for a response; pass the result to `committed`."""
+    def begin_commit(self, member: str, key: Key, offset: int, *, waits: bool = False) -> object:
+        """Note that a member commits, and may wait for a response; pass the result to `end_commit`."""
         if key[0] in self._ordered:
             self._said[key].append((member, offset, self._now))
         self._back[key].add((member, offset))
@@ -130,7 +130,7 @@ class OffsetChecker:
             self._answerable[key].add(offset)
         return self._resets[key], len(self.offsets[key])
 
-    def committed(self, key: Key, offset: int, commit: object) -> None:
+    def end_commit(self, key: Key, offset: int, commit: object) -> None:
         """Check an answered commit: the group had that offset since, or a higher one if it moved up."""
         assert isinstance(commit, tuple), f"no place in the history: {commit}"
         resets, count = commit
@@ -140,7 +140,7 @@ class OffsetChecker:
         if min(since) > offset:
             raise Violation(f"offset: {key} was told to be committed at {offset}, since it was asked it was {since}")
 
-    def handles(self, member: str, key: Key, offset: int) -> None:
+    def check_handling(self, member: str, key: Key, offset: int) -> None:
         """Check that a member may handle a message or send it back."""
         group = key[0]
         if group in self._ordered:
@@ -153,19 +153,19 @@ class OffsetChecker:
 
     # -- locks ---------------------------------------------------------------------------------------------------------
 
-    def locks(self, member: str, key: Key, since: float) -> None:
+    def check_lock(self, member: str, key: Key, since: float) -> None:
         """Check the lock of a queue that a member learns to hold; it sent the request at ``since``."""
         self._workload.counts["locks told"] += 1
         self._renewed[member, key] = since
         if self._now - since < _KEPT_SECONDS:  # a member that slept learns of it late
             self._check_own(member, key, "was told to have")
 
-    def unlocks(self, member: str, key: Key) -> None:
+    def begin_unlock(self, member: str, key: Key) -> None:
         """Note that a member unlocks a queue."""
         self._renewed.pop((member, key), None)
         self._giving[member, key] += 1
 
-    def unlocked(self, member: str, key: Key) -> None:
+    def end_unlock(self, member: str, key: Key) -> None:
         """Note that the unlock was answered."""
         self._giving[member, key] -= 1
 
@@ -190,7 +190,7 @@ class OffsetChecker:
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         """Apply a committed metadata command."""
         match command:
             case CommitOffsets():

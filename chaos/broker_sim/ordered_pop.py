@@ -20,7 +20,7 @@ import msgspec
 from chaos.broker_sim.clients import Client, ClientResponse, LostResponse, OnResponse, ResponseOrLoss
 from chaos.broker_sim.cluster import BrokerCluster
 from chaos.broker_sim.log_oracle import CommittedRecord
-from chaos.broker_sim.pop import received
+from chaos.broker_sim.pop import decode_pop
 from chaos.broker_sim.process import BrokerProcess
 from chaos.broker_sim.workload import Workload, queue_name
 from chaos.log_sim.node import Node
@@ -128,10 +128,10 @@ class OrderedPop(Workload):
                 messages = [
                     (
                         (_GROUP, self.topic, receipt.queue_id),
-                        delivered(message, counts.get((receipt.mark, receipt.queue_id, receipt.offset), 0)),
+                        with_count(message, counts.get((receipt.mark, receipt.queue_id, receipt.offset), 0)),
                         receipt,
                     )
-                    for message, receipt in received(response)
+                    for message, receipt in decode_pop(response)
                 ]
                 worker.ok("pop", v=[(queue_name(*k[1:]), r.offset, str(value_of(m.body))) for k, m, r in messages])
                 self._check_received(consumer, node, messages)
@@ -247,7 +247,7 @@ class OrderedPop(Workload):
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         match command:
             case PopMessages(group=group) if group in self.groups:
                 self._take_out(command)
@@ -346,6 +346,6 @@ class OrderedPop(Workload):
                     raise Violation(f"offset: {key} is at {offset} at {process.node_id}, not {position}")
 
 
-def delivered(message: StoredMessage, times: int) -> StoredMessage:
-    """Return a message as a client sees it that was delivered ``times`` times before."""
-    return msgspec.structs.replace(message, reconsume_times=times)
+def with_count(message: StoredMessage, count: int) -> StoredMessage:
+    """Return a message as a client sees it that was delivered ``count`` times before."""
+    return msgspec.structs.replace(message, reconsume_times=count)

@@ -74,7 +74,7 @@ class _Pop(NamedTuple):
         return self.pop_time_ms + self.invisible_ms
 
 
-def received(response: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
+def decode_pop(response: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
     """The messages of a pop and their receipts, paired as other clients do.
 
     None for a response with a record that is damaged on that replica's disk: its messages are redelivered after their
@@ -190,7 +190,7 @@ class Pop(Workload):
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-                messages = received(response)
+                messages = decode_pop(response)
                 values = [(self._place_of(receipt), str(value_of(message.body))) for message, receipt in messages]
                 worker.ok("pop", v=[(queue_name(*place.queue), place.offset, value) for place, value in values])
                 self._check_received(consumer, messages)
@@ -238,7 +238,7 @@ class Pop(Workload):
             "offset": place.offset,
         }
 
-    def _ack_begins(self, place: MessageAt, receipt: Receipt) -> Callable[[ResponseOrLoss], None]:
+    def _begin_ack(self, place: MessageAt, receipt: Receipt) -> Callable[[ResponseOrLoss], None]:
         """Record that a client begins to acknowledge a message. Call the result with the answer."""
         self._acks.setdefault(place, set()).add((receipt.start, receipt.pop_time_ms))
         worker, value = Worker(self.recording), str(self.ledger.queues[place.queue][place.offset].value)
@@ -255,7 +255,7 @@ class Pop(Workload):
         return on_response
 
     def _ack(self, consumer: Client, place: MessageAt, receipt: Receipt) -> None:
-        done = self._ack_begins(place, receipt)
+        done = self._begin_ack(place, receipt)
         ext = self._request_fields(place, receipt)
         consumer.request(self.cluster.some_node(self.rng), RequestCode.ACK_MESSAGE, ext, b"", done)
 
@@ -263,7 +263,7 @@ class Pop(Workload):
         bits_of: dict[tuple[int, int, str, int], int] = {}
         ends: list[Callable[[ResponseOrLoss], None]] = []
         for place, receipt in messages:
-            ends.append(self._ack_begins(place, receipt))
+            ends.append(self._begin_ack(place, receipt))
             key = receipt.start, receipt.pop_time_ms, receipt.mark, receipt.queue_id
             bits_of[key] = bits_of.get(key, 0) | 1 << (receipt.offset - receipt.start)
         rows = [
@@ -349,11 +349,11 @@ class Pop(Workload):
         if commit.record.topic == self._retry_topic:
             self._copies.setdefault(_origin(commit.record), []).append(commit)
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         match command:
             case PopMessages():
                 if self._priorities is not None:
-                    self._priorities.taken(command, self.cluster.now)
+                    self._priorities.check_pop(command, self.cluster.now)
                 self._take_out(command)
             case AckMessages(rows=rows):
                 for _, topic, queue_id, start, pop_time_ms, bits in rows:
@@ -394,7 +394,7 @@ class Pop(Workload):
         if self._is_open(place, start, pop_time_ms):
             self._ended.append((place, self._open.pop(place)))
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Check that a message that ends is acknowledged, or put in the retry topic by the same entry."""
         for place, pop in self._ended:
             original = self.ledger.queues[place.queue][place.offset]

@@ -53,7 +53,7 @@ class Priorities:
         if record.queue_id != level:
             raise Violation(f"priority: {commit.place} has a message of level {level}")
 
-    def taken(self, command: PopMessages, now: float) -> None:
+    def check_pop(self, command: PopMessages, now: float) -> None:
         """Judge the order of a committed pop."""
         messages = len(list(offsets_of(command.start, command.taken))) if command.taken else 0
         if messages:

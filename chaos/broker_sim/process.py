@@ -97,10 +97,10 @@ class BrokerWorld(World, SocketWorld, Protocol):
     ) -> bool:
         """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
-    def broker_began(self, process: BrokerProcess) -> None:
+    def on_broker_start(self, process: BrokerProcess) -> None:
         """Note that a process runs."""
 
-    def broker_ended(self, process: BrokerProcess) -> None:
+    def on_broker_exit(self, process: BrokerProcess) -> None:
         """Note that a process has ended, in whatever way."""
 
 
@@ -174,7 +174,7 @@ class BrokerProcess(LogProcess):
         self.queues = store.queues
         self._opened.callback(self.queues.close)  # the power may be cut while it opens, or the disk fail
         if "snapshot" in node.disk.names(DIRECTORY):
-            with node.disk.faults_withheld():
+            with node.disk.suspend_faults():
                 node.disk.unlink(f"{DIRECTORY}/snapshot")
         note_queues_from(log, has_tiers=self.settings.has_tiers, is_fresh=store.is_fresh)
         if self.settings.has_tiers and store.is_fresh:
@@ -222,7 +222,7 @@ class BrokerProcess(LogProcess):
             limits=cluster.limits,
         )
 
-    def archived(self) -> Base | None:
+    def archive_end(self) -> Base | None:
         return self.metadata.archived.known_at(self.settings.archive_url)
 
     def read_archived(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
@@ -239,7 +239,7 @@ class BrokerProcess(LogProcess):
         self._rested_since = [now] * len(actions)
         self._checkpoint_at = now + self._rng.uniform(0.0, self.settings.checkpoint_seconds)
         self._next_tick()
-        self._cluster.broker_began(self)
+        self._cluster.on_broker_start(self)
 
     def _in_background(self, job: Job) -> None:
         """Run a job some time later, as a worker thread does; its result arrives some time after that."""
@@ -297,7 +297,7 @@ class BrokerProcess(LogProcess):
     def _durable_copy(self) -> Path:
         return Path(f"{self.settings.data_dir}.durable")
 
-    def stops(self) -> None:
+    def prepare_stop(self) -> None:
         """Stop the services in the order of the server."""
         self.broker.close_connections()
         with suppress(SegmentError):
@@ -308,7 +308,7 @@ class BrokerProcess(LogProcess):
                 self._keep_durable()
 
     def on_exit(self, *, power_cut: bool) -> None:
-        self._cluster.broker_ended(self)
+        self._cluster.on_broker_exit(self)
         self.reactor.vanish()
         self.queues.close()
         if power_cut and self._cluster.plan.loses_derived and self._rng.random() < 0.5:
@@ -368,7 +368,7 @@ class BrokerProcess(LogProcess):
                 raise Violation(f"{self.node_id} applies {index} after {self._applied}")
             log_entry = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), None)
             is_new = index > len(history.committed)
-            history.applied(self.node_id, self.replica.core.term, log_entry, partial(self._bytes_of, index), confs)
+            history.check_entry(self.node_id, self.replica.core.term, log_entry, partial(self._bytes_of, index), confs)
             if is_new and entry.kind == EntryKind.NORMAL:
                 self._cluster.on_entry(index, entry.body)
             self._applied = index

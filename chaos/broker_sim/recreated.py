@@ -176,7 +176,7 @@ class RecreatedTopic(Workload):
             if since <= self._born_after and self._exists and not is_in_flight:
                 raise Violation(f"of a deleted topic: {commit.place} waited from {since}, before the topic was created")
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         match command:
             case RaiseLevel(level=level):
                 self._level = level
@@ -187,7 +187,7 @@ class RecreatedTopic(Workload):
             case _:
                 pass
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Apply the commands of an entry, which come after its messages."""
         commands, self._commands = self._commands, []
         before_entry, self._before_entry = self._before_entry, self._latest
@@ -199,9 +199,9 @@ class RecreatedTopic(Workload):
                         if self._level >= LEVEL_OF_TOPIC_BIRTHS:
                             self._born_after, self._born_at = before_entry, self.cluster.now
                 case DeleteTopic():
-                    self._deleted(command)
+                    self._on_delete(command)
                 case RestoreTopic():
-                    self._restored()
+                    self._on_restore()
                 case ForgetTopic(ends=ends):
                     if dict(ends) == {number: end for number in range(self.queues) if (end := self._end(number))}:
                         self.counts["forgotten"] += self._restorable is not None
@@ -210,7 +210,7 @@ class RecreatedTopic(Workload):
     def _end(self, queue_id: int) -> int:
         return self.ledger.end(self.topic, queue_id)
 
-    def _deleted(self, command: DeleteTopic) -> None:
+    def _on_delete(self, command: DeleteTopic) -> None:
         self.counts["deletions"] += 1
         if self._exists and command.restorable:
             self._restorable = _DeletedTopic(self.ledger.begins_of(self.topic), {})
@@ -223,7 +223,7 @@ class RecreatedTopic(Workload):
         if not command.continued:  # the leader had not applied the level yet
             self._read_to.clear()
 
-    def _restored(self) -> None:
+    def _on_restore(self) -> None:
         former = self._restorable
         if self._exists or former is None:
             return

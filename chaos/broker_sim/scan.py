@@ -90,11 +90,11 @@ class Scan(Workload):
         if commit.record.topic == _PASSING:
             self._incarnation_at[commit.record.physical_offset] = self._deletions
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         if isinstance(command, DeleteTopic) and command.name == _PASSING:
             self._deletes = command
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Apply the commands of an entry, which come after its messages."""
         if self._deletes is not None:
             self._deletions += 1
@@ -187,28 +187,28 @@ class ScanRead:
         """Get the ends from a replica."""
         self._node = self._some_node()
         current = self._is_last or self._rng.random() < 0.5
-        before = {queue: len(known) for (topic, queue), known in self._known() if topic == self._topic}
+        before = {queue: len(known) for (topic, queue), known in self._queues() if topic == self._topic}
         detail = self._rng.random() < 0.7
         fields = {"topic": self._topic, "detail": detail, "current": current}
         if not current:
             before = {}
 
-        def planned(response: ClientResponse) -> None:
-            self._planned(response.ext["topicIdentity"], *decode_plan(response.body), before)
+        def on_plan(response: ClientResponse) -> None:
+            self._on_plan(response.ext["topicIdentity"], *decode_plan(response.body), before)
 
         def on_response(response: ClientResponse) -> None:
             ends = decode_ends(response.body)[0]
             both = zip(ends.firsts, ends.ends, strict=True)
-            self._planned(ends.identity, [PlannedQueue(number, *each) for number, each in enumerate(both)], [], before)
+            self._on_plan(ends.identity, [PlannedQueue(number, *each) for number, each in enumerate(both)], [], before)
 
         if detail or self._number % 2:
-            self._ask(RequestCode.PLAN_TOPIC, fields, b"", planned, self.plan)
+            self._ask(RequestCode.PLAN_TOPIC, fields, b"", on_plan, self.plan)
         else:
             topics = encode_topics(dict.fromkeys((self._topic, self._workload.topic)))
             self._workload.counts["ends asked"] += 1
             self._ask(RequestCode.ASK_TOPIC_ENDS, {"current": current}, topics, on_response, self.plan)
 
-    def _planned(
+    def _on_plan(
         self, identity: str, queues: list[PlannedQueue], places: list[PlannedPlace], before: dict[int, int]
     ) -> None:
         if self._topic == self._workload.topic:
@@ -225,7 +225,7 @@ class ScanRead:
         else:
             self._read()
 
-    def _known(self) -> Any:
+    def _queues(self) -> Any:
         return list(self._workload.ledger.queues.items())
 
     def _check_plan(self, queues: list[PlannedQueue], places: list[PlannedPlace], before: dict[int, int]) -> None:
@@ -251,13 +251,13 @@ class ScanRead:
         until = self._node.clock() + _LEASE_SECONDS
         fields = {"leaseId": f"{self._number}", "position": position, "seconds": _LEASE_SECONDS}
 
-        def held(response: ClientResponse) -> None:
+        def on_hold(response: ClientResponse) -> None:
             if int(response.ext["basePosition"]) <= position:
                 self._held = process, until
                 self._workload.counts["leases"] += 1
             self._read()
 
-        self._ask(RequestCode.HOLD_LOG, fields, b"", held, self._read)
+        self._ask(RequestCode.HOLD_LOG, fields, b"", on_hold, self._read)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class ScanRead:
                 self._cluster.at(self._cluster.now + self._rng.choice((0.0, 0.05, 0.5)), self._read)
                 return
             case BulkStatus.GONE:
-                self._check_held(bulk)
+                self._check_lease(bulk)
                 for queue_id, first in bulk.offsets.items():
                     start, end = self._remaining[queue_id][1:]
                     if first <= start:
@@ -305,7 +305,7 @@ class ScanRead:
                 self._workload.counts[f"answers {bulk.status.name}"] += 1
         self._later(self._read)
 
-    def _check_held(self, response: BulkResponse) -> None:
+    def _check_lease(self, response: BulkResponse) -> None:
         if self._held is None:
             return
         process, until = self._held

@@ -159,7 +159,7 @@ class ScheduledMessages(Workload):
         if (name := commit.record.properties.get(SCHEDULE)) is not None:
             self._messages.append((commit, self._there.get(name)))
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         match command:
             case PutTopic(config=config) if config.name == self.topic:
                 self._exists = True
@@ -199,7 +199,7 @@ class ScheduledMessages(Workload):
         self._versions[version] = definition.name, definition
         self._there[definition.name] = _Model(definition, version, settled_ms)
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Check that each mark has its message in the same entry."""
         for mark, before in self._marks:
             self._check_mark(mark, before)
@@ -238,7 +238,7 @@ class ScheduledMessages(Workload):
                 raise Violation(f"given up: {too_early} of {mark}, and {definition.catch_up_ms} ms were to be waited")
         if definition.catch_up == "skip" and late_ms > ON_TIME_MS + skew_ms + 5000:
             raise Violation(f"late: {mark} was sent {late_ms} ms late")
-        self.late("ticks sent", max(0, late_ms) / 1000)
+        self.count_delay("ticks sent", max(0, late_ms) / 1000)
 
     def _message_of(self, mark: SettleTick, before: _Model) -> CommittedRecord:
         """The message of a mark, in the same entry."""

@@ -42,7 +42,7 @@ class SocketFaults:
         self._is_full = False
         self._is_reset = False
 
-    def received(self, nbytes: int, *, calm: bool) -> int:
+    def receive_count(self, nbytes: int, *, calm: bool) -> int:
         """Return the number of ``nbytes`` that a receive gets. Raises BlockingIOError, ConnectionResetError."""
         self._check(calm)
         rng = self._rng
@@ -54,7 +54,7 @@ class SocketFaults:
         self._counts["partial receives"] += 1
         return rng.randint(1, nbytes)
 
-    def sent(self, nbytes: int, *, calm: bool) -> int:
+    def send_count(self, nbytes: int, *, calm: bool) -> int:
         """Return the number of ``nbytes`` that a send takes. Raises BlockingIOError, ConnectionResetError."""
         count = 0
         if not self._is_full:
@@ -73,7 +73,7 @@ class SocketFaults:
         """Draw the seconds for which the socket's buffer stays full."""
         return self._rng.uniform(0.0, _FULL_SECONDS_MAX)
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         """Note that the socket's buffer has space again."""
         self._is_full = False
 

@@ -43,7 +43,7 @@ class End(Protocol):
     def on_data(self, data: bytes) -> None:
         """Take received bytes."""
 
-    def hung_up(self) -> None:
+    def on_hangup(self) -> None:
         """Take the end of the stream: the other end is closed, and nothing arrives after that."""
 
 
@@ -123,10 +123,10 @@ class SimConnection:
             if end is None:
                 sender, self.ends[side] = self.ends[side], None
                 if sender is not None:
-                    sender.hung_up()  # the receiver is gone
+                    sender.on_hangup()  # the receiver is gone
             elif data is None:
                 self.ends[1 - side] = None
-                end.hung_up()
+                end.on_hangup()
             else:
                 end.on_data(data)
 
@@ -135,7 +135,7 @@ class SimConnection:
             self._under_way[side].clear()
             end, self.ends[side] = self.ends[side], None
             if end is not None:
-                end.hung_up()
+                end.on_hangup()
 
     def _is_cut(self, side: int) -> bool:
         src, dst = self._nodes[side], self._nodes[1 - side]
@@ -166,11 +166,11 @@ class SimSocket:
     # -- End -----------------------------------------------------------------------------------------------------------
 
     def on_data(self, data: bytes) -> None:
-        self._reactor.hears(self, data)
+        self._reactor.deliver(self, data)
 
-    def hung_up(self) -> None:
+    def on_hangup(self) -> None:
         """Have the end of the stream delivered in a turn of the process."""
-        self._reactor.hears(self, b"")
+        self._reactor.deliver(self, b"")
 
     def deliver(self, data: bytes) -> None:
         """Deliver bytes in a turn of the process; empty bytes mean the end of the stream."""
@@ -188,9 +188,9 @@ class SimSocket:
         """Draw the seconds until the peer receives something, when there is no space to send."""
         return self._faults.full_seconds()
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         """Note that the peer has received something: there is space to send again."""
-        self._faults.writable()
+        self._faults.on_writable()
 
     def end_turn(self) -> None:
         """Send the bytes of this turn, and hang up if the socket was closed."""
@@ -219,15 +219,15 @@ class SimSocket:
             if self._ended:
                 return 0
             raise BlockingIOError
-        count = self._faults.received(min(nbytes, len(self._inbox)), calm=self._reactor.calm)
+        count = self._faults.receive_count(min(nbytes, len(self._inbox)), calm=self._reactor.calm)
         buffer[:count] = self._inbox[:count]
         del self._inbox[:count]
         return count
 
     def send(self, data: bytes | memoryview) -> int:
-        count = self._faults.sent(len(data), calm=self._reactor.calm) if data else 0
+        count = self._faults.send_count(len(data), calm=self._reactor.calm) if data else 0
         self._outgoing.append(bytes(data[:count]))
-        self._reactor.leaves(self)
+        self._reactor.add_to_turn(self)
         return count
 
     def sendmsg(self, buffers: Sequence[bytes | memoryview]) -> int:
@@ -237,7 +237,7 @@ class SimSocket:
         """Hang up at the end of the turn."""
         self._line.cut(self._side)
         self._is_closed = True
-        self._reactor.leaves(self)
+        self._reactor.add_to_turn(self)
 
     def vanish(self, *, hangs_up: bool) -> None:
         """End the socket with its process; bytes sent in this turn are lost."""
@@ -290,7 +290,7 @@ class SimReactor:
         """Whether connections are no longer reset."""
         return self._cluster.healing
 
-    def hears(self, sock: SimSocket, data: bytes) -> None:
+    def deliver(self, sock: SimSocket, data: bytes) -> None:
         """Deliver bytes to a socket in a turn of their own, or in one with others."""
 
         def step() -> None:
@@ -354,7 +354,7 @@ class SimReactor:
     def _await_writable(self, fd: int) -> None:
         def step() -> None:
             if self._events.get(fd, 0) & EPOLLOUT:
-                self._sockets[fd].writable()
+                self._sockets[fd].on_writable()
                 self._handlers[fd](EPOLLOUT)
                 if self._events.get(fd, 0) & EPOLLOUT:
                     self._await_writable(fd)
@@ -411,7 +411,7 @@ class SimReactor:
                 rest.append(stream)
         return rest
 
-    def leaves(self, sock: SimSocket) -> None:
+    def add_to_turn(self, sock: SimSocket) -> None:
         """Have `SimSocket.end_turn` called for a socket at the end of the turn."""
         self._leaving[sock.fileno()] = sock
 
@@ -454,20 +454,20 @@ class SimDialing:
         self._open = True
         self._on_connected = on_connected
         self._on_failed = on_failed
-        reactor.dial(address, self._connected, self._failed)
+        reactor.dial(address, self._on_connect, self._on_failure)
 
     def close(self) -> None:
         """Abort; no callback is called after that."""
         self._open = False
 
-    def _connected(self, sock: SimSocket) -> None:
+    def _on_connect(self, sock: SimSocket) -> None:
         if self._open:
             self._open = False
             self._on_connected(sock)
         else:
             sock.close()
 
-    def _failed(self, reason: str) -> None:
+    def _on_failure(self, reason: str) -> None:
         if self._open:
             self._open = False
             self._on_failed(reason)

@@ -62,7 +62,7 @@ class TransactionWorld(Protocol):
     def new(self, kind: str, properties: dict[str, str], **details: Any) -> SentMessage:
         """Create a message to send."""
 
-    def begins(self, message: SentMessage) -> object:
+    def begin_send(self, message: SentMessage) -> object:
         """Record that a client begins to send a message."""
 
 
@@ -104,7 +104,7 @@ class SetTransactions:
     def _output(self, offset: int | None) -> SetMessage:
         workload = self._workload
         message = workload.new(KIND, {}, input=offset)
-        workload.begins(message)
+        workload.begin_send(message)
         properties = props.encode({props.UNIQUE_KEY: f"U{message.value}", **message.properties})
         # Never to the queue that is consumed, or the workers would transform their own outputs for ever.
         queue_id = workload.rng.randrange(_INPUT_QUEUE + 1, workload.queues)
@@ -122,9 +122,9 @@ class SetTransactions:
                 raise Violation(f"offset: the workers got the offset {first}, but consumed up to {self._consumed_to}")
             end = min(first + rng.randint(1, _TAKEN_MAX), self._workload.ledger.end(topic, _INPUT_QUEUE))
             if end > first:
-                self._cluster.at(self._cluster.now + rng.choice((0.0, rng.uniform(0.0, 2.0))), staged, first, end)
+                self._cluster.at(self._cluster.now + rng.choice((0.0, rng.uniform(0.0, 2.0))), stage, first, end)
 
-        def staged(first: int, end: int) -> None:
+        def stage(first: int, end: int) -> None:
             range_ = ConsumedRange(_WORKERS, topic, _INPUT_QUEUE, QueueOffset(first), QueueOffset(end))
             outputs = [self._output(offset) for offset in range(first, end)] if rng.random() < 0.95 else []
             self._stage(first, outputs, [range_])
@@ -168,7 +168,7 @@ class SetTransactions:
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
-    def offsets(self, command: CommitOffsets) -> None:
+    def add_offsets(self, command: CommitOffsets) -> None:
         """Note the offsets that were committed in this entry."""
         self._rows += command.offsets
 
@@ -177,7 +177,7 @@ class SetTransactions:
         """Whether only offsets tell that a set was committed, since it has no messages."""
         return not TransactionSet.decode(half.record.body)[0]
 
-    def outcome(self, half: CommittedRecord, visible: dict[int, list[CommittedRecord]]) -> int | None:
+    def take_outcome(self, half: CommittedRecord, visible: dict[int, list[CommittedRecord]]) -> int | None:
         """Take a set's copies out of ``visible``; returns `COMMITTED` if it was committed in this entry, else None."""
         messages, ranges = TransactionSet.decode(half.record.body)
         keys = {props.find(message.properties, props.UNIQUE_KEY) for message in messages}
@@ -192,7 +192,7 @@ class SetTransactions:
         rows = [(each.group, each.topic, each.queue_id, each.end) for each in ranges]
         moved_rows = [row for row in rows if row in self._rows]
         # A set without its messages was rolled back, and another set from the same place moved the offsets; if no set
-        # moved them, `entry_ends` raises.
+        # moved them, `on_entry_end` raises.
         if not copies_of_set and (keys or not moved_rows):
             return None
         if (
@@ -219,7 +219,7 @@ class SetTransactions:
         self._workload.counts["inputs transformed"] += sum(each.end - each.first for each in ranges)
         return COMMITTED
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Check that each moved offset of this entry belongs to a transaction."""
         if self._rows:
             raise Violation(f"offsets: {self._rows} moved without a transaction that consumed up to there")

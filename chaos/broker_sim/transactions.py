@@ -54,7 +54,7 @@ class Transactions(Workload):
         self._done: list[int] = []
         self._visible: dict[int, list[CommittedRecord]] = {}
         self._put_aside: Counter[int | str] = Counter()
-        self._sets = SetTransactions(cluster, self, self._set_was_staged, _GROUP)
+        self._sets = SetTransactions(cluster, self, self._on_stage, _GROUP)
         self._fenced: dict[int, Callable[[], None]] = {}
 
     def settings(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Transactions(Workload):
     def operation(self, message: SentMessage) -> str | None:
         return {"plain": "send", KIND: "stage"}.get(message.kind, "half")
 
-    def counted_in(self, message: SentMessage) -> str | None:
+    def copies_topic(self, message: SentMessage) -> str | None:
         """Return the topic that has at most one copy per send: for half messages their own; None for sets."""
         return {"plain": message.topic, KIND: None}.get(message.kind, HALF_TOPIC)
 
@@ -102,7 +102,7 @@ class Transactions(Workload):
             return
         self._decide(*message.acked[-1])
 
-    def _set_was_staged(self, offset: int, position: int, on_fence: Callable[[], None]) -> None:
+    def _on_stage(self, offset: int, position: int, on_fence: Callable[[], None]) -> None:
         self._fenced[offset] = on_fence
         self._decide(offset, position)
 
@@ -119,13 +119,13 @@ class Transactions(Workload):
 
     def _end(self, offset: int, position: int, outcome: int) -> None:
         self.counts["ends"] += 1
-        done = self._end_begins(offset, position, outcome)
+        done = self._begin_end(offset, position, outcome)
         self._ask_to_end(offset, position, outcome, _GROUP, None if self.rng.random() < 0.3 else done)
         if self.rng.random() < 0.1:  # twice, perhaps at another replica
-            self._ask_to_end(offset, position, outcome, _GROUP, self._end_begins(offset, position, outcome))
+            self._ask_to_end(offset, position, outcome, _GROUP, self._begin_end(offset, position, outcome))
 
-    def _end_begins(self, offset: int, position: int, outcome: int) -> OnResponse:
-        worker, value = Worker(self.recording), self._observed(offset, outcome)
+    def _begin_end(self, offset: int, position: int, outcome: int) -> OnResponse:
+        worker, value = Worker(self.recording), self._history_value(offset, outcome)
         if value is not None:
             worker.invoke("end-transaction", v=value)
 
@@ -152,7 +152,7 @@ class Transactions(Workload):
 
         return on_response
 
-    def _observed(self, offset: int, outcome: int) -> tuple[str, str] | None:
+    def _history_value(self, offset: int, outcome: int) -> tuple[str, str] | None:
         """Return a half message and its outcome for the history; None for a half message with several messages."""
         half = self.ledger.queues[HALF_TOPIC, HALF_QUEUE_ID][offset]
         return None if is_set(half) else (str(half.value), COMMIT if outcome == COMMITTED else ROLLED_BACK)
@@ -191,7 +191,7 @@ class Transactions(Workload):
         code, node = RequestCode.END_TRANSACTION, self.cluster.some_node(self.rng)
         self.rng.choice(self.clients).request(node, code, ext, b"", done, serialization=self.encoding(code))
 
-    def broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
+    def on_broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
         """Answer a broker that checks back."""
         if not isinstance(request, CheckTransactionState):
             return
@@ -212,7 +212,7 @@ class Transactions(Workload):
         decision = self._decisions[offset]
         if decision is None:
             return
-        if (value := self._observed(offset, decision)) is not None:
+        if (value := self._history_value(offset, decision)) is not None:
             Worker(self.recording).ok("check", v=value)
         self._ask_to_end(offset, position, decision, _GROUP, None, checked=True)
 
@@ -229,11 +229,11 @@ class Transactions(Workload):
         elif record.topic == UNENDED_TOPIC:
             self._put_aside[_name(commit)] += 1
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         if isinstance(command, CompleteEntries) and (command.topic, command.queue_id) == (HALF_TOPIC, HALF_QUEUE_ID):
             self._done += command.offsets
         elif isinstance(command, CommitOffsets):
-            self._sets.offsets(command)
+            self._sets.add_offsets(command)
         elif isinstance(command, ResetOffset):
             raise Violation(f"offset: {command} was not requested")
         elif isinstance(command, SkipEntries):
@@ -244,23 +244,23 @@ class Transactions(Workload):
                 raise Violation(f"transaction: {command} forgets what was discarded before {first_open} too early")
             self.counts["discarded forgotten"] += 1
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Check that a half message is ended in the same entry as its visible copy."""
         for offset in sorted(self._done, key=self._is_told_by_offsets):
             half = self._open.pop(offset, None)
             if half is None:
                 raise Violation(f"transaction: half {offset} is ended a second time")
             if self._is_visible(half):
-                self._ended(offset, COMMITTED)
+                self._record_end(offset, COMMITTED)
             elif self._put_aside[_name(half)]:
                 self._put_aside[_name(half)] -= 1
                 self.counts["put aside"] += 1
                 self._outcomes[offset] = 0
             else:
-                self._ended(offset, ROLLBACK)
+                self._record_end(offset, ROLLBACK)
         if surplus := [copy for copies in self._visible.values() for copy in copies] or +self._put_aside:
             raise Violation(f"transaction: {surplus} without the end of a half message in the same entry")
-        self._sets.entry_ends()
+        self._sets.on_entry_end()
         self._done.clear()
         self._visible.clear()
 
@@ -271,14 +271,14 @@ class Transactions(Workload):
     def _is_visible(self, half: CommittedRecord) -> bool:
         """Whether a half message became visible in this entry; takes its copies out of the remaining ones."""
         if is_set(half):
-            return self._sets.outcome(half, self._visible) == COMMITTED
+            return self._sets.take_outcome(half, self._visible) == COMMITTED
         copies = self._visible.get(half.value, [])
         copy = next((c for c in copies if c.record.prepared_offset == half.record.physical_offset), None)
         if copy is not None:
             copies.remove(copy)
         return copy is not None
 
-    def _ended(self, offset: int, outcome: int) -> None:
+    def _record_end(self, offset: int, outcome: int) -> None:
         self.counts["committed" if outcome == COMMITTED else "rolled back"] += 1
         self._outcomes[offset] = outcome
         decision = self._decisions.get(offset)

@@ -108,7 +108,7 @@ class Workload:
     queues: ClassVar[int] = 3
 
     @classmethod
-    def adapted(cls, scenario: BrokerScenario) -> BrokerScenario:
+    def adapt(cls, scenario: BrokerScenario) -> BrokerScenario:
         """The scenario of a run, from the one that was drawn."""
         return scenario
 
@@ -119,7 +119,7 @@ class Workload:
         self.counts: Counter[str] = Counter()
         self.history: list[Event] = []
         self.recording = Recording(self._observe, lambda: round(cluster.now * 1e9))
-        self.clients = [Client(cluster, number, self.broker_request) for number in range(_CLIENTS)]
+        self.clients = [Client(cluster, number, self.on_broker_request) for number in range(_CLIENTS)]
         self.stopped = False
         self._body_bytes_max = self.rng.choice((20, 100, 300))
         self._read_to: Counter[int] = Counter()
@@ -146,13 +146,13 @@ class Workload:
     def on_commit(self, commit: CommittedRecord) -> None:
         """Check a committed record, the next one in the log."""
 
-    def command(self, command: Any) -> None:
+    def on_command(self, command: Any) -> None:
         """Check a committed metadata command."""
 
-    def entry_ends(self) -> None:
+    def on_entry_end(self) -> None:
         """Check an entry, after all its records and commands were passed."""
 
-    def broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
+    def on_broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
         """Handle a request that a broker sends to a client."""
 
     def on_log_line(self, node: Node, event: str, values: Mapping[str, object]) -> None:
@@ -167,10 +167,10 @@ class Workload:
     ) -> bool:
         return False
 
-    def broker_began(self, process: BrokerProcess) -> None:
+    def on_broker_start(self, process: BrokerProcess) -> None:
         """Note that a process runs."""
 
-    def broker_ended(self, process: BrokerProcess) -> None:
+    def on_broker_exit(self, process: BrokerProcess) -> None:
         """Note that a process has ended, in whatever way."""
 
     def needed_from(self) -> int:
@@ -190,7 +190,7 @@ class Workload:
         more often than it was sent.
         """
         for message in self.ledger.sent.values():
-            if (topic := self.counted_in(message)) is not None:
+            if (topic := self.copies_topic(message)) is not None:
                 self.ledger.check_copies(topic, message)
         self.recording.note("base", n="all", v=self.cluster.dropped_pos)
         history = gather(self.history)
@@ -228,10 +228,10 @@ class Workload:
         """Pass the records and commands of a committed entry to the checks."""
         for record in decode_records(body):
             if record.topic == META_TOPIC:
-                self.command(decode_command(record.body))
+                self.on_command(decode_command(record.body))
             else:
                 self.on_commit(self.ledger.add_committed(self.cluster.now, record))
-        self.entry_ends()
+        self.on_entry_end()
 
     def _observe(self, event: Event) -> None:
         self.history.append(event)
@@ -258,11 +258,11 @@ class Workload:
         """The name of a send in the history; None for a send that no consumer reads."""
         return "send" if message.topic == self.topic else None
 
-    def counted_in(self, message: SentMessage) -> str | None:
+    def copies_topic(self, message: SentMessage) -> str | None:
         """Return the topic with at most one copy of a message per send; None if sends do not limit the copies."""
         return message.topic
 
-    def begins(self, message: SentMessage, **fields: Any) -> Ends:
+    def begin_send(self, message: SentMessage, **fields: Any) -> Ends:
         """Record that a client begins to send a message. Call the result when the client knows how that ended."""
         name, worker, value = self.operation(message), Worker(self.recording), str(message.value)
         if name is None:
@@ -294,7 +294,7 @@ class Workload:
         own = {props.UNIQUE_KEY: f"U{message.value}", **message.properties}
         ext = self.send_fields(message.topic, own, sys_flag=self.send_flags(message))
         self.rng.randrange(1 << 30)  # so that the noted seeds still find the planted bugs
-        ends = ends or self.begins(message)
+        ends = ends or self.begin_send(message)
         message.unknown += 1
 
         def on_response(response: ResponseOrLoss) -> None:
@@ -336,7 +336,7 @@ class Workload:
         body = encode_batch(
             BatchedMessage(sent.body, props.encode({props.UNIQUE_KEY: f"U{sent.value}", **own(sent)})) for sent in batch
         )
-        ends = [self.begins(sent) for sent in batch]
+        ends = [self.begin_send(sent) for sent in batch]
         for message in batch:
             message.unknown += 1
 
@@ -394,7 +394,7 @@ class Workload:
     def on_acknowledged(self, message: SentMessage, response: ClientResponse) -> None:
         """Act on an acknowledged message."""
 
-    def late(self, what: str, seconds: float) -> None:
+    def count_delay(self, what: str, seconds: float) -> None:
         """Record by how many seconds something happened after its due time."""
         self.counts[what] += 1
         bucket = next((limit for limit in _LATENESS_MS if seconds * 1000 <= limit), None)

@@ -32,7 +32,7 @@ class CatchUp:
         """Offer the leader's files to a peer; see `raftlog.log_transfer.Offers`."""
         replica, log, cluster = process.replica, process.log, self._cluster
         manifest = log.manifest(replica.commit_index, conf=encode_conf(process.core.conf_at(log.base[0])))
-        manifest = msgspec.structs.replace(manifest, archived=process.archived())
+        manifest = msgspec.structs.replace(manifest, archived=process.archive_end())
         if log.base[0] == 0 and manifest.end_index == 0:
             replica.decline_install(peer)
             return
@@ -48,14 +48,14 @@ class CatchUp:
             manifest_bytes = encode_manifest(manifest)
             cluster.at(
                 cluster.now + cluster.network.latency(),
-                self._offered,
+                self._on_offer,
                 process,
                 cluster.nodes[peer],
                 manifest_bytes,
                 snapshot,
             )
 
-    def _offered(self, source: Process, node: Node, manifest_bytes: bytes, snapshot: bytes) -> None:
+    def _on_offer(self, source: Process, node: Node, manifest_bytes: bytes, snapshot: bytes) -> None:
         manifest = decode_manifest(manifest_bytes)
         pull = self.pulls.get(node.node_id)
         if manifest.end_index == 0 or (pull is not None and pull.goes_on_with(source, node.process)):
@@ -77,7 +77,7 @@ class CatchUp:
         cluster = self._cluster
         if self.pulls.get(node.node_id) is not pull or pull.gone:
             return
-        if pull.reads_archive(lambda: self._later(node, pull)):
+        if pull.begin_archive_read(lambda: self._later(node, pull)):
             return
         if pull.staging.complete:
             assert node.process is not None, f"{node.node_id} fetches and does not run"
@@ -121,7 +121,7 @@ class _Pull:
         """Whether another offer of ``source`` is for this pull, which then continues."""
         return self._process is process and self.source is source and not self.gone
 
-    def reads_archive(self, then: Callable[[], None]) -> bool:
+    def begin_archive_read(self, then: Callable[[], None]) -> bool:
         """Whether the next piece comes from the archive: ``then`` is called when it is here, or never will be."""
         if self._arrived is not None:
             (pos, data), self._arrived = self._arrived, None
@@ -132,14 +132,14 @@ class _Pull:
             return False
         _, pos, nbytes = request
 
-        def done(data: bytes | None) -> None:
+        def on_read(data: bytes | None) -> None:
             if data is None:
                 self._has_left_archive = True
             else:
                 self._arrived = pos, data
             then()
 
-        return pos < archive_end.pos and self._process.read_archived(archive_end, pos, nbytes, done)
+        return pos < archive_end.pos and self._process.read_archived(archive_end, pos, nbytes, on_read)
 
     def fetch(self) -> None:
         """Request the next piece."""

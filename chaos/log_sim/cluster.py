@@ -189,19 +189,19 @@ class Cluster:
         self.nemesis.end(node, power_cut=False)
         self.at(self.now + self.rng.uniform(0.1, 1.5), self.restart, node)
 
-    def offers(self, process: Process, peer: NodeId) -> None:
+    def offer_files(self, process: Process, peer: NodeId) -> None:
         self.catch_up.offer(process, peer)
 
     def flip_derived(self, node: Node, place: float) -> bool:
         """Flip a bit in a derived file of a node; returns whether there was one. Here is none."""
         return False
 
-    def leads(self, node: Node, term: int) -> None:
+    def on_election(self, node: Node, term: int) -> None:
         self.elections += 1
         self.note(f"{node.node_id} leads term {term}")
         if self.scenario.steady and self.elections > 1:
             raise Violation(f"steadiness: {node.node_id} leads term {term}, although there were only stalls")
-        self.nemesis.elected(node)
+        self.nemesis.on_election(node)
 
     def _holders(self, pos: int, data: bytes) -> frozenset[NodeId]:
         """Return the nodes that have an entry on disk. Raises Violation for a node that claims it without having it."""
@@ -210,7 +210,7 @@ class Cluster:
         for node in self.nodes.values():
             if node.process is None or node.node_id in holders:
                 continue
-            with node.disk.faults_withheld():
+            with node.disk.suspend_faults():
                 vouches = node.process.vouches_for(index, data)
             if vouches:
                 raise Violation(f"durability: {node.node_id} counts entry {index} as durable, but its disk lacks it")
@@ -355,7 +355,7 @@ class Cluster:
         if process is None or node.process is not process:
             return
         node.stop()
-        self.wires.node_ended(node.node_id)
+        self.wires.break_connections(node.node_id)
         self.restart(node)
 
     def repair_fails(self, node: Node, error: SegmentError) -> None:
@@ -373,7 +373,7 @@ class Cluster:
     def resume(self, node_id: NodeId) -> None:
         """Let a paused node handle everything that arrived meanwhile."""
         node, waiting = self.nodes[node_id], self.paused.pop(node_id, [])
-        node.awake()
+        node.wake()
         if waiting and node.process is not None and self.buggify("read-first-after-pause"):
             self.on(node, "is read", node.process.read)
         for step in waiting:

@@ -18,7 +18,7 @@ _IMPLAUSIBLE_TERMS = (TERM_MAX, 2**63 - 1, 2**63, 2**64 - 1)
 _CRC_AT, _PAYLOAD_AT = 8, 12
 
 
-def forged(frame: bytes, rng: random.Random) -> bytearray | None:
+def forge(frame: bytes, rng: random.Random) -> bytearray | None:
     """Copy a frame with a term that no election can reach, with valid checksums; None if the frame has no term."""
     ((kind, payload),), _ = frames.split_frames(memoryview(frame))
     term = rng.choice(_IMPLAUSIBLE_TERMS)

@@ -70,7 +70,7 @@ class History:
 
     # -- clients -----------------------------------------------------------------------------------------------
 
-    def asked(self, value: int) -> None:
+    def begin_append(self, value: int) -> None:
         """Note that a client begins to append ``value``, which it does once."""
         assert value not in self._asked, f"value {value} is asked for a second time"
         self._asked[value] = _Append(self.acked_index)
@@ -100,7 +100,7 @@ class History:
 
     # -- nodes -------------------------------------------------------------------------------------------------
 
-    def elected(self, node: NodeId, term: int, last_index: int, chain_at: Callable[[int], int]) -> None:
+    def check_election(self, node: NodeId, term: int, last_index: int, chain_at: Callable[[int], int]) -> None:
         """Check election safety and leader completeness: one leader per term, which has everything committed before."""
         if self._leaders.setdefault(term, node) != node:
             raise Violation(f"election safety: {node} and {self._leaders[term]} both lead in term {term}")
@@ -116,7 +116,7 @@ class History:
         if (chain := chain_at(newest.index)) != newest.chain:
             raise Violation(f"leader completeness: {node} leads term {term} with the chain {chain}, not with {newest}")
 
-    def voted(self, voter: NodeId, term: int, candidate: NodeId, disk: HardState) -> None:
+    def check_vote(self, voter: NodeId, term: int, candidate: NodeId, disk: HardState) -> None:
         """Check that a node votes once per term, and sends the vote only once it is on disk."""
         first = self._votes.setdefault((term, voter), candidate)
         if first != candidate:
@@ -124,7 +124,7 @@ class History:
         if disk.term < term or (disk.term == term and disk.voted_for != candidate):
             raise Violation(f"vote: {voter} voted for {candidate} in term {term}, but its disk has {disk}")
 
-    def applied(
+    def check_entry(
         self, node: NodeId, term: int, entry: Entry, data: Callable[[], bytes], confs: Sequence[ConfState]
     ) -> None:
         """Check state machine safety and durability: one entry per index, on the disks of a majority.

@@ -21,7 +21,7 @@ from chaos.faults import (
     Fault,
     Heal,
     HitNewLeaders,
-    Isolated,
+    Isolation,
     LinkQuality,
     OneWay,
     Partition,
@@ -80,20 +80,20 @@ class Nemesis:
         if self._carry_out(fault):
             self.effective[name] += 1
 
-    def elected(self, node: Node) -> None:
+    def on_election(self, node: Node) -> None:
         """Ambush a node that was elected, if that is planned."""
         ambush, cluster = self._ambush, self._cluster
         if ambush is None or cluster.healing:
             return
         at = cluster.now + self._rng.uniform(0.0, ambush.delay_seconds_max)
         back = at + ambush.absence_seconds
-        hit: Fault = PowerCut(node.node_id) if ambush.crash else Isolated(node.node_id)
+        hit: Fault = PowerCut(node.node_id) if ambush.crash else Isolation(node.node_id)
         cluster.at(at, self._unless_healed, lambda: self.strike(hit))
         cluster.at(back, self._unless_healed, lambda: self._come_back(node))
 
     def _come_back(self, node: Node) -> None:
         self._cluster.network.reconnect(node.node_id)
-        self._cluster.wires.healed()
+        self._cluster.wires.release_stuck()
         self._cluster.restart(node)
 
     def _unless_healed(self, step: Callable[[], None]) -> None:
@@ -109,7 +109,7 @@ class Nemesis:
             return False
         node.kill(power_cut=power_cut)
         cluster.paused.pop(node.node_id, None)
-        cluster.wires.node_ended(node.node_id)
+        cluster.wires.break_connections(node.node_id)
         for other in cluster.nodes.values():
             is_reachable = cluster.network.connected(node.node_id, other.node_id)
             if other is not node and is_reachable and self._rng.random() < 0.5:
@@ -124,9 +124,9 @@ class Nemesis:
         self.strike(everything)
         self.strike(cluster.scenario.link_quality)
         for node in cluster.nodes.values():
-            node.disk.no_faults()
+            node.disk.clear_faults()
             node.disk_seconds_max = cluster.scenario.disk_seconds_max
-        cluster.wires.healed()
+        cluster.wires.release_stuck()
 
     def _carry_out(self, fault: Fault) -> bool:
         cluster = self._cluster
@@ -197,13 +197,13 @@ class Nemesis:
             case HitNewLeaders():
                 self._ambush = fault
                 return True
-            case Partition() | OneWay() | CutLink() | Isolated():
+            case Partition() | OneWay() | CutLink() | Isolation():
                 self._cuts.append((type(fault).__name__, cluster.wires.blocked))
                 cluster.network.disturb(fault)
                 return False
             case Heal():
                 cluster.network.disturb(fault)
-                cluster.wires.healed()
+                cluster.wires.release_stuck()
                 cuts, self._cuts = self._cuts, []
                 for name, blocked_before in cuts:
                     self.effective[name] += cluster.wires.blocked > blocked_before
@@ -381,7 +381,7 @@ class Nemesis:
             return False
         # All other nodes come back, or no leader could be elected.
         self._carry_out(Heal())
-        self.strike(Isolated(old))
+        self.strike(Isolation(old))
         patience = cluster.scenario.config.election_timeout_seconds_min
         for _ in range(6):
             at = cluster.now + self._rng.uniform(0.0, 1.2 * patience)
@@ -440,5 +440,5 @@ class Nemesis:
         if node.process is None or node.node_id in self._cluster.paused:
             return False
         node.stop()
-        self._cluster.wires.node_ended(node.node_id)
+        self._cluster.wires.break_connections(node.node_id)
         return True

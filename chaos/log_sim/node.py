@@ -37,7 +37,7 @@ class Process(Protocol):
     log: SegmentLog
     writer: SimWriter
 
-    def archived(self) -> Base | None:
+    def archive_end(self) -> Base | None:
         """The end of the log's archived part, as the leader offers it."""
 
     def read_archived(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None], /) -> bool:
@@ -46,7 +46,7 @@ class Process(Protocol):
     def on_begin(self) -> None:
         """Start the timers and I/O of a running process."""
 
-    def stops(self) -> None:
+    def prepare_stop(self) -> None:
         """Prepare for a clean stop of the process."""
 
     def on_exit(self, *, power_cut: bool) -> None:
@@ -100,10 +100,10 @@ class World(Protocol):
     def process_ends(self, node: Node, error: Exception) -> None:
         """End a node's failed process."""
 
-    def offers(self, process: Process, peer: NodeId) -> None:
+    def offer_files(self, process: Process, peer: NodeId) -> None:
         """Offer files to ``peer``, which needs them from the leading node."""
 
-    def leads(self, node: Node, term: int) -> None:
+    def on_election(self, node: Node, term: int) -> None:
         """Note that the node was elected."""
 
 
@@ -200,7 +200,7 @@ class Node:
         except SegmentError as error:
             self.disk.kill()
             return error
-        self.disk.power_stays()
+        self.disk.cancel_power_cut()
         self.process.on_begin()
         return None
 
@@ -216,7 +216,7 @@ class Node:
         """Kill the process; with a power cut, the machine stops, too."""
         process, self.process = self.process, None
         self.repair = None
-        self.awake()
+        self.wake()
         if process is not None:
             if self._world.buggify("crash-in-write"):
                 process.writer.stop_midway(self.disk, self._rng.randrange(8))
@@ -233,7 +233,7 @@ class Node:
         """Stop the process cleanly."""
         process, self.process = self.process, None
         if process is not None:
-            process.stops()
+            process.prepare_stop()
             try:
                 process.log.close(clean=True)
             except (SegmentError, OSError):
@@ -255,7 +255,7 @@ class Node:
         if self._suspended_at is None:
             self._suspended_at = self.clock()
 
-    def awake(self) -> None:
+    def wake(self) -> None:
         """Let the machine run, whether it was suspended or not."""
         if self._suspended_at is not None:
             self._suspended_seconds += self.clock() - self._suspended_at

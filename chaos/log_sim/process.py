@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from chaos.log_sim.forgery import forged
+from chaos.log_sim.forgery import forge
 from chaos.log_sim.history import Entry
 from chaos.log_sim.node import DIRECTORY, Node, World
 from chaos.log_sim.schedule import Scenario
@@ -63,7 +63,7 @@ class LogProcess:
             latency=node.disk_latency,
             clock=node.clock,
             on_done=lambda: self.replica.note_writes(),
-            on_send=self._sent_by_writer,
+            on_send=self._send_for_writer,
             on_failed=lambda error: world.process_ends(node, error),
             buggify=world.buggify,
             faults=node.short_writes,
@@ -82,7 +82,7 @@ class LogProcess:
         )
         log = self.log
         self._damaged = False
-        log.tell_damage(self._found_damage)
+        log.tell_damage(self._on_damage)
         initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
         try:
             self.confs = confs = configurations(log, initial)
@@ -114,8 +114,8 @@ class LogProcess:
             clock=self.clock,
             wake=lambda: world.later(node, 0.0, lambda: None),
             confs=confs,
-            on_conf=self._configured,
-            on_reset=lambda peer: world.offers(self, peer),
+            on_conf=self._on_conf,
+            on_reset=lambda peer: world.offer_files(self, peer),
             check_body=self.check_body,
         )
         self._waiting_for: NodeId | None = None
@@ -127,7 +127,7 @@ class LogProcess:
         self._turns = 0
         self._forgeries = random.Random(f"forged frames for {node.node_id}")
 
-    def archived(self) -> Base | None:
+    def archive_end(self) -> Base | None:
         """The end of the log's archived part, as the leader offers it; see `raftlog.node.Hosted`."""
         return None
 
@@ -152,7 +152,7 @@ class LogProcess:
         if world.buggify("replay-everything"):
             node.checkpoint = log.base[0]
 
-    def _found_damage(self, damage: StorageCorrupt) -> None:
+    def _on_damage(self, damage: StorageCorrupt) -> None:
         """Transfer leadership as `raftlog.node` does, and end a moment later to be repaired."""
         if not self._damaged:
             self._damaged = True
@@ -171,7 +171,7 @@ class LogProcess:
     def on_start(self) -> None:
         """Schedule the first work of a running process."""
 
-    def stops(self) -> None:
+    def prepare_stop(self) -> None:
         """Prepare for a clean stop of the process."""
 
     def on_exit(self, *, power_cut: bool) -> None:
@@ -195,7 +195,7 @@ class LogProcess:
             node.checkpoint = base_index
         node.replacing = False
 
-    def _configured(self, index: LogIndex, conf: ConfState, removed: frozenset[NodeId]) -> None:
+    def _on_conf(self, index: LogIndex, conf: ConfState, removed: frozenset[NodeId]) -> None:
         self.confs = [*[before for before in self.confs if before[0] < index], (index, conf)]
 
     # -- turns -------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class LogProcess:
 
     def _expect_refusal(self, source: NodeId, frame: bytes) -> None:
         """Handle a forged copy of a frame first. It must change nothing, so runs are the same with and without it."""
-        copy = forged(frame, self._forgeries)
+        copy = forge(frame, self._forgeries)
         if copy is None:
             return
         ((kind, payload),), _ = wire.split_frames(memoryview(copy))
@@ -244,7 +244,7 @@ class LogProcess:
         """Append entries for clients."""
         history = self._world.history
         for value in values:
-            history.asked(value)
+            history.begin_append(value)
 
             def build(pos: int, value: int = value) -> tuple[bytes, bytes]:
                 return body_of(value, nbytes), b"%d" % value if value % 3 else b""
@@ -260,11 +260,11 @@ class LogProcess:
         history = self._world.history
         floor = history.read_floor()
 
-        def answered(certain: bool) -> None:
+        def on_confirm(certain: bool) -> None:
             if certain:
                 history.read(self.node_id, floor, self._applied)
 
-        self.replica.read(answered)
+        self.replica.read(on_confirm)
 
     def vouches_for(self, index: int, data: bytes) -> bool:
         """Whether the log takes this very entry for durable."""
@@ -375,7 +375,7 @@ class LogProcess:
             self._waiting_for = None
             self._has_left = self.writer.take_back() > 0
 
-    def _sent_by_writer(self, frame: bytes) -> int:
+    def _send_for_writer(self, frame: bytes) -> int:
         assert self._waiting_for is not None
         if isinstance(self.core, TracedCore):
             ((_, payload),), _ = wire.split_frames(memoryview(frame))
@@ -390,9 +390,9 @@ class LogProcess:
         vote = wire.decode_cold(kind, payload)
         history = self._world.history
         if kind is Kind.VOTE:
-            history.voted(self.node_id, vote.term, self.node_id, self.node.hard_state())
+            history.check_vote(self.node_id, vote.term, self.node_id, self.node.hard_state())
         elif vote.granted:
-            history.voted(self.node_id, vote.term, vote.dst, self.node.hard_state())
+            history.check_vote(self.node_id, vote.term, vote.dst, self.node.hard_state())
 
     # -- Application -------------------------------------------------------------------------------------------
 
@@ -407,7 +407,7 @@ class LogProcess:
             if entry.annotation and entry.annotation != b"%d" % (value or 0):
                 raise Violation(f"{self.node_id}: value {value} comes with the annotation {entry.annotation!r}")
             log_entry = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), value)
-            history.applied(self.node_id, self.replica.core.term, log_entry, partial(self._bytes_of, index), confs)
+            history.check_entry(self.node_id, self.replica.core.term, log_entry, partial(self._bytes_of, index), confs)
             self._applied = index
             if (request := self._pending.pop(index, None)) is not None:
                 if request != value:
@@ -419,8 +419,8 @@ class LogProcess:
     def role_changed(self, change: RoleChange) -> None:
         if change.role is Role.LEADER and change.term > self._led_term:
             self._led_term = change.term
-            self._world.history.elected(self.node_id, change.term, self.log.last_index, self._chain_at)
-            self._world.leads(self.node, change.term)
+            self._world.history.check_election(self.node_id, change.term, self.log.last_index, self._chain_at)
+            self._world.on_election(self.node, change.term)
         if change.role is not Role.LEADER and (
             open_indexes := [i for i in self._pending if i > self.replica.commit_index]
         ):

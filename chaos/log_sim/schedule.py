@@ -26,7 +26,7 @@ from chaos.faults import (
     Fault,
     Heal,
     HitNewLeaders,
-    Isolated,
+    Isolation,
     LinkQuality,
     OneWay,
     Partition,
@@ -105,7 +105,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     faults = draw_faults(rng, machines, kinds, link_quality, safety_seconds)
     if is_relaxed:
         config = replace(config, durable_commit=False)
-        faults = [(at, _spared(fault, nodes[1])) for at, fault in faults]
+        faults = [(at, _soften_crash(fault, nodes[1])) for at, fault in faults]
         forgetful = _forgetful_voter(rng, nodes, 2 * config.election_timeout_seconds_max, safety_seconds)
         faults += forgetful
         faults.sort(key=lambda timed: timed[0])
@@ -205,7 +205,7 @@ def draw_config(
     )
 
 
-def _spared(fault: Fault, victim: NodeId) -> Fault:
+def _soften_crash(fault: Fault, victim: NodeId) -> Fault:
     return Stop(fault.node) if isinstance(fault, PowerCut | Crash) and fault.node != victim else fault
 
 
@@ -230,7 +230,7 @@ def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: floa
         away = [node for node in nodes if node not in (victim, late)]
         # In turns, since a killed process loses unwritten bytes, and a machine unsynced ones.
         end_of, other = other, end_of
-        faults += [(start + 0.2, Isolated(late)), (start + 0.3, end_of(victim)), (start + 0.35, Restart(victim))]
+        faults += [(start + 0.2, Isolation(late)), (start + 0.3, end_of(victim)), (start + 0.35, Restart(victim))]
         faults += [
             (start + 0.3, Heal()),
             (start + 0.3, Partition(((victim, late), tuple(away)))),
@@ -322,7 +322,7 @@ def _cut_link(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, st
 
 
 def _deaf(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
-    return [(start, Isolated(rng.choice(nodes)))]
+    return [(start, Isolation(rng.choice(nodes)))]
 
 
 def _link_quality(

@@ -26,7 +26,7 @@ def damage_all(cluster: Group, fault: SharedDamage, rng: random.Random) -> bool:
     flips: list[tuple[Node, int, int]] = []
     with ExitStack() as withheld:
         for node in nodes:
-            withheld.enter_context(node.disk.faults_withheld())  # those are for the code under test
+            withheld.enter_context(node.disk.suspend_faults())  # those are for the code under test
         first = 1 + max(process.log.base[0] for process in processes)
         last = min(min(p.replica.commit_index, p.log.durable_index, _marked_index(p)) for p in processes) - _BEHIND
         count = last - first + 1

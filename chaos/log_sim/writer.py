@@ -72,12 +72,12 @@ class SimWriter:
         self._batch: list[WriteOp] = []
         calls = SteppedCalls(
             disk,
-            self._reported,
+            self._on_report,
             faults,
             clock=clock,
-            on_wait=self._waits,
-            on_wake=self._woken,
-            on_send=self._sends,
+            on_wait=self._on_wait,
+            on_wake=self._on_wake,
+            on_send=self._send_frame,
         )
         self._sync_bytes_max = sync_bytes_max
         self._writes = (CompiledAppendQueue if IS_COMPILED else PythonAppendQueue)(-1, sync_bytes_max, calls)
@@ -154,7 +154,7 @@ class SimWriter:
         for op in list(self._batch):
             self._writes.submit(op)
 
-    def _woken(self) -> None:
+    def _on_wake(self) -> None:
         if self._turns is not None:
             self._later(self._latency() + (1.5 if self._buggify("slow-write") else 0.0), self._finish)
 
@@ -186,7 +186,7 @@ class SimWriter:
         while not self._is_waiting:
             assert turns.wait(), "nobody has closed the writer"
 
-    def _waits(self, seconds: float | None) -> None:
+    def _on_wait(self, seconds: float | None) -> None:
         """Let the writer wait, for at most ``seconds`` if they are given."""
         if seconds == 0.0:
             return
@@ -194,9 +194,9 @@ class SimWriter:
         if seconds is not None and not self._is_timer_set:
             self._is_timer_set = True
             late = 0.5 if self._buggify("late-markers") else 0.0
-            self._later(max(seconds, _TIMER_SECONDS_MIN) + late, self._timer_ends)
+            self._later(max(seconds, _TIMER_SECONDS_MIN) + late, self._on_timer)
 
-    def _timer_ends(self) -> None:
+    def _on_timer(self) -> None:
         """End a wait whose time is over, unless the writer was woken by queued entries and is writing."""
         self._is_timer_set = False
         turns = self._turns
@@ -207,14 +207,14 @@ class SimWriter:
         except StorageFailed as error:
             self._fail(error)
 
-    def _reported(self, ticket: int) -> None:
+    def _on_report(self, ticket: int) -> None:
         """Check that everything up to ``ticket`` is durable, as the queue reports."""
         if ticket < self._checked_ticket or ticket != self.done_ticket:
             raise Violation(f"the log writer reports ticket {ticket}, but {self.done_ticket} is done")
         self._check_up_to(ticket)
         self._is_signalled = True
 
-    def _sends(self, frame: bytes) -> int:
+    def _send_frame(self, frame: bytes) -> int:
         """Send a frame that may leave when a ticket is durable; returns the bytes that the network took."""
         self._check_up_to(self.done_ticket)
         if self._frame_ticket > self._checked_ticket:

@@ -173,7 +173,7 @@ def finding_seeds(path: Path = FINDING_SEEDS) -> dict[str, FindingRun]:
     return {name: FindingRun(int(seed), *map(float, seconds)) for name, seed, *seconds in lines}
 
 
-def note_finding_seeds(findings: Sequence[Finding], path: Path = FINDING_SEEDS) -> None:
+def write_finding_seeds(findings: Sequence[Finding], path: Path = FINDING_SEEDS) -> None:
     """Note the runs that found these bugs; other bugs keep theirs, and runs of former bugs are deleted."""
     new_runs = {
         each.name: FindingRun(each.seeds - 1, each.seconds)
@@ -356,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.report.parent.mkdir(parents=True, exist_ok=True)
         options.report.write_text(table(findings, options.seeds))
     if options.note:
-        note_finding_seeds(findings)
+        write_finding_seeds(findings)
     return int(any(finding.seeds is None for finding in findings))
 
 

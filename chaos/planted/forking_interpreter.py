@@ -161,14 +161,14 @@ def _serve() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            _become(*json.loads(line))
+            _run_module(*json.loads(line))
             return
         _, status = os.waitpid(child, 0)
         sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
         sys.stdout.flush()
 
 
-def _become(
+def _run_module(
     module: str,
     arguments: list[str],
     directory: str,

@@ -47,7 +47,7 @@ class SlowStore(Archive):
     def begin(self) -> None:
         super().begin()
         for number in range(READERS):
-            client = Client(self.cluster, 100 + number, self.broker_request)
+            client = Client(self.cluster, 100 + number, self.on_broker_request)
             self.cluster.at(8.0, self._pull, client, number)
 
     def _change_mood(self) -> None:
@@ -94,7 +94,7 @@ def test_cold_readers_of_a_slow_store_are_not_closed(monkeypatch: pytest.MonkeyP
         close(connection, reason)
 
     monkeypatch.setattr(ClientConnection, "_closed", noted)
-    cluster = BrokerCluster(SlowStore.adapted(scenario), SlowStore)
+    cluster = BrokerCluster(SlowStore.adapt(scenario), SlowStore)
     cluster.run()
     workload = cluster.workload
     assert isinstance(workload, SlowStore)

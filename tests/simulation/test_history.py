@@ -36,18 +36,18 @@ def disks() -> Disks:
 def history(disks: Disks) -> History:
     history = History(disks)
     for value in (11, 12, 13):
-        history.asked(value)
+        history.begin_append(value)
     commit(history, A, ONE)
     return history
 
 
 def commit(history: History, node: NodeId, entry: Entry, conf: ConfState = CONF) -> None:
-    history.applied(node, 1, entry, lambda: b"its bytes", [conf])
+    history.check_entry(node, 1, entry, lambda: b"its bytes", [conf])
 
 
 def test_honest_history_passes(history: History) -> None:
-    history.elected(A, 1, 2, CHAINS.__getitem__)
-    history.voted(B, 1, A, HardState(Term(1), A))
+    history.check_election(A, 1, 2, CHAINS.__getitem__)
+    history.check_vote(B, 1, A, HardState(Term(1), A))
     commit(history, B, ONE)
     commit(history, B, TWO)
     history.acknowledge(12, 2)
@@ -56,28 +56,28 @@ def test_honest_history_passes(history: History) -> None:
 
 
 def test_two_leaders_in_a_term(history: History) -> None:
-    history.elected(A, 3, 1, CHAINS.__getitem__)
+    history.check_election(A, 3, 1, CHAINS.__getitem__)
     with pytest.raises(Violation, match="election safety"):
-        history.elected(B, 3, 1, CHAINS.__getitem__)
+        history.check_election(B, 3, 1, CHAINS.__getitem__)
 
 
 def test_checker_finds_a_leader_without_committed_entries(history: History) -> None:
-    history.applied(A, 5, TWO, lambda: b"its bytes", [CONF])
-    history.elected(B, 4, 1, CHAINS.__getitem__)
+    history.check_entry(A, 5, TWO, lambda: b"its bytes", [CONF])
+    history.check_election(B, 4, 1, CHAINS.__getitem__)
     with pytest.raises(Violation, match="leader completeness"):
-        history.elected(B, 6, 1, CHAINS.__getitem__)
+        history.check_election(B, 6, 1, CHAINS.__getitem__)
 
 
 def test_two_votes_in_a_term(history: History) -> None:
-    history.voted(B, 4, A, HardState(Term(4), A))
+    history.check_vote(B, 4, A, HardState(Term(4), A))
     with pytest.raises(Violation, match="vote"):
-        history.voted(B, 4, B, HardState(Term(4), B))
+        history.check_vote(B, 4, B, HardState(Term(4), B))
 
 
 @pytest.mark.parametrize("disk", [HardState(Term(3), A), HardState(Term(4), None), HardState(Term(4), B)])
 def test_checker_finds_votes_missing_on_disk(history: History, disk: HardState) -> None:
     with pytest.raises(Violation, match="vote"):
-        history.voted(B, 4, A, disk)
+        history.check_vote(B, 4, A, disk)
 
 
 WRONG = {
@@ -98,7 +98,7 @@ def test_history_refuses_an_entry_against_a_rule(history: History, entry: Entry,
 @pytest.mark.parametrize(("last", "chain"), [(0, 101), (1, 999)], ids=["lacks an entry", "has another in its place"])
 def test_history_refuses_a_leader_without_the_entry(history: History, last: int, chain: int) -> None:
     with pytest.raises(Violation, match="leader completeness"):
-        history.elected(B, 2, last, lambda index: chain)
+        history.check_election(B, 2, last, lambda index: chain)
 
 
 @pytest.mark.parametrize("others", [[], [NodeId("learner")]], ids=["too few", "one that does not count"])
@@ -123,7 +123,7 @@ def test_checker_finds_committed_refused_values(history: History) -> None:
 def test_history_refuses_a_value_ahead_of_earlier_acknowledged_values(history: History) -> None:
     commit(history, A, TWO)
     history.acknowledge(12, 2)
-    history.asked(14)
+    history.begin_append(14)
     history.committed.pop()
     with pytest.raises(Violation, match="order"):
         commit(history, B, Entry(2, 1, 1, 100, 102, 14))

@@ -26,11 +26,11 @@ from chaos.planted.__main__ import (
     hunt,
     main,
     names,
-    note_finding_seeds,
     plant,
     table,
     unit_test,
     workload,
+    write_finding_seeds,
 )
 from chaos.planted.forking_interpreter import WarmPython
 
@@ -175,7 +175,7 @@ def test_finding_seeds_are_noted_per_mistake(tmp_path: Path) -> None:
     noted = tmp_path / "seeds"
     noted.write_text("double-vote 3\nis-no-mistake-any-more 1\nstale-read 2\nlearner-counts 4\nlease-too-long 9 4\n")
     found_anew = [("double-vote", 8, 2.5), ("stale-read", None, None), ("learner-counts", 1, None)]
-    note_finding_seeds([Finding(name, "", seeds, "", seconds) for name, seeds, seconds in found_anew], noted)
+    write_finding_seeds([Finding(name, "", seeds, "", seconds) for name, seeds, seconds in found_anew], noted)
     expected = {"double-vote": FindingRun(7, 2.5), "lease-too-long": FindingRun(9, 4.0), "stale-read": FindingRun(2)}
     assert finding_seeds(noted) == expected
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.watched_files import UnsyncedRest, WatchedFiles, watched
+from chaos.watched_files import UnsyncedRest, WatchedFiles, watch_files
 from mq.protocol.numbers import PhysicalOffset
 from mq.store.checkpoint import CHECKPOINT_NAME, Checkpoint, Checkpointer, load_checkpoint
 from mq.store.key_index.builder import run_job
@@ -67,7 +67,7 @@ def check(files: WatchedFiles, target: Path, log: Log, index_min: int) -> None:
 def test_power_cut_at_any_step_leaves_a_checkpoint_fitting_its_queues(root: Path, tmp_path: Path) -> None:
     log = Log()
     index_min, steps = 0, 0
-    with watched(root) as files:
+    with watch_files(root) as files:
 
         def cut(what: str) -> None:
             nonlocal steps
@@ -89,7 +89,7 @@ def test_power_cut_at_any_step_leaves_a_checkpoint_fitting_its_queues(root: Path
 
 def test_reported_checkpoint_survives_with_all_its_files(root: Path) -> None:
     log = Log()
-    with watched(root) as files:
+    with watch_files(root) as files:
         store = open_store(str(root / "data" / "store"), TINY).queues
         checkpointer = Checkpointer(str(root / "data" / "store"), store)
         fill(store, log, 0)
@@ -106,7 +106,7 @@ def test_key_index_file_is_complete_before_its_rename(root: Path, tmp_path: Path
     end = log.end_pos
     log.close()
     segment = next((root / "log").glob("0*"))
-    with watched(root) as files:
+    with watch_files(root) as files:
 
         def cut(what: str) -> None:
             for left in UnsyncedRest:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from chaos.watched_files import UnsyncedRest, WatchedFiles, watched
+from chaos.watched_files import UnsyncedRest, WatchedFiles, watch_files
 from mq.cli import backup as backup_command
 from mq.cli.app import app
 from raftlog import NodeId, RealDisk, SegmentError
@@ -65,7 +65,7 @@ def entries_of_backup(directory: Path) -> int:
 
 def test_reported_backup_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
     target = root / "a" / "b" / "backup"
-    with watched(root) as files:
+    with watch_files(root) as files:
         for last in (ENTRIES, ENTRIES + 30):
             grow(data_dir, last)
             log = opened(data_dir)
@@ -81,7 +81,7 @@ def test_power_cut_at_any_step_leaves_the_earlier_backup(root: Path, data_dir: P
     take(root / "backup", data_dir)
     grow(data_dir, ENTRIES + 30)
     steps = 0
-    with watched(root) as files:
+    with watch_files(root) as files:
 
         def cut(what: str) -> None:
             nonlocal steps
@@ -99,7 +99,7 @@ def test_power_cut_at_any_step_leaves_the_earlier_backup(root: Path, data_dir: P
 def test_reported_restore_survives_a_power_cut(root: Path, data_dir: Path, tmp_path: Path) -> None:
     take(tmp_path / "backup", data_dir)
     targets = [root / "new" / "a" / "n0", root / "n1"]
-    with watched(root) as files:
+    with watch_files(root) as files:
         pairs = [f"n{number}={target}" for number, target in enumerate(targets)]
         command("restore", tmp_path / "backup", *pairs, "--peers", PEERS)
         assert lost(files) == []
@@ -108,7 +108,7 @@ def test_reported_restore_survives_a_power_cut(root: Path, data_dir: Path, tmp_p
 def test_restored_log_is_durable_to_its_last_file(root: Path, data_dir: Path, tmp_path: Path) -> None:
     """At the moment in which it counts as a log, all of it is on the disk, whatever the caller does then."""
     take(tmp_path / "backup", data_dir)
-    with watched(root) as files:
+    with watch_files(root) as files:
 
         def cut(what: str) -> None:
             for left in UnsyncedRest:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from chaos.watched_files import UnsyncedRest, WatchedFiles, watched
+from chaos.watched_files import UnsyncedRest, WatchedFiles, watch_files
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.message import MessageQueue
 from mq.local_cluster.groups import remember_segment_bytes
@@ -80,7 +80,7 @@ def save(config: KvConfig, root: Path, value: str) -> KvFile:
 
 def test_kv_configuration_survives_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
     config = KvConfig()
-    with watched(root) as files:
+    with watch_files(root) as files:
         cuts = Cuts(files, tmp_path, kv_values, [{}, {"k": "1"}])
         save(config, root, "1")
         cuts.assert_stored({"k": "1"})
@@ -99,7 +99,7 @@ def test_damaged_kv_file_never_replaces_its_good_predecessor(root: Path, tmp_pat
     config = KvConfig()
     file = KvFile(config, root / "a" / "b")
     assert file.load() is not None
-    with watched(root) as files:
+    with watch_files(root) as files:
         cuts = Cuts(files, tmp_path, kv_values, [{"k": "1"}, {"k": "3"}])
         config.put("N", "k", "3")
         trio.run(file.save)
@@ -113,7 +113,7 @@ def offset(directory: Path) -> object:
 def test_broadcast_offsets_survive_a_power_cut_at_any_step(root: Path, tmp_path: Path) -> None:
     """If the file of a consumer that begins with the last message is lost, it skips what came while it was away."""
     offsets = LocalOffsets(cast("Any", None), str(root / "a" / "offsets.json"), "last")
-    with watched(root) as files:
+    with watch_files(root) as files:
         for before, after in ((None, 5), (5, 6)):
             cuts = Cuts(files, tmp_path, offset, [before, after])
             offsets.commit_soon({QUEUE: after})
@@ -133,7 +133,7 @@ def test_secret_of_a_group_survives_a_power_cut_at_any_step(root: Path, tmp_path
             each.chmod(0o600)
         return secrets(directory)
 
-    with watched(root) as files:
+    with watch_files(root) as files:
         assert create_secret(str(path))
         first = read_secrets(str(path))
         assert files.undurable() == []
@@ -152,7 +152,7 @@ def test_file_size_of_a_dev_directory_survives_power_cuts(root: Path, tmp_path: 
             settings["segment_bytes"] = (directory / "dev" / "segment_bytes").read_text()
         return settings.get("segment_bytes")
 
-    with watched(root) as files:
+    with watch_files(root) as files:
         cuts = Cuts(files, tmp_path, size, [None, "4096\n"])
         remember_segment_bytes(root / "dev", {"segment_bytes": "4096"})
         cuts.assert_stored("4096\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.watched_files import UnsyncedRest, WatchedFiles, watched
+from chaos.watched_files import UnsyncedRest, WatchedFiles, watch_files
 
 
 def write(path: Path, data: bytes, *, sync: bool = True) -> None:
@@ -38,7 +38,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_new_file_needs_a_sync_of_content_and_directory(root: Path, tmp_path: Path) -> None:
-    with watched(root) as files:
+    with watch_files(root) as files:
         assert files.undurable() == []
         write(root / "a", b"1", sync=False)
         assert files.undurable() == ["a: its name may be lost"]
@@ -51,7 +51,7 @@ def test_new_file_needs_a_sync_of_content_and_directory(root: Path, tmp_path: Pa
 
 
 def test_rename_needs_a_sync_of_the_directory(root: Path, tmp_path: Path) -> None:
-    with watched(root) as files:
+    with watch_files(root) as files:
         write(root / "kept" / "new", b"new")
         (root / "kept" / "new").replace(root / "kept" / "old")
         assert files.undurable() == ["kept/old: its name may be lost"]
@@ -63,7 +63,7 @@ def test_rename_needs_a_sync_of_the_directory(root: Path, tmp_path: Path) -> Non
 
 
 def test_renamed_file_without_a_sync_may_be_empty(root: Path, tmp_path: Path) -> None:
-    with watched(root) as files:
+    with watch_files(root) as files:
         write(root / "kept" / "new", b"new", sync=False)
         (root / "kept" / "new").replace(root / "kept" / "old")
         assert left(files, tmp_path / "0", UnsyncedRest.NAMES) == {"kept/old": b""}
@@ -71,7 +71,7 @@ def test_renamed_file_without_a_sync_may_be_empty(root: Path, tmp_path: Path) ->
 
 
 def test_new_directory_needs_a_sync_of_its_parent(root: Path) -> None:
-    with watched(root) as files:
+    with watch_files(root) as files:
         (root / "a" / "b").mkdir(parents=True)
         write(root / "a" / "b" / "c", b"c")
         sync_directory(root / "a" / "b")
@@ -82,7 +82,7 @@ def test_new_directory_needs_a_sync_of_its_parent(root: Path) -> None:
 
 
 def test_removed_file_is_read_again_when_it_reappears(root: Path) -> None:
-    with watched(root) as files:
+    with watch_files(root) as files:
         (root / "kept" / "old").unlink()
         assert files.undurable() == ["kept/old: comes back"]
         sync_directory(root / "kept")
@@ -90,7 +90,7 @@ def test_removed_file_is_read_again_when_it_reappears(root: Path) -> None:
 
 
 def test_synced_write_does_not_make_other_parts_of_the_file_durable(root: Path, tmp_path: Path) -> None:
-    with watched(root) as files:
+    with watch_files(root) as files:
         fd = os.open(root / "kept" / "old", os.O_RDWR)
         os.pwritev(fd, [b"AB"], 0)
         os.pwritev(fd, [b"C"], 2, os.RWF_DSYNC)
@@ -101,7 +101,7 @@ def test_synced_write_does_not_make_other_parts_of_the_file_durable(root: Path, 
 
 def test_each_step_is_reported_before_it_happens(root: Path) -> None:
     seen: list[tuple[str, bool]] = []
-    with watched(root) as files:
+    with watch_files(root) as files:
         files.at_each_step = lambda what: seen.append((what.split()[0], (root / "b").exists()))
         write(root / "a", b"1")
         (root / "a").rename(root / "b")

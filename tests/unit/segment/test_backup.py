@@ -184,7 +184,7 @@ def test_power_cut_midway_leaves_the_backup_unchanged_or_finished(operations: in
     except PowerCut:
         pass
     operator.disk.crash(Random(operations))
-    operator.disk.power_stays()
+    operator.disk.cancel_power_cut()
     assert len(operator.bodies()) in (60, 200)
     assert operator.run().last.index == 200
     assert operator.bodies() == [body(index) for index in range(1, 201)]

@@ -418,7 +418,7 @@ def test_repaired_bytes_are_on_the_disk_when_a_repair_is_finished(home: LogHome,
             run(repair, n2=served_by(good))
         except StorageFailed:
             repair.close()
-        home.disk.no_faults()
+        home.disk.clear_faults()
         try:
             log = home.open()
         except LogDamaged as error:

@@ -135,7 +135,7 @@ def test_power_cuts_during_each_attempt_lose_nothing(peer: SegmentLog) -> None:
                 home.close_all()
                 home.disk.crash(rng)
             step += rng.randrange(1, 4)
-        home.disk.power_stays()
+        home.disk.cancel_power_cut()
         home.close_all()
         assert_put_back(home, peer, manifest)
 

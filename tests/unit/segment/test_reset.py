@@ -150,7 +150,7 @@ def test_completed_reset_is_durable_despite_a_failed_sync_of_an_attempt(home: Lo
         except StorageFailed:
             snapshot_failed |= what == "snapshot"
             staging.close()
-        home.disk.no_faults()
+        home.disk.clear_faults()
         staging = SnapshotInstall(home.disk, DIRECTORY, manifest, limits=LIMITS)
         pull(staging, source, rng=random.Random(after))
         staging.finish()
@@ -274,7 +274,7 @@ def test_crash_during_installation_keeps_the_abstention(home: LogHome, leader: L
         home.disk.cut_power_after(step)
         try:
             home.open(acknowledges_unsynced=True).close(clean=True)
-            home.disk.power_stays()
+            home.disk.cancel_power_cut()
         except PowerCut:
             home.disk.crash(random.Random(step))
         log = home.open(acknowledges_unsynced=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from chaos.object_store import Bucket, BucketStore, Killed
+from chaos.object_store import Bucket, BucketStore, ProcessKilled
 from mq.store.archive.archiver import archive
 from mq.store.archive.file_index import FileIndexBuilder
 from mq.store.archive.reader import ArchiveReader, MessageQuery
@@ -98,7 +98,7 @@ def test_run_killed_at_any_operation_leaves_a_valid_archive(files: int) -> None:
     def kill_at(operation: int) -> Callable[[str, str], None]:
         def before_it(what: str, name: str) -> None:
             if bucket.operations == operation:
-                raise Killed
+                raise ProcessKilled
 
         return before_it
 
@@ -109,7 +109,7 @@ def test_run_killed_at_any_operation_leaves_a_valid_archive(files: int) -> None:
         try:
             for step in steps(log, bucket):
                 reported = max(reported, step.index)
-        except Killed:
+        except ProcessKilled:
             end = operation
         bucket.before = lambda what, name: None
         if MANIFEST_NAME in bucket.objects:
@@ -363,13 +363,13 @@ def test_killed_run_still_indexes_files_of_a_backup() -> None:
         nonlocal left
         left -= 1
         if left < 0:
-            raise Killed
+            raise ProcessKilled
 
     for number in range(40):
         left, bucket.before = number, dies
         try:
             list(steps(log, bucket, now_ms=BEGIN_MS + 1 + 10 * number))
-        except Killed:
+        except ProcessKilled:
             continue
         finally:
             bucket.before = lambda operation, name: None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.object_store import Bucket, BucketStore, Killed
+from chaos.object_store import Bucket, BucketStore, ProcessKilled
 from mq.store.archive.reader import ArchiveReader, MessageQuery
 from mq.store.archive.worker_protocol import Trouble
 from mq.store.backup_checkpoint import PENDING_NAME, forget_pending
@@ -131,7 +131,7 @@ def test_archive_is_whole_wherever_a_run_is_killed(tmp_path: Path, seed: int) ->
             nonlocal left
             left -= 1
             if left < 0:
-                raise Killed
+                raise ProcessKilled
 
         bucket.before = kill
         bucket.fails = rng.choice((0.0, 0.3))
@@ -140,7 +140,7 @@ def test_archive_is_whole_wherever_a_run_is_killed(tmp_path: Path, seed: int) ->
                 bytes_max=rng.choice((KEPT, 2 * KEPT)), begin_pos=rng.choice((0, SEGMENT_BYTES * 3, 2**62))
             )
             assert found[-1].trouble in (None, Trouble.STORE)
-        except Killed:
+        except ProcessKilled:
             pass
         bucket.before, bucket.fails = lambda operation, name: None, 0.0
         home.check()
