@@ -158,19 +158,19 @@ class PydanticCodec(Generic[T]):
 
 def check_body_codec(codec: BodyCodec[T] | None) -> BodyCodec[T] | None:
     """The codec itself. Raises TypeError for another object, and says what to write."""
-    unchecked = cast("Any", codec)
-    if unchecked is None:
+    any_codec = cast("Any", codec)
+    if any_codec is None:
         return None
-    if isinstance(unchecked, type):
-        has_both = hasattr(unchecked, "encode") and hasattr(unchecked, "decode")
-        instead = f"{unchecked.__name__}()" if has_both and unchecked is not str else f"JsonCodec({unchecked.__name__})"
-        raise TypeError(f"codec is an object, not the class {unchecked.__name__}: pass codec={instead}")
+    if isinstance(any_codec, type):
+        has_both = hasattr(any_codec, "encode") and hasattr(any_codec, "decode")
+        instead = f"{any_codec.__name__}()" if has_both and any_codec is not str else f"JsonCodec({any_codec.__name__})"
+        raise TypeError(f"codec is an object, not the class {any_codec.__name__}: pass codec={instead}")
     for name in ("encode", "decode"):
-        method = getattr(unchecked, name, None)
+        method = getattr(any_codec, name, None)
         if not callable(method):
-            raise TypeError(f"codec {unchecked!r} has no method `{name}`: pass such as JsonCodec(), TextCodec()")
+            raise TypeError(f"codec {any_codec!r} has no method `{name}`: pass such as JsonCodec(), TextCodec()")
         if is_async(method):
-            raise TypeError(f"{name} of codec {unchecked!r} is a plain function (def): it must not wait")
+            raise TypeError(f"{name} of codec {any_codec!r} is a plain function (def): it must not wait")
     return codec
 
 
@@ -191,16 +191,16 @@ def encode_message(message: Message[T], codec: BodyCodec[T] | None) -> Message[b
         raise MessageRefused(f"pass a Message(topic, body), not {type(message).__name__}")
     if codec is None:
         return cast("Message[bytes]", message)
-    unchecked = cast("Message[Any]", message)
-    if unchecked.body == b"" and unchecked.keys:
+    any_message = cast("Message[Any]", message)
+    if any_message.body == b"" and any_message.keys:
         return cast("Message[bytes]", message)  # a tombstone
     body = encode_body(codec, message.body)
-    if not body and unchecked.keys:
+    if not body and any_message.keys:
         raise MessageRefused(
             f"{_of(codec)} encodes {message.body!r} as an empty body, which would delete the keys' values in a "
             "compacted topic. To delete them, send tombstone(...)"
         )
-    return msgspec.structs.replace(unchecked, body=body)
+    return msgspec.structs.replace(any_message, body=body)
 
 
 def decode_body(message: ReceivedMessage[Any], codec: BodyCodec[Any]) -> BodyNotDecoded | None:

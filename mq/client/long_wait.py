@@ -15,7 +15,7 @@ from mq.client.logs import log
 
 
 class LongWait:
-    """A wait for one thing. Call `warn_if_long` for each failed attempt, and `is_over` for the first success.
+    """A wait for one thing. Call `warn_if_long` for each failed attempt, and `end` for the first success.
 
     With `once`, there is one warning for each wait: the state may be intended, such as a spare member of a group.
     """
@@ -43,6 +43,6 @@ class LongWait:
             return True
         return False
 
-    def is_over(self) -> None:
+    def end(self) -> None:
         """End the wait: the awaited thing is there."""
         self._since = self.reason = None

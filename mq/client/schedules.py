@@ -172,8 +172,8 @@ class Schedules:
         ScheduleNotFound, ScheduleConflict.
         """
         status, address = await self._find(schedule.name, broker)
-        expected = status.version if expected_version is None else expected_version
-        return await self._put(schedule, status.broker_name, address, expected)
+        old_version = status.version if expected_version is None else expected_version
+        return await self._put(schedule, status.broker_name, address, old_version)
 
     async def delete(self, name: str, *, expected_version: int | None = None, broker: str | None = None) -> None:
         """Delete a schedule. Messages that it has sent stay. Raises ScheduleNotFound, ScheduleConflict."""
@@ -215,8 +215,8 @@ class Schedules:
         _, address = await self._find(name, broker)
         await self._ask(address, RequestCode.SWITCH_SCHEDULE, SwitchScheduleExt(name=name, enabled=enabled))
 
-    async def _put(self, schedule: Schedule, broker: str, address: str, expected: int) -> ScheduleStatus:
-        ext = PutScheduleExt(expected_version=expected)
+    async def _put(self, schedule: Schedule, broker: str, address: str, old_version: int) -> ScheduleStatus:
+        ext = PutScheduleExt(expected_version=old_version)
         try:
             await self._ask(address, RequestCode.PUT_SCHEDULE, ext, definition_of(schedule).encode())
         except BrokerError as error:

@@ -78,7 +78,7 @@ class Spans:
     # Producers.
 
     @_never_raises
-    def sending(self, messages: Sequence[Message], *, is_batch: bool = False, transaction: bool = False) -> SendSpan:
+    def start_send(self, messages: Sequence[Message], *, is_batch: bool = False, transaction: bool = False) -> SendSpan:
         """Start the span of one request that sends these messages, all of one topic."""
         topic = messages[0].topic if messages else ""
         attributes = self._operation("send", "send", topic)
@@ -101,21 +101,21 @@ class Spans:
     # Consumers.
 
     @_never_raises
-    def processing(self, messages: Sequence[ReceivedMessage[Any]], *, is_batch: bool = False) -> Work:
+    def start_process(self, messages: Sequence[ReceivedMessage[Any]], *, is_batch: bool = False) -> Work:
         """Start the span of handling these messages, all of one topic."""
         attributes = self._operation("process", "process", messages[0].topic) | _receive_attributes(messages, is_batch)
         span = self._start("process", messages, self._trace.SpanKind.CONSUMER, attributes)
         return Work(span, self._trace.use_span(span, record_exception=False, set_status_on_exception=False))
 
-    def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    def trace_handler(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         """Wrap `handler` in a span per call, which is the current span in it."""
 
-        async def traced(each: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
+        async def trace_call(each: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
             is_batch = isinstance(each, list)
-            with self.processing(each if isinstance(each, list) else [each], is_batch=is_batch) or nullcontext():
+            with self.start_process(each if isinstance(each, list) else [each], is_batch=is_batch) or nullcontext():
                 await handler(each)
 
-        return traced
+        return trace_call
 
     @_never_raises
     def on_receive(
@@ -128,9 +128,9 @@ class Spans:
         self._start(operation, messages, self._trace.SpanKind.CONSUMER, attributes, topic, began_ns).end()
 
     @contextmanager
-    def settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]] = ()) -> Iterator[None]:
+    def trace_settle(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]] = ()) -> Iterator[None]:
         """Run the block in a span of settling these messages at a broker; an exception becomes the span's error."""
-        span = self._settling(operation, topic, messages)
+        span = self._start_settle(operation, topic, messages)
         try:
             yield
         except BaseException as error:
@@ -141,7 +141,7 @@ class Spans:
             _end(span)
 
     @_never_raises
-    def _settling(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]]) -> Span:
+    def _start_settle(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]]) -> Span:
         attributes = self._operation(operation, "settle", topic)
         if len(messages) == 1:
             attributes |= _receive_attributes(messages, is_batch=False)
@@ -223,7 +223,7 @@ class SendSpan:
         self._span.set_attribute("error.type", "cancelled")
         self._end_as_error("cancelled while it was on its way")
 
-    def ending(
+    def end_on_outcome(
         self,
         unique_key: str,
         leader_of: Callable[[MessageQueue], str | None],
@@ -231,7 +231,7 @@ class SendSpan:
     ) -> Callable[[SendResult | ClientError], None]:
         """Wrap `on_done`, to also end the span. The application gets the outcome first."""
 
-        def done(outcome: SendResult | ClientError) -> None:
+        def on_outcome(outcome: SendResult | ClientError) -> None:
             try:
                 on_done(outcome)
             finally:
@@ -242,7 +242,7 @@ class SendSpan:
 
         if "," not in unique_key:  # otherwise it is the key of a batch
             _set_attribute(self._span, "messaging.message.id", unique_key)
-        return done
+        return on_outcome
 
     @_never_raises
     def _record_stored(self, result: SendResult, address: str | None) -> None:

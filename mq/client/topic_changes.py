@@ -111,9 +111,9 @@ def topic_request(config: TopicConfig, changes: Mapping[str, str | None]) -> tup
     """
     if not all(changes):
         raise ValueError("an attribute has an empty name")
-    signed = {f"-{name}" if value is None else f"+{name}": value or "" for name, value in changes.items()}
-    if any(part != part.strip() or "," in part for each in signed.items() for part in each) or "=" in "".join(signed):
-        body = TopicConfigList([msgspec.structs.replace(config, attributes=signed)]).encode()
+    edits = {f"-{name}" if value is None else f"+{name}": value or "" for name, value in changes.items()}
+    if any(part != part.strip() or "," in part for each in edits.items() for part in each) or "=" in "".join(edits):
+        body = TopicConfigList([msgspec.structs.replace(config, attributes=edits)]).encode()
         return RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, None, body
     ext = UpdateAndCreateTopicExt(
         topic=config.topic_name,
@@ -124,6 +124,6 @@ def topic_request(config: TopicConfig, changes: Mapping[str, str | None]) -> tup
         topic_filter_type=config.topic_filter_type,
         topic_sys_flag=config.topic_sys_flag,
         order=config.order,
-        attributes=",".join(name if name[0] == "-" else f"{name}={value}" for name, value in signed.items()) or None,
+        attributes=",".join(name if name[0] == "-" else f"{name}={value}" for name, value in edits.items()) or None,
     )
     return RequestCode.UPDATE_AND_CREATE_TOPIC, ext.fields(), b""

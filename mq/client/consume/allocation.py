@@ -29,12 +29,12 @@ queues.
 """
 
 
-def allocate_fixed(chosen: Iterable[MessageQueue]) -> Strategy:
+def allocate_fixed(queues_to_read: Iterable[MessageQueue]) -> Strategy:
     """Allocate the given queues, regardless of other members."""
-    fixed = list(chosen)
+    all_queues = list(queues_to_read)
 
     def allocate(queues: Sequence[MessageQueue], client_ids: Sequence[str], client_id: str) -> list[MessageQueue]:
-        return list(fixed)
+        return list(all_queues)
 
     return allocate
 

@@ -33,7 +33,7 @@ from mq.client.consume.send_back import failure_text, give_back
 from mq.client.errors import NotADeadLetter
 from mq.client.events import ClientEvent, OnEvent, check_on_event
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
-from mq.client.metrics.recorder import ClientMetrics, Lag, Recorder, check_metrics, recording
+from mq.client.metrics.recorder import ClientMetrics, Lag, Recorder, check_metrics, open_recorder
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import RespondLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_random, new_unique_keys
@@ -117,7 +117,7 @@ class Consumer(Client, Generic[BodyT]):
     @asynccontextmanager
     async def _session(self) -> AsyncGenerator[None]:
         async with (
-            recording(self._metrics, self._kind, self.group, self._open_connections) as recorder,
+            open_recorder(self._metrics, self._kind, self.group, self._open_connections) as recorder,
             ClientCore.open(
                 self._name_servers,
                 heartbeat_body=self._heartbeat_body,
@@ -258,9 +258,9 @@ class Consumer(Client, Generic[BodyT]):
         NotADeadLetter if no broker took it within 5 s, TypeError for a value that is not a received message.
         """
         core = self._open_core()
-        unchecked: Any = message
-        if not isinstance(unchecked, ReceivedMessage):
-            raise TypeError(f"pass a message that this consumer has received, not {unchecked!r}")
+        any_message: Any = message
+        if not isinstance(any_message, ReceivedMessage):
+            raise TypeError(f"pass a message that this consumer has received, not {any_message!r}")
         text = failure_text(reason) if isinstance(reason, BaseException) else props.safe_value(reason)
         is_stored = await give_back(core, self.group, message, max_reconsume_times=None, failure=text, is_dead=True)
         if not is_stored:

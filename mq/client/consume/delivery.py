@@ -167,8 +167,8 @@ class Delivery(Generic[BodyT]):
         recorder: Recorder | None = None,
     ) -> None:
         self._timer = None if recorder is None else recorder.begin([message])
-        self._trace = None if tracer is None else tracer.handling([message])
-        self.work = None if spans is None else spans.processing([message])
+        self._trace = None if tracer is None else tracer.trace_handling([message])
+        self.work = None if spans is None else spans.start_process([message])
         """Its span, if spans are enabled."""
         self._exclusive = exclusive
         self._board = board

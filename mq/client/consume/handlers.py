@@ -146,9 +146,9 @@ class HandlerPool:
         missing. One at a time: see `refuse_second_run`.
         """
         self.refuse_second_run()
-        missing = [topic for topic, each in self._topics.items() if each.handler is None]
-        if fallback is None and missing:
-            raise ValueError(f"no handler for topics {missing}: pass one to run(), or use @consumer.on(topic)")
+        unhandled_topics = [topic for topic, each in self._topics.items() if each.handler is None]
+        if fallback is None and unhandled_topics:
+            raise ValueError(f"no handler for topics {unhandled_topics}: pass one to run(), or use @consumer.on(topic)")
         self._fallback = fallback
         self._was_run = True
         self._stopped_by = None
@@ -289,9 +289,9 @@ class HandlerPool:
         if handler is not None and process_queue.queue.topic != self._retry_topic:  # see `handle_again`
             handler = self._around(handler, topic.timeout if topic is not None else None)
         if self._spans is not None and handler is not None:
-            handler = self._spans.around(handler)
+            handler = self._spans.trace_handler(handler)
         if self.recorder is not None and handler is not None:
-            handler = self.recorder.around(handler)
+            handler = self.recorder.time_handler(handler)
         return handler, topic.batch if topic is not None else None
 
     async def _handle_in_lane(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> float | None:
@@ -321,7 +321,7 @@ class HandlerPool:
 
         Returns when to retry them before all others, or None if they are done, or given back.
         """
-        trace = None if self.tracer is None else self.tracer.handling(part)
+        trace = None if self.tracer is None else self.tracer.trace_handling(part)
         is_told = error is not None
         if error is None:
             task = self._current_task()
@@ -362,7 +362,7 @@ class HandlerPool:
             self._count_failure(part)
             self._on_settle("retried", part)
             process_queue.give_back(part, retry_at)
-        elif not await self._has_given_up(error, process_queue, part):
+        elif not await self._try_give_up(error, process_queue, part):
             self._count_failure(part)
             self._on_settle("retried", part)
             if self._ordered:
@@ -420,7 +420,7 @@ class HandlerPool:
         if self.recorder is not None:
             self.recorder.on_settle(messages[0].topic, outcome, len(messages))
 
-    async def _has_given_up(
+    async def _try_give_up(
         self, error: BaseException, process_queue: ProcessQueue, messages: Sequence[ReceivedMessage[Any]]
     ) -> bool:
         """Make a message that failed too often a dead letter; returns whether it is one."""

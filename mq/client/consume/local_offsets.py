@@ -51,7 +51,7 @@ class LocalOffsets:
         was_added = queue.topic in self._known_topics or queue not in self._at_first.setdefault(queue.topic, queues)
         return await queue_offset(self._core, queue, "first" if was_added else self._consume_from)
 
-    def note_missing(self, topic: str) -> None:
+    def add_missing(self, topic: str) -> None:
         """Note that the topic does not exist yet: all its messages will be new."""
         self._known_topics.add(topic)
 

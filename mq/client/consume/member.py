@@ -97,7 +97,7 @@ class GroupMember:
 
         The next owner requests the offsets as soon as it hears that this member has left.
         """
-        await self.assignment.drop(self.assignment.queues, leaving=True)
+        await self.assignment.drop(self.assignment.queues, is_leave=True)
 
     # Events.
 

@@ -279,7 +279,7 @@ class PopConsumer(Consumer[BodyT]):
         self._open_core()
         self._inbox.release_next(message)
         batch = self._queue_ack(message)
-        with nullcontext() if self._spans is None else self._spans.settling("ack", message.topic, [message]):
+        with nullcontext() if self._spans is None else self._spans.trace_settle("ack", message.topic, [message]):
             await batch.answered.wait()
             if batch.error is not None:
                 raise batch.error
@@ -320,7 +320,7 @@ class PopConsumer(Consumer[BodyT]):
         if self._renewals is not None:
             await self._renewals.release(message)
         self._open_core()
-        with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
+        with nullcontext() if self._spans is None else self._spans.trace_settle("nack", message.topic, [message]):
             errors = await self._give_back(self._inbox.drop(message), delay, suspend=suspend)
             if errors:
                 raise errors[0]
@@ -484,7 +484,7 @@ class PopConsumer(Consumer[BodyT]):
                 elif left_out:
                     self._wait_goes_on(wait, str(left_out[0].error), broker_name)
                 elif is_success or response.code in _NOTHING:
-                    wait.is_over()
+                    wait.end()
                 if is_success:
                     continue
                 if response.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -518,7 +518,7 @@ class PopConsumer(Consumer[BodyT]):
         left_out: list[LeftOut] = []
         # Only now: the pop may have been held for longer than the invisible time.
         hidden_until = anyio.current_time() + self.invisible
-        messages = self._matching(self._read_popped(broker_name, response, body, hidden_until, left_out))
+        messages = self._filter_by_tag(self._read_popped(broker_name, response, body, hidden_until, left_out))
         deliverable = self._deliverable(messages, left_out)
         if self._renewals is not None:
             self._renewals.hold(deliverable)
@@ -537,18 +537,18 @@ class PopConsumer(Consumer[BodyT]):
     ) -> list[PoppedMessage[Any]]:
         return read_popped(self.topic, broker_name, response, body, hidden_until, left_out=left_out)
 
-    def _matching(self, messages: list[PoppedMessage[Any]]) -> list[PoppedMessage[Any]]:
+    def _filter_by_tag(self, messages: list[PoppedMessage[Any]]) -> list[PoppedMessage[Any]]:
         """The messages with the tags of the subscription; the others are acknowledged.
 
         Brokers compare only hash codes of tags, and different tags can have the same one.
         """
         matches_tag = self._subscription.matches_tag
-        matching = [message for message in messages if matches_tag(message.tags)]
-        if len(matching) < len(messages):
+        matches = [message for message in messages if matches_tag(message.tags)]
+        if len(matches) < len(messages):
             for message in messages:
                 if not matches_tag(message.tags):
                     self._queue_ack(message)
-        return matching
+        return matches
 
     def _deliverable(self, messages: list[PoppedMessage[Any]], left_out: list[LeftOut]) -> list[PoppedMessage[Any]]:
         """The popped messages that may be delivered, although some were left out; logs those now and then.

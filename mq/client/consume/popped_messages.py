@@ -157,11 +157,11 @@ class Inbox:
             return
         behind, message.behind = message.behind, deque()
         if behind:
-            following = behind.popleft()
-            following.behind = behind
+            next_message = behind.popleft()
+            next_message.behind = behind
             if self._open.get(message.queue) is message:
-                self._open[message.queue] = following
-            self._ready.append(following)
+                self._open[message.queue] = next_message
+            self._ready.append(next_message)
             self._came.set()
         elif self._open.get(message.queue) is message:
             del self._open[message.queue]
@@ -258,12 +258,12 @@ def read_popped_lite(
     If the codec of one message is not installed, none is returned.
     """
     reply = fields_of(PopReply, response)
-    missing: list[LeftOut] = []
-    all_messages = received_messages(broker_name, body, missing)
+    unreadable: list[LeftOut] = []
+    all_messages = received_messages(broker_name, body, unreadable)
     counts = (reply.order_counts or "").split(";")
-    if missing:
+    if unreadable:
         # Which ones of the counts are theirs cannot be told; their lite topics would come out of order.
-        left_out += missing
+        left_out += unreadable
         return []
     try:
         messages: list[PoppedMessage[Any]] = []

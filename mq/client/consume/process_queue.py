@@ -83,8 +83,8 @@ class ProcessQueue:
 
     def oldest(self, count: int) -> list[int]:
         """The first `count` unacknowledged offsets, or all."""
-        pending = (offset for offset in self._unacknowledged if offset not in self._acknowledged)
-        return list(islice(pending, count))
+        offsets = (offset for offset in self._unacknowledged if offset not in self._acknowledged)
+        return list(islice(offsets, count))
 
     @property
     def ready_count(self) -> int:
@@ -125,7 +125,7 @@ class ProcessQueue:
         finally:
             self._watchers.discard(watcher)
 
-    def why_full(self, limits: FlowLimits) -> str:
+    def full_reason(self, limits: FlowLimits) -> str:
         """The reason that pulling pauses, if `is_full`."""
         if self._span() >= limits.span_max and self.cached_count < self._span():
             return (
@@ -201,9 +201,9 @@ class ProcessQueue:
 
     def check_invariants(self) -> None:
         """Assert the invariants between calls; for tests."""
-        outstanding = list(self._unacknowledged)
-        assert outstanding == sorted(set(outstanding)), f"{self.queue}: offsets out of order: {outstanding}"
-        assert self._acknowledged < set(outstanding) or not self._acknowledged, "acknowledged offsets linger"
-        assert not outstanding or outstanding[0] not in self._acknowledged, "the commit offset could advance"
-        assert self.cached_count == len(outstanding) - len(self._acknowledged), "cached_count is wrong"
+        offsets = list(self._unacknowledged)
+        assert offsets == sorted(set(offsets)), f"{self.queue}: offsets out of order: {offsets}"
+        assert self._acknowledged < set(offsets) or not self._acknowledged, "acknowledged offsets linger"
+        assert not offsets or offsets[0] not in self._acknowledged, "the commit offset could advance"
+        assert self.cached_count == len(offsets) - len(self._acknowledged), "cached_count is wrong"
         assert self.commit_offset <= self.next_offset, f"{self.commit_offset} > {self.next_offset}"

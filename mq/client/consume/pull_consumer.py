@@ -35,7 +35,7 @@ from mq.client.filters import Filter
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage, check_queues
 from mq.client.metrics.recorder import ClientMetrics
 from mq.client.net.client_core import ClientCore, RemotingSettings
-from mq.client.net.leader_calls import why_no_leader
+from mq.client.net.leader_calls import no_leader_reason
 from mq.client.net.routes import TopicRoute
 from mq.client.options import ClientOptions
 from mq.client.produce.consumed import ConsumedOffsets
@@ -220,7 +220,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
                     count = sum(each.broker_name == queue.broker_name for each in route.read_queues)
                     reason = f"queue {queue.queue_id} cannot be read, only the {count} of {queue.broker_name}"
                     if queue.broker_name not in route.brokers:
-                        reason = why_no_leader(route, queue.broker_name)
+                        reason = no_leader_reason(route, queue.broker_name)
                     raise NoRoute(queue.topic, f"{reason}: assign those that queues({queue.topic!r}) returns")
                 await anyio.sleep(LOOK_SECONDS)
                 refresh = True
@@ -317,7 +317,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 raise
             board.finish_all(process_queue, readable)
             if self._tracer is not None:
-                self._tracer.handling(readable).record_end(ContextCode.SUCCESS)
+                self._tracer.trace_handling(readable).record_end(ContextCode.SUCCESS)
             if self._recorder is not None:
                 self._recorder.on_receive(readable)
             batch += readable
@@ -355,7 +355,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         """Finish a message that the application gets now, and record it."""
         self._board.finish(process_queue, message)
         if self._tracer is not None:
-            self._tracer.handling([message]).record_end(ContextCode.SUCCESS)
+            self._tracer.trace_handling([message]).record_end(ContextCode.SUCCESS)
         if self._recorder is not None:
             self._recorder.on_receive([message])
 
@@ -408,9 +408,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
         check_queues(*(offsets or ()))
         for queue, offset in sorted((self.positions if offsets is None else offsets).items()):
             check_topic(queue.topic)
-            with nullcontext() if self._spans is None else self._spans.settling("commit", queue.topic):
+            with nullcontext() if self._spans is None else self._spans.trace_settle("commit", queue.topic):
                 await self._offsets.store(queue, offset)
-            self._note_committed(queue, offset)
+            self._record_commit(queue, offset)
         await anyio.lowlevel.checkpoint()
 
     async def committed(self, queue: MessageQueue) -> int | None:
@@ -420,7 +420,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         check_topic(queue.topic)
         return await self._offsets.load(queue)
 
-    def _note_committed(self, queue: MessageQueue, offset: int) -> None:
+    def _record_commit(self, queue: MessageQueue, offset: int) -> None:
         if queue in self._uncommitted:
             self._uncommitted[queue] = offset
 
@@ -440,7 +440,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         async def on_commit() -> None:
             self._in_transaction = False
             for queue, (_, end) in ranges.items():
-                self._note_committed(queue, end)
+                self._record_commit(queue, end)
 
         async def not_committed() -> None:
             self._in_transaction = False

@@ -171,7 +171,7 @@ class Puller:
                 queue=str(self._queue),
                 unfinished=queue.cached_count,
                 offset=queue.commit_offset,
-                reason=queue.why_full(self._settings.limits),
+                reason=queue.full_reason(self._settings.limits),
                 seconds=round(self._limits.warn_after_seconds),
             )
         await progress.wait()
@@ -293,7 +293,7 @@ class Puller:
                 return
         self._watch.count_pull(self._subscription, count, process_queue.next_offset - begin - count)
         self._refused_offset = None
-        self._wait.is_over()
+        self._wait.end()
         self._backoff_seconds = BACKOFF_SECONDS_MIN
         self._broker_id = reply.suggested_broker_id
 

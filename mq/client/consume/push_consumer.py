@@ -306,7 +306,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         if self._member is not None:
             assignment = self._member.assignment
             if not assignment.queues:
-                yield assignment.why_none(self._checked_topics())
+                yield assignment.unassigned_reason(self._checked_topics())
             yield from assignment.troubles
 
     async def _leave(self, core: ClientCore) -> None:
@@ -370,7 +370,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     async def _handle_for_operator(
         self, request: ConsumeMessageDirectly, body: bytes, answer_later: RespondLater
     ) -> None:
-        self._note_own_task()
+        self._mark_own_task()
         try:
             [message] = received_messages(request.ext.broker_name or "", memoryview(body))
             result = await self._handlers.handle_for_operator(message)
@@ -421,7 +421,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         wait = LongWait("not_assigned", limits)
         while not assignment.queues:
             topics = self._subscribed.keys() - {self._retry_topic}
-            wait.warn_if_long(assignment.why_none(topics), group=self.group)
+            wait.warn_if_long(assignment.unassigned_reason(topics), group=self.group)
             if assignment.changed.is_set():  # otherwise other tasks wait for it, too
                 assignment.changed = anyio.Event()
             with anyio.move_on_after(limits.warn_after_seconds):
@@ -577,7 +577,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         seconds: float | None = None,
     ) -> bool:
         assert self._core is not None, "a message is given back before the consumer is entered"
-        with nullcontext() if self._spans is None else self._spans.settling("nack", message.topic, [message]):
+        with nullcontext() if self._spans is None else self._spans.trace_settle("nack", message.topic, [message]):
             return await give_back(
                 self._core,
                 self.group,

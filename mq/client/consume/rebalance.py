@@ -138,7 +138,7 @@ class Assignment:
         share = set(route.read_queues)
         if self._allocate is not None:
             share = set(self._choose(self._allocate, sorted(share), sorted(members)))
-        self._note_share(topic, len(share), queues=len(route.read_queues), members=len(members))
+        self._warn_if_spare(topic, len(share), queues=len(route.read_queues), members=len(members))
         await self.drop(ours - share)
         if share - ours and len(members) > 1:
             await anyio.sleep(HANDOVER_SECONDS)
@@ -150,14 +150,14 @@ class Assignment:
             reason = "another member has locked its queues" if complete else "a leader of its queues does not answer"
             self._warn_if_long(topic, reason)
             return False
-        self._wait_for(topic).is_over()
+        self._wait_for(topic).end()
         return True
 
-    def _note_share(self, topic: str, share: int, *, queues: int, members: int) -> None:
+    def _warn_if_spare(self, topic: str, share: int, *, queues: int, members: int) -> None:
         """Log that this member gets no queue of a topic, once, if that lasts; it may be meant as a spare one."""
         wait = self._spare.setdefault(topic, LongWait("cannot_consume", self._limits, once=True))
         if share or topic == retry_topic(self._group):
-            wait.is_over()
+            wait.end()
             return
         reason = f"the group has {members} members for {queues} queues; add queues, or stop members"
         if members <= queues:
@@ -168,7 +168,7 @@ class Assignment:
         if wait.warn_if_long(reason, group=self._group, topic=topic):
             self._core.emit(ClientEvent("stuck", topic, reason))
 
-    def why_none(self, topics: Collection[str]) -> str:
+    def unassigned_reason(self, topics: Collection[str]) -> str:
         """The reason that no queue of these topics is assigned."""
         if not topics:
             return "nothing is subscribed: call subscribe"
@@ -190,13 +190,13 @@ class Assignment:
         self._reasons[topic] = str(error)
         now = anyio.current_time()
         is_denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
-        missing = False
+        is_missing = False
         if isinstance(error, TopicNotFound) and topic != retry_topic(self._group):
-            missing = now - self._missing_since.setdefault(topic, now) >= self._limits.missing_seconds
-        if missing and isinstance(self._offsets, LocalOffsets):
-            self._offsets.note_missing(topic)
-        is_told = is_denied or missing or isinstance(error, NameServersUnavailable)
-        about = topic if missing else ""  # the others concern all topics
+            is_missing = now - self._missing_since.setdefault(topic, now) >= self._limits.missing_seconds
+        if is_missing and isinstance(self._offsets, LocalOffsets):
+            self._offsets.add_missing(topic)
+        is_told = is_denied or is_missing or isinstance(error, NameServersUnavailable)
+        about = topic if is_missing else ""  # the others concern all topics
         if is_told and now >= self._warn_at.get(about, now):
             self._warn_at[about] = now + WARN_SECONDS
             log.warning("cannot_consume", group=self._group, topic=topic, reason=str(error))
@@ -280,16 +280,16 @@ class Assignment:
                     ConsumerGroupExt(consumer_group=self._group).fields(),
                 )
                 self._removal.check_answer(response)
-                self._note_subscriptions(fields_of(ConsumerListReply, response))
+                self._warn_if_different(fields_of(ConsumerListReply, response))
                 return list(read_body(ConsumerList.decode, body).consumer_ids)
             except ClientError as error:
                 self._doubtful_routes.add(route.topic)
                 last_error = error
         raise last_error
 
-    def _note_subscriptions(self, reply: ConsumerListReply) -> None:
+    def _warn_if_different(self, reply: ConsumerListReply) -> None:
         if not reply.raftmq_subscriptions_differ:
-            self._differ.is_over()
+            self._differ.end()
             return
         reason = (
             "members of the group subscribe to different topics or tags: messages that only some of them want are "
@@ -336,11 +336,11 @@ class Assignment:
             anew.held_until = process_queue.held_until
             self._start(anew)
 
-    async def drop(self, queues: frozenset[MessageQueue] | set[MessageQueue], *, leaving: bool = False) -> None:
+    async def drop(self, queues: frozenset[MessageQueue] | set[MessageQueue], *, is_leave: bool = False) -> None:
         """Stop consuming these queues, then store their offsets and wait until that is done, at most for a second, or
-        for five if `leaving`.
+        for five if `is_leave`.
 
-        Their locks are released when no handler is busy with their messages, or at once when `leaving`.
+        Their locks are released when no handler is busy with their messages, or at once when `is_leave`.
         """
         if not queues:
             return
@@ -350,17 +350,17 @@ class Assignment:
             puller = self._pullers.pop(queue)
             puller.stop()
             offsets[queue] = puller.process_queue.commit_offset
-            if not leaving and self._locker is not None and puller.process_queue.leased:
+            if not is_leave and self._locker is not None and puller.process_queue.leased:
                 self._draining[queue] = puller.process_queue
                 self._tasks.start_soon(self._drain, queue, puller.process_queue)
             else:
                 idle.add(queue)
-        seconds = self._limits.leave_commit_seconds if leaving else COMMIT_SECONDS
+        seconds = self._limits.leave_commit_seconds if is_leave else COMMIT_SECONDS
         await self._offsets.commit(offsets, seconds=seconds)
         self._emit_queues("revoked", queues)
         if self._locker is not None:
             owed = await self._locker.unlock(idle)
-            if owed and leaving:
+            if owed and is_leave:
                 with anyio.move_on_after(COMMIT_SECONDS):
                     await self._unlock_stubbornly(self._locker, owed)
             elif owed:

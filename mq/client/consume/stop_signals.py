@@ -29,7 +29,7 @@ def check_seconds(name: str, seconds: float) -> None:
         raise ValueError(f"{name} is {seconds}; it must be positive")
 
 
-def note_signal(number: int, client: object, seconds: float) -> None:
+def log_signal(number: int, client: object, seconds: float) -> None:
     """Log that a signal ends `run`."""
     log.info("draining", client=repr(client), signal=signal.Signals(number).name, seconds=seconds)
 
@@ -49,5 +49,5 @@ async def drain_on_signals(
                     consumer.stop()
                     continue
                 drained = True
-                note_signal(number, consumer, seconds)
+                log_signal(number, consumer, seconds)
                 tasks.start_soon(consumer.drain, seconds)

@@ -225,13 +225,13 @@ class Recorder:
 
     # Sends.
 
-    def sending(
+    def count_send(
         self, topic: str, count: int, body_bytes: int, on_done: Callable[[Outcome], None]
     ) -> Callable[[Outcome], None]:
         """Wrap `on_done`, to count the outcome of a request with `count` messages first."""
         began = time.perf_counter()
 
-        def done(outcome: Outcome) -> None:
+        def on_outcome(outcome: Outcome) -> None:
             is_stored = not isinstance(outcome, ClientError)
             result = "stored" if is_stored else "unknown" if _is_unknown(outcome) else "not_stored"
             self._add(families.SENT, count, topic, result)
@@ -240,7 +240,7 @@ class Recorder:
                 self._add(families.SENT_BYTES, body_bytes, topic)
             on_done(outcome)
 
-        return done
+        return on_outcome
 
     def not_awaited(self, topic: str, outcome: str, count: int = 1) -> None:
         """Count messages with an outcome that no broker has answered."""
@@ -271,10 +271,10 @@ class Recorder:
         """Count messages that are acknowledged, or will be redelivered."""
         self._add(families.SETTLED, count, topic, outcome)
 
-    def around(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    def time_handler(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         """Wrap the handler, to measure its duration; `settled` counts the outcomes of failures."""
 
-        async def measured(argument: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
+        async def time_call(argument: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
             messages = argument if isinstance(argument, list) else [argument]
             timer = self.begin(messages)
             outcome = "failed"
@@ -285,7 +285,7 @@ class Recorder:
             finally:
                 timer.end(outcome)
 
-        return measured
+        return time_call
 
     def begin(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlerTimer:
         """Count messages of one topic that a handler gets, and measure its time until it says that it is done."""
@@ -324,7 +324,7 @@ class HandlerTimer:
 
 
 @asynccontextmanager
-async def recording(
+async def open_recorder(
     metrics: ClientMetrics | None, kind: str, group: str, open_connections: Callable[[], float]
 ) -> AsyncIterator[Recorder | None]:
     """The recorder of a client that is open within the block; None without metrics."""

@@ -294,7 +294,7 @@ class ClientCore:
                     connect_seconds=self.settings.connect_seconds,
                     silence_seconds=self.settings.silence_seconds,
                     on_server_request=self._on_server_request,
-                    on_forwarded=self._note_forwarded,
+                    on_forward=self._on_forward,
                     credentials=self.settings.credentials,
                     tls=self.settings.tls,
                 )
@@ -439,7 +439,7 @@ class ClientCore:
                 pass  # deleted in the meantime; another topic of the group will do
         return None
 
-    def _note_forwarded(self, address: str) -> None:
+    def _on_forward(self, address: str) -> None:
         """Look for the leader, to save a hop: the broker at `address` only forwards requests to it."""
         now = anyio.current_time()
         if now < self._ask_again_at or self._closed:
@@ -477,10 +477,10 @@ class ClientCore:
             except ConnectFailed as error:
                 log.debug("broker_unreachable", address=address, reason=error.reason)
 
-        missing = [address for address in addresses if self.find_connection(address) is None]
-        if missing:
+        closed_addresses = [address for address in addresses if self.find_connection(address) is None]
+        if closed_addresses:
             async with anyio.create_task_group() as tasks:
-                for address in missing:
+                for address in closed_addresses:
                     tasks.start_soon(connect, address)
 
     async def _heartbeat_forever(self) -> None:
@@ -510,4 +510,4 @@ class ClientCore:
             await response_event.wait()
             return
         connection.forget(opaque)
-        connection.note_timeout(self.settings.request_seconds)
+        connection.on_timeout(self.settings.request_seconds)

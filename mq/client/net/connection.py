@@ -47,7 +47,7 @@ RespondLater = Callable[[bytes], None]
 OnServerRequest = Callable[[Request | UnknownRequest, memoryview, RespondLater], bytes | None]
 """Called for each request from the server; the answer is a returned frame, or a later call of the last argument."""
 
-OnForwarded = Callable[[str], None]
+OnForward = Callable[[str], None]
 """Called with the address of the connection when a broker had to forward a request to its leader."""
 
 MAYBE_UNREACHABLE = "is the address right, and does a firewall drop packets?"
@@ -83,7 +83,7 @@ async def open_connection(
     connect_seconds: float = 3.0,
     silence_seconds: float = 1.0,
     on_server_request: OnServerRequest = refuse_server_request,
-    on_forwarded: OnForwarded | None = None,
+    on_forward: OnForward | None = None,
     credentials: Credentials | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Connection:
@@ -112,7 +112,7 @@ async def open_connection(
         stream,
         silence_seconds=silence_seconds,
         on_server_request=on_server_request,
-        on_forwarded=on_forwarded,
+        on_forward=on_forward,
         credentials=credentials,
         has_tls=tls is not None,
     )
@@ -156,8 +156,8 @@ class _FrameBuffer:
         if self._size < self._bytes_needed:
             return []
         data = memoryview(chunk if len(self._chunks) == 1 else b"".join(self._chunks))
-        frames, consumed = split_frames(data, header_bytes_max=ANSWER_HEADER_BYTES_MAX)
-        rest = data[consumed:]
+        frames, consumed_bytes = split_frames(data, header_bytes_max=ANSWER_HEADER_BYTES_MAX)
+        rest = data[consumed_bytes:]
         self._size = len(rest)
         self._chunks = [bytes(rest)] if rest else []
         self._bytes_needed = 4 + int.from_bytes(rest[:4], "big") if self._size >= 4 else 4
@@ -174,7 +174,7 @@ class Connection:
         *,
         silence_seconds: float = 1.0,
         on_server_request: OnServerRequest = refuse_server_request,
-        on_forwarded: OnForwarded | None = None,
+        on_forward: OnForward | None = None,
         credentials: Credentials | None = None,
         has_tls: bool = False,
     ) -> None:
@@ -190,7 +190,7 @@ class Connection:
         self._stream = stream
         self._silence_seconds = silence_seconds
         self._on_server_request = on_server_request
-        self._on_forwarded = on_forwarded
+        self._on_forward = on_forward
         self._waiting: dict[int, OnResponse] = {}
         self._outgoing: list[bytes] = []
         self._outgoing_opaques: list[int] = []
@@ -254,7 +254,7 @@ class Connection:
             self._wake_writer.set()
         self._outgoing.append(frame)
 
-    def note_timeout(self, waited_seconds: float) -> None:
+    def on_timeout(self, waited_seconds: float) -> None:
         """A request got no answer in `waited_seconds`: close the connection if nothing else arrived in that time
         either.
 
@@ -304,7 +304,7 @@ class Connection:
             self.held -= may_be_held
             self.forget(opaque)
         if not responses:
-            self.note_timeout(timeout)
+            self.on_timeout(timeout)
             raise RequestTimeout(self.address, code, timeout)
         [(response, response_body)] = responses
         if isinstance(response, ConnectionLost):
@@ -392,8 +392,8 @@ class Connection:
             log.warning("frame_ignored", address=self.address, reason=str(error))
             return
         if isinstance(message, Response):
-            if FORWARDED_TO in message.ext and self._on_forwarded is not None:
-                self._on_forwarded(self.address)
+            if FORWARDED_TO in message.ext and self._on_forward is not None:
+                self._on_forward(self.address)
             on_response = self._waiting.pop(message.opaque, None)
             if on_response is not None:
                 on_response(message, body)
@@ -411,7 +411,7 @@ class Connection:
             return
         self.lost = ConnectionLost(self.address, reason, sent=True)
         never_sent = frozenset(self._outgoing_opaques)
-        waiting, self._waiting = self._waiting, {}
+        callbacks, self._waiting = self._waiting, {}
         self._outgoing, self._outgoing_opaques = [], []
-        for opaque, on_response in waiting.items():
+        for opaque, on_response in callbacks.items():
             on_response(ConnectionLost(self.address, reason, sent=opaque not in never_sent), memoryview(b""))

@@ -40,11 +40,11 @@ def leader_in(route: TopicRoute, broker_name: str) -> str:
     """The address of the leader of a broker group in `route`. Raises NoRoute while the group has none."""
     address = route.leader_address(broker_name)
     if address is None:
-        raise NoRoute(route.topic, why_no_leader(route, broker_name))
+        raise NoRoute(route.topic, no_leader_reason(route, broker_name))
     return address
 
 
-def why_no_leader(route: TopicRoute, broker_name: str) -> str:
+def no_leader_reason(route: TopicRoute, broker_name: str) -> str:
     """The reason that a broker group has no leader in `route`: it lost it, or the topic is not in this group."""
     if broker_name in route.brokers:
         return f"broker group {broker_name} has no leader"
@@ -106,8 +106,8 @@ async def call_leader(
                 # The time is over; why it was not enough is known from the attempt before.
                 reason = f"the leader of broker group {broker_name} was not reached within {seconds:g} s"
                 raise failure or NoRoute(topic, reason)
-            remaining = max(deadline - anyio.current_time(), 0.001)
-            timeout = min(remaining, core.settings.request_seconds) if repeat is Repeat.ALWAYS else remaining
+            seconds_left = max(deadline - anyio.current_time(), 0.001)
+            timeout = min(seconds_left, core.settings.request_seconds) if repeat is Repeat.ALWAYS else seconds_left
             return await connection.call(code, ext, body, timeout=timeout)
         except ClientError as error:
             is_last = anyio.current_time() + PAUSE_SECONDS >= deadline

@@ -204,7 +204,7 @@ class Client:
         """Messages that are lost, or may be, if the process ends now."""
         return 0
 
-    def _note_own_task(self) -> None:
+    def _mark_own_task(self) -> None:
         """Note that this task runs an asynchronous function of the application: `aclose` cannot wait in it."""
         _host_here.set(self._host)
 
@@ -308,7 +308,7 @@ class _Host:
             trio.lowlevel.spawn_system_task(self._run, name=name, context=contextvars.copy_context())
 
     async def _run(self) -> None:
-        pending, text = 0, ""
+        pending_count, text = 0, ""
         try:
             with self._scope:
                 async with self._client._session():
@@ -317,14 +317,14 @@ class _Host:
                     try:
                         await self.closing.wait()
                     except BaseException:
-                        pending, text = self._client._pending_messages(), repr(self._client)
+                        pending_count, text = self._client._pending_messages(), repr(self._client)
                         self.interrupt()
                         raise
         except anyio.get_cancelled_exc_class():
             # The event loop ends, and the client was not closed.
             self.failure = ClientClosed("its event loop has ended")
             self._is_raised = True
-            _warn_not_closed(text, pending)
+            _warn_not_closed(text, pending_count)
             raise
         except BaseException as error:  # noqa: ASYNC103 - it is raised where the client is closed
             self._fail(error)
@@ -438,9 +438,9 @@ class _AsyncioBody(_Body):
         return error
 
 
-def _warn_not_closed(client: str, pending: int) -> None:
-    if pending:
-        log.warning("not_closed", client=client, pending=pending, missing="await client.aclose()")
+def _warn_not_closed(client: str, pending_count: int) -> None:
+    if pending_count:
+        log.warning("not_closed", client=client, pending=pending_count, missing="await client.aclose()")
 
 
 def _leave_parents_clients() -> None:

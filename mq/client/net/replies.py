@@ -61,10 +61,10 @@ def received_messages(
             log.error("body_not_inflated", offset=record.physical_offset, reason=str(error))
             content = record.body
         except CodecMissing as error:
-            missing = CodecNotInstalled(error)
+            codec_error = CodecNotInstalled(error)
             if left_out is None:
-                raise missing from error
-            left_out.append(LeftOut(queue, record.queue_offset, missing))
+                raise codec_error from error
+            left_out.append(LeftOut(queue, record.queue_offset, codec_error))
             continue
         messages.append(ReceivedMessage(record, queue, content))
     return messages

@@ -263,8 +263,8 @@ class Accumulator:
         self._on_wire[lane] -= 1
         if not self._on_wire[lane]:
             del self._on_wire[lane]
-            if (waiting := self._open.get(lane)) is not None:
-                self._send(waiting)
+            if (next_batch := self._open.get(lane)) is not None:
+                self._send(next_batch)
 
     def _complete_all(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
         """Tell each caller about its own message."""

@@ -53,7 +53,7 @@ class Preparation:
             _check_queue(message.topic, queue)
         span = None
         if self._spans is not None:
-            span = self._spans.sending([message], transaction=bool(own and props.TRANSACTION_PREPARED in own))
+            span = self._spans.start_send([message], transaction=bool(own and props.TRANSACTION_PREPARED in own))
             message = message if span is None else span.with_span_context(message)
         try:
             outgoing = make_ready(
@@ -75,7 +75,7 @@ class Preparation:
         self, messages: Sequence[Message], queue: MessageQueue | None, properties: Mapping[str, str] | None
     ) -> tuple[OutgoingMessage, SendSpan | None]:
         """Messages of one topic, ready to be sent in one request, and their span. Raises MessageRefused."""
-        span = None if self._spans is None else self._spans.sending(messages, is_batch=True)
+        span = None if self._spans is None else self._spans.start_send(messages, is_batch=True)
         try:
             outgoing = make_batch_ready(
                 messages,
@@ -94,8 +94,8 @@ class Preparation:
 
 
 def _check_queue(topic: str, queue: MessageQueue) -> None:
-    unchecked: Any = queue
-    if not isinstance(unchecked, MessageQueue):
-        raise MessageRefused(f"queue is one that queues(topic) returns, not {unchecked!r}")
+    any_queue: Any = queue
+    if not isinstance(any_queue, MessageQueue):
+        raise MessageRefused(f"queue is one that queues(topic) returns, not {any_queue!r}")
     if queue.topic != topic:
         raise MessageRefused(f"a message of topic {topic} cannot go to a queue of {queue.topic}")

@@ -17,7 +17,7 @@ from mq.client.body_codecs import BodyCodec, check_body_codec, decode_body, enco
 from mq.client.errors import ClientError, MessageRefused, ProducerBusy
 from mq.client.events import OnEvent, check_on_event
 from mq.client.message import BodyT, Message, MessageQueue, ReceivedMessage, SendResult
-from mq.client.metrics.recorder import ClientMetrics, Recorder, check_metrics, recording
+from mq.client.metrics.recorder import ClientMetrics, Recorder, check_metrics, open_recorder
 from mq.client.net.client_core import ClientCore, RemotingSettings, parse_addresses
 from mq.client.net.connection import RespondLater, refuse_server_request
 from mq.client.net.identity import new_client_id, new_random, new_unique_keys
@@ -174,7 +174,7 @@ class Producer(Client, Generic[BodyT]):
     @asynccontextmanager
     async def _session(self) -> AsyncGenerator[None]:
         async with (
-            recording(self._metrics, "producer", self.group, self._open_connections) as recorder,
+            open_recorder(self._metrics, "producer", self.group, self._open_connections) as recorder,
             ClientCore.open(
                 self._name_servers,
                 heartbeat_body=self._heartbeat_body,
@@ -260,10 +260,10 @@ class Producer(Client, Generic[BodyT]):
         if not self._watches_sends:
             return on_done
         if self._recorder is not None:
-            on_done = self._recorder.sending(outgoing.topic, len(messages), len(outgoing.body), on_done)
+            on_done = self._recorder.count_send(outgoing.topic, len(messages), len(outgoing.body), on_done)
         if self._tracer is not None:
-            on_done = self._tracer.sending(messages, outgoing, on_done)
-        return on_done if span is None else span.ending(outgoing.unique_key, self._leader_of, on_done)
+            on_done = self._tracer.trace_send(messages, outgoing, on_done)
+        return on_done if span is None else span.end_on_outcome(outgoing.unique_key, self._leader_of, on_done)
 
     def _leader_of(self, queue: MessageQueue) -> str | None:
         """The address of a queue's leader, if known."""
@@ -525,15 +525,15 @@ class Producer(Client, Generic[BodyT]):
         self, messages: Iterable[Message[BodyT]], *, timeout: float | None = None
     ) -> list[SendResult | ClientError]:
         """Send all messages, many in flight at once, and return the outcomes in the same order. Raises ClientClosed."""
-        pending: list[Pending] = []
+        sends: list[Pending] = []
         for message in messages:
             try:
-                pending.append(await self.submit(message, timeout=timeout))
+                sends.append(await self.submit(message, timeout=timeout))
             except MessageRefused as error:
                 failure = Pending()
                 failure.complete(error)
-                pending.append(failure)
-        return [await each.wait_outcome() for each in pending]
+                sends.append(failure)
+        return [await each.wait_outcome() for each in sends]
 
     async def flush(self) -> None:
         """Wait until the outcome of all messages is known whose send began before this call.
@@ -558,8 +558,8 @@ class Producer(Client, Generic[BodyT]):
         return self._in_flight()
 
     def _in_flight(self) -> int:
-        waiting = self._accumulator.extra_in_flight if self._accumulator is not None else 0
-        return waiting + (self._pipeline.in_flight if self._pipeline is not None else 0)
+        waiting_count = self._accumulator.extra_in_flight if self._accumulator is not None else 0
+        return waiting_count + (self._pipeline.in_flight if self._pipeline is not None else 0)
 
     def _span(self) -> int:
         """Sends that brokers must remember so that they know the oldest message in flight when it is sent again."""

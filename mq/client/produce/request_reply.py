@@ -94,12 +94,12 @@ class OpenRequests:
         if correlation_id is None:
             remark = f"a reply without {props.CORRELATION_ID}"
             return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=remark)
-        waiting = self._open.get(correlation_id)
-        if waiting is None or waiting.reply is not None:
+        request_wait = self._open.get(correlation_id)
+        if request_wait is None or request_wait.reply is not None:
             self.dropped += 1
             log.debug("reply_dropped", correlation_id=correlation_id[:64])
         else:
-            waiting.complete(reply)
+            request_wait.complete(reply)
         return encode_response(request.opaque, ResponseCode.SUCCESS)
 
 

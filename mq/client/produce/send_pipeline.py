@@ -40,7 +40,7 @@ from mq.client.logs import log
 from mq.client.message import MessageQueue, SendResult, SendStatus
 from mq.client.net.client_core import AUTO_CREATE_QUEUES_MAX, ClientCore
 from mq.client.net.connection import MAYBE_UNREACHABLE, Connection, ResponseOrLoss
-from mq.client.net.leader_calls import why_no_leader
+from mq.client.net.leader_calls import no_leader_reason
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.numbering import is_number_refused, misuse_of
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
@@ -143,7 +143,7 @@ class SendPipeline:
         self._oldest = 1
         self._parked_sends: dict[str, list[Send]] = {}
         self._stale_routes: set[str] = set()
-        self._mending: dict[str, anyio.Event] = {}
+        self._repair_events: dict[str, anyio.Event] = {}
         self._connecting: set[str] = set()
         self._unreachable: dict[str, tuple[float, str]] = {}
         self._round_robin: dict[str, int] = {}
@@ -213,7 +213,7 @@ class SendPipeline:
         send = self._active.pop(number, None)
         if send is not None:
             self._leave_connection(send)
-            self._note_finished()
+            self._on_finish()
 
     async def wait_finished(self) -> None:
         """Wait until one more message has ended (or abandoned)."""
@@ -221,7 +221,7 @@ class SendPipeline:
             self._finish_event = anyio.Event()
         await self._finish_event.wait()
 
-    def _note_finished(self) -> None:
+    def _on_finish(self) -> None:
         self._on_finished()
         if self._finish_event is not None:
             self._finish_event.set()
@@ -305,7 +305,7 @@ class SendPipeline:
     def _leader(self, route: TopicRoute, queue: MessageQueue) -> Connection | ClientError:
         address = route.leader_address(queue.broker_name)
         if address is None:
-            return NoRoute(route.topic, why_no_leader(route, queue.broker_name))
+            return NoRoute(route.topic, no_leader_reason(route, queue.broker_name))
         connection = self._core.find_connection(address)
         if connection is not None:
             return connection
@@ -426,7 +426,7 @@ class SendPipeline:
         if self._active.pop(send.number, None) is None:
             return
         self._leave_connection(send)
-        self._note_finished()
+        self._on_finish()
         # This runs in the task that reads the connection; an exception in a user's callback must not end it.
         self.call_back(send.on_done, outcome, send.message.unique_key)
 
@@ -462,8 +462,8 @@ class SendPipeline:
         self._mend(topic)
 
     def _mend(self, topic: str) -> None:
-        if topic not in self._mending:
-            self._mending[topic] = anyio.Event()
+        if topic not in self._repair_events:
+            self._repair_events[topic] = anyio.Event()
             self._tasks.start_soon(self._mend_topic, topic)
 
     async def _mend_topic(self, topic: str) -> None:
@@ -477,7 +477,7 @@ class SendPipeline:
                     await anyio.sleep(max(refreshed_at + BACKOFF_SECONDS_MIN - anyio.current_time(), 0.0))
                     obstacle = await self._refresh(topic)
                     refreshed_at = anyio.current_time()
-                route_event = self._mending[topic] = anyio.Event()
+                route_event = self._repair_events[topic] = anyio.Event()
                 if self._connect_leaders(topic):
                     with anyio.move_on_after(BACKOFF_SECONDS_MAX):
                         await route_event.wait()
@@ -488,7 +488,7 @@ class SendPipeline:
                 with anyio.move_on_after(max(wait, 0.0)):
                     await route_event.wait()
         finally:
-            del self._mending[topic]
+            del self._repair_events[topic]
 
     async def _refresh(self, topic: str) -> ClientError | None:
         """Refresh the route; returns None if there is a usable one, even an old one."""
@@ -506,14 +506,14 @@ class SendPipeline:
         if route is None:
             return False
         leaders = {route.leader_address(queue.broker_name) for queue in route.write_queues} - {None}
-        missing = [a for a in leaders if a is not None and self._core.find_connection(a) is None]
+        addresses = [a for a in leaders if a is not None and self._core.find_connection(a) is None]
         now = anyio.current_time()
-        for address in missing:
+        for address in addresses:
             failed_at, _ = self._unreachable.get(address, (float("-inf"), ""))
             if address not in self._connecting and now - failed_at >= BACKOFF_SECONDS_MIN:
                 self._connecting.add(address)
                 self._tasks.start_soon(self._connect, address)
-        return len(missing) == len(leaders) and any(address in self._connecting for address in missing)
+        return len(addresses) == len(leaders) and any(address in self._connecting for address in addresses)
 
     async def _connect(self, address: str) -> None:
         try:
@@ -524,7 +524,7 @@ class SendPipeline:
             self._unreachable[address] = (anyio.current_time(), reason)
         finally:
             self._connecting.discard(address)
-        for route_event in self._mending.values():
+        for route_event in self._repair_events.values():
             route_event.set()
 
     def _release(self, topic: str, obstacle: ClientError | None) -> None:
@@ -576,7 +576,7 @@ class SendPipeline:
         connection = send.connection
         error = RequestTimeout(connection.address, RequestCode.SEND_MESSAGE_V2, seconds)
         self._leave_connection(send)
-        connection.note_timeout(seconds)
+        connection.on_timeout(seconds)
         self._stale_routes.add(topic)
         if now >= send.deadline:
             send.unknown_reason = send.unknown_reason or str(error)

@@ -115,20 +115,20 @@ class Tracer:
 
     # Producers.
 
-    def sending(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
+    def trace_send(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
         """Wrap `on_done`, to also record the outcome of sending `outgoing`; `messages` are its content."""
         if outgoing.topic == self._topic:
             return on_done
         messages = tuple(messages)
         timestamp_ms, started_at = _now_ms(), anyio.current_time()
 
-        def done(outcome: SendResult | ClientError) -> None:
+        def on_outcome(outcome: SendResult | ClientError) -> None:
             try:
                 on_done(outcome)
             finally:
-                note_sent(outcome)
+                record_outcome(outcome)
 
-        def note_sent(outcome: SendResult | ClientError) -> None:
+        def record_outcome(outcome: SendResult | ClientError) -> None:
             cost_ms = int((anyio.current_time() - started_at) * 1000)
             result = outcome if isinstance(outcome, SendResult) else None
             if result is not None and not result.trace_on:
@@ -154,9 +154,9 @@ class Tracer:
                     )
                 )
 
-        return done
+        return on_outcome
 
-    def recalling(self, handle: str) -> Callable[[bool], None] | None:
+    def trace_recall(self, handle: str) -> Callable[[bool], None] | None:
         """A callback that records whether the message of this handle was recalled; None for an invalid handle."""
         try:
             decoded_handle = RecallHandle.decode(handle)
@@ -164,7 +164,7 @@ class Tracer:
             return None
         timestamp_ms = _now_ms()
 
-        def done(success: bool) -> None:
+        def on_recall(success: bool) -> None:
             self.record(
                 Recalled(
                     timestamp_ms=timestamp_ms,
@@ -176,9 +176,9 @@ class Tracer:
                 )
             )
 
-        return done
+        return on_recall
 
-    def ending(self, message: Message, result: SendResult, wanted: bool | None) -> None:
+    def trace_transaction_end(self, message: Message, result: SendResult, wanted: bool | None) -> None:
         """Record that a transaction is about to be committed, rolled back, or left to a check-back (None)."""
         if result.trace_on:
             self.record(
@@ -222,7 +222,7 @@ class Tracer:
 
     # Consumers.
 
-    def handling(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlingTrace:
+    def trace_handling(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlingTrace:
         """Record that these messages are about to be handled together; call `record_end` of the result afterwards."""
         return HandlingTrace(self.record, self._group, self._unique_keys.next(), messages)
 
@@ -280,11 +280,11 @@ class Tracer:
                 self._on_loss(count, error)
 
     def _on_write(self, count: int) -> OnDone:
-        def done(outcome: SendResult | ClientError) -> None:
+        def on_outcome(outcome: SendResult | ClientError) -> None:
             if isinstance(outcome, ClientError):
                 self._on_loss(count, outcome)
 
-        return done
+        return on_outcome
 
     def _on_loss(self, count: int, error: ClientError) -> None:
         log.debug("trace_not_written", topic=self._topic, records=count, reason=str(error))
@@ -368,11 +368,11 @@ async def traced_recall(
     """Works like `recall`, and record the outcome. Raises the errors of `Producer.recall`."""
     if handle is None:
         raise MessageRefused("no recall handle: only messages that wait for a `delay` or a `deliver_at` have one")
-    recalling = None if tracer is None else tracer.recalling(handle)
+    on_recall = None if tracer is None else tracer.trace_recall(handle)
     message_id = ""
     try:
         message_id = await recall(core, group, handle, seconds=seconds)
     finally:
-        if recalling is not None:
-            recalling(bool(message_id))
+        if on_recall is not None:
+            on_recall(bool(message_id))
     return message_id

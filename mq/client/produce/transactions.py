@@ -234,7 +234,7 @@ class TransactionProducer(Producer[BodyT]):
         """Tell the broker the end of a transaction. Raises BrokerError."""
         decision, transaction._ended = transaction._wanted, True
         if self._tracer is not None:
-            self._tracer.ending(transaction.message, transaction.result, decision)
+            self._tracer.trace_transaction_end(transaction.message, transaction.result, decision)
         if decision is None:
             return
         transaction.state = TransactionState.COMMITTED if decision else TransactionState.ROLLED_BACK
@@ -252,7 +252,7 @@ class TransactionProducer(Producer[BodyT]):
         queue, code = result.queue, RequestCode.END_TRANSACTION
         operation = "commit" if decision else "rollback"
         try:
-            with nullcontext() if self._spans is None else self._spans.settling(operation, queue.topic):
+            with nullcontext() if self._spans is None else self._spans.trace_settle(operation, queue.topic):
                 await call_leader(
                     self._core,
                     queue.topic,
@@ -291,7 +291,7 @@ class TransactionProducer(Producer[BodyT]):
                 route = await core.route(AUTO_CREATE_TEMPLATE, refresh=True)
                 await core.connect_all(route.addresses())
                 if any(core.find_connection(address) is not None for address in route.addresses()):
-                    wait.is_over()
+                    wait.end()
                 else:
                     wait.warn_if_long("no broker can be reached", group=self.group)
             except ClientError as error:
@@ -324,7 +324,7 @@ class TransactionProducer(Producer[BodyT]):
     async def _answer_check(
         self, request: CheckTransactionState, message: ReceivedMessage[Any], answer_later: RespondLater
     ) -> None:
-        self._note_own_task()
+        self._mark_own_task()
         answers: list[bool | None] = []
 
         async def ask(message: ReceivedMessage[Any]) -> None:

@@ -24,7 +24,7 @@ from mq.client.consume.pop_consumer import PopConsumer, PopConsumerOptions
 from mq.client.consume.popped_messages import PoppedMessage
 from mq.client.consume.pull_consumer import PullConsumer, PullConsumerOptions, PulledMessages
 from mq.client.consume.push_consumer import DRAIN_SECONDS, PushConsumer, PushConsumerOptions
-from mq.client.consume.stop_signals import SIGNALS, check_seconds, note_signal
+from mq.client.consume.stop_signals import SIGNALS, check_seconds, log_signal
 from mq.client.errors import ClientError
 from mq.client.filters import Filter, Sql
 from mq.client.message import BodyT, MessageQueue, ReceivedMessage
@@ -77,9 +77,9 @@ class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
         self._call(reply, message, body, properties=properties, timeout=timeout, codec=codec)
 
     def _receive(
-        self, rest: deque[MessageT], following: Callable[[], Awaitable[MessageT]], timeout: float | None
+        self, rest: deque[MessageT], receive_next: Callable[[], Awaitable[MessageT]], timeout: float | None
     ) -> MessageT | None:
-        """Take a message that an interrupted call left in ``rest``, else call ``following``; None after ``timeout``."""
+        """Take a message that an interrupted call left in ``rest``, or call ``receive_next``; None after `timeout`."""
         messages: list[MessageT] = []
 
         async def take() -> None:
@@ -87,7 +87,7 @@ class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
                 messages.append(rest.popleft())
                 return
             with anyio.move_on_after(timeout):
-                messages.append(await following())
+                messages.append(await receive_next())
 
         try:
             self._call(take)
@@ -257,7 +257,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         Raises ValueError in another thread.
         """
         thread = self._open_thread()
-        draining: Future[None] | None = None
+        drain_task: Future[None] | None = None
 
         async def drain() -> None:
             await self._client.drain(seconds)
@@ -266,12 +266,12 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
             self._client.stop()
 
         def handle(number: int, _: FrameType | None) -> None:
-            nonlocal draining
-            if draining is not None:
+            nonlocal drain_task
+            if drain_task is not None:
                 thread.portal.start_task_soon(stop)
                 return
-            note_signal(number, self, seconds)
-            draining = thread.portal.start_task_soon(drain)
+            log_signal(number, self, seconds)
+            drain_task = thread.portal.start_task_soon(drain)
 
         before = {number: signal.signal(number, handle) for number in SIGNALS}
         try:
@@ -279,9 +279,9 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         finally:
             for number, former in before.items():
                 signal.signal(number, former)
-            if draining is not None:  # it stores the offsets after `run` has ended
+            if drain_task is not None:  # it stores the offsets after `run` has ended
                 with contextlib.suppress(ClientError, CancelledError):  # closed meanwhile, which stores them, too
-                    draining.result()
+                    drain_task.result()
 
     def _in_thread(self, handler: Callable[[Any], None]) -> Callable[[Any], Awaitable[None]]:
         def within_middleware(messages: Any) -> None:
@@ -300,12 +300,12 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
     def receive(self, *, timeout: float | None = None) -> ReceivedMessage[BodyT] | None:
         """The next message, acknowledging the previous one; None after `timeout` seconds without one."""
 
-        async def following() -> ReceivedMessage[BodyT]:
+        async def receive_next() -> ReceivedMessage[BodyT]:
             if self._stream is None:
                 self._stream = aiter(self._client)
             return await anext(self._stream)
 
-        return self._receive(self._leftovers, following, timeout)
+        return self._receive(self._leftovers, receive_next, timeout)
 
     def __iter__(self) -> Iterator[ReceivedMessage[BodyT]]:
         while (message := self.receive()) is not None:

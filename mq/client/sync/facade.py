@@ -258,6 +258,6 @@ def _close_at_exit() -> None:
         except Exception as error:
             log.warning("close_failed", client=repr(facade), reason=str(error) or type(error).__name__)
             lost_count = facade._at_end[0]
-        pending, client_text = facade._at_end
-        if pending:
-            log.warning("not_closed", client=client_text, pending=pending, lost=lost_count, missing="client.close()")
+        pending_count, text = facade._at_end
+        if pending_count:
+            log.warning("not_closed", client=text, pending=pending_count, lost=lost_count, missing="client.close()")

@@ -172,14 +172,14 @@ class SyncTransactionProducer(SyncProducer[BodyT], of=TransactionProducer):
         if is_async(check):
             raise TypeError(f"the check of a synchronous producer is a plain function (def), not {check!r}")
 
-        def checked(argument: ArgumentT) -> bool | None:
+        def guarded_check(argument: ArgumentT) -> bool | None:
             try:
                 return check(argument)
             except SystemExit as error:  # ends a thread, as elsewhere, but not the program
                 raise RuntimeError(f"the check called sys.exit({error.code!r})") from error
 
         async def in_thread(argument: ArgumentT) -> bool | None:
-            return await anyio.to_thread.run_sync(self._for_thread(checked), argument)
+            return await anyio.to_thread.run_sync(self._for_thread(guarded_check), argument)
 
         return in_thread
 

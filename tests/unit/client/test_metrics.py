@@ -314,11 +314,11 @@ import os
 import anyio
 from prometheus_client import CollectorRegistry, multiprocess
 from mq.client import PrometheusMetrics
-from mq.client.metrics.recorder import recording
+from mq.client.metrics.recorder import open_recorder
 
 metrics = PrometheusMetrics()
 async def client(number):
-    async with recording(metrics, "producer", "G", lambda: 3) as recorder:
+    async with open_recorder(metrics, "producer", "G", lambda: 3) as recorder:
         recorder.not_awaited("T", "oneway", 10 + number)
         recorder._sample()
         if number:
