@@ -72,7 +72,7 @@ class Acknowledgements:
         self._in_flight += messages
         by_source: dict[Source, list[PoppedMessage]] = defaultdict(list)
         for message in messages:
-            by_source[Source.of(message)].append(message)
+            by_source[Source.from_message(message)].append(message)
         return by_source
 
     async def _send(self, source: Source, messages: list[PoppedMessage]) -> None:

@@ -40,7 +40,7 @@ class Address:
     """A longer ETA is delivered after this time, and held by the worker for the rest."""
     redeliveries_max: int | None = None
 
-    def remoting(self) -> RemotingSettings:
+    def remoting_settings(self) -> RemotingSettings:
         """The settings for all clients. Raises CredentialsInvalid, also for certificates that cannot be used."""
         options: dict[str, Any] = {}
         if self.secret_key is not None and self.access_key is None:

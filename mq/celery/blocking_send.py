@@ -51,13 +51,13 @@ class TaskProducer(Producer[bytes]):
 
     def known_route(self, topic: str) -> TopicRoute | None:
         """The route of a topic, if it is known; any thread may ask."""
-        remoting = self._core
-        return None if remoting is None else remoting.known_route(topic)
+        core = self._core
+        return None if core is None else core.known_route(topic)
 
     async def refresh_route(self, topic: str) -> None:
         """Look for the present leaders. Raises ClientError."""
-        if (remoting := self._core) is not None:
-            await remoting.route(topic, refresh=True)
+        if (core := self._core) is not None:
+            await core.route(topic, refresh=True)
 
 
 class _PooledConnection:
@@ -99,12 +99,12 @@ class _PooledConnection:
             if not chunk:
                 raise ConnectionResetError(f"closed by {self.address}")
             buffer += chunk
-            frames, consumed = split_frames(memoryview(buffer))
+            frames, consumed_bytes = split_frames(memoryview(buffer))
             for serialization, header, _ in frames:
                 response = decode_from_broker(serialization, header)
                 if isinstance(response, Response) and response.opaque == self.opaque:
                     return response
-            buffer = buffer[consumed:]
+            buffer = buffer[consumed_bytes:]
             self.socket.settimeout(max(deadline - time.monotonic(), 0.001))
 
     def close(self) -> None:

@@ -318,10 +318,10 @@ class Channel(virtual.Channel):
             self.qos.append(message, message.delivery_tag)
         callback(message)
 
-    def note_handed(self) -> None:
+    def on_take(self) -> None:
         """Look for more deliveries after the application took some, if there is no prefetch limit."""
         if self._channel_consumer is not None and not self.qos.prefetch_count and self._consumer_session is not None:
-            self._consumer_session.soon(self._channel_consumer.note_handed)
+            self._consumer_session.soon(self._channel_consumer.on_take)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """The next message, None if there is none."""

@@ -71,7 +71,7 @@ class ChannelConsumer:
         redeliveries_max: int | None,
         emit: Callable[[list[Delivery]], None],
         fail: Callable[[BaseException], None],
-        unwanted: Callable[[Delivery, str], Awaitable[bool]],
+        on_unwanted: Callable[[Delivery, str], Awaitable[bool]],
     ) -> None:
         self._calls = calls
         self._topics = topics
@@ -82,8 +82,8 @@ class ChannelConsumer:
             calls,
             invisible=invisible,
             redeliveries_max=redeliveries_max,
-            unwanted=unwanted,
-            on_settled=self._note_room,
+            on_unwanted=on_unwanted,
+            on_settled=self._on_room,
         )
         self._held_pops = HeldPopConnection(calls, self._start)
         self._queues: list[_ConsumedQueue] = []
@@ -126,13 +126,13 @@ class ChannelConsumer:
     def limit(self, prefetch: int) -> None:
         """Set the number of deliveries that may be open; 0 for any number."""
         self._prefetch = prefetch
-        self._note_change()
+        self._on_change()
 
     async def consume(self, queue: str) -> None:
         """Pop messages of a queue. Raises ClientError."""
         levels = await self._calls.sources(self._topics.of_queue(queue))
         self._queues += [_ConsumedQueue(queue, source, count) for source, count in levels.items()]
-        self._note_change()
+        self._on_change()
 
     def consume_transient(self, queue: TransientQueue) -> None:
         """Take the messages of a queue in memory."""
@@ -157,13 +157,13 @@ class ChannelConsumer:
             for each in sources:
                 if deliveries := await self._pop_some(each, 1):
                     return self.deliveries.keep(deliveries[0])
-            remaining = deadline - anyio.current_time()
-            if remaining <= 0 or not sources:
+            remaining_seconds = deadline - anyio.current_time()
+            if remaining_seconds <= 0 or not sources:
                 return None
-            with anyio.move_on_after(remaining):
-                async with anyio.create_task_group() as waiting:
+            with anyio.move_on_after(remaining_seconds):
+                async with anyio.create_task_group() as tasks:
                     for each in sources:
-                        waiting.start_soon(self._wait_one, each.source, remaining, waiting.cancel_scope)
+                        tasks.start_soon(self._wait_one, each.source, remaining_seconds, tasks.cancel_scope)
 
     async def _wait_one(self, source: Source, seconds: float, scope: anyio.CancelScope) -> None:
         try:
@@ -202,15 +202,15 @@ class ChannelConsumer:
             return 0
         return self._prefetch - len(self.deliveries.open) if self._prefetch else POP_MAX - (self._emits - self.handed)
 
-    def note_handed(self) -> None:
+    def on_take(self) -> None:
         """Look for more deliveries after the application's thread took some."""
-        self._note_room()
+        self._on_room()
 
-    def _note_room(self) -> None:
-        self._note_change()
+    def _on_room(self) -> None:
+        self._on_change()
         self._pump()
 
-    def _note_change(self) -> None:
+    def _on_change(self) -> None:
         self._change_event.set()
 
     def _give(self, deliveries: list[Delivery]) -> None:
@@ -338,7 +338,7 @@ class ChannelConsumer:
             await self._look_for_leader(queue)
         queue.is_waiting = False
         queue.is_hot = is_hot
-        self._note_change()
+        self._on_change()
 
     async def _pop_held(self, queue: _ConsumedQueue, count: int) -> bool:
         """Wait for messages and take them; returns whether there may be more."""
@@ -380,7 +380,7 @@ class ChannelConsumer:
                         self._queues.append(_ConsumedQueue(queue, source, count))
                     elif count > by_source[source].levels:
                         by_source[source].levels, by_source[source].is_hot = count, True
-            self._note_change()
+            self._on_change()
 
     async def _look_for_leader(self, queue: _ConsumedQueue) -> None:
         try:

@@ -51,7 +51,7 @@ class Delivery:
 
 
 class Deliveries:
-    """The deliveries of one channel; belongs to one event loop. `unwanted` is called with unwanted messages and the
+    """The deliveries of one channel; belongs to one event loop. `on_unwanted` is called with unwanted messages and the
     reason; it returns whether that is all. `on_settled` is called when there is room for another one.
     """
 
@@ -61,13 +61,13 @@ class Deliveries:
         *,
         invisible: float,
         redeliveries_max: int | None,
-        unwanted: Callable[[Delivery, str], Awaitable[bool]],
+        on_unwanted: Callable[[Delivery, str], Awaitable[bool]],
         on_settled: Callable[[], None],
     ) -> None:
         self._calls = calls
         self._invisible = invisible
         self._redeliveries_max = redeliveries_max
-        self._on_unwanted = unwanted
+        self._on_unwanted = on_unwanted
         self._on_settled = on_settled
         self._renewals = Renewals(invisible, lambda message: calls.extend(message, invisible))
         self._acknowledgements = Acknowledgements(calls, invisible=invisible, release=self._renewals.release)
@@ -105,7 +105,7 @@ class Deliveries:
         elif isinstance(message := delivery.message, PoppedMessage):
             await self._renewals.release(message)
             try:
-                await self._calls.change(Source.of(message), message.receipt, 0.0)
+                await self._calls.change(Source.from_message(message), message.receipt, 0.0)
             except ClientError as error:
                 log.warning("not_given_back", queue=delivery.queue, reason=str(error))
 
@@ -120,7 +120,7 @@ class Deliveries:
     async def _bury(self, delivery: Delivery, reason: str) -> bool:
         try:
             if not await self._on_unwanted(delivery, reason) and isinstance(delivery.message, PoppedMessage):
-                await self._calls.bury(Source.of(delivery.message), delivery.message, reason)
+                await self._calls.bury(Source.from_message(delivery.message), delivery.message, reason)
         except ClientError as error:
             log.warning("no_dead_letter", queue=delivery.queue, reason=str(error))
             return False

@@ -68,20 +68,20 @@ class Session:
         self._numbers = itertools.count()
         self._turns = itertools.count()
         self._name = uuid.uuid4().hex
-        remoting = address.remoting()
+        settings = address.remoting_settings()
         servers = list(address.name_servers)
-        self.calls = QueueCalls(servers, remoting=remoting)
+        self.calls = QueueCalls(servers, remoting=settings)
         self._producer = TaskProducer(
             servers,
             timeout=address.publish_timeout,
             retries=1000,  # a message that is stored twice is recognized by its number
             auto_create_topics=False,
-            remoting=remoting,
+            remoting=settings,
         )
         self.topics = Topics(self.calls, address.prefix)
-        self.broadcasts = Broadcasts(servers, address.prefix, remoting, self.topics)
+        self.broadcasts = Broadcasts(servers, address.prefix, settings, self.topics)
         self._blocking = BlockingSends(
-            self._producer, remoting, publish_seconds=address.publish_timeout, on_forwarded=self._refresh_route
+            self._producer, settings, publish_seconds=address.publish_timeout, on_forwarded=self._refresh_route
         )
         self._thread = LoopThread("raftmq.celery")
         self._reading: Future[None] | None = None
@@ -103,7 +103,7 @@ class Session:
             raise
 
     @classmethod
-    def of(cls, address: Address) -> Session:
+    def acquire(cls, address: Address) -> Session:
         """The session of this process for an address; `release` it. Raises ClientError if no server answers."""
         forks()  # a thread of the parent may hold the lock
         with _lock:
@@ -137,11 +137,11 @@ class Session:
 
     def close(self) -> None:
         """Wait for messages in flight, and end the thread."""
-        reading, self._reading = self._reading, None
-        if reading is None:
+        read_task, self._reading = self._reading, None
+        if read_task is None:
             return
         self._blocking.close()
-        reading.cancel()
+        read_task.cancel()
         try:
             self._thread.call(self._close)
         except ClientError as error:
@@ -239,13 +239,13 @@ class Session:
                 return [topic]
             broadcasts = self.topics.of_exchange("")
             return [broadcasts] if await self.topics.exists(broadcasts) else []
-        queues = queues_of(_matching(await self.topics.bindings(exchange), kind, routing_key))
+        queues = queues_of(_filter_bindings(await self.topics.bindings(exchange), kind, routing_key))
         topics = [self.topics.of_queue(queue) for queue in queues]
         broadcasts = self.topics.of_exchange(exchange)
         if await self.topics.exists(broadcasts):
             topics.append(broadcasts)
         if not topics:
-            queues = queues_of(_matching(await self.topics.bindings(exchange, fresh=True), kind, routing_key))
+            queues = queues_of(_filter_bindings(await self.topics.bindings(exchange, fresh=True), kind, routing_key))
             topics = [self.topics.of_queue(queue) for queue in queues]
         return topics
 
@@ -285,15 +285,15 @@ class Session:
         may_be_in: MessageQueue | None = None,
     ) -> None:
         topic = send.message.topic
-        missing: TopicNotFound | None = None
+        topic_error: TopicNotFound | None = None
         try:
             try:
                 await self._send_to_leader(send, seconds, may_be_in=may_be_in)
             except TopicNotFound as error:
-                missing = error
-            if missing is not None:
+                topic_error = error
+            if topic_error is not None:
                 if not await self.topics.declare_again(topic):
-                    raise missing
+                    raise topic_error
                 await self._send_to_leader(send, seconds, may_be_in=may_be_in)
         except SendOutcomeUnknown as error:
             if unsure is not None and (queue := error.queue or may_be_in) is not None:
@@ -327,7 +327,7 @@ class Session:
         self,
         emit: Callable[[list[Delivery]], None],
         fail: Callable[[BaseException], None],
-        unwanted: Callable[[Delivery, str], Awaitable[bool]],
+        on_unwanted: Callable[[Delivery, str], Awaitable[bool]],
     ) -> ChannelConsumer:
         """The consumer of a channel; `close_consumer` ends it."""
         consumer = self.call_now(
@@ -338,7 +338,7 @@ class Session:
                 redeliveries_max=self.address.redeliveries_max,
                 emit=emit,
                 fail=fail,
-                unwanted=unwanted,
+                on_unwanted=on_unwanted,
             )
         )
         self._channel_consumers[consumer] = self.start(consumer.run)
@@ -346,14 +346,14 @@ class Session:
 
     def close_consumer(self, consumer: ChannelConsumer) -> None:
         """Return the messages of a consumer, and end its task."""
-        running = self._channel_consumers.pop(consumer, None)
-        if running is None or not self.is_alive:
+        channel_consumer = self._channel_consumers.pop(consumer, None)
+        if channel_consumer is None or not self.is_alive:
             return
         try:
             self.call(consumer.close)
         except ClientError as error:
             log.warning("close_failed", client="raftmq.celery", reason=str(error))
-        running.cancel()
+        channel_consumer.cancel()
 
 
 def now_ms() -> int:
@@ -364,7 +364,7 @@ def now_ms() -> int:
 _TOPIC_EXCHANGE: Final = TopicExchange(None)
 
 
-def _matching(bindings: list[Binding], kind: str, routing_key: str) -> list[Binding]:
+def _filter_bindings(bindings: list[Binding], kind: str, routing_key: str) -> list[Binding]:
     kind = bindings[0].kind if bindings else kind
     if kind == "fanout":
         return bindings

@@ -143,7 +143,7 @@ class Topics:
         for bindings in (self._own, self._bindings):
             bindings -= obsolete
         if obsolete:
-            await self._note_changed()
+            await self._announce_change()
 
     def _forget(self, topic: str) -> None:
         self._levels.pop(topic, None)
@@ -165,7 +165,7 @@ class Topics:
                 if error.code == ResponseCode.INVALID_PARAMETER and "size of attributes" in (error.remark or ""):
                     raise TooManyBindings(binding, error) from error
                 raise
-            await self._note_changed()
+            await self._announce_change()
         self._declarations[topic][name] = value
         self._own.add(binding)
 
@@ -184,7 +184,7 @@ class Topics:
         self._declarations.get(topic, {}).pop(name, None)
         if await self.exists(topic):
             await self._calls.create_topic(topic, self._levels[topic], attributes={name: None})
-            await self._note_changed()
+            await self._announce_change()
 
     async def bindings(self, exchange: str, *, fresh: bool = False) -> list[Binding]:
         """The bindings of an exchange, of all processes; those that others have just made only if `fresh`."""
@@ -220,7 +220,7 @@ class Topics:
             return None
         return " ".join(configs[name].attributes.get(VERSION_ATTRIBUTE, "") for name in sorted(configs))
 
-    async def _note_changed(self) -> None:
+    async def _announce_change(self) -> None:
         """Let all processes read the bindings again, which have changed."""
         await self._calls.create_topic(self._version_topic, 1, attributes={VERSION_ATTRIBUTE: uuid.uuid4().hex})
 

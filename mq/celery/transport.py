@@ -80,7 +80,7 @@ class Transport(virtual.Transport):
     def session(self) -> Session:
         """The session that all connections of this process share; a forked process opens its own."""
         if self._session is None or self._session.is_parents:
-            self._session = Session.of(address_of(self.client, tls=self.uses_tls))
+            self._session = Session.acquire(address_of(self.client, tls=self.uses_tls))
         return self._session
 
     def establish_connection(self) -> Transport:
@@ -117,13 +117,13 @@ class Transport(virtual.Transport):
 
     def on_failure(self, error: BaseException) -> None:
         """Note that the deliveries of a channel ended with an error; called in the event loop of the session."""
-        self._failure = _first(error)
+        self._failure = _first_error(error)
         self._ring()
 
-    def forget(self, closed: channel.Channel) -> None:
+    def forget(self, closed_channel: channel.Channel) -> None:
         """Drop the deliveries of a closed channel, which gives them back itself."""
         for _ in range(len(self._ready)):
-            if (each := self._ready.popleft())[0] is not closed:
+            if (each := self._ready.popleft())[0] is not closed_channel:
                 self._ready.append(each)
 
     def _ring(self) -> None:
@@ -143,7 +143,7 @@ class Transport(virtual.Transport):
             count += 1
             to.hand_over(delivery)
         for each in channels:
-            each.note_handed()
+            each.on_take()
         if self._ready:
             self._ring()
         if count == 0 and self._failure is not None:
@@ -155,10 +155,10 @@ class Transport(virtual.Transport):
         """Hand over messages; waits for the first one. Raises TimeoutError after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._deliver_ready():
-            remaining = SLICE_SECONDS if deadline is None else deadline - time.monotonic()
-            if remaining <= 0:
+            remaining_seconds = SLICE_SECONDS if deadline is None else deadline - time.monotonic()
+            if remaining_seconds <= 0:
                 raise TimeoutError
-            self._arrival_event.wait(min(remaining, SLICE_SECONDS))
+            self._arrival_event.wait(min(remaining_seconds, SLICE_SECONDS))
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Let Celery's event loop call us when messages arrive."""
@@ -209,7 +209,7 @@ def check_threads() -> None:
         )
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -119,14 +119,14 @@ class Brokers:
     async def _ask_topic(self, name: str) -> Topic:
         route = await self._core.route(name, refresh=True)
         ext = TopicOfBrokerExt(topic=name, lo=True)
-        _, body = await self.ask(name, _first(route), RequestCode.GET_TOPIC_CONFIG, ext.fields())
+        _, body = await self.ask(name, _any_broker(route), RequestCode.GET_TOPIC_CONFIG, ext.fields())
         return Topic(route, read_body(TopicConfig.decode, body))
 
     async def _ask_group(self, name: str) -> SubscriptionGroupConfig | None:
         route = await self._core.route(AUTO_CREATE_TEMPLATE)
         code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupExt(group=name)
         try:
-            _, body = await self.ask(AUTO_CREATE_TEMPLATE, _first(route), code, ext.fields())
+            _, body = await self.ask(AUTO_CREATE_TEMPLATE, _any_broker(route), code, ext.fields())
         except BrokerError as error:
             if error.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                 return None
@@ -138,7 +138,7 @@ class Brokers:
         route = await self._core.route(AUTO_CREATE_TEMPLATE)
         body = CheckClientConfigBody().encode()
         code = RequestCode.CHECK_CLIENT_CONFIG
-        await self.ask(AUTO_CREATE_TEMPLATE, _first(route), code, user.fields(), body)
+        await self.ask(AUTO_CREATE_TEMPLATE, _any_broker(route), code, user.fields(), body)
 
     async def authorize(self, topic: str, extra: Fields) -> None:  # noqa: ASYNC910 - without accounts, no broker is asked
         """Let a broker check that a user may do anything with a topic; without a user, everybody may.
@@ -146,7 +146,7 @@ class Brokers:
         Raises ClientError if not.
         """
         if extra:
-            broker_name = _first((await self.topic(topic)).route)
+            broker_name = _any_broker((await self.topic(topic)).route)
             ext = TopicOfBrokerExt(topic=topic, lo=True)
             await self.ask(topic, broker_name, RequestCode.GET_TOPIC_CONFIG, {**ext.fields(), **extra})
 
@@ -162,7 +162,7 @@ class Brokers:
         route = await self._core.route(AUTO_CREATE_TEMPLATE)
         code, ext = RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupExt(group=group)
         try:
-            await self.ask(AUTO_CREATE_TEMPLATE, _first(route), code, {**ext.fields(), **extra})
+            await self.ask(AUTO_CREATE_TEMPLATE, _any_broker(route), code, {**ext.fields(), **extra})
         except BrokerError as error:
             if error.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
                 raise
@@ -174,14 +174,14 @@ class Brokers:
 
         Those with the same sharding key are stored in this order. If cancelled, they may be stored.
         """
-        pending = [Pending(message.unique_key) for message in messages]
+        sends = [Pending(message.unique_key) for message in messages]
         numbers = [
             self._pipeline.start(message, each.complete, timeout=seconds)
-            for message, each in zip(messages, pending, strict=True)
+            for message, each in zip(messages, sends, strict=True)
         ]
         outcomes: list[SendResult | ClientError] = []
         try:
-            for each in pending:
+            for each in sends:
                 try:
                     outcomes.append(await each)
                 except ClientError as error:
@@ -270,7 +270,7 @@ class Brokers:
         return list(self._core.troubles())
 
 
-def _first(route: TopicRoute) -> str:
+def _any_broker(route: TopicRoute) -> str:
     """A broker group of a route, if possible one with a leader. Raises NoRoute."""
     names = sorted(route.brokers, key=lambda name: (route.leader_address(name) is None, name))
     if not names:

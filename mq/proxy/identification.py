@@ -22,15 +22,15 @@ class Identification:
     """Identifies the client that makes a call, and checks its signature.
 
     Args:
-        signed: which times of signatures are accepted; None if clients need none, because brokers have no accounts.
+        allowed_times: the accepted times of signatures; None if clients need none, because brokers have no accounts.
     """
 
     def __init__(
-        self, brokers: Brokers, clients: Clients, wall_clock_ms: Callable[[], int], signed: AllowedTimes | None
+        self, brokers: Brokers, clients: Clients, wall_clock_ms: Callable[[], int], allowed_times: AllowedTimes | None
     ) -> None:
         self._clients = clients
         self._wall_clock_ms = wall_clock_ms
-        self._allowed_times = signed
+        self._allowed_times = allowed_times
         self._accounts: BriefCache[ActsFor, None] = BriefCache(brokers.authenticate, seconds=_KNOWN_SECONDS)
 
     async def caller_of(self, call: Call) -> Caller:

@@ -64,11 +64,11 @@ async def serve(
     listeners = await trio.open_tcp_listeners(configuration.listen_port, host=configuration.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
     counters = GrpcCounters()
-    signed = None if remoting.credentials is None else _allowed_times(configuration)
+    allowed_times = None if remoting.credentials is None else _allowed_times(configuration)
     log.info("listening", host=host, port=port)
     try:
         async with (
-            open_table(configuration.namesrv, remoting, draining, log, signed=signed) as (table, brokers),
+            open_table(configuration.namesrv, remoting, draining, log, allowed_times=allowed_times) as (table, brokers),
             trio.open_nursery() as nursery,
         ):
             if (metrics_address := configuration.metrics_address) is not None:
@@ -83,7 +83,7 @@ async def serve(
                     nursery.start_soon(monitoring.serve, metrics_listeners)
             if certificate is not None:
                 nursery.start_soon(_look_at_files, certificate)
-            serving = partial(
+            serve_calls = partial(
                 serve_grpc,
                 listeners,
                 {**table.methods(), **health_methods([SERVICE.strip("/")], lambda: not brokers.troubles())},
@@ -100,10 +100,10 @@ async def serve(
                 drain=draining,
             )
             async with trio.open_nursery() as calls:
-                await calls.start(serving)
+                await calls.start(serve_calls)
                 task_status.started((host, port))
             with trio.move_on_after(_GIVE_BACK_SECONDS):
-                await table.gave_back()
+                await table.wait_given_back()
             nursery.cancel_scope.cancel()
     finally:
         log.info("stopped", host=host, port=port)
@@ -116,7 +116,7 @@ async def open_table(
     draining: trio.Event,
     log: Log,
     *,
-    signed: AllowedTimes | None,
+    allowed_times: AllowedTimes | None,
     rng: random.Random | None = None,
     client_id: str | None = None,
     clock_ms: Callable[[], int] = wall_clock_ms,
@@ -124,7 +124,7 @@ async def open_table(
     """The call table, connected to the brokers of these name servers until the block ends.
 
     Args:
-        signed: the times that signatures may have; None if calls need no signature.
+        allowed_times: the times that signatures may have; None if calls need no signature.
         client_id: how brokers call this proxy; by default a new id.
     """
     clients = Clients(random.Random() if rng is None else rng)
@@ -145,7 +145,7 @@ async def open_table(
         ) as brokers,
         trio.open_nursery() as nursery,
     ):
-        table = ServiceTable(brokers, clients, nursery, draining, clock_ms, log, signed=signed)
+        table = ServiceTable(brokers, clients, nursery, draining, clock_ms, log, allowed_times=allowed_times)
         tables.append(table)
         for task in (brokers.stay_connected, table.run):  # calls may come before these run
             nursery.start_soon(task)

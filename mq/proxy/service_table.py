@@ -37,7 +37,7 @@ class ServiceTable:
     Args:
         nursery: of the tasks that outlive a call.
         draining: set when the proxy is about to stop.
-        signed: which times of signatures are accepted; None if clients need none.
+        allowed_times: which times of signatures are accepted; None if clients need none.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class ServiceTable:
         wall_clock_ms: Callable[[], int],
         log: Log,
         *,
-        signed: AllowedTimes | None,
+        allowed_times: AllowedTimes | None,
     ) -> None:
-        self._identification = Identification(brokers, clients, wall_clock_ms, signed)
+        self._identification = Identification(brokers, clients, wall_clock_ms, allowed_times)
         identify = self._identification.caller_of
-        popped = PoppedMessages(brokers, wall_clock_ms)
+        pops = PoppedMessages(brokers, wall_clock_ms)
         self.clients = clients
-        self.renewals = Renewals(popped.defer, clients.is_here, log)
+        self.renewals = Renewals(pops.defer, clients.is_here, log)
         self._lite = LiteSubscribing(brokers, clients, nursery, log)
         self._telemetry = Telemetry(
             brokers, clients, identify, self.renewals, self._lite, draining, nursery, wall_clock_ms, log
@@ -63,9 +63,18 @@ class ServiceTable:
         self._routing = Routing(brokers)
         self._sending = Sending(brokers, wall_clock_ms)
         self._pulling = Pulling(brokers, identify)
-        self._settling = Settling(popped, self.renewals)
+        self._settling = Settling(pops, self.renewals)
         self._receiving = Receiving(
-            brokers, popped, self.renewals, clients, self._lite, identify, draining, nursery, wall_clock_ms, log
+            brokers,
+            pops,
+            self.renewals,
+            clients,
+            self._lite,
+            identify,
+            draining,
+            nursery,
+            wall_clock_ms,
+            log,
         )
 
     async def run(self) -> None:
@@ -74,9 +83,9 @@ class ServiceTable:
             nursery.start_soon(self.renewals.run)
             nursery.start_soon(self._receiving.end_waiting_calls)
 
-    async def gave_back(self) -> None:
+    async def wait_given_back(self) -> None:
         """Wait until no message that did not reach its client is being given back to its broker."""
-        await self._receiving.gave_back()
+        await self._receiving.wait_given_back()
 
     def methods(self) -> Mapping[str, Method]:
         """The methods by path."""

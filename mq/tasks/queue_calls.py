@@ -49,7 +49,7 @@ class Source(NamedTuple):
     broker_name: str
 
     @classmethod
-    def of(cls, message: PoppedMessage) -> Self:
+    def from_message(cls, message: PoppedMessage) -> Self:
         """The queue from which the message was popped."""
         return cls(message.topic, message.queue.broker_name)
 
@@ -136,8 +136,8 @@ class QueueCalls(Admin):
 
     async def wait(self, source: Source, seconds: float) -> bool:
         """Whether the queue has something to pop; a broker answers when it has, or after `seconds`."""
-        remoting = self._open_core()
-        connection = await remoting.connection(await leader_address(remoting, source.topic, source.broker_name))
+        core = self._open_core()
+        connection = await core.connection(await leader_address(core, source.topic, source.broker_name))
         ext = NotificationExt(
             consumer_group=source.topic,
             topic=source.topic,
@@ -200,7 +200,7 @@ class QueueCalls(Admin):
     async def extend(self, message: PoppedMessage, seconds: float) -> bool:
         """Hide a message for `seconds` from now on; returns False if it is no longer hidden. Raises ClientError."""
         asked_at = anyio.current_time()
-        receipt = await self.change(Source.of(message), message.receipt, seconds)
+        receipt = await self.change(Source.from_message(message), message.receipt, seconds)
         if receipt is None:
             return False
         message.receipt, message.hidden_until = receipt, asked_at + seconds
@@ -245,7 +245,7 @@ class QueueCalls(Admin):
         """The number of undelivered messages of a queue. Raises TopicNotFound, ClientError."""
         return await self._lag(topic, counts_delivered=False)
 
-    async def unfinished(self, topic: str) -> int:
+    async def pending_count(self, topic: str) -> int:
         """The number of unacknowledged messages of a queue, without those delayed and not due yet. Raises
         TopicNotFound, ClientError.
         """

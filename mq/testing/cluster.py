@@ -124,12 +124,12 @@ class Cluster:
     @property
     def leader(self) -> str | None:
         """The replica that accepts messages now. One that was cut off may still believe that it leads."""
-        leading = [
+        leaders = [
             (broker.context.replica.core.term, node_id)
             for node_id, broker in self._brokers.items()
             if broker.appender.is_open and not self.network.is_cut_off(node_id)
         ]
-        return max(leading)[1] if leading else None
+        return max(leaders)[1] if leaders else None
 
     @property
     def context(self) -> BrokerContext:

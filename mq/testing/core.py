@@ -63,16 +63,16 @@ class Core:
     async def advance_to_next(self) -> Pending | None:
         """Put the clock ahead to the next time at which something is due; returns what, or None if nothing waits."""
         await self.settle()
-        waiting = self.pending()
-        if not waiting:
+        next_events = self.pending()
+        if not next_events:
             return None
-        wait_ms = waiting[0].due_ms - self._now_ms()
+        wait_ms = next_events[0].due_ms - self._now_ms()
         self._cluster.clock.advance(max(wait_ms, 0) / 1000)
         await self.settle()
-        if waiting[0].kind == "transaction":
+        if next_events[0].kind == "transaction":
             self._cluster.clock.advance(between_checks(self._cluster.context))
             await self.settle()
-        return waiting[0]
+        return next_events[0]
 
     async def hop(self, pause_seconds: float) -> bool:
         """Works like `advance_to_next`; if nothing waits, give clients some time. Returns whether something was due."""

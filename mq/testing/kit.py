@@ -119,10 +119,10 @@ class _Inspection:
     def assert_stored(self, topic: str, *bodies: bytes) -> None:
         """Assert that the topic has messages with exactly these bodies, in any order. Raises AssertionError."""
         stored_bodies = [message.body for message in self.messages(topic)]
-        missing, extra = _without(bodies, stored_bodies), _without(stored_bodies, bodies)
-        if missing or extra:
+        lacks, extra = _without(bodies, stored_bodies), _without(stored_bodies, bodies)
+        if lacks or extra:
             raise AssertionError(
-                f"{topic} lacks the expected {missing}, and has the unexpected {extra}\n{self.describe()}"
+                f"{topic} lacks the expected {lacks}, and has the unexpected {extra}\n{self.describe()}"
             )
 
     def assert_no_dead_letters(self, group: str) -> None:
@@ -323,8 +323,8 @@ class _KitThread:
                 return
             thread = LoopThread("raftmq.testing")
             stack.callback(thread.stop, "the brokers of a test kit")
-            opening = Cluster.open(self._replicas, self._settings)
-            cluster = stack.enter_context(thread.portal.wrap_async_context_manager(opening))
+            cluster_context = Cluster.open(self._replicas, self._settings)
+            cluster = stack.enter_context(thread.portal.wrap_async_context_manager(cluster_context))
             loop = _OtherLoop(thread.portal)
             self.parts = Core(cluster, clients_elsewhere=True), cluster, loop
             self._stack = stack.pop_all()

@@ -144,7 +144,7 @@ class Network:
                 server.close()
                 return
             self._add_connection(frozenset(("", door.server)), outer, inner)
-            self._tasks.start_soon(Relay(outer, inner, self.faults, self._note_bytes).run)
+            self._tasks.start_soon(Relay(outer, inner, self.faults, self._on_bytes).run)
             door.on_accept(server)
 
         try:
@@ -157,7 +157,7 @@ class Network:
 
     # ------------------------------------------------------------------------------------------------------------------
 
-    def _note_bytes(self) -> None:
+    def _on_bytes(self) -> None:
         self.heard_at = time.monotonic()
 
     def _add_connection(self, servers: frozenset[str], *ends: socket.socket) -> None:

@@ -49,14 +49,14 @@ class Pending(NamedTuple):
 
 def pending_of(context: BrokerContext) -> list[Pending]:
     """List all messages, transactions and schedules that wait in the broker, by due time."""
-    pending = [
+    entries = [
         *_levels(context),
         *_timers(context),
         *_pops(context),
         *_transactions(context),
         *_ticks(context),
     ]
-    return sorted(pending, key=lambda each: each.due_ms)
+    return sorted(entries, key=lambda each: each.due_ms)
 
 
 def _levels(context: BrokerContext) -> Iterator[Pending]:
@@ -89,15 +89,15 @@ def _pops(context: BrokerContext) -> Iterator[Pending]:
         queue = context.store.get(topic, queue_id)
         if queue is None:
             continue
-        waiting = [
+        unhandled = [
             (start + bit, pop_time_ms + checkpoint.invisible_ms)
             for (start, pop_time_ms), checkpoint in pops.open.items()
             for bit in _bits(checkpoint.bits)
         ]
         if pops.ordered is not None and (until := pops.ordered.blocked_until_ms()) > context.wall_clock_ms():
             # Afterwards they are there for the next pop, which may never come: nothing more happens by time.
-            waiting += [(pops.ordered.start + bit, until) for bit in _bits(pops.ordered.bits)]
-        for offset, until in waiting:
+            unhandled += [(pops.ordered.start + bit, until) for bit in _bits(pops.ordered.bits)]
+        for offset, until in unhandled:
             if queue.min_offset <= offset < queue.max_offset:
                 yield Pending(
                     "popped", topic, until, to_received(context, record_at(context, queue, QueueOffset(offset)))

@@ -87,8 +87,8 @@ def running_processes(*, replicas: int = 1, **settings: str) -> Iterator[ServerP
         )
         thread = LoopThread("servers of raftmq.testing")
         stack.callback(thread.stop, "the servers of a test")
-        opening = DevCluster.open(
+        cluster_context = DevCluster.open(
             Path(directory), nodes=replicas, ports=Ports.free(replicas), settings={**_SETTINGS, **settings}
         )
-        cluster = stack.enter_context(thread.portal.wrap_async_context_manager(opening))
+        cluster = stack.enter_context(thread.portal.wrap_async_context_manager(cluster_context))
         yield ServerProcesses(cluster, thread)

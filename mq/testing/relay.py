@@ -27,14 +27,14 @@ class _Frames:
     def feed(self, chunk: bytes) -> list[tuple[bytes, int, bytes]]:
         """Take each complete frame, with the encoding of its header and the header. Raises ProtocolError."""
         self._buffer += chunk
-        frames, consumed = split_frames(memoryview(bytes(self._buffer)))
+        frames, consumed_bytes = split_frames(memoryview(bytes(self._buffer)))
         parts = []
         at = 0
         for serialization, header, _ in frames:
             end = at + 4 + int.from_bytes(self._buffer[at : at + 4], "big")
             parts.append((bytes(self._buffer[at:end]), serialization, bytes(header)))
             at = end
-        del self._buffer[:consumed]
+        del self._buffer[:consumed_bytes]
         return parts
 
 

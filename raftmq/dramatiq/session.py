@@ -188,11 +188,11 @@ class Session:
         """Finish the message. Raises ClientError if no broker confirms that while the message is hidden from others."""
         await self.renewals.release(message)
         seconds = max(CALL_SECONDS, self.options.visibility)
-        await self.calls.acknowledge(Source.of(message), [message.receipt], seconds=seconds)
+        await self.calls.acknowledge(Source.from_message(message), [message.receipt], seconds=seconds)
 
     async def bury(self, message: PoppedMessage[Any], reason: str) -> None:
         """Make a dead letter of it. Raises ClientError; then the message is still held."""
-        await self.calls.bury(Source.of(message), message, reason)
+        await self.calls.bury(Source.from_message(message), message, reason)
         await self.acknowledge(message)
 
     async def give_back(self, messages: Sequence[PoppedMessage[Any]]) -> None:
@@ -201,7 +201,7 @@ class Session:
         async def change(message: PoppedMessage[Any]) -> None:
             await self.renewals.release(message)
             try:
-                await self.calls.change(Source.of(message), message.receipt, 0.0)
+                await self.calls.change(Source.from_message(message), message.receipt, 0.0)
             except ClientError as error:
                 log.warning(
                     "a message of %s comes again within %s s: %s", message.topic, self.options.visibility, error
@@ -242,7 +242,7 @@ class Session:
                 waiting += 1
         self._delayed.forget(delivered)
         with contextlib.suppress(TopicNotFound):
-            return waiting + await self.calls.unfinished(topic)
+            return waiting + await self.calls.pending_count(topic)
         return waiting
 
 

@@ -95,7 +95,7 @@ class InMemoryProxy:
         self.metadata: dict[str, str] = {}
         """Of every call, in addition to the client's id."""
         self._methods = table.methods()
-        self.gave_back = table.gave_back
+        self.wait_given_back = table.wait_given_back
 
     async def serve(self, method: str, call: Call) -> None:
         try:
@@ -208,7 +208,7 @@ async def open_proxy(
         RemotingSettings(credentials=credentials, tls=None),
         draining,
         structlog.get_logger("proxy"),
-        signed=None if credentials is None else AllowedTimes(300_000, utc_offsets_ms),
+        allowed_times=None if credentials is None else AllowedTimes(300_000, utc_offsets_ms),
         rng=random.Random(1),
         client_id="proxy-1",
         clock_ms=wall_clock_ms,

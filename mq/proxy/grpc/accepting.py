@@ -27,7 +27,7 @@ class HandshakeFailed(Exception):
     """A connection that never became one of HTTP/2; the message says why."""
 
 
-class Accepted(NamedTuple):
+class AcceptedConnection(NamedTuple):
     """A connection that speaks HTTP/2 from its first byte on.
 
     Attributes:
@@ -76,7 +76,7 @@ class ReadAhead(trio.abc.Stream):
         await self._stream.aclose()
 
 
-async def accept(stream: trio.abc.Stream, tls: TlsContext | None, trusts: Trusts) -> Accepted:
+async def accept(stream: trio.abc.Stream, tls: TlsContext | None, trusts: Trusts) -> AcceptedConnection:
     """Find out what a client speaks. Raises HandshakeFailed; the caller limits the time, and closes the stream."""
     addresses, data = _socket_addresses(stream), b""
     try:
@@ -94,7 +94,9 @@ async def accept(stream: trio.abc.Stream, tls: TlsContext | None, trusts: Trusts
     except (trio.BrokenResourceError, OSError) as error:
         raise HandshakeFailed(f"the connection broke: {error.__cause__ or error}") from error
     host, port = addresses.client
-    return Accepted(client_stream, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", addresses.server, secure)
+    return AcceptedConnection(
+        client_stream, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", addresses.server, secure
+    )
 
 
 async def _read_proxy_header(stream: trio.abc.Stream, data: bytes, trusted: bool) -> tuple[bytes, Addresses | None]:

@@ -111,9 +111,9 @@ class Call:
         is_sent = stream.connection.send(stream, frame_message(message, compress=compress))
         self._wake()
         if not is_sent:
-            with trio.move_on_after(self._send_seconds_max) as waiting:
+            with trio.move_on_after(self._send_seconds_max) as send_scope:
                 await self._sent_event.wait()
-            if waiting.cancelled_caught:
+            if send_scope.cancelled_caught:
                 stream.connection.abandon(stream)
                 self._wake()
                 raise BrokenCall(f"the client has not read for {self._send_seconds_max:g} s")

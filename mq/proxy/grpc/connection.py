@@ -354,8 +354,8 @@ class GrpcConnection:
                 return  # the window of the connection is used up
 
     def _wait(self, stream: CallStream) -> None:
-        waiting = self._waiting if self._http2.window(stream.stream_id) > 0 else self._shut
-        waiting[stream.stream_id] = stream
+        streams = self._waiting if self._http2.window(stream.stream_id) > 0 else self._shut
+        streams[stream.stream_id] = stream
 
     def _has_room(self) -> bool:
         return not self._failed and len(self._http2.unsent) < self._limits.output_bytes_max

@@ -96,14 +96,14 @@ def decompress(data: bytes, bytes_max: int) -> bytes:
     """The content of a gzip member. Raises CallRefused if it is damaged, or its content exceeds ``bytes_max``; no more
     than that is decompressed.
     """
-    inflating = zlib.decompressobj(_GZIP_WINDOW)
+    inflater = zlib.decompressobj(_GZIP_WINDOW)
     try:
-        content = inflating.decompress(data, bytes_max + 1)
+        content = inflater.decompress(data, bytes_max + 1)
     except zlib.error as error:
         raise CallRefused(Status.INTERNAL, f"the message is not gzip: {error}") from error
     if len(content) > bytes_max:
         raise _too_large(bytes_max)
-    if not inflating.eof or inflating.unused_data:
+    if not inflater.eof or inflater.unused_data:
         raise CallRefused(Status.INTERNAL, "the message is not exactly one gzip member")
     return content
 

@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from mq.protocol.incoming.partial_requests import PartialRequests
-from mq.proxy.grpc.accepting import RECEIVE_BYTES, Accepted, ReadAhead
+from mq.proxy.grpc.accepting import RECEIVE_BYTES, AcceptedConnection, ReadAhead
 from mq.proxy.grpc.call import Call
 from mq.proxy.grpc.call_stream import CallStream
 from mq.proxy.grpc.connection import ConnectionFailed, GrpcConnection
@@ -67,7 +67,7 @@ class ServerContext:
 class ServedConnection:
     """Serves the gRPC calls of one client connection, from its first byte of HTTP/2 on."""
 
-    def __init__(self, client: Accepted, server: ServerContext) -> None:
+    def __init__(self, client: AcceptedConnection, server: ServerContext) -> None:
         self._stream = client.stream
         self._client = client
         self._server = server
@@ -167,12 +167,12 @@ class ServedConnection:
                 await self._to_write.wait()
                 continue
             server.counters.sent_bytes += len(data)
-            with trio.move_on_after(server.limits.send_seconds_max) as sending:
+            with trio.move_on_after(server.limits.send_seconds_max) as send_scope:
                 try:
                     await self._stream.send_all(data)
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     break
-            if sending.cancelled_caught:
+            if send_scope.cancelled_caught:
                 server.warning("client_does_not_read", "does not read", peer=self._client.peer)
                 break
             self._write_event.set()

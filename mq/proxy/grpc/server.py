@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from mq.proxy.grpc.accepting import Accepted, HandshakeFailed, Trusts, accept
+from mq.proxy.grpc.accepting import AcceptedConnection, HandshakeFailed, Trusts, accept
 from mq.proxy.grpc.certificate import TlsContext
 from mq.proxy.grpc.counters import GrpcCounters
 from mq.proxy.grpc.limits import GrpcLimits
@@ -65,17 +65,17 @@ class _Server:
     async def run(
         self, listeners: Sequence[trio.abc.Listener[trio.abc.Stream]], task_status: trio.TaskStatus[None]
     ) -> None:
-        async with trio.open_nursery() as watching:
-            watching.start_soon(self._watch_connections)
+        async with trio.open_nursery() as watch_nursery:
+            watch_nursery.start_soon(self._watch_connections)
             async with trio.open_nursery() as connections:
-                async with trio.open_nursery() as accepting:
-                    await accepting.start(self._listen, list(listeners), connections)
+                async with trio.open_nursery() as accept_nursery:
+                    await accept_nursery.start(self._listen, list(listeners), connections)
                     task_status.started()
                     await self._context.draining.wait()
-                    accepting.cancel_scope.cancel()
+                    accept_nursery.cancel_scope.cancel()
                 await self._drain()
                 connections.cancel_scope.cancel()
-            watching.cancel_scope.cancel()
+            watch_nursery.cancel_scope.cancel()
 
     async def _listen(
         self,
@@ -139,11 +139,11 @@ class _Server:
             context.counters.connections -= 1
             await trio.aclose_forcefully(stream)
 
-    async def _accept(self, stream: trio.abc.Stream) -> Accepted:
-        with trio.move_on_after(self._context.limits.handshake_seconds_max) as waiting:
+    async def _accept(self, stream: trio.abc.Stream) -> AcceptedConnection:
+        with trio.move_on_after(self._context.limits.handshake_seconds_max) as handshake_scope:
             client = await accept(stream, self._tls, self._trusts)
             if self._tls_required and not client.secure:
                 raise HandshakeFailed("the client does not use TLS")
             return client
-        assert waiting.cancelled_caught, "no connection came, and nothing was cancelled"
+        assert handshake_scope.cancelled_caught, "no connection came, and nothing was cancelled"
         raise HandshakeFailed("the client sent no TLS handshake in time")

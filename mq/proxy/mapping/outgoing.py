@@ -35,7 +35,7 @@ class Outgoing(NamedTuple):
     kind: pb.MessageType
 
 
-def outgoing(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: Mapping[str, str]) -> Outgoing:
+def encode(topic: str, message: pb.Message, *, peer: str, now_ms: int, extra: Mapping[str, str]) -> Outgoing:
     """Convert a message from the client at the address `peer`; `extra` is added to the header of the request.
 
     Raises CodedError.

@@ -41,7 +41,7 @@ Log = structlog.stdlib.BoundLogger
 Question = GetConsumerRunningInfo | ConsumeMessageDirectly
 
 
-class _Unanswered(Exception):
+class _NoAnswer(Exception):
     """The client does not say."""
 
 
@@ -71,12 +71,12 @@ class MemberQuestions:
         try:
             stream = self._clients.member(ext.consumer_group, ext.client_id or "")
             if stream is None:
-                raise _Unanswered(f"no client {ext.client_id} of the group {ext.consumer_group} is connected")
+                raise _NoAnswer(f"no client {ext.client_id} of the group {ext.consumer_group} is connected")
             if isinstance(question, GetConsumerRunningInfo):
                 answer = await _running_info(stream, stacks=question.ext.stack)
             else:
                 answer = (await _consume(stream, question, body)).encode()
-        except (_Unanswered, TooManyQuestions, BrokenCall, ClientError, ValueError) as error:
+        except (_NoAnswer, TooManyQuestions, BrokenCall, ClientError, ValueError) as error:
             self._log.info("client_not_asked", client=ext.client_id, group=ext.consumer_group, reason=str(error))
             answer_later(encode_response(question.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error)))
         else:
@@ -118,7 +118,7 @@ async def _consume(stream: TelemetryStream, question: ConsumeMessageDirectly, bo
 
     response = await stream.ask(verify, ANSWER_SECONDS)
     if response is None:
-        raise _Unanswered(f"the client {stream.client_id} has not handled the message within {ANSWER_SECONDS:g} s")
+        raise _NoAnswer(f"the client {stream.client_id} has not handled the message within {ANSWER_SECONDS:g} s")
     code = response.status.code
     remark = response.status.message or ("" if code in _RESULTS else f"the client answers {_name(code)}")
     return ConsumeResult(

@@ -85,7 +85,7 @@ class Pulling:
             )
             return {**ext.fields(), **caller.extra}
 
-        answer = await self._brokers.ask_held(
+        response = await self._brokers.ask_held(
             queue.topic,
             queue.broker_name,
             RequestCode.PULL_MESSAGE,
@@ -93,21 +93,21 @@ class Pulling:
             seconds=max(caller.seconds_left(seconds), 1.0),
         )
         nothing = pb.Status(code=pb.MESSAGE_NOT_FOUND, message="no new message")
-        if answer is None:
+        if response is None:
             return [pb.PullMessageResponse(status=nothing), pb.PullMessageResponse(next_offset=offset)]
-        response, body = answer
-        if response.code == ResponseCode.SUCCESS or response.code in _NOTHING:
-            status = OK if response.code == ResponseCode.SUCCESS else nothing
-            messages = received_messages(queue.broker_name, body) if response.code == ResponseCode.SUCCESS else []
+        head, body = response
+        if head.code == ResponseCode.SUCCESS or head.code in _NOTHING:
+            status = OK if head.code == ResponseCode.SUCCESS else nothing
+            messages = received_messages(queue.broker_name, body) if head.code == ResponseCode.SUCCESS else []
             return [
                 pb.PullMessageResponse(status=status),
                 *(pb.PullMessageResponse(message=message_of(message, queue.topic)) for message in messages),
-                pb.PullMessageResponse(next_offset=fields_of(PullReply, response).next_begin_offset),
+                pb.PullMessageResponse(next_offset=fields_of(PullReply, head).next_begin_offset),
             ]
-        refusal = refusal_of(BrokerError(response.code, response.remark, queue.broker_name))
+        refusal = refusal_of(BrokerError(head.code, head.remark, queue.broker_name))
         answers = [pb.PullMessageResponse(status=refusal.status)]
-        if response.code == ResponseCode.PULL_OFFSET_MOVED:  # where it can go on
-            reply = fields_of(PullReply, response)
+        if head.code == ResponseCode.PULL_OFFSET_MOVED:  # where it can go on
+            reply = fields_of(PullReply, head)
             answers.append(pb.PullMessageResponse(next_offset=reply.next_begin_offset))
         return answers
 

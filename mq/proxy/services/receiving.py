@@ -114,23 +114,23 @@ def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
 
 def poll_seconds(request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None, now: float) -> float:
     """Seconds for which a request waits for messages. Raises CodedError if its deadline is too near."""
-    remaining = math.inf if caller.deadline is None else caller.deadline - now
+    remaining_seconds = math.inf if caller.deadline is None else caller.deadline - now
     if request.HasField("long_polling_timeout"):
         seconds = duration_ms(request.long_polling_timeout) / 1000
     else:
         request_ms = (
             duration_ms(settings.request_timeout) if settings and settings.HasField("request_timeout") else 3000
         )
-        seconds = remaining - request_ms / 2000
+        seconds = remaining_seconds - request_ms / 2000
     seconds = min(max(seconds, POLL_SECONDS_MIN), POLL_SECONDS_MAX)
-    if seconds <= remaining - _MARGIN_SECONDS:
+    if seconds <= remaining_seconds - _MARGIN_SECONDS:
         return seconds
-    if remaining < POLL_SECONDS_MIN:
+    if remaining_seconds < POLL_SECONDS_MIN:
         code = pb.ILLEGAL_POLLING_TIME if _version(caller.version) >= _CODE_FOR_POLLING_SINCE else pb.BAD_REQUEST
         raise CodedError(
-            code, f"the deadline is in {max(remaining, 0):.1f} s; polling takes at least {POLL_SECONDS_MIN:g} s"
+            code, f"the deadline is in {max(remaining_seconds, 0):.1f} s; polling takes at least {POLL_SECONDS_MIN:g} s"
         )
-    return remaining - _MARGIN_SECONDS
+    return remaining_seconds - _MARGIN_SECONDS
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ class Receiving:
     def __init__(
         self,
         brokers: Brokers,
-        popped: PoppedMessages,
+        popped_messages: PoppedMessages,
         renewals: Renewals,
         clients: Clients,
         lite: LiteSubscribing,
@@ -181,7 +181,7 @@ class Receiving:
         log: Log,
     ) -> None:
         self._brokers = brokers
-        self._popped = popped
+        self._popped = popped_messages
         self._renewals = renewals
         self._clients = clients
         self._lite = lite
@@ -200,7 +200,7 @@ class Receiving:
         for delivery in self._waiting:
             delivery.abandon()
 
-    async def gave_back(self) -> None:
+    async def wait_given_back(self) -> None:
         """Wait until no message is being given back."""
         await trio.lowlevel.checkpoint()
         while self._giving_back:
@@ -317,19 +317,19 @@ class Receiving:
             return {**ext.fields(), **receive.caller.extra}
 
         try:
-            answer = await self._ask(receive, ext_for, seconds)
-            if answer is not None:
-                response, body = answer
-                if response.code == ResponseCode.SUCCESS:
+            response = await self._ask(receive, ext_for, seconds)
+            if response is not None:
+                head, body = response
+                if head.code == ResponseCode.SUCCESS:
                     left_out: list[LeftOut] = []
                     read = read_popped_lite if receive.lite else read_popped
                     delivery.messages = read(
-                        receive.topic, receive.broker_name, response, body, math.inf, left_out=left_out
+                        receive.topic, receive.broker_name, head, body, math.inf, left_out=left_out
                     )
-                    for queue, offset, missing in left_out:
-                        self._log.error("body_not_inflated", queue=queue, offset=offset, reason=str(missing))
-                elif response.code not in _NOTHING:
-                    delivery.error = refusal_of(BrokerError(response.code, response.remark or "", receive.broker_name))
+                    for queue, offset, body_error in left_out:
+                        self._log.error("body_not_inflated", queue=queue, offset=offset, reason=str(body_error))
+                elif head.code not in _NOTHING:
+                    delivery.error = refusal_of(BrokerError(head.code, head.remark or "", receive.broker_name))
         except UnreadableAnswer as error:
             self._log.warning("pop_unreadable", broker=receive.broker_name, topic=receive.topic, reason=str(error))
             delivery.error = refusal_of(error)
@@ -353,10 +353,12 @@ class Receiving:
         code = RequestCode.POP_LITE_MESSAGE if receive.lite else RequestCode.POP_MESSAGE
         deadline = trio.current_time() + seconds
         while True:
-            remaining = max(deadline - trio.current_time(), 0.05)
-            answer = await self._brokers.ask_held(receive.topic, receive.broker_name, code, ext_for, seconds=remaining)
-            if answer is None or not receive.lite or answer[0].code != ResponseCode.SUBSCRIPTION_NOT_EXIST:
-                return answer
+            seconds_left = max(deadline - trio.current_time(), 0.05)
+            response = await self._brokers.ask_held(
+                receive.topic, receive.broker_name, code, ext_for, seconds=seconds_left
+            )
+            if response is None or not receive.lite or response[0].code != ResponseCode.SUBSCRIPTION_NOT_EXIST:
+                return response
             if trio.current_time() >= deadline:
                 return None
             await self._lite.say_again(receive.caller, receive.group, receive.topic, receive.broker_name)

@@ -21,7 +21,7 @@ from mq.proxy.brokers import Brokers
 from mq.proxy.callers import Caller
 from mq.proxy.mapping.handles import TransactionId
 from mq.proxy.mapping.names import topic_of
-from mq.proxy.mapping.outgoing import Outgoing, outgoing
+from mq.proxy.mapping.outgoing import Outgoing, encode
 from mq.proxy.mapping.refusals import OK, CodedError, of_send_status, refusal_of, together
 from mq.proxy.mapping.routes import check_kind
 from mq.proxy.wire import messaging_pb2 as pb
@@ -48,7 +48,7 @@ class Sending:
         [topic] = topics
         extra = {**caller.extra, SEND_FIELDS["producer_group"]: topic}
         now_ms = self._wall_clock_ms()
-        messages = [outgoing(topic, each, peer=caller.peer, now_ms=now_ms, extra=extra) for each in request.messages]
+        messages = [encode(topic, each, peer=caller.peer, now_ms=now_ms, extra=extra) for each in request.messages]
         config = (await self._brokers.topic(topic)).config
         for message in messages:
             check_kind(topic, config, message.kind)

@@ -128,8 +128,8 @@ class PoppedMessages:
 class Settling:
     """Serves AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue."""
 
-    def __init__(self, popped: PoppedMessages, renewals: Renewals) -> None:
-        self._popped = popped
+    def __init__(self, popped_messages: PoppedMessages, renewals: Renewals) -> None:
+        self._popped = popped_messages
         self._renewals = renewals
 
     async def acknowledge(self, request: pb.AckMessageRequest, caller: Caller) -> pb.AckMessageResponse:

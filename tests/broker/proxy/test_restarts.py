@@ -141,7 +141,7 @@ async def test_stopping_proxy_ends_waiting_receives_and_leaves_messages_visible(
         assert max(seconds for seconds, _, _ in ended) < 3.5
         await second.send(TOPIC, "one")  # a pop of the first proxy is there before that of the second
         await trio.sleep(0.5)  # the pop of the first proxy takes the message
-        await first.gave_back()
+        await first.wait_given_back()
         stopped = trio.current_time()
         bodies: list[bytes] = []
         while not bodies:

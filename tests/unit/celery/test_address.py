@@ -26,7 +26,7 @@ def test_accounts_several_name_servers_and_a_virtual_host() -> None:
     assert found.name_servers == ("ns1:9876", "ns2:9876", "ns3:9876")
     assert (found.access_key, found.secret_key, found.prefix) == ("orders1", "s3cr@t-of-orders", "shop")
     assert "s3cr" not in repr(found)
-    assert found.remoting().credentials is not None
+    assert found.remoting_settings().credentials is not None
 
 
 def test_broker_url_accepts_ipv6() -> None:
@@ -35,7 +35,7 @@ def test_broker_url_accepts_ipv6() -> None:
 
 @pytest.mark.parametrize("url", ["raftmqs://host", "raftmq://host?ssl=true"])
 def test_broker_url_enables_tls(url: str) -> None:
-    assert address(url, tls=url.startswith("raftmqs")).remoting().tls is not None
+    assert address(url, tls=url.startswith("raftmqs")).remoting_settings().tls is not None
 
 
 @pytest.mark.parametrize("text", ["false", "False", "no", "off", "0"])
@@ -53,12 +53,12 @@ def test_tls_files_are_options_of_url() -> None:
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_certfile"])
 def test_unreadable_certificate_is_reported(option: str) -> None:
     with pytest.raises(CredentialsInvalid, match=f"{option.removeprefix('ssl_')} /missing.pem: No such file"):
-        address(f"raftmqs://host?{option}=/missing.pem", tls=True).remoting()
+        address(f"raftmqs://host?{option}=/missing.pem", tls=True).remoting_settings()
 
 
 def test_secret_key_needs_an_access_key() -> None:
     with pytest.raises(CredentialsInvalid, match="a secret key without an access key: raftmq://KEY:SECRET@host"):
-        address("raftmq://:s3cret-of-orders@host").remoting()
+        address("raftmq://:s3cret-of-orders@host").remoting_settings()
 
 
 @pytest.mark.parametrize("value", [0, -1, "soon"])
@@ -80,4 +80,4 @@ def test_visibility_timeout_is_capped_at_twelve_hours() -> None:
 
 def test_short_secret_keys_are_refused() -> None:
     with pytest.raises(ValueError, match="the secret key has 3 characters"):
-        address("raftmq://somebody:abc@host").remoting()
+        address("raftmq://somebody:abc@host").remoting_settings()

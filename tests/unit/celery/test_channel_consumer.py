@@ -95,7 +95,7 @@ class OneQueue:
         self.acknowledge_seconds = seconds
 
     async def extend(self, message: PoppedMessage, seconds: float) -> bool:
-        await self.change(Source.of(message), message.receipt, seconds)
+        await self.change(Source.from_message(message), message.receipt, seconds)
         return False
 
     async def change(self, source: Source, receipt: Receipt, seconds: float) -> None:
@@ -147,7 +147,7 @@ def consumer_of(broker: OneQueue | mock.Mock, delivered: list[Delivery], prefetc
         redeliveries_max=None,
         emit=delivered.extend,
         fail=lambda error: pytest.fail(str(error)),
-        unwanted=mock.AsyncMock(),
+        on_unwanted=mock.AsyncMock(),
     )
     consumer.limit(prefetch)
     return consumer
