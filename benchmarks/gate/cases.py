@@ -113,7 +113,7 @@ def count_append(counting: Counting) -> None:
                 sends.append(QueuedSend(call, queue, [message], nbytes, UNIQUE_KEY))
             appender.add(SendBlock(*sends))
             assert appender.start_round(), "nothing was appended"
-            appender.committed(log.index)
+            appender.on_commit(log.index)
 
     append(WARM_UP)
     with counting.of("build, append and answer a send", ROUNDS * IN_CHUNK):

@@ -204,7 +204,7 @@ class Broker:
                 except RunInvalid as error:
                     raise EntryUnusable(entry.index, entry.term, entry.pos, str(error)) from error
                 self._catch_up = None
-        self.appender.committed(self._applied_index)
+        self.appender.on_commit(self._applied_index)
         if self._store.new_entries:
             self.services.on_new_messages(self._store.take_new_entries())
 
@@ -297,7 +297,7 @@ class Broker:
             commands, sequenced_runs = self._derive(entry, b"")
         if self._catch_up is None:
             for run in sequenced_runs:
-                self._metadata.sequences.run_committed(run)
+                self._metadata.sequences.add_run(run)
         for command in commands:
             if self._catch_up is not None:
                 # The metadata is ahead of the queues; only the effect on queues is still missing.
@@ -335,7 +335,7 @@ class Broker:
         commands: list[bytes] = []
         sequenced_runs: list[SequencedRun] = []
         if annotation:
-            entry_effects = self.appender.built(entry.index, annotation)
+            entry_effects = self.appender.own_entry(entry.index, annotation)
             if entry_effects is None:
                 commands, records, runs = split_annotation(annotation, entry.body)
                 self._store.append_shipped(runs)

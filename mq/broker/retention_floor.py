@@ -69,7 +69,7 @@ class RetentionFloor:
         for topic, queue_id in _MARKED:
             queue = self._store.get(topic, queue_id)
             if queue is not None:
-                for offset in marks.of(topic, queue_id).open_offsets(queue.min_offset, queue.max_offset):
+                for offset in marks.get(topic, queue_id).open_offsets(queue.min_offset, queue.max_offset):
                     yield queue, offset
                     break
 

@@ -208,7 +208,7 @@ class Services:
             self._filter_servers,
             FilterRequests(
                 context,
-                charge=lambda user, messages, nbytes: self.quota_gate.consumed_elsewhere(user, messages, nbytes),
+                charge=lambda user, messages, nbytes: self.quota_gate.charge_elsewhere(user, messages, nbytes),
             ),
         )
         return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance, *filtering

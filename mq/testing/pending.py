@@ -76,7 +76,7 @@ def _timers(context: BrokerContext) -> Iterator[Pending]:
     for queue_id in context.store.ends(TIMER_TOPIC):
         queue = context.store.get(TIMER_TOPIC, queue_id)
         if queue is not None:
-            marks = context.metadata.marks.of(TIMER_TOPIC, queue_id)
+            marks = context.metadata.marks.get(TIMER_TOPIC, queue_id)
             for offset in list(marks.open_offsets(queue.min_offset, queue.max_offset)):
                 record = record_at(context, queue, offset)
                 due = int(record.properties.get(props.TIMER_OUT_MS, "0"))
@@ -111,7 +111,7 @@ def _transactions(context: BrokerContext) -> Iterator[Pending]:
     settings, now_ms = context.settings, context.wall_clock_ms()
     first_ms = round(settings.transaction_timeout_seconds * 1000) + _CHECK_SLACK_MS
     interval_ms = round((settings.transaction_check_seconds + between_checks(context)) * 1000) + _CHECK_SLACK_MS
-    marks = context.metadata.marks.of(HALF_TOPIC, 0)
+    marks = context.metadata.marks.get(HALF_TOPIC, 0)
     for offset in list(marks.open_offsets(queue.min_offset, queue.max_offset)):
         record = record_at(context, queue, offset)
         due = record.store_timestamp_ms + first_ms

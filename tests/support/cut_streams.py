@@ -181,7 +181,7 @@ class ServedBroker:
         log, appender = self.broker.log, self.broker.appender
         while appender.start_round():
             pass
-        appender.committed(len(log.framed))
+        appender.on_commit(len(log.framed))
         return [bytes(log.data), self.broker.ends(), appender.pending_bytes, appender.messages]
 
 

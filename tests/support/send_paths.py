@@ -212,13 +212,13 @@ class Broker:
             pass
         number = len(self.log.framed)
         framed = [(position, body, annotation) for position, body, annotation in self.log.framed]
-        built = [self.appender.built(n + 1, framed[n][2]) for n in range(number)]
+        built = [self.appender.own_entry(n + 1, framed[n][2]) for n in range(number)]
         self.dedup.check_invariants()
         named = [[(tail.topic, tail.queue_id, *rest) for tail, *rest in each.runs] for each in built if each]
         numbered = [run for each in built if each for run in each.sequenced]
         for run in numbered:
-            self.sequences.run_committed(run)
-        self.appender.committed(number)
+            self.sequences.add_run(run)
+        self.appender.on_commit(number)
         self.dedup.check_invariants()
         return [
             *(framed, named, numbered, self.ends(), self.appender.pending_bytes, self.appender.messages),

@@ -287,7 +287,7 @@ class TimerMachine(RuleBasedStateMachine):
     def commit(self, count: int) -> None:
         for _ in range(min(count, len(self.log.ends) - self.log.committed)):
             self.apply(self.log.take())
-        self.appender.committed(self.log.committed)
+        self.appender.on_commit(self.log.committed)
 
     @rule(is_full=st.booleans())
     def fill_disk(self, is_full: bool) -> None:
@@ -343,7 +343,7 @@ class TimerMachine(RuleBasedStateMachine):
             self.appender.start_round()
             while self.log.committed < len(self.log.ends):
                 self.apply(self.log.take())
-            self.appender.committed(self.log.committed)
+            self.appender.on_commit(self.log.committed)
         self.none_comes_twice_or_after_its_recall()
         for message in self.messages.values():
             assert message.outcome is not None, f"{message.name} has no outcome"
@@ -354,7 +354,7 @@ class TimerMachine(RuleBasedStateMachine):
             elif isinstance(message.outcome, Stored):
                 assert count == 1 or message.may_be_recalled, f"{message.name} is lost"
                 assert not (count and message.is_recalled)
-        assert self.timers.pending == 0
+        assert self.timers.pending_count == 0
         assert self.appender.pending_bytes == 0
         for (topic, queue_id), marks in self.metadata.marks.queues.items():
             assert (topic, marks.low, len(marks.bits)) == (TIMER_TOPIC, self.store.max_offset(topic, queue_id), 0)

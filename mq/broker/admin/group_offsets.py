@@ -161,7 +161,7 @@ class GroupOffsets(Service):
     def _offsets_of(self, group: str, topic: str) -> Mapping[int, QueueOffset]:
         """The next offset of a group in each queue of a topic; for transactions, tools read their progress there."""
         if group == TRANSACTION_GROUP and topic == HALF_TOPIC:
-            return {0: self._metadata.marks.of(HALF_TOPIC, 0).low}
+            return {0: self._metadata.marks.get(HALF_TOPIC, 0).low}
         if group == TRANSACTION_GROUP and topic == HALF_OP_TOPIC:
             return {0: self._store.max_offset(HALF_OP_TOPIC, 0)}
         return self._metadata.consumer_offsets.get((group, topic), {})
@@ -176,7 +176,7 @@ class GroupOffsets(Service):
             offsets = self._offsets_of(group, topic)
             for queue_id in range(config.read_queues):
                 end, offset = self._store.max_offset(topic, queue_id), offsets.get(queue_id, FIRST_OFFSET)
-                pulled, offset = pulled_and_consumed(offset, self._metadata.pops.of((group, topic, queue_id)))
+                pulled, offset = pulled_and_consumed(offset, self._metadata.pops.get((group, topic, queue_id)))
                 if behind is not None:
                     behind.messages += max(0, end - offset)
                     behind.in_flight += pulled - offset

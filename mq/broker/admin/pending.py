@@ -129,21 +129,21 @@ class PendingQueries(Service):
         queue = self._store.get(topic, queue_id)
         if queue is None:
             return 0
-        marks = self._metadata.marks.of(topic, queue_id)
+        marks = self._metadata.marks.get(topic, queue_id)
         return max(marks.count_open(queue.max_offset) - marks.count_open(self._begin(topic, queue_id, queue)), 0)
 
     def _begin(self, topic: str, queue_id: int, queue: ConsumeQueue) -> QueueOffset:
         next_offset = FIRST_OFFSET
         if topic == SCHEDULE_TOPIC:
             next_offset = self._metadata.delay_offsets.get(queue_id + 1, FIRST_OFFSET)
-        return max(queue.min_offset, self._metadata.marks.of(topic, queue_id).low, next_offset)
+        return max(queue.min_offset, self._metadata.marks.get(topic, queue_id).low, next_offset)
 
     def _waiting(self, topic: str, queue_id: int) -> Generator[_Waiting | None, None, None]:
         """The open messages of a queue, and None where the work may be interrupted."""
         offset = FIRST_OFFSET
         while (queue := self._store.get(topic, queue_id)) is not None:
             offset = max(offset, self._begin(topic, queue_id, queue))
-            marks = self._metadata.marks.of(topic, queue_id)
+            marks = self._metadata.marks.get(topic, queue_id)
             end = min(offset + STEP_DONE, queue.max_offset)
             nearest = next(marks.open_offsets(offset, end), None)
             if nearest is None:
@@ -169,7 +169,7 @@ class PendingQueries(Service):
 
     def _pending_message(self, waiting: _Waiting) -> PendingMessage | None:
         """A message of an answer; None if it was delivered or deleted meanwhile, or cannot be read."""
-        if self._metadata.marks.of(waiting.topic, waiting.queue_id).is_done(waiting.offset):
+        if self._metadata.marks.get(waiting.topic, waiting.queue_id).is_done(waiting.offset):
             return None
         try:
             message = decode_record(memoryview(self._pread(waiting.position, waiting.size)))

@@ -84,7 +84,7 @@ class Rebalance(Service):
         def on_queues(queues: Queues | None) -> None:
             if call.connection.closed:
                 return
-            mode = self._metadata.request_modes.of(query.topic, query.consumer_group)
+            mode = self._metadata.request_modes.get(query.topic, query.consumer_group)
             own_queues: Sequence[QueueRef] | None = None
             if self._removed_members.of(query.consumer_group, query.client_id, self._clock()) is not None:
                 own_queues = []  # None would let a Java client keep what it has

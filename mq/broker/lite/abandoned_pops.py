@@ -87,7 +87,7 @@ class AbandonedPops(Service):
             group, queue, _ = key
             if group in present or not is_lite_queue(queue):
                 continue
-            open_pop = self._metadata.pops.of(key).ordered
+            open_pop = self._metadata.pops.get(key).ordered
             if open_pop is None or open_pop.blocked_until_ms() > now_ms:
                 continue
             of_group = rows.setdefault(group, [])

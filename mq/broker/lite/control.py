@@ -123,7 +123,7 @@ class LiteControl(Service):
             plan.put(key, None)
             return None
         if each.action is Action.PARTIAL_REMOVE:
-            plan.put(key, plan.of(key) - queues)
+            plan.put(key, plan.get(key) - queues)
             try:
                 return self._pops.group(each.group, each.topic)
             except RequestRefused:
@@ -136,7 +136,7 @@ class LiteControl(Service):
                 )
             queues = _ALL
         elif each.action is Action.PARTIAL_ADD:
-            queues |= {queue for queue in plan.of(key) if split_lite_queue(queue)[0] == each.topic}
+            queues |= {queue for queue in plan.get(key) if split_lite_queue(queue)[0] == each.topic}
         if not group.wildcard and len(queues) > group.quota:
             raise RequestRefused(
                 ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
@@ -274,7 +274,7 @@ class _SubscriptionPlan:
         self._changes: dict[ClientKey, set[str]] = {}
         self.count = subscriptions.count
 
-    def of(self, key: ClientKey) -> set[str]:
+    def get(self, key: ClientKey) -> set[str]:
         """The queues of a client; `_ALL` for one that reads all lite topics."""
         if key in self._changes:
             return self._changes[key]
@@ -285,7 +285,7 @@ class _SubscriptionPlan:
 
     def put(self, key: ClientKey, queues: set[str] | None) -> None:
         """Replace the planned subscriptions of a client."""
-        self.count += len(queues or ()) - len(self.of(key))
+        self.count += len(queues or ()) - len(self.get(key))
         self._changes[key] = queues or set()
 
 

@@ -169,7 +169,7 @@ class LitePops(Service):
     def topic_deleted(self, topic: str) -> None:
         """End the subscriptions to a deleted topic, and serve their pops; forget the news of an ended lite topic."""
         if is_lite_queue(topic):
-            self.subscriptions.ended(topic)
+            self.subscriptions.forget_news(topic)
             return
         for client in [client for client in self.subscriptions.clients.values() if client.parent == topic]:
             self.subscriptions.drop(client)
@@ -526,7 +526,7 @@ class LitePops(Service):
 
     def _counts(self, batch: PopBatch) -> Iterator[int]:
         """Yield for each message the number of times that it was popped before."""
-        open_pop = self._metadata.pops.of(batch.key).ordered
+        open_pop = self._metadata.pops.get(batch.key).ordered
         is_it = open_pop is not None and open_pop.pop_time_ms == batch.command.pop_time_ms
         for offset in batch.offsets:
             yield open_pop.counts.get(offset, 0) if open_pop is not None and is_it else 0

@@ -296,14 +296,14 @@ class LiteQueries(Service):
             begin = lite_queue(group.parent, "")
             for queue, _ in self._store.all_keys():
                 if queue.startswith(begin):
-                    yield split_lite_queue(queue)[1], self._metadata.lite.of(name, queue)
+                    yield split_lite_queue(queue)[1], self._metadata.lite.get(name, queue)
             return
         for key in [key for key in self._metadata.lite.tables if key[:2] == (name, group.parent)]:
             yield from list(self._metadata.lite.tables.get(key, {}).items())
         queues: set[str] = set()
         for client in [client for key, client in self._pops.subscriptions.clients.items() if key[0] == name]:
             for queue in sorted(client.queues or ()):
-                if queue not in queues and self._metadata.lite.of(name, queue) is None:
+                if queue not in queues and self._metadata.lite.get(name, queue) is None:
                     queues.add(queue)
                     yield split_lite_queue(queue)[1], None
 

@@ -166,7 +166,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
                         client.ready[queue] = None
                         yield client
 
-    def ended(self, queue: str) -> None:
+    def forget_news(self, queue: str) -> None:
         """Forget the news of an ended lite topic. Subscriptions stay, since the topic may begin again."""
         for client in self._by_queue.get(queue, {}).values():
             client.ready.pop(queue, None)

@@ -84,7 +84,7 @@ class AcksInFlight:
         self._waiting: dict[CheckpointId, list[Call[Any]]] = {}
         self.ready: list[Call[Any]] = []
 
-    def of(self, checkpoint_id: CheckpointId) -> int:
+    def bits(self, checkpoint_id: CheckpointId) -> int:
         """A bitmap of the messages of a checkpoint that are in flight."""
         return self._bits.get(checkpoint_id, 0)
 
@@ -177,7 +177,7 @@ class PopAcks:
         self._ordered_clock = ordered_clock
         self._wall_clock_ms = wall_clock_ms
         self._receipts = ReceiptReader()
-        self.leaving = AcksInFlight()
+        self.in_flight = AcksInFlight()
         self._rows: dict[CheckpointId, int] = {}
         """The rows of the next command: one for each checkpoint, even if several requests name its messages."""
         self.waiters: list[_Waiter] = []
@@ -191,8 +191,8 @@ class PopAcks:
 
     def resign(self) -> None:
         """Hand unanswered requests on to the new leader, since this replica stops leading."""
-        waiting = self.leaving.take_all()
-        self.leaving = AcksInFlight()
+        waiting = self.in_flight.take_all()
+        self.in_flight = AcksInFlight()
         self._rows = {}
         waiters, self.waiters = self.waiters, []
         for call in (*(call for call, _ in waiters), *waiting):
@@ -200,20 +200,20 @@ class PopAcks:
 
     def check_invariants(self) -> None:
         """Assert that acknowledged messages are counted as in flight; for tests."""
-        self.leaving.check_invariants()
+        self.in_flight.check_invariants()
         for checkpoint_id, bits in self._rows.items():
-            missing = bits & ~self.leaving.of(checkpoint_id)
+            missing = bits & ~self.in_flight.bits(checkpoint_id)
             assert not missing, f"{checkpoint_id}: {missing:#x} is acknowledged, and not in flight"
         if self._appender.is_idle:
-            queues = [*self.leaving.queues]
+            queues = [*self.in_flight.queues]
             assert not queues, f"messages of {len(queues)} queues leave, such as {queues[0]}, and nothing is pending"
 
     def handle_ack(self, call: Call[AckMessage | AckLiteMessage]) -> bytes | None:
         """Request codes 200051 and 200072: acknowledge a popped message. Raises RequestRefused."""
         self._appender.check_room()
         checkpoint_id, bit = self._message(call.request.ext)
-        if self.leaving.of(checkpoint_id) & bit:
-            self.leaving.wait(checkpoint_id, call)
+        if self.in_flight.bits(checkpoint_id) & bit:
+            self.in_flight.wait(checkpoint_id, call)
             return None
         self._add(checkpoint_id, bit)
         self._gather((call, call.success()))
@@ -266,8 +266,8 @@ class PopAcks:
             count = self._metadata.pops.count
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"[REJECTREQUEST]system busy, {count} pops are open")
         checkpoint_id, bit = self._message(ext)
-        if self.leaving.of(checkpoint_id) & bit:
-            self.leaving.wait(checkpoint_id, call)
+        if self.in_flight.bits(checkpoint_id) & bit:
+            self.in_flight.wait(checkpoint_id, call)
             return None
         # Older replicas could not read it: until all of the group are newer, the attempt counts.
         suspended = bool(ext.suspend) and self._metadata.format_level.level >= LEVEL_OF_SUSPENDED_MESSAGES
@@ -288,7 +288,7 @@ class PopAcks:
         If it is ``suspended``, the attempt that ends here is not counted.
         """
         (key, start, pop_time_ms), now_ms = checkpoint_id, self._wall_clock_ms()
-        of_queue = self._metadata.pops.of(key)
+        of_queue = self._metadata.pops.get(key)
         open_places, open_pop = of_queue.open, of_queue.ordered
         in_order = (start, pop_time_ms) not in open_places
         if in_order and open_pop is not None:
@@ -327,7 +327,7 @@ class PopAcks:
 
         assert 0 <= offset - start < SPAN_MAX, f"message {offset} is not of {checkpoint_id}"
         bit = 1 << (offset - start)
-        self.leaving.begin(checkpoint_id, bit)
+        self.in_flight.begin(checkpoint_id, bit)
         self._replicate(encode_command(command), [(checkpoint_id, bit)], waiters, on_stored)
 
     def give_back(self, pop: PopMessages) -> None:
@@ -344,7 +344,7 @@ class PopAcks:
 
     def flush(self) -> None:
         """Append the batched requests to the log; called at the end of each turn."""
-        for call in self.leaving.take_ready():
+        for call in self.in_flight.take_ready():
             call.dispatch()
         if not self.waiters:
             return
@@ -357,7 +357,7 @@ class PopAcks:
             self._replicate(body, some, waiters if at + ROWS_MAX >= len(rows) else [])
 
     def _add(self, checkpoint_id: CheckpointId, bits: int) -> None:
-        self.leaving.begin(checkpoint_id, bits)
+        self.in_flight.begin(checkpoint_id, bits)
         self._rows[checkpoint_id] = self._rows.get(checkpoint_id, 0) | bits
 
     def _gather(self, waiter: _Waiter) -> None:
@@ -373,17 +373,17 @@ class PopAcks:
         on_stored: Callable[[], None] | None = None,
     ) -> None:
         assert rows, f"{len(waiters)} requests wait for a command that acknowledges nothing"
-        leaving = self.leaving
+        in_flight = self.in_flight
 
         def finish(outcome: Outcome) -> None:
-            if leaving is not self.leaving:
+            if in_flight is not self.in_flight:
                 return  # from an earlier leadership
             for checkpoint_id, bits in rows:
-                leaving.end(checkpoint_id, bits)
+                in_flight.end(checkpoint_id, bits)
                 key, start, pop_time_ms = checkpoint_id
                 if not isinstance(outcome, Stored):
                     self._schedule(checkpoint_id)  # its time may have ended in the meantime
-                elif (start, pop_time_ms) not in (of_queue := self._metadata.pops.of(key)).open:
+                elif (start, pop_time_ms) not in (of_queue := self._metadata.pops.get(key)).open:
                     open_pop = of_queue.ordered
                     if open_pop is not None and open_pop.later:
                         self._schedule(checkpoint_id)  # without these messages the others may become visible earlier
@@ -439,11 +439,11 @@ class PopAcks:
             )
         key = ext.consumer_group, topic, queue_id
         checkpoint_id = self._id_of(key, receipt.start, receipt.pop_time_ms)
-        own_pop_time = self._metadata.pops.of(key).moved.get((receipt.start, receipt.pop_time_ms, ext.offset))
+        own_pop_time = self._metadata.pops.get(key).moved.get((receipt.start, receipt.pop_time_ms, ext.offset))
         if own_pop_time is not None:
             checkpoint_id = CheckpointId(key, ext.offset, own_pop_time)
         at = ext.offset - checkpoint_id.start
-        is_open = self._open_bits(checkpoint_id) | self.leaving.of(checkpoint_id)
+        is_open = self._open_bits(checkpoint_id) | self.in_flight.bits(checkpoint_id)
         if not 0 <= at < SPAN_MAX or not is_open >> at & 1:
             raise RequestRefused(
                 ResponseCode.NO_MESSAGE,
@@ -454,14 +454,14 @@ class PopAcks:
 
     def _own_checkpoints(self, key: QueueOfGroup, ack: AckRow, bits: int) -> Iterator[tuple[CheckpointId, int]]:
         """Yield the own checkpoints of messages of a receipt that have moved to one."""
-        if pop_times := self._metadata.pops.of(key).moved:
+        if pop_times := self._metadata.pops.get(key).moved:
             for offset in offsets_of(ack.start, bits):
                 if (pop_time_ms := pop_times.get((ack.start, ack.pop_time_ms, offset))) is not None:
                     yield CheckpointId(key, offset, pop_time_ms), 1
 
     def _id_of(self, key: QueueOfGroup, start: QueueOffset, pop_time_ms: int) -> CheckpointId:
         """The checkpoint of a receipt. After a changed invisible time, it is named after the message."""
-        of_queue = self._metadata.pops.of(key)
+        of_queue = self._metadata.pops.get(key)
         open_pop = of_queue.ordered
         if open_pop is None or open_pop.pop_time_ms != pop_time_ms or (start, pop_time_ms) in of_queue.open:
             return CheckpointId(key, start, pop_time_ms)
@@ -470,14 +470,14 @@ class PopAcks:
     def _open_bits(self, checkpoint_id: CheckpointId) -> int:
         """A bitmap of the open messages of a checkpoint with nothing in flight."""
         key, start, pop_time_ms = checkpoint_id
-        of_queue = self._metadata.pops.of(key)
+        of_queue = self._metadata.pops.get(key)
         checkpoint = of_queue.open.get((start, pop_time_ms))
         if checkpoint is not None:
-            return checkpoint.bits & ~self.leaving.of(checkpoint_id)
+            return checkpoint.bits & ~self.in_flight.bits(checkpoint_id)
         pop = of_queue.ordered
         if pop is None or (pop.start, pop.pop_time_ms) != (start, pop_time_ms) or self._is_taken_over(key):
             return 0
-        return pop.bits & ~self.leaving.of(checkpoint_id)
+        return pop.bits & ~self.in_flight.bits(checkpoint_id)
 
 
 def _answer_all(waiters: list[_Waiter]) -> None:

@@ -33,7 +33,7 @@ class OrderedClock:
         """Forget the times of all queues, since this replica stops leading."""
         self._ahead_ms.clear()
 
-    def popped(self, key: QueueOfGroup) -> None:
+    def on_pop(self, key: QueueOfGroup) -> None:
         """Forget the time of the previous pop of a queue that was popped again."""
         self._ahead_ms.pop(key, None)
 

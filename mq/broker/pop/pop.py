@@ -101,7 +101,7 @@ class Pops(Service):
         )
         self.revival = PopRevival(
             context,
-            leaving=lambda: self.acks.leaving,
+            in_flight=lambda: self.acks.in_flight,
             woken=self.wake,
             on_free=self._on_free,
             ordered_clock=self._ordered_clock,
@@ -114,7 +114,7 @@ class Pops(Service):
             is_in_memory=cold_reads.is_in_memory,
             is_young=is_young,
             is_hidden=context.beginning.may_be_elsewhere,
-            has_acks_in_flight=lambda key: key in self.acks.leaving.queues,
+            has_acks_in_flight=lambda key: key in self.acks.in_flight.queues,
             ordered_clock=self._ordered_clock,
             broker_name=context.settings.group,
             limits=context.limits,
@@ -156,7 +156,7 @@ class Pops(Service):
 
     def end_turn(self) -> None:
         """Append the acknowledgements of this turn."""
-        if self.acks.waiters or self.acks.leaving.ready:
+        if self.acks.waiters or self.acks.in_flight.ready:
             self.acks.flush()
 
     def connection_closed(self, connection: ClientConnection) -> None:
@@ -277,7 +277,7 @@ class Pops(Service):
             if batch is None:
                 return None
         if ext.queue_id < 0:
-            self._selection.priorities.passed(pop_request)
+            self._selection.priorities.count_unplanned(pop_request)
         pop.call.connection.held_pulls -= 1
         assert pop.call.connection.held_pulls >= 0, f"{pop.call.connection.held_pulls} requests of a client are held"
         self._replicate(pop, pop_request, [batch])

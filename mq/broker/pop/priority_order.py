@@ -105,7 +105,7 @@ class PriorityOrder:
         owed = min(owed_of.get(level, 0) // _PERCENT, count_max)
         return plan._replace(owed_level=level, owed=owed) if owed > 0 else plan
 
-    def taken(self, pop_request: PopRequest, plan: Plan, batches: list[PopBatch]) -> None:
+    def record_pop(self, pop_request: PopRequest, plan: Plan, batches: list[PopBatch]) -> None:
         """Account for the messages that a pop took by its plan, and for those that lower levels are owed."""
         if not batches:
             return
@@ -130,7 +130,7 @@ class PriorityOrder:
         remaining = {level: owed - _PERCENT * counts[level] for level, owed in owed_of.items()}
         debt.hundredths = {level: owed for level, owed in remaining.items() if owed > 0}
 
-    def passed(self, pop_request: PopRequest) -> None:
+    def count_unplanned(self, pop_request: PopRequest) -> None:
         """Note a pop that was served without a plan: the next pop may have one again."""
         if takes_priorities(self._metadata.topics[pop_request.topic].attributes):
             self._debt(pop_request).pops += 1

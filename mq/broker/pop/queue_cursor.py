@@ -319,7 +319,7 @@ class PopQueues:
             offset = self._metadata.consumer_offset(*each.key)
             next_offset = each.command.start if _is_in_order(each) else each.command.next_offset
             if _is_in_order(each):
-                self._ordered_clock.popped(each.key)
+                self._ordered_clock.on_pop(each.key)
             if not isinstance(outcome, Stored) or offset is None or not next_offset <= offset <= work.next_offset:
                 work.stale = True
             if not work.in_flight:
@@ -336,7 +336,7 @@ class PopQueues:
             if work.stale or attempt is not None:
                 return None
             return work.next_offset, work.next_offset
-        open_of = self._metadata.pops.of(key)
+        open_of = self._metadata.pops.get(key)
         if attempt is not None:
             open_pop = open_of.ordered
             if open_pop is not None:

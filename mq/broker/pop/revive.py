@@ -41,7 +41,7 @@ class PopRevival:
     """Redelivers popped messages whose invisible time has ended, while this replica leads.
 
     Args:
-        leaving: messages that are leaving their checkpoints, of this leadership.
+        in_flight: messages that are leaving their checkpoints, of this leadership.
         woken: called with a group and a topic that has ``count`` messages more for it.
         on_free: called with an ordered queue whose invisible time has ended.
         ordered_clock: says how long ordered queues stay blocked.
@@ -55,7 +55,7 @@ class PopRevival:
         self,
         context: BrokerContext,
         *,
-        leaving: Callable[[], AcksInFlight],
+        in_flight: Callable[[], AcksInFlight],
         woken: Callable[[str, str, int], None],
         on_free: Callable[[QueueOfGroup], None],
         ordered_clock: OrderedClock,
@@ -65,7 +65,7 @@ class PopRevival:
         self._metadata = context.metadata
         self._store = context.store
         self._retry_topics = PopRetryTopics(context)
-        self._leaving = leaving
+        self._in_flight = in_flight
         self._woken = woken
         self._on_free = on_free
         self._ordered_clock = ordered_clock
@@ -113,7 +113,7 @@ class PopRevival:
         for key, of_queue in self._metadata.pops.queues.items():
             for (start, pop_time_ms), checkpoint in of_queue.open.items():
                 checkpoint_id = CheckpointId(key, start, pop_time_ms)
-                remaining = checkpoint.bits & ~self._leaving().of(checkpoint_id)
+                remaining = checkpoint.bits & ~self._in_flight().bits(checkpoint_id)
                 assert not remaining or checkpoint_id in ids, f"nobody redelivers {remaining:#x} of {checkpoint_id}"
 
     def schedule(self, checkpoint_id: CheckpointId) -> None:
@@ -177,9 +177,9 @@ class PopRevival:
         due_ms = self._due_ms(checkpoint_id, now_ms)
         if due_ms is None:
             if self._unreadable:
-                self._unreadable.gone(checkpoint_id, start + SPAN_MAX)
+                self._unreadable.forget_before(checkpoint_id, start + SPAN_MAX)
             return None
-        checkpoint = self._metadata.pops.of(key).open.get((start, pop_time_ms))
+        checkpoint = self._metadata.pops.get(key).open.get((start, pop_time_ms))
         if due_ms > now_ms and (checkpoint is None or pop_time_ms <= now_ms):
             return due_ms  # its invisible time or the clock was changed
         if checkpoint is None:
@@ -190,13 +190,13 @@ class PopRevival:
         if group in self._metadata.groups and not self._metadata.has_room_for_topic(retry_topic):
             self._log.warning("retry_topic_refused", topic=retry_topic, topics=len(self._metadata.topics))
             return now_ms + _PAUSE_MS
-        leaving = self._leaving()
+        in_flight = self._in_flight()
         again_ms: int | None = None
-        for offset in offsets_of(start, checkpoint.bits & ~leaving.of(checkpoint_id)):
+        for offset in offsets_of(start, checkpoint.bits & ~in_flight.bits(checkpoint_id)):
             is_there = queue is not None and queue.min_offset <= offset < queue.max_offset
             until_ms = yield Due(checkpoint_id, offset, queue if is_there else None)
             if until_ms is None:
-                leaving.begin(checkpoint_id, 1 << (offset - start))
+                in_flight.begin(checkpoint_id, 1 << (offset - start))
             else:
                 again_ms = until_ms if again_ms is None else min(again_ms, until_ms)
         return again_ms
@@ -205,7 +205,7 @@ class PopRevival:
         """Copy a message for the retry topic of its group."""
         key, start, pop_time_ms = due.key
         group, topic, _ = key
-        checkpoint = self._metadata.pops.of(key).open.get((start, pop_time_ms))
+        checkpoint = self._metadata.pops.get(key).open.get((start, pop_time_ms))
         message = decode_record(memoryview(record))
         origin = message.properties.get(props.RETRY_TOPIC, message.topic)
         tail = self._retry_topics.tail(group, topic, origin, message.properties)
@@ -214,7 +214,7 @@ class PopRevival:
 
     def mark(self, moves: Moved[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """Close the moved messages; one that the log has deleted leaves its checkpoint without a copy."""
-        leaving = self._leaving()
+        in_flight = self._in_flight()
         bits_by_id: dict[CheckpointId, int] = {}
         topics: dict[str, PutTopic] = {}
         there: Counter[tuple[str, str]] = Counter()
@@ -236,10 +236,10 @@ class PopRevival:
                 topics[record.tail.topic] = put
 
         def finish(outcome: Outcome) -> None:
-            if leaving is not self._leaving():
+            if in_flight is not self._in_flight():
                 return  # from an earlier leadership
             for checkpoint_id, bits in bits_by_id.items():
-                leaving.end(checkpoint_id, bits)
+                in_flight.end(checkpoint_id, bits)
             if isinstance(outcome, Stored):
                 for (group, topic), count in there.items():
                     self._woken(group, topic, count)
@@ -249,7 +249,7 @@ class PopRevival:
 
     def _all(self, keys: list[QueueOfGroup], now_ms: int) -> Iterator[tuple[int, CheckpointId]]:
         for key in keys:
-            of_queue = self._metadata.pops.of(key)
+            of_queue = self._metadata.pops.get(key)
             checkpoint_ids = [CheckpointId(key, start, pop_time_ms) for start, pop_time_ms in of_queue.open]
             if (open_pop := of_queue.ordered) is not None:
                 checkpoint_ids.append(CheckpointId(key, open_pop.start, open_pop.pop_time_ms))
@@ -264,7 +264,7 @@ class PopRevival:
         ordered queue see `OrderedClock`.
         """
         key, start, pop_time_ms = checkpoint_id
-        of_queue = self._metadata.pops.of(key)
+        of_queue = self._metadata.pops.get(key)
         checkpoint = of_queue.open.get((start, pop_time_ms))
         if checkpoint is not None:
             return min(pop_time_ms, now_ms) + checkpoint.invisible_ms

@@ -98,7 +98,7 @@ class PopSelection:
             candidates = ((*key, count_max) for key in self._candidates(pop_request, queue_id))
             batches = self._take(pop_request, candidates, count_max, may_wait_for_disk=may_wait_for_disk)
             if queue_id < 0 and not is_peek:
-                self.priorities.passed(pop_request)
+                self.priorities.count_unplanned(pop_request)
             return batches
         plan = self.priorities.plan(pop_request, self._in_random_order(pop_request, queue_id), count_max)
         batches = self._take(
@@ -107,7 +107,7 @@ class PopSelection:
         order = list(plan.levels)
         batches.sort(key=lambda each: order.index(each.key[2]))
         if not is_peek:
-            self.priorities.taken(pop_request, plan, batches)
+            self.priorities.record_pop(pop_request, plan, batches)
         return batches
 
     def _take(

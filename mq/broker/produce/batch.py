@@ -120,7 +120,7 @@ class BatchSends:
         except UnicodeDecodeError as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"properties are not UTF-8: {error}") from error
 
-    def queued(self, call: Call[SendRequest], tail: QueueTail) -> QueuedSend:
+    def build_send(self, call: Call[SendRequest], tail: QueueTail) -> QueuedSend:
         """The messages of a batch, each with a unique key; with `QueuedSend.numbers`, if they are numbered, as if none
         was stored before. Raises RequestRefused, also if one may have a priority, when `Sends` chooses the queue, and
         for copies.

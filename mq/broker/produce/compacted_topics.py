@@ -113,6 +113,6 @@ class CompactedTopics:
             self.release(key)
 
     @property
-    def held(self) -> int:
+    def held_count(self) -> int:
         """The number of queues that are held."""
         return len(self._waiting)

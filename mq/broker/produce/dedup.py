@@ -126,7 +126,7 @@ class Dedup(Service):
 
     def _look_up(self, numbers: SequenceRange, call: Call[SendRequest]) -> list[SequencedRange] | None:
         """Return the stored ones of these messages; None if some are in flight, for which the request now waits."""
-        overlap = self._in_flight.overlapping(numbers)
+        overlap = self._in_flight.find_overlap(numbers)
         if overlap is not None:
             self._wait(overlap, call)
             return None

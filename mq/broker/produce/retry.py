@@ -152,7 +152,7 @@ class Retries(Service):
         topic = dead_letter_topic(group)
         commands, _ = self._topic(topic, 1)
         own_properties = with_origin(message, self._broker_name)
-        pop_time_ms = self._metadata.pops.of((group, message.topic, message.queue_id)).popped_at(message.queue_offset)
+        pop_time_ms = self._metadata.pops.get((group, message.topic, message.queue_id)).popped_at(message.queue_offset)
         if pop_time_ms is not None:
             own_properties.setdefault(props.FIRST_POP_TIME, str(pop_time_ms))
         properties = dead_letter(

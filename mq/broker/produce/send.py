@@ -122,7 +122,9 @@ class Sends(Service):
         assert not orphans, f"sends to {len(orphans)} topics are taken that do not exist, such as {min(orphans)}"
         if self._appender.is_idle:
             assert not self._creating, f"topics {sorted(self._creating)} are created, and nothing is pending"
-            assert not self.compacted.held, f"sends to {self.compacted.held} queues are held, and nothing is pending"
+            assert not self.compacted.held_count, (
+                f"{self.compacted.held_count} queues hold sends, and nothing is pending"
+            )
 
     def counters(self) -> dict[str, int]:
         return {"messages_compiled": self.receiver.compiled_messages}
@@ -192,14 +194,14 @@ class Sends(Service):
         if numbers_in(ext) is not None:
             self._add_numbered(call, tails[queue_id])
             return
-        appender.add(SendBlock(self._messages.queued(call, tails[queue_id])))
+        appender.add(SendBlock(self._messages.build_send(call, tails[queue_id])))
 
     def _add_numbered(self, call: Call[SendRequest], tail: QueueTail) -> None:
         numbered_send = self._dedup.admit(call, props.decode(call.request.ext.properties))
         if numbered_send is None:
             return
         try:
-            send = self._messages.queued(numbered_send.call, tail, numbers=numbered_send.numbers)
+            send = self._messages.build_send(numbered_send.call, tail, numbers=numbered_send.numbers)
         except RequestRefused:
             numbered_send.end()
             raise

@@ -215,10 +215,10 @@ class PythonReceiver:
                 break
             try:
                 if request.ext.batch or isinstance(request, SendBatchMessage):
-                    send = self._batches.queued(call, tail)
+                    send = self._batches.build_send(call, tail)
                 else:
                     numbers = numbers_in(request.ext) if NUMBERED in request.ext.properties else None
-                    send = self._messages.queued(call, tail, needs_key=True, numbers=numbers)
+                    send = self._messages.build_send(call, tail, needs_key=True, numbers=numbers)
             except RequestRefused:
                 break  # `Sends` says why
             if not blocks.add(send):

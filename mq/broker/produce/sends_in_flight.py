@@ -102,7 +102,7 @@ class InFlightSends:
         """Whether nothing is in flight."""
         return not (self._single or self._blocks)
 
-    def overlapping(self, numbers: SequenceRange) -> Overlap | None:
+    def find_overlap(self, numbers: SequenceRange) -> Overlap | None:
         """The highest send that contains some of these numbers; None if there is none."""
         producer, low, high = numbers
         overlap: Overlap | None = None

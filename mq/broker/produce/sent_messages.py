@@ -83,7 +83,7 @@ class SentMessages:
             return None
         return tails[ext.queue_id]
 
-    def queued(
+    def build_send(
         self,
         call: Call[SendRequest],
         tail: QueueTail,

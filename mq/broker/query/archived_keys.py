@@ -157,7 +157,7 @@ class ArchivedKeys:
             self._copy_at = self._clock() + (end - begin) / rate
         return self._index.copied_job(part, begin, end)
 
-    def indexed(self, job: IndexJob, *, is_made: bool) -> None:
+    def finish_job(self, job: IndexJob, *, is_made: bool) -> None:
         """Delete the copy for a finished job. If no file was made of it, wait before the next part: all may fail for
         the same reason, and each copy costs. Raises OSError.
         """

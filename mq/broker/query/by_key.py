@@ -168,7 +168,7 @@ class KeyQueries(Service):
             matches = await self._archive.find(rest)
             # The local log may have had some of them a moment ago.
             older = [each for each in matches.records if each not in result.records]
-            result.records = self._served(call.request.ext.topic, older) + result.records
+            result.records = self._drop_obsolete(call.request.ext.topic, older) + result.records
             self._answer(waiting, result, matches.missing)
             self._wake()
         except Exception as error:
@@ -193,7 +193,7 @@ class KeyQueries(Service):
                 return SearchResult()
             search = self._index.search(query, lambda: self._clock() >= deadline)
             result = await this_machine().in_thread(search.run)
-            result.records = self._served(call.request.ext.topic, result.records)
+            result.records = self._drop_obsolete(call.request.ext.topic, result.records)
         except Exception as error:
             call.refuse(error)
             return None
@@ -223,7 +223,7 @@ class KeyQueries(Service):
         reply = call.response(code, remark=remark, ext=reply_ext.fields(), body=b"".join(result.records))
         call.answer(reply)
 
-    def _served(self, topic: str, records: list[bytes]) -> list[bytes]:
+    def _drop_obsolete(self, topic: str, records: list[bytes]) -> list[bytes]:
         """Drop the records of a deleted topic of this name, and expired ones, which only the log still has."""
         former = self._metadata.former_topics
         places = ((record, *_PLACE.unpack_from(record, _PLACE_AT)) for record in records)
@@ -281,7 +281,7 @@ class KeyQueries(Service):
                     elif self._archive is not None and self._lacks_archived():
                         if (job := await self._archive.copy_next()) is not None:
                             is_made = await self._make_file(job, builder.stdin, builder.stdout)
-                            self._archive.indexed(job, is_made=is_made)
+                            self._archive.finish_job(job, is_made=is_made)
                         idle_since = self._clock()
                     else:
                         await trio.sleep(self._index_seconds)

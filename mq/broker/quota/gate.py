@@ -171,7 +171,7 @@ class QuotaGate(Service):
     def begin(self) -> None:
         """Check requests from now on: a topic has a quota, or a user with a quota makes a request."""
         self._requests.put_gate(self)
-        self._buckets.on_consumed = self.consumed
+        self._buckets.on_consumed = self.charge_consumption
 
     def refresh(self) -> None:
         """Count what topics store, and forget users whose quota was removed; called by a timer."""
@@ -189,9 +189,9 @@ class QuotaGate(Service):
     def _forget_unlimited(self) -> None:
         users = self._metadata.user_quotas
         self._buckets.keep(
-            lambda each: each.name in self._topics if each.kind == TOPIC else users.of(each.name) != Quota()
+            lambda each: each.name in self._topics if each.kind == TOPIC else users.get(each.name) != Quota()
         )
-        self._of_user = {name: each for name, each in self._of_user.items() if users.of(name).connections}
+        self._of_user = {name: each for name, each in self._of_user.items() if users.get(name).connections}
         if not self._topics and not users.table:
             self._requests.put_gate(None)
             self._buckets.on_consumed = None
@@ -217,7 +217,7 @@ class QuotaGate(Service):
         """Serve a request of a user that has a quota."""
         self.begin()
         user, request = call.request.user, call.request.request
-        limit = self._metadata.user_quotas.of(user).connections
+        limit = self._metadata.user_quotas.get(user).connections
         if limit and type(request) not in _OF_QUOTAS and not self._admit(user, call.connection, limit):
             self.refused += 1
             self._count_throttled(Limited(USER, user, CONNECTIONS), refused=True)
@@ -283,7 +283,7 @@ class QuotaGate(Service):
             for limit, messages, part_bytes in costs:
                 self._buckets.charge([limit], messages, part_bytes, now)
             for part in parts:
-                self._stored_bytes.accepted(part.topic, part.nbytes)
+                self._stored_bytes.charge(part.topic, part.nbytes)
             if by is None:
                 return handler(call)
             self._hold(call, now + seconds, nbytes, by)
@@ -319,7 +319,7 @@ class QuotaGate(Service):
         """The limits that a send of these parts falls under, each with messages and bytes."""
         costs: list[tuple[tuple[Limited, Quota], int, int]] = []
         if user:
-            limit = Limited(USER, user, PRODUCE), self._metadata.user_quotas.of(user)
+            limit = Limited(USER, user, PRODUCE), self._metadata.user_quotas.get(user)
             costs.append((limit, sum(part.messages for part in parts), sum(part.nbytes for part in parts)))
         for topic, messages, nbytes in parts:
             if (quota := self._topics.get(topic)) is not None:
@@ -331,19 +331,19 @@ class QuotaGate(Service):
         limits: Limits = []
         topic = call.request.ext.topic
         if call.user:
-            limits.append((Limited(USER, call.user, CONSUME), self._metadata.user_quotas.of(call.user)))
+            limits.append((Limited(USER, call.user, CONSUME), self._metadata.user_quotas.get(call.user)))
         if (quota := self._topics.get(topic)) is not None:
             limits.append((Limited(TOPIC, topic, CONSUME), quota))
         return limits
 
-    def consumed(self, call: Call[Any], messages: int, nbytes: int) -> None:
+    def charge_consumption(self, call: Call[Any], messages: int, nbytes: int) -> None:
         """Count the messages and bytes with which a consumer's request was answered."""
         if limits := self._limits_of(call):
             self._buckets.charge(limits, messages, nbytes, self._clock())
 
-    def consumed_elsewhere(self, user: str, messages: int, nbytes: int) -> float:
+    def charge_elsewhere(self, user: str, messages: int, nbytes: int) -> float:
         """Count what a filter server gave to a limited user. Returns the seconds until it may give more."""
-        now, limit = self._clock(), (Limited(USER, user, CONSUME), self._metadata.user_quotas.of(user))
+        now, limit = self._clock(), (Limited(USER, user, CONSUME), self._metadata.user_quotas.get(user))
         self._buckets.charge([limit], messages, nbytes, now)
         seconds, by = self._buckets.wait([limit], now)
         if by is not None:

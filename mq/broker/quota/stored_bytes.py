@@ -36,7 +36,7 @@ class StoredBytes:
         else:
             size.bytes_max = bytes_max
 
-    def accepted(self, topic: str, nbytes: int) -> None:
+    def charge(self, topic: str, nbytes: int) -> None:
         """Add an accepted message of ``nbytes`` bytes to a topic with a quota."""
         assert nbytes >= 0, f"a message of {nbytes} bytes was accepted for topic {topic}"
         if topic in self._topics:

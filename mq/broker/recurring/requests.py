@@ -96,7 +96,7 @@ class ScheduleRequests(Service):
         """Request code 9013: delete a schedule. Raises RequestRefused, also for an unknown one."""
         self._check_level()
         ext = call.request.ext
-        self._existing(ext.name)
+        self._get(ext.name)
         self._check_expected(ext.name, ext.expected_version)
 
         def check() -> bytes:
@@ -112,12 +112,12 @@ class ScheduleRequests(Service):
         """Request code 9015: pause or resume a schedule; the ticks during a pause are not sent."""
         self._check_level()
         ext = call.request.ext
-        there = self._existing(ext.name)
+        there = self._get(ext.name)
         if there.definition.enabled is ext.enabled:
             return _change_response(call, there)
         command = SwitchCommand(name=ext.name, enabled=ext.enabled, timestamp_ms=self._wall_clock_ms())
         change = "resumed" if ext.enabled else "paused"
-        self._change(call, command, ext.name, change, lambda: _change_response(call, self._existing(ext.name)))
+        self._change(call, command, ext.name, change, lambda: _change_response(call, self._get(ext.name)))
         return None
 
     def handle_trigger(self, call: Call[TriggerSchedule]) -> None:
@@ -125,7 +125,7 @@ class ScheduleRequests(Service):
         self._check_level()
         self._appender.check_room()
         name = call.request.ext.name
-        definition = self._existing(name).definition
+        definition = self._get(name).definition
         tail = self._ticks.tail_for(definition)
         if tail is None:
             topic = definition.topic
@@ -220,7 +220,7 @@ class ScheduleRequests(Service):
             return
         there = self._schedules.table.get(name)
         if there is None:
-            raise _missing(name)
+            raise _missing_error(name)
         expectation = "and the request expects none" if expected == 0 else f"and the request expects {expected}"
         raise _conflict(f"the schedule {name} exists with version {there.version} {expectation}")
 
@@ -233,10 +233,10 @@ class ScheduleRequests(Service):
                 f"{self._schedules.nbytes} bytes; maximum: {limits.schedules_max} with {limits.schedule_bytes_max}",
             )
 
-    def _existing(self, name: str) -> Schedule:
+    def _get(self, name: str) -> Schedule:
         there = self._schedules.table.get(name)
         if there is None:
-            raise _missing(name)
+            raise _missing_error(name)
         return there
 
     def _change(self, call: Call[Any], command: Command, name: str, change: str, check: Callable[[], bytes]) -> None:
@@ -306,7 +306,7 @@ def _conflict(remark: str) -> RequestRefused:
     return RequestRefused(ResponseCode.SCHEDULE_CONFLICT, remark)
 
 
-def _missing(name: str) -> RequestRefused:
+def _missing_error(name: str) -> RequestRefused:
     return RequestRefused(ResponseCode.SCHEDULE_NOT_EXIST, f"there is no schedule {name[:255]!r}")
 
 

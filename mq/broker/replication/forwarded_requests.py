@@ -128,7 +128,7 @@ class ForwardedRequests(Service):
         """Send the client's answer; nothing if the outcome is unknown."""
         connection.send(self._wrap(opaque, inner))
 
-    def failed(self, error: Exception, sender: ForwardedSender, inner: Any, serialization: int) -> bytes:
+    def failure_response(self, error: Exception, sender: ForwardedSender, inner: Any, serialization: int) -> bytes:
         """Return the answer to a failed request. Raises the failure of an assertion again."""
         return answer_failure(error, inner, serialization, sender.peer, self._log)
 
@@ -199,7 +199,7 @@ class ForwardedSender:
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
         """Answer a request that failed after its handler had returned. Raises our own bugs again."""
-        self.answer(request, self._requests.failed(error, self, request, serialization))
+        self.answer(request, self._requests.failure_response(error, self, request, serialization))
 
     def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
         """Answer with one frame in several buffers."""
@@ -222,7 +222,7 @@ class ForwardedSender:
             # Handlers of forwarded requests use no other part of a connection.
             reply = handler(Call(cast("ClientConnection", self), request, body, serialization, self.user))
         except Exception as error:
-            reply = self._requests.failed(error, self, request, serialization)
+            reply = self._requests.failure_response(error, self, request, serialization)
         if oneway:
             self.send(b"")
         elif reply is not None:

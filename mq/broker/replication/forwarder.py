@@ -61,7 +61,7 @@ _SENDS = frozenset(
 _BUSY = "[REJECTREQUEST]system busy, too many requests wait for the leader of the group"
 
 
-class _Forwarded:
+class _ForwardedCall:
     """A request that waits to be forwarded, or for its answer."""
 
     __slots__ = (
@@ -117,8 +117,8 @@ class Forwarder(Service):
         self._clock = context.clock
         self._log = context.log
         self._sequence = itertools.count(1)
-        self._waiting: list[_Forwarded] = []
-        self._in_flight: dict[int, _Forwarded] = {}
+        self._waiting: list[_ForwardedCall] = []
+        self._in_flight: dict[int, _ForwardedCall] = {}
         self._bytes = 0
         self._upstream: PeerConnection | None = None
         self._not_trusted = False  # whether the leader refuses requests on this connection
@@ -155,7 +155,7 @@ class Forwarder(Service):
         except TooLarge as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         assert sequence not in self._in_flight, f"request {sequence} is in flight already"
-        request = _Forwarded(sequence, call, frame, inner_at, self._clock(), kind in self.repeatable)
+        request = _ForwardedCall(sequence, call, frame, inner_at, self._clock(), kind in self.repeatable)
         self._bytes += len(frame)
         self._forwarded_bytes += len(frame)
         if kind in _SENDS:
@@ -331,25 +331,25 @@ class Forwarder(Service):
         for request in requests.values():
             self._outcome_unknown(request, reason)
 
-    def _outcome_unknown(self, request: _Forwarded, reason: str) -> None:
+    def _outcome_unknown(self, request: _ForwardedCall, reason: str) -> None:
         if request.repeatable:
             request.in_doubt = True
             self._hold_again(request)
         else:
             self._fail_in_doubt(request, reason)
 
-    def _release(self, request: _Forwarded) -> None:
+    def _release(self, request: _ForwardedCall) -> None:
         """Subtract a request that is no longer in memory from the forwarded bytes."""
         self._bytes -= len(request.frame)
         assert self._bytes >= 0, f"requests of {self._bytes} bytes are being forwarded"
 
-    def _fail_in_doubt(self, request: _Forwarded, reason: str) -> None:
+    def _fail_in_doubt(self, request: _ForwardedCall, reason: str) -> None:
         self._unknown += 1
         self._release(request)
         if not request.oneway:
             request.connection.close(f"the connection to the leader broke with a request in flight: {reason}")
 
-    def _hold_again(self, request: _Forwarded) -> None:
+    def _hold_again(self, request: _ForwardedCall) -> None:
         assert request.sequence not in self._in_flight, f"request {request.sequence} is held while it is in flight"
         self._retries += 1
         bisect.insort(self._waiting, request, key=_sequence_of)

@@ -22,7 +22,7 @@ class DelayLevels:
     def __init__(self, levels_ms: Sequence[int]) -> None:
         self._levels_ms: Final = levels_ms
 
-    def capped(self, level: int) -> int:
+    def cap(self, level: int) -> int:
         """The level itself, or the last one if it is higher."""
         return min(level, len(self._levels_ms))
 
@@ -41,5 +41,5 @@ class DelayLevels:
                 if _NUMBER.fullmatch(text) is None or int(text) < 0:
                     return None
                 number = int(text)
-                return number * unit_ms if unit_ms else self.delay_ms(self.capped(max(number, 1)))
+                return number * unit_ms if unit_ms else self.delay_ms(self.cap(max(number, 1)))
         return None

@@ -236,7 +236,7 @@ class Delivery(Generic[K]):
 
     def _failed_to_read(self, due: Due[K], queue: ConsumeQueue, error: Exception, now_ms: int) -> int:
         """Log a message that cannot be read, and return the time at which to retry it."""
-        until_ms = self._unreadable.failed((due.key, due.offset), now_ms)
+        until_ms = self._unreadable.postpone((due.key, due.offset), now_ms)
         topic, queue_id = queue.key
         self._log.warning(
             "due_message_unreadable",

@@ -62,7 +62,7 @@ class LevelDelivery(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(
-            self._context.limits.waiting.deliver_seconds, self.run, lambda: now_if(self._levels and self.pending)
+            self._context.limits.waiting.deliver_seconds, self.run, lambda: now_if(self._levels and self.pending_count)
         )
 
     def lead(self) -> None:
@@ -86,7 +86,7 @@ class LevelDelivery(Service):
             level.run(now_ms)
 
     @property
-    def pending(self) -> int:
+    def pending_count(self) -> int:
         """Number of waiting messages that this replica knows."""
         waiting = 0
         for level in range(1, len(DELAY_LEVELS_MS) + 1):
@@ -104,19 +104,19 @@ class LevelDelivery(Service):
     def counters(self) -> dict[str, int]:
         """Figures of this replica, by name."""
         return {
-            "delayed_pending": self.pending,
+            "delayed_pending": self.pending_count,
             "delayed_unreadable": len(self.unreadable),
             "delayed_delivered": self.delivered,
             "delayed_dropped": self.dropped,
             "delayed_expired": self.expired,
         }
 
-    def note_dropped(self, topic: str) -> None:
+    def count_dropped(self, topic: str) -> None:
         """Count a due message whose topic was deleted."""
         self.dropped += 1
         self._log.warning("delayed_message_dropped", topic=topic, reason="its topic was deleted", dropped=self.dropped)
 
-    def note_expired(self, level: int, count: int) -> None:
+    def count_expired(self, level: int, count: int) -> None:
         """Count messages of a level that retention deleted before they were due, and warn."""
         assert count > 0, f"{count} messages of delay level {level} have expired"
         self.expired += count
@@ -161,7 +161,7 @@ class _Level:
         if self._next_offset < queue.min_offset:
             if self._beginning.may_be_elsewhere(queue.min_offset, self._next_offset):
                 return
-            self._delays.note_expired(number, queue.min_offset - self._next_offset)
+            self._delays.count_expired(number, queue.min_offset - self._next_offset)
             self._next_offset, self._due_ms = queue.min_offset, None
         marks = marks_of(self._metadata, number)
         following: Iterator[tuple[int, int, int]] = iter(())
@@ -204,7 +204,7 @@ class _Level:
         queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
         tail = tail_of(topic, queue_id, self._metadata, self._tails, since=position_of(record))
         if tail is None:
-            self._delays.note_dropped(topic)
+            self._delays.count_dropped(topic)
             return None
         return copy_record(raw, tail, raw.properties, prepared_offset=raw.prepared_offset)
 
@@ -214,7 +214,7 @@ class _Level:
         number, queue_id = self._number, self._number - 1
         self._delays.delivered += sum(record is not None for _, record in moves)
         if lost_count := sum(due.queue is None for due, _ in moves):
-            self._delays.note_expired(number, lost_count)
+            self._delays.count_expired(number, lost_count)
         commands: list[Command] = []
         if not self._passed_over:
             commands.append(AdvanceDelay(level=number, offset=self._next_offset))
@@ -232,4 +232,4 @@ class _Level:
 
 def marks_of(metadata: Metadata, level: int) -> QueueMarks:
     """The marks of messages of a delay level that were delivered before earlier messages."""
-    return metadata.marks.of(SCHEDULE_TOPIC, level - 1)
+    return metadata.marks.get(SCHEDULE_TOPIC, level - 1)

@@ -25,7 +25,7 @@ class ReadBackoff:
     def __len__(self) -> int:
         return len(self._pauses)
 
-    def failed(self, message: tuple[Hashable, int], now_ms: int) -> int:
+    def postpone(self, message: tuple[Hashable, int], now_ms: int) -> int:
         """Note that a message could not be read now; returns when to retry."""
         pause = self._pauses.get(message)
         if pause is None and len(self._pauses) >= KNOWN_MAX:
@@ -44,7 +44,7 @@ class ReadBackoff:
         """Forget a message that was read, or is no longer needed."""
         self._pauses.pop(message, None)
 
-    def gone(self, queue: Hashable, offset: QueueOffset) -> None:
+    def forget_before(self, queue: Hashable, offset: QueueOffset) -> None:
         """Forget the messages of a queue below an offset: they are no longer needed."""
         for message in [each for each in self._pauses if each[0] == queue and each[1] < offset]:
             del self._pauses[message]

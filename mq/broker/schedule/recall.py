@@ -182,9 +182,9 @@ class Recalls(Service):
         while True:
             # A message that is being copied is stored at the end of the queue, and is found there afterwards.
             under_way = list(filter(timers.is_under_way, under_way))
-            low = self._metadata.marks.of(TIMER_TOPIC, queue_id).low
+            low = self._metadata.marks.get(TIMER_TOPIC, queue_id).low
             self._beginning.check(queue.min_offset, max(low, start if stored_at is None else stored_at))
-            start = max(start, self._metadata.marks.of(TIMER_TOPIC, queue_id).low, queue.min_offset)
+            start = max(start, self._metadata.marks.get(TIMER_TOPIC, queue_id).low, queue.min_offset)
             if start >= queue.max_offset:
                 if not under_way:
                     return

@@ -129,7 +129,7 @@ class Timers(Service):
         self._delivery.run(now_ms)
 
     @property
-    def pending(self) -> int:
+    def pending_count(self) -> int:
         """Number of waiting messages that this replica knows."""
         waiting = 0
         for queue_id in range(TIMER_SLOTS):
@@ -146,7 +146,7 @@ class Timers(Service):
     def counters(self) -> dict[str, int]:
         """Figures of this replica, by name."""
         return {
-            "timers_pending": self.pending,
+            "timers_pending": self.pending_count,
             "timers_delivered": self.delivered,
             "timers_unreadable": len(self._unreadable),
             "timers_late_ms": self.late_ms,
@@ -224,7 +224,7 @@ class Timers(Service):
         return self._store.get(TIMER_TOPIC, queue_id)
 
     def _marks(self, queue_id: int) -> QueueMarks:
-        return self._metadata.marks.of(TIMER_TOPIC, queue_id)
+        return self._metadata.marks.get(TIMER_TOPIC, queue_id)
 
     def restart(self) -> None:
         """Gather all timers again; recalls continue."""
@@ -314,7 +314,7 @@ class Timers(Service):
 
         def finish(outcome: Outcome) -> None:
             if isinstance(outcome, Stored):
-                self._unreadable.gone(queue_id, offset)
+                self._unreadable.forget_before(queue_id, offset)
                 self.expired += count
                 self._log.warning("timers_expired", queue_id=queue_id, expired=self.expired)
 

@@ -48,7 +48,7 @@ def is_for_nobody(topic: str, metadata: Metadata, since: PhysicalOffset) -> bool
 
 
 def _config_of(topic: str, metadata: Metadata, since: PhysicalOffset | None) -> TopicConfig | None:
-    if since is not None and since < metadata.births.of(topic):
+    if since is not None and since < metadata.births.get(topic):
         return None
     row = metadata.deleted_topics.rows.get(topic)
     return metadata.topics.get(topic, None if row is None else row.config)

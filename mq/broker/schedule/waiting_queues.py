@@ -61,7 +61,7 @@ class WaitingQueues:
 
     def at_level(self, properties: dict[str, str], topic: str, queue_id: int, level: int, now_ms: int) -> Destination:
         """Choose the queue in which to store a message with a delay level of 1 or more; higher ones are capped."""
-        level = self._levels.capped(level)
+        level = self._levels.cap(level)
         assert level >= 1, f"a message for {topic} is delayed at level {level}"
         properties = {name: value for name, value in properties.items() if name not in props.TIMER_PROPERTIES}
         properties[props.DELAY] = str(level)

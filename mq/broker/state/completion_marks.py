@@ -166,7 +166,7 @@ class CompletionMarks(StateTable):
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], QueueMarks] = {}
 
-    def of(self, topic: str, queue_id: int) -> QueueMarks:
+    def get(self, topic: str, queue_id: int) -> QueueMarks:
         """The marks of a queue; all unfinished for an unknown one. Read only."""
         return self.queues.get((topic, queue_id)) or QueueMarks()
 

@@ -74,7 +74,7 @@ class LiteOffsets(StateTable):
         self._groups: dict[str, set[str]] = {}
         """The groups with offsets, by parent topic."""
 
-    def of(self, group: str, queue: str) -> QueueOffset | None:
+    def get(self, group: str, queue: str) -> QueueOffset | None:
         """The offset of a group in the queue of a lite topic; None without one."""
         parent, lite = split_lite_queue(queue)
         return self.tables.get((group, parent, _part(lite)), {}).get(lite)

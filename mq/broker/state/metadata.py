@@ -240,7 +240,7 @@ class Metadata:
             return Changes(topics=(topic.name,))
         companions = replace_deleted(self, topic.name)
         if self.format_level.level >= LEVEL_OF_TOPIC_BIRTHS:
-            self.births.created(topic.name, position)
+            self.births.record(topic.name, position)
         new_queues = self._begin_after_former(topic)
         begins = self.former_topics.begins.get(topic.name, ())
         self.topic_identities[topic.name] = topic_identity(self.data_version.counter, timestamp_ms, begins)
@@ -328,7 +328,7 @@ class Metadata:
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
         """The next offset that ``group`` consumes from a queue, None if it has not stored one."""
         if is_lite_queue(topic):
-            return self.lite.of(group, topic)
+            return self.lite.get(group, topic)
         return self.consumer_offsets.get((group, topic), {}).get(queue_id)
 
     def lock_holder(self, group: str, topic: str, queue_id: int) -> str | None:
@@ -502,7 +502,7 @@ class Metadata:
         if is_lite_queue(topic):
             if split_lite_queue(topic)[0] not in self.topics:
                 return False
-            offset = self.lite.of(group, topic)
+            offset = self.lite.get(group, topic)
             if (NO_OFFSET if offset is None else offset) == before < after:
                 self.lite.put(group, topic, after)
             return True

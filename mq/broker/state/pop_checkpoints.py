@@ -207,7 +207,7 @@ class PopQueue:
         queue._former = {place: list(names) for place, names in self._former.items()}
         return queue
 
-    def note_moved(self, start: QueueOffset, pop_time_ms: int, offset: QueueOffset, new_pop_time_ms: int) -> None:
+    def record_move(self, start: QueueOffset, pop_time_ms: int, offset: QueueOffset, new_pop_time_ms: int) -> None:
         """Note that a message moved to a checkpoint of its own; the client may not have got the answer that says so."""
         former = self._former.setdefault((offset, new_pop_time_ms), [])
         if start == offset:
@@ -217,7 +217,7 @@ class PopQueue:
         for name in former:
             self.moved[*name, offset] = new_pop_time_ms
 
-    def note_closed(self, start: QueueOffset, pop_time_ms: int) -> None:
+    def forget_moves(self, start: QueueOffset, pop_time_ms: int) -> None:
         """Note that no message of a checkpoint is open."""
         for name in self._former.pop((start, pop_time_ms), ()):
             if self.moved.get((*name, start)) == pop_time_ms:
@@ -302,7 +302,7 @@ class PopCheckpoints(StateTable):
         self._epoch = 0
         """Queues of an older epoch may be read by a capture: they are copied before a change."""
 
-    def of(self, key: QueueOfGroup) -> PopQueue:
+    def get(self, key: QueueOfGroup) -> PopQueue:
         """The open messages of a queue. Read only."""
         return self.queues.get(key, _NOTHING)
 
@@ -378,7 +378,7 @@ class PopCheckpoints(StateTable):
                 queue.open[start, pop_time_ms] = checkpoint._replace(bits=remaining)
                 return
             del queue.open[start, pop_time_ms]
-            queue.note_closed(start, pop_time_ms)
+            queue.forget_moves(start, pop_time_ms)
             self._count(key[0], -1)
         elif (open_pop := queue.ordered) is not None and (open_pop.start, open_pop.pop_time_ms) == (start, pop_time_ms):
             remaining = open_pop.bits & ~bits
@@ -408,7 +408,7 @@ class PopCheckpoints(StateTable):
         bit = 1 << (offset - start)
         checkpoint = queue.open.get((start, pop_time_ms))
         if checkpoint is not None and checkpoint.bits & bit:
-            queue.note_moved(start, pop_time_ms, offset, command.new_pop_time_ms)
+            queue.record_move(start, pop_time_ms, offset, command.new_pop_time_ms)
             self._ack(key, start, pop_time_ms, bit)
             self._put(key, queue)  # its last message may be gone
             self._add(key, queue, offset, command.new_pop_time_ms, command.invisible_ms, 1, command.suspended)
@@ -497,7 +497,7 @@ class PopCheckpoints(StateTable):
 
     def reset_ordered(self, key: QueueOfGroup) -> None:
         """Forget the ordered checkpoint of a queue, whose offset is set."""
-        if self.of(key).ordered is not None:
+        if self.get(key).ordered is not None:
             self._to_change(key).ordered = None
             if not self.queues[key].open:
                 self._remove(key)

@@ -196,7 +196,7 @@ class _Part:
         self.ranges_max = narrow * producers_max
         self._window_max, self._producers_max, self._narrow = window_max, producers_max, narrow
 
-    def of(self, producer: str, epoch: int, store_ms: int) -> _Window:
+    def open_window(self, producer: str, epoch: int, store_ms: int) -> _Window:
         """The window of a producer, to be changed."""
         window = self.windows.get(producer)
         if window is None:
@@ -205,7 +205,7 @@ class _Part:
             window = self.windows[producer] = window.copy(epoch)
         return window
 
-    def grew(self, producer: str, window: _Window, count: int, epoch: int) -> None:
+    def add_count(self, producer: str, window: _Window, count: int, epoch: int) -> None:
         """Count new ranges of a producer, which is the latest one now, and drop its oldest above the limit."""
         windows = self.windows
         windows.move_to_end(producer)
@@ -232,7 +232,7 @@ class _Part:
             assert self.count >= 0, f"{self.count} ranges are left without {oldest}"
         while self.count > self.ranges_max:
             producer, _ = self.wide.popitem(last=False)
-            window = self.of(producer, epoch, 0)
+            window = self.open_window(producer, epoch, 0)
             excess = window.count - self._narrow
             assert excess > 0, f"{producer} is trimmed by {excess} ranges"
             window.drop(excess)
@@ -265,7 +265,7 @@ class _Part:
 
 
 class ProducerSequences(StateTable):
-    """The stored sequence numbers of producers. Only `committed`, `run_committed` and `reach` change it."""
+    """The stored sequence numbers of producers. Only `add`, `add_run` and `reach` change it."""
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
         self._own_ids = _Part(limits.ranges_per_producer_max, limits.producers_max, limits.ranges_when_crowded)
@@ -319,8 +319,8 @@ class ProducerSequences(StateTable):
         window = self._own_ids.windows.get(producer) or self._generated_ids.windows.get(producer)
         return _NONE if window is None else window.last
 
-    def run_committed(self, run: SequencedRun) -> None:
-        """Call `committed` for each of these records; in one step if they are new, and nothing has to be trimmed."""
+    def add_run(self, run: SequencedRun) -> None:
+        """Call `add` for each of these records; in one step if they are new, and nothing has to be trimmed."""
         producer, firsts, lasts, positions, store_ms = run
         count = len(firsts)
         assert count == len(positions), f"{count} ranges of {producer} at {len(positions)} places"
@@ -328,27 +328,27 @@ class ProducerSequences(StateTable):
         current = part.windows.get(producer)
         if (current is not None and firsts[0] <= current.last) or (count > 1 and part.count + count > part.ranges_max):
             for first, last, position in zip(firsts, lasts, positions, strict=True):
-                self.committed(producer, first, last, PhysicalOffset(position), store_ms)
+                self.add(producer, first, last, PhysicalOffset(position), store_ms)
             return
         window = (
             current
             if current is not None and current.epoch == self._epoch
-            else part.of(producer, self._epoch, store_ms)
+            else part.open_window(producer, self._epoch, store_ms)
         )
         window.extend(firsts, lasts, positions)
         window.latest_ms = store_ms
-        part.grew(producer, window, count, self._epoch)
+        part.add_count(producer, window, count, self._epoch)
 
-    def committed(self, producer: str, first: int, last: int, physical_offset: PhysicalOffset, store_ms: int) -> None:
+    def add(self, producer: str, first: int, last: int, physical_offset: PhysicalOffset, store_ms: int) -> None:
         """Note that the messages with these numbers were committed, beginning with the record at an offset."""
         part = self._part_of(producer)
         window = part.windows.get(producer)
         if window is not None and first <= window.last and window.find(first, last) != []:
             return  # a copy: only new messages are stored otherwise
-        window = part.of(producer, self._epoch, store_ms)
+        window = part.open_window(producer, self._epoch, store_ms)
         window.insert(first, last, physical_offset)
         window.latest_ms = store_ms
-        part.grew(producer, window, 1, self._epoch)
+        part.add_count(producer, window, 1, self._epoch)
 
     def check_invariants(self) -> None:
         """Assert what holds between two records; for tests, since it looks at every range.

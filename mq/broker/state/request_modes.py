@@ -52,7 +52,7 @@ class RequestModes(StateTable):
     def __init__(self) -> None:
         self.table: dict[tuple[str, str], RequestMode] = {}
 
-    def of(self, topic: str, group: str) -> RequestMode:
+    def get(self, topic: str, group: str) -> RequestMode:
         """The mode of a group for a topic."""
         return self.table.get((topic, group), RequestMode())
 

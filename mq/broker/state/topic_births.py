@@ -24,13 +24,13 @@ class TopicBirths(StateTable):
     def __init__(self) -> None:
         self._positions: dict[str, PhysicalOffset] = {}
 
-    def of(self, topic: str) -> PhysicalOffset:
+    def get(self, topic: str) -> PhysicalOffset:
         """The physical offset of the log entry that created a topic; the beginning of the log if that is not known."""
         return self._positions.get(topic, LOG_BEGIN)
 
-    def created(self, topic: str, position: PhysicalOffset) -> None:
+    def record(self, topic: str, position: PhysicalOffset) -> None:
         """Note that the entry at a position created a topic."""
-        assert position >= self.of(topic), f"{topic} was created at {self.of(topic)} and again at {position}"
+        assert position >= self.get(topic), f"{topic} was created at {self.get(topic)} and again at {position}"
         self._positions[topic] = position
 
     def topics(self) -> KeysView[str]:

@@ -196,7 +196,7 @@ def _row_of(metadata: Tables, command: DeleteTopic, ends: Mapping[int, QueueOffs
 
 def _first_unacked(metadata: Tables, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset:
     """A group's offset, or its first popped message without an acknowledgement, which would not be redelivered."""
-    first = metadata.pops.of((group, topic, queue_id)).first_open()
+    first = metadata.pops.get((group, topic, queue_id)).first_open()
     return offset if first is None else max(min(offset, first), metadata.former_topics.begin(topic, queue_id))
 
 

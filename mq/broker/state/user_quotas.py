@@ -45,7 +45,7 @@ class UserQuotas(StateTable):
         self.table: dict[str, Quota] = {}
         self.version = 0
 
-    def of(self, name: str) -> Quota:
+    def get(self, name: str) -> Quota:
         """The quota that holds for a user."""
         quota = self.table.get(name)
         return self.table.get(EVERYBODY, NO_QUOTA) if quota is None else quota

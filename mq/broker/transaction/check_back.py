@@ -75,7 +75,7 @@ class CheckTrack:
             assert position >= earlier, f"a cursor goes from half message {earlier} back to {position}"
             self._samples.append((now, position))
 
-    def passed(self, now: float) -> QueueOffset:
+    def position_before(self, now: float) -> QueueOffset:
         """The position ``seconds`` ago, or longer; 0 if unknown."""
         while self._samples and self._samples[0][0] <= now - self._seconds:
             self._offset = self._samples.popleft()[1]
@@ -206,7 +206,7 @@ class CheckBacks(Service):
     def _pass(self, number: int, now: float) -> None:
         """Move a cursor past some half messages, if it is time, and check them."""
         assert 1 <= number <= self._last, f"cursor {number} of {self._last}"
-        limit = self._tracks[number - 1].passed(now)
+        limit = self._tracks[number - 1].position_before(now)
         if number in self._busy or self._positions[number] >= limit:
             return
         marks = self._halves.marks
@@ -375,7 +375,8 @@ class CheckBacks(Service):
     def _behind_the_last_cursor(self, now: float) -> Iterator[QueueOffset]:
         """Open and not postponed half messages behind the last cursor."""
         behind = self._last + 1
-        begin, limit = max(self._positions[behind], self._halves.marks.low), self._tracks[self._last].passed(now)
+        begin = max(self._positions[behind], self._halves.marks.low)
+        limit = self._tracks[self._last].position_before(now)
         put_off = frozenset(self._metadata.checks.put_off)
         halves = (offset for offset in self._halves.marks.open_offsets(begin, limit) if offset not in put_off)
         first = next(halves, None)

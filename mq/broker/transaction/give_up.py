@@ -49,7 +49,7 @@ class GiveUp:
         """Give up some of these half messages, unless others are in flight."""
         unreadable = self._unreadable
         if unreadable:
-            unreadable.gone(HALF_QUEUE_ID, self._halves.marks.low)
+            unreadable.forget_before(HALF_QUEUE_ID, self._halves.marks.low)
             offsets = (each for each in offsets if unreadable.postponed_until((HALF_QUEUE_ID, each), now_ms) is None)
         self._offsets = list(islice(offsets, _GIVE_UPS_PER_ENTRY))
         self._delivery.run(now_ms)

@@ -43,11 +43,11 @@ class HalfMessages:
     @property
     def marks(self) -> QueueMarks:
         """The marks of ended half messages. Do not keep the result: the first command creates a new object."""
-        return self._metadata.marks.of(HALF_TOPIC, HALF_QUEUE_ID)
+        return self._metadata.marks.get(HALF_TOPIC, HALF_QUEUE_ID)
 
     def is_discarded(self, offset: QueueOffset) -> bool | None:
         """Whether an ended half message was discarded; None if that is no longer known."""
-        marks = self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID)
+        marks = self._metadata.marks.get(HALF_TOPIC, DISCARDED_QUEUE_ID)
         place = _discarded_at(offset)
         return marks.is_done(place) if place >= marks.low else None
 
@@ -59,7 +59,7 @@ class HalfMessages:
         places = [_discarded_at(offset) for offset in offsets]
         commands: list[Command] = []
         known_from = _discarded_at(max(FIRST_OFFSET, self.marks.low - self._discarded_known)) - 1
-        if known_from > self._metadata.marks.of(HALF_TOPIC, DISCARDED_QUEUE_ID).low + 2 * self._discarded_known:
+        if known_from > self._metadata.marks.get(HALF_TOPIC, DISCARDED_QUEUE_ID).low + 2 * self._discarded_known:
             commands.append(SkipEntries(topic=HALF_TOPIC, queue_id=DISCARDED_QUEUE_ID, offset=known_from))
         commands.append(CompleteEntries(topic=HALF_TOPIC, queue_id=DISCARDED_QUEUE_ID, offsets=places))
         return commands

@@ -76,7 +76,7 @@ class ResumeCheck(Service):
         self._appender.check_room()
         message_id = call.request.ext.message_id
         offset, raw = self._find(message_id)
-        if self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).is_done(offset):
+        if self._metadata.marks.get(UNENDED_TOPIC, _QUEUE_ID).is_done(offset):
             return call.response(remark="it was resumed before")
         if offset in self._under_way:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"message {message_id} is being resumed")
@@ -121,7 +121,7 @@ class ResumeCheck(Service):
         """Commands that drop marks of messages that the queue no longer has."""
         queue = self._store.get(UNENDED_TOPIC, _QUEUE_ID)
         first = FIRST_OFFSET if queue is None else queue.min_offset
-        low = self._metadata.marks.of(UNENDED_TOPIC, _QUEUE_ID).low
+        low = self._metadata.marks.get(UNENDED_TOPIC, _QUEUE_ID).low
         if first <= low or self._beginning.may_be_elsewhere(first, low):
             return []
         return [PendingCommand(encode_command(SkipEntries(topic=UNENDED_TOPIC, queue_id=_QUEUE_ID, offset=first)))]

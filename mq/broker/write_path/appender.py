@@ -227,7 +227,7 @@ class Appender:
             self._round_ends.append(last_index)
         return last_index > 0
 
-    def committed(self, index: int) -> None:
+    def on_commit(self, index: int) -> None:
         """Answer the senders of all entries up to ``index``."""
         waiting = self._committing
         reply_count = messages = 0
@@ -248,7 +248,7 @@ class Appender:
                 expected = reply_count if messages <= 2 * reply_count else 0
                 self._gathering.round_answered(self._clock(), expected, self.waiting_senders)
 
-    def built(self, index: int, annotation: bytes) -> Entry | None:
+    def own_entry(self, index: int, annotation: bytes) -> Entry | None:
         """Return the entry that is being applied, if this appender built it and has not answered it yet."""
         waiting = self._committing
         if waiting:

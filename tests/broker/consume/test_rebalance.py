@@ -99,8 +99,8 @@ def test_request_modes_are_deleted_with_their_topic_or_group() -> None:
         for group in "GH":
             command = PutRequestMode(group=group, topic=topic, mode="POP", shared=3)
             metadata.apply(decode_command(encode_command(command)))
-    assert metadata.request_modes.of("T", "G") == RequestMode("POP", 3)
-    assert metadata.request_modes.of("T", "X") == RequestMode("PULL", 0)
+    assert metadata.request_modes.get("T", "G") == RequestMode("POP", 3)
+    assert metadata.request_modes.get("T", "X") == RequestMode("PULL", 0)
     again = Metadata()
     again.restore(metadata.snapshot())
     assert again.request_modes.table == metadata.request_modes.table

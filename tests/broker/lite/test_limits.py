@@ -148,7 +148,7 @@ async def test_open_pops_of_an_absent_group_make_room_for_others(
 
         async def is_due() -> bool:
             await client.info()
-            states = [brokers[0]._metadata.pops.of(key).ordered for key in brokers[0]._metadata.pops.queues]
+            states = [brokers[0]._metadata.pops.get(key).ordered for key in brokers[0]._metadata.pops.queues]
             return all(each is not None and each.blocked_until_ms() <= wall_clock_ms() for each in states)
 
         async def has_room() -> bool:

@@ -265,7 +265,7 @@ class RepeatsMachine(RuleBasedStateMachine):
             self.follower_applies(body, annotation)
             if by_leader:
                 for row in scan_sequenced(body):
-                    self.leader.metadata.sequences.committed(*row)
+                    self.leader.metadata.sequences.add(*row)
             records = list(decode_records(body))
             for at, record in enumerate(records):
                 self.ends[record.topic, record.queue_id] = record.queue_offset + 1
@@ -277,7 +277,7 @@ class RepeatsMachine(RuleBasedStateMachine):
                         self.stored[found.producer, number] = one
         del self.log.framed[:count]
         if by_leader:
-            self.leader.appender.committed(len(self.log.committed))
+            self.leader.appender.on_commit(len(self.log.committed))
 
     def follower_applies(self, body: bytes, annotation: bytes) -> None:
         rows = scan_sequenced(body)
@@ -285,13 +285,13 @@ class RepeatsMachine(RuleBasedStateMachine):
             _, shipped, _ = split_annotation(annotation, body)
             assert shipped == rows
         for row in rows:
-            self.follower.sequences.committed(*row)
+            self.follower.sequences.add(*row)
 
     def replayed(self) -> Metadata:
         metadata = Metadata(limits=SMALL)
         for _, body, _ in self.log.committed:
             for row in scan_sequenced(body):
-                metadata.sequences.committed(*row)
+                metadata.sequences.add(*row)
         assert metadata.snapshot() == self.follower.snapshot()
         return metadata
 

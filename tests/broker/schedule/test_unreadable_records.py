@@ -182,14 +182,14 @@ def test_unreadable_timer_is_dropped_once_its_log_file_is_deleted(
     machine.pass_time(HOUR)
     machine.run_timers(50)
     machine.store_pending()
-    assert (machine.timers.pending, machine.timers.counters()["timers_unreadable"]) == (1, 1)
+    assert (machine.timers.pending_count, machine.timers.counters()["timers_unreadable"]) == (1, 1)
     queue = machine.store.get(TIMER_TOPIC, timer_slot(START_MS + 5 * SECOND))
     assert queue is not None
     queue.begin_at(QueueOffset(1))
     machine.pass_time(MINUTE)
     machine.run_timers(50)
     machine.store_pending()
-    assert (machine.timers.pending, machine.timers.counters()["timers_unreadable"]) == (0, 0)
+    assert (machine.timers.pending_count, machine.timers.counters()["timers_unreadable"]) == (0, 0)
     assert machine.timers.expired == 1
     del machine.messages["m0"]
 
@@ -197,13 +197,13 @@ def test_unreadable_timer_is_dropped_once_its_log_file_is_deleted(
 def test_remembered_unreadable_messages_are_bounded() -> None:
     unreadable = ReadBackoff()
     for offset in range(KNOWN_MAX + 5):
-        assert unreadable.failed((1, offset), 0) == (PAUSE_MS_MIN if offset < KNOWN_MAX else PAUSE_MS_MAX)
+        assert unreadable.postpone((1, offset), 0) == (PAUSE_MS_MIN if offset < KNOWN_MAX else PAUSE_MS_MAX)
     assert len(unreadable) == KNOWN_MAX
     assert unreadable.postponed_until((1, KNOWN_MAX), 0) is None
     assert unreadable.postponed_until((1, 0), 0) == PAUSE_MS_MIN
     assert unreadable.postponed_until((1, 0), -HOUR) is None, "the clock went back"
-    unreadable.gone(1, QueueOffset(KNOWN_MAX - 1))
-    unreadable.gone(2, QueueOffset(KNOWN_MAX))
+    unreadable.forget_before(1, QueueOffset(KNOWN_MAX - 1))
+    unreadable.forget_before(2, QueueOffset(KNOWN_MAX))
     assert len(unreadable) == 1
 
 

@@ -224,12 +224,12 @@ async def test_unknown_producer_is_ignored(tmp_path: Path) -> None:
 
 def test_check_track_returns_the_offset_of_an_earlier_time() -> None:
     track = CheckTrack(32.0)
-    assert track.passed(0.0) == 0
+    assert track.position_before(0.0) == 0
     for second in range(100):
         track.add_sample(float(second), QueueOffset(second * 10))
-        assert track.passed(float(second)) == max(0, second - 32) * 10
+        assert track.position_before(float(second)) == max(0, second - 32) * 10
     track.add_sample(99.5, QueueOffset(5000))  # too soon after the last sample
-    assert track.passed(131.0) == 990
+    assert track.position_before(131.0) == 990
 
 
 def test_track_is_bounded() -> None:

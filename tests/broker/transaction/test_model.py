@@ -368,7 +368,7 @@ class TransactionsMachine(RuleBasedStateMachine):
             assert (sorted(marked), aside) == (sorted(ended), 0), "ended and marked in one entry"
         del self.log.framed[:count]
         if by_leader:
-            self.leader.appender.committed(len(self.log.committed))
+            self.leader.appender.on_commit(len(self.log.committed))
 
     def unended(self) -> list[int]:
         return [offset for offset in range(len(self.positions)) if offset not in self.outcomes]
@@ -398,7 +398,7 @@ class TransactionsMachine(RuleBasedStateMachine):
 
     @invariant()
     def marks_say_what_ended(self) -> None:
-        marks = self.follower.marks.of(HALF_TOPIC, 0)
+        marks = self.follower.marks.get(HALF_TOPIC, 0)
         assert list(marks.open_offsets(QueueOffset(0), QueueOffset(len(self.positions)))) == self.unended()
         assert all(len(ending.answers) <= 1 for ending in self.endings)
 
@@ -562,7 +562,7 @@ def test_only_the_latest_rollbacks_are_remembered() -> None:
         forgotten = answers.count(None)
         assert answers == [None] * forgotten + [each % 3 > 0 for each in range(forgotten, offset + 1)]
         assert min(offset + 1, 10) <= offset + 1 - forgotten < 30
-    assert len(metadata.marks.of(HALF_TOPIC, 1).bits) < 10
+    assert len(metadata.marks.get(HALF_TOPIC, 1).bits) < 10
 
 
 @contextmanager

@@ -118,7 +118,7 @@ async def test_marks_of_unreadable_half_messages_are_removed(tmp_path: Path, bro
         assert queue is not None
         queue.min_offset = QueueOffset(17)
         assert (await resume(client, ids[19])).code == 0
-        marks = brokers[0]._metadata.marks.of(UNENDED_TOPIC, 0)
+        marks = brokers[0]._metadata.marks.get(UNENDED_TOPIC, 0)
         assert (marks.low, len(marks.bits)) == (17, 1)
         assert not marks.is_done(QueueOffset(18))
 

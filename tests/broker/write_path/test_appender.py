@@ -216,13 +216,13 @@ class AppenderMachine(RuleBasedStateMachine):
             self.look_at_runs(index, body)
         del self.log.framed[:count]
         self.log.committed += count
-        self.appender.committed(self.log.committed)
+        self.appender.on_commit(self.log.committed)
 
     def look_at_runs(self, index: int, body: bytes) -> None:
         """What is applied here is what the others read in the annotation."""
         annotation = self.log.annotations[index]
-        assert self.appender.built(index, bytes(bytearray(annotation)) or b"-") is None, "another entry's annotation"
-        built = self.appender.built(index, annotation)
+        assert self.appender.own_entry(index, bytes(bytearray(annotation)) or b"-") is None, "another annotation"
+        built = self.appender.own_entry(index, annotation)
         assert built is not None
         runs = built.runs
         commands = [record.body for record in decode_records(body) if record.topic == META_TOPIC]
@@ -249,7 +249,7 @@ class AppenderMachine(RuleBasedStateMachine):
             self.keep(body)
         self.log.framed.clear()
         self.log.committed += survive
-        self.appender.committed(self.log.committed)
+        self.appender.on_commit(self.log.committed)
         if again:
             self.lead()
 
@@ -305,7 +305,7 @@ def answered_round(messages_of_each: int) -> tuple[Appender, list[float], Callab
     add(8, messages_of_each)
     assert appender.start_round()
     now[0] = 0.003
-    appender.committed(1)
+    appender.on_commit(1)
     return appender, asked, add
 
 
@@ -345,9 +345,9 @@ def test_appender_frames_following_messages_in_the_same_round() -> None:
     assert seen == [("T", 3, 7, 1)]
     assert [[each.body for each in decode_records(body)] for body in log.framed] == [[b"message"], [b"command"]]
     assert not appender.may_start
-    appender.committed(1)
+    appender.on_commit(1)
     assert (outcomes, appender.may_start) == ([], False)  # the round ends with its last entry
-    appender.committed(2)
+    appender.on_commit(2)
     assert (outcomes, appender.may_start, appender.is_idle) == (["Stored"], True, True)
 
 

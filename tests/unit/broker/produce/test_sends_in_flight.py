@@ -35,7 +35,7 @@ class InFlightModel:
     def highest(self, producer: str) -> int:
         return max((each.last for _, sends in self.open for each in sends if each.producer == producer), default=-1)
 
-    def overlapping(self, numbers: SequenceRange) -> tuple[NumberedSends, SequenceRange] | None:
+    def find_overlap(self, numbers: SequenceRange) -> tuple[NumberedSends, SequenceRange] | None:
         found = [
             (each.first, send, each)
             for send, sends in self.open
@@ -46,7 +46,7 @@ class InFlightModel:
 
     def send(self, numbers: SequenceRange) -> None:
         """One that is handled by itself, whatever its number."""
-        if self.overlapping(numbers) is None:
+        if self.find_overlap(numbers) is None:
             send = NumberedSend(self.in_flight, self.reserve, numbers, (), call_of(Connection(HOST)))
             self.open.append((send, [numbers]))
 
@@ -99,8 +99,8 @@ def test_sends_in_flight_agree_with_a_list_model(steps: list[tuple[str, Any]]) -
             for first in range(0, 40, 2):
                 for last in (first, first + 3):
                     numbers = SequenceRange(producer, first, last)
-                    found = model.in_flight.overlapping(numbers)
-                    assert (found and (found.sends, found.numbers)) == model.overlapping(numbers)
+                    found = model.in_flight.find_overlap(numbers)
+                    assert (found and (found.sends, found.numbers)) == model.find_overlap(numbers)
     while model.open:
         model.end(0)
     assert model.in_flight.is_empty
@@ -120,7 +120,7 @@ def test_repeats_wait_for_their_send_in_the_order_of_the_block() -> None:
     model.send_block([("p", 0, 0), ("q", 0, 0), ("p", 0, 0)])
     [(send, sends)] = model.open
     for numbers, body in ((sends[2], b"third"), (sends[0], b"first"), (sends[1], b"second"), (sends[0], b"again")):
-        found = model.in_flight.overlapping(numbers)
+        found = model.in_flight.find_overlap(numbers)
         assert found is not None
         assert found.sends.wait(found.place, call_of(connection, body))
     model.in_flight.check_invariants()

@@ -35,7 +35,7 @@ def test_messages_arriving_during_a_count_are_counted_once() -> None:
     topic = stored._topics["T"] = cast("Any", Counted(1_000_000 * SIZE))
     while not stored.excess("T"):
         for _ in range(50):
-            stored.accepted("T", 100 * SIZE)
+            stored.charge("T", 100 * SIZE)
             topic.there += 100
         stored.count()
     assert topic.there in range(1_000_000, 1_005_001)

@@ -61,7 +61,7 @@ def test_marks_survive_a_snapshot(steps: list[list[int] | int]) -> None:
     restored.restore(snapshot)
     assert restored.snapshot() == snapshot
     for queue_id in (0, 1):
-        of_both = [each.marks.of("waiting", queue_id) for each in (metadata, restored)]
+        of_both = [each.marks.get("waiting", queue_id) for each in (metadata, restored)]
         assert of_both[0].low == of_both[1].low
         assert of_both[0].bits == of_both[1].bits
 

@@ -67,7 +67,7 @@ def filled() -> Metadata:
     metadata.apply(SkipEntries(topic="W", queue_id=0, offset=QueueOffset(10)))
     metadata.apply(CompleteEntries(topic="W", queue_id=0, offsets=[QueueOffset(12)]))
     for number in range(3):
-        metadata.sequences.committed("P", 10 * number, 10 * number + 3, PhysicalOffset(100 * number), 1)
+        metadata.sequences.add("P", 10 * number, 10 * number + 3, PhysicalOffset(100 * number), 1)
     metadata.apply(pop(0, 0))
     metadata.apply(pop(1, 0, attempt="a"))
     metadata.apply(

@@ -411,13 +411,13 @@ def test_snapshot_with_bytes_as_text_is_read() -> None:
     assert b"CAIQ" in _WITH_BASE64
     metadata = Metadata()
     metadata.restore(_WITH_BASE64)
-    half, slot = metadata.marks.of("RMQ_SYS_TRANS_HALF_TOPIC", 0), metadata.marks.of("rmq_sys_wheel_timer", 7)
+    half, slot = metadata.marks.get("RMQ_SYS_TRANS_HALF_TOPIC", 0), metadata.marks.get("rmq_sys_wheel_timer", 7)
     assert [offset for offset in range(24) if half.is_done(QueueOffset(offset))] == [0, 1, 3, 9, 20]
     assert (slot.low, bytes(slot.bits)) == (2, b"")
     again = restored(metadata)
     assert b"CAIQ" not in metadata.snapshot()
     assert again.snapshot() == metadata.snapshot()
-    assert bytes(again.marks.of("RMQ_SYS_TRANS_HALF_TOPIC", 0).bits) == b"\x08\x02\x10"
+    assert bytes(again.marks.get("RMQ_SYS_TRANS_HALF_TOPIC", 0).bits) == b"\x08\x02\x10"
 
 
 def test_captured_snapshot_is_of_the_moment_of_capture() -> None:

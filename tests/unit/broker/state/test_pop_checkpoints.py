@@ -198,7 +198,7 @@ class PopStateMachine(RuleBasedStateMachine):
             return
         key = data.draw(st.sampled_from(sorted({one.key for one in self.open})))
         left = [one.offset for one in self.open if one.key == key and one.offset >= low]
-        found = self.metadata.pops.of(key).first_hidden(QueueOffset(low), self.now_ms)
+        found = self.metadata.pops.get(key).first_hidden(QueueOffset(low), self.now_ms)
         assert (found is None) == (not left)
         if found is not None:
             assert low <= found <= min(left) < found + SPAN_MAX
@@ -258,7 +258,7 @@ def test_ordered_group_offset_is_at_the_first_open_message(steps: list[tuple[boo
             metadata.apply(AckMessages(rows=[("G", "T", 0, QueueOffset(start), popped_ms, 1 << which)]))
             open_now.discard(offset)
             done = (min(open_now) if open_now else end) - 1
-        ordered = metadata.pops.of(key).ordered
+        ordered = metadata.pops.get(key).ordered
         assert set(offsets_of(ordered.start, ordered.bits) if ordered else ()) == open_now
         assert (metadata.consumer_offset(*key) or 0) == done + 1
         if ordered is not None:
@@ -281,11 +281,11 @@ def test_changed_ordered_time_blocks_until_the_last_message_may_be_redelivered()
     metadata.apply(popped_in_order(100, attempt="a"))
     metadata.apply(put_off(1, 0, 100, 105))
     for each in (metadata, copy_of(metadata)):
-        ordered = each.pops.of(("G", "T", 0)).ordered
+        ordered = each.pops.get(("G", "T", 0)).ordered
         assert ordered is not None
         assert ordered.blocked_until_ms() == 155
     metadata.apply(AckMessages(rows=[("G", "T", 0, FIRST_OFFSET, 100, 2)]))
-    ordered = metadata.pops.of(("G", "T", 0)).ordered
+    ordered = metadata.pops.get(("G", "T", 0)).ordered
     assert ordered is not None
     assert ordered.blocked_until_ms() == 110
 
@@ -297,13 +297,13 @@ def test_suspended_ordered_message_is_redelivered_uncounted() -> None:
     metadata.apply(put_off(0, 0, 100, 106, suspended=True))  # twice, as when the first answer is lost
     for each in (metadata, copy_of(metadata)):
         each.apply(popped_in_order(200, before=0))
-        ordered = each.pops.of(("G", "T", 0)).ordered
+        ordered = each.pops.get(("G", "T", 0)).ordered
         assert ordered is not None
         assert (ordered.counts, ordered.suspended) == ({1: 1}, ()), "it counts for the one behind it, and only once"
     metadata.apply(put_off(0, 0, 200, 205, suspended=True))
     metadata.apply(put_off(0, 0, 200, 206, suspended=False))  # the last word counts
     metadata.apply(popped_in_order(300, before=0))
-    ordered = metadata.pops.of(("G", "T", 0)).ordered
+    ordered = metadata.pops.get(("G", "T", 0)).ordered
     assert ordered is not None
     assert ordered.counts == {0: 1, 1: 2}
 
@@ -316,9 +316,9 @@ def test_snapshots_mark_suspended_messages_only() -> None:
     metadata.apply(put_off(1, 0, 100, 105, suspended=False))
     rows = metadata.pops.capture()()
     assert rows == [("G", "T", 0, [(0, 105, 50, 1, True), (1, 105, 50, 1)], None)]
-    assert copy_of(metadata).pops.of(("G", "T", 0)).open == metadata.pops.of(("G", "T", 0)).open
+    assert copy_of(metadata).pops.get(("G", "T", 0)).open == metadata.pops.get(("G", "T", 0)).open
     metadata.apply(put_off(0, 0, 105, 110, suspended=False))
-    assert metadata.pops.of(("G", "T", 0)).open[QueueOffset(0), 110] == Checkpoint(50, 1, suspended=False)
+    assert metadata.pops.get(("G", "T", 0)).open[QueueOffset(0), 110] == Checkpoint(50, 1, suspended=False)
     assert b"suspended" not in encode_command(put_off(0, 0, 105, 110, suspended=False))
 
 

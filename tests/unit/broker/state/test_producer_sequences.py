@@ -172,9 +172,9 @@ def test_run_of_records_changes_the_table_like_single_records(
             for n, (first, last) in enumerate(ranges)
         ]
         for record in records:
-            one_by_one.committed(*record)
+            one_by_one.add(*record)
         for run in runs_of_records(records):
-            by_run.run_committed(run)
+            by_run.add_run(run)
         assert by_run.capture()() == one_by_one.capture()()
         for part, other in (
             (by_run._own_ids, one_by_one._own_ids),
@@ -200,7 +200,7 @@ def test_sequence_table_agrees_with_a_simple_model() -> None:
             if at == raised_at:
                 metadata.apply(RAISED)
                 model.separate()
-            metadata.sequences.committed(producer, first, last, PhysicalOffset(at), now_ms)
+            metadata.sequences.add(producer, first, last, PhysicalOffset(at), now_ms)
             model.note(producer, first, last, at)
             for name in PRODUCERS:
                 for low in range(ALL):
@@ -224,10 +224,10 @@ def test_generated_producer_ids_never_evict_chosen_ids() -> None:
     metadata = Metadata(limits=SMALL)
     metadata.apply(RAISED)
     for number in range(SMALL.producers_max):
-        metadata.sequences.committed(f"worker-{number}", 7, 7, PhysicalOffset(number), 1)
+        metadata.sequences.add(f"worker-{number}", 7, 7, PhysicalOffset(number), 1)
     for number in range(100):
         for sequence in range(10):
-            metadata.sequences.committed(f"~{number}", sequence, sequence, PhysicalOffset(99), 2)
+            metadata.sequences.add(f"~{number}", sequence, sequence, PhysicalOffset(99), 2)
     metadata.check_invariants()
     assert [position(metadata.sequences, f"worker-{number}", 7) for number in range(SMALL.producers_max)] == [
         0,
@@ -242,16 +242,16 @@ def test_generated_producer_ids_never_evict_chosen_ids() -> None:
 def test_chosen_producer_ids_never_evict_generated_ids() -> None:
     metadata = Metadata(limits=SMALL)
     metadata.apply(RAISED)
-    metadata.sequences.committed("~a", 7, 7, PhysicalOffset(1), 1)
+    metadata.sequences.add("~a", 7, 7, PhysicalOffset(1), 1)
     for number in range(100):
-        metadata.sequences.committed(f"worker-{number}", 7, 7, PhysicalOffset(2), 2)
+        metadata.sequences.add(f"worker-{number}", 7, 7, PhysicalOffset(2), 2)
     assert position(metadata.sequences, "~a", 7) == 1
 
 
 def test_below_its_format_level_a_group_evicts_like_older_software() -> None:
     metadata = Metadata(limits=SMALL)
     for name in ("a", "~a", "b", "~b", "~c"):
-        metadata.sequences.committed(name, 1, 1, PhysicalOffset(1), 1)
+        metadata.sequences.add(name, 1, 1, PhysicalOffset(1), 1)
     before = metadata.snapshot()
     names = [row[0] for row in cbor2.loads(before)["parts"]["sequences"]]
     assert names == ["~a", "b", "~b", "~c"]
@@ -260,8 +260,8 @@ def test_below_its_format_level_a_group_evicts_like_older_software() -> None:
     for each in (metadata, restored):
         each.apply(RAISED)
         each.check_invariants()
-        each.sequences.committed("~b", 2, 2, PhysicalOffset(2), 2)
-        each.sequences.committed("c", 2, 2, PhysicalOffset(2), 2)
+        each.sequences.add("~b", 2, 2, PhysicalOffset(2), 2)
+        each.sequences.add("c", 2, 2, PhysicalOffset(2), 2)
     assert metadata.snapshot() == restored.snapshot()
     names = [row[0] for row in cbor2.loads(metadata.snapshot())["parts"]["sequences"]]
     assert names == ["b", "c", "~c", "~b"]
@@ -270,12 +270,12 @@ def test_below_its_format_level_a_group_evicts_like_older_software() -> None:
 def test_captured_sequences_do_not_change() -> None:
     sequences = ProducerSequences()
     for number in range(5):
-        sequences.committed("p", number, number, PhysicalOffset(100 + number), 1)
+        sequences.add("p", number, number, PhysicalOffset(100 + number), 1)
     captured = sequences.capture()
     before = ProducerSequences()
     before.restore(captured())
-    sequences.committed("p", 3000, 3000, PhysicalOffset(7), 2)
-    sequences.committed("q", 1, 4, PhysicalOffset(8), 3)
+    sequences.add("p", 3000, 3000, PhysicalOffset(7), 2)
+    sequences.add("q", 1, 4, PhysicalOffset(8), 3)
     after = ProducerSequences()
     after.restore(captured())
     assert captured() == before.capture()() == after.capture()()
@@ -286,13 +286,13 @@ def test_captured_sequences_do_not_change() -> None:
 def test_sequences_per_producer_and_producers_are_bounded() -> None:
     sequences = ProducerSequences()
     for number in range(0, 6000, 2):
-        sequences.committed("busy", number, number, PhysicalOffset(number), 1)
+        sequences.add("busy", number, number, PhysicalOffset(number), 1)
     assert position(sequences, "busy", 6000 - 2048) == 6000 - 2048
     assert sequences.find(SequenceRange("busy", 6000 - 2052, 6000 - 2052)) is None
     for number in range(9_999):
-        sequences.committed(f"p{number}", 1, 1, PhysicalOffset(1), 1)
+        sequences.add(f"p{number}", 1, 1, PhysicalOffset(1), 1)
     assert position(sequences, "busy", 5998) == 5998
-    sequences.committed("one too many", 1, 1, PhysicalOffset(1), 1)
+    sequences.add("one too many", 1, 1, PhysicalOffset(1), 1)
     assert position(sequences, "busy", 5998) is None
     assert (sequences.producers, sequences.count) == (10_000, 10_000)
 
@@ -300,7 +300,7 @@ def test_sequences_per_producer_and_producers_are_bounded() -> None:
 def test_numbers_without_gaps_are_remembered_as_one_range() -> None:
     sequences, start = ProducerSequences(), 7 << 32
     for first in range(start, start + 500_000, 100):
-        sequences.committed("p", first, first + 99, PhysicalOffset(first), 1)
+        sequences.add("p", first, first + 99, PhysicalOffset(first), 1)
     end = start + 500_000
     assert sequences.count == 1024
     [below, *others] = sequences.find(SequenceRange("p", start, end + 9)) or []
@@ -318,7 +318,7 @@ def test_numbers_without_gaps_are_remembered_as_one_range() -> None:
 def test_range_behind_a_gap_is_known_only_down_to_the_gap() -> None:
     sequences = ProducerSequences()
     for first in (*range(0, 500, 10), *range(600, 600 + 10 * 1100, 10)):
-        sequences.committed("p", first, first + 9, first, 1)
+        sequences.add("p", first, first + 9, first, 1)
     assert sequences.find(SequenceRange("p", 600, 699)) == [SequencedRange(600, 699, None, 0)]
     assert sequences.find(SequenceRange("p", 599, 600)) is None
     assert sequences.find(SequenceRange("p", 0, 9)) is None
@@ -327,9 +327,9 @@ def test_range_behind_a_gap_is_known_only_down_to_the_gap() -> None:
 def test_clock_years_ahead_does_not_expire_producers() -> None:
     sequences = ProducerSequences()
     for number in range(200):
-        sequences.committed("quiet", number, number, PhysicalOffset(number), DAY_MS)
-    sequences.committed("of a leader ahead", 1, 1, PhysicalOffset(200), 2000 * DAY_MS)
-    sequences.committed("of the next leader", 1, 1, PhysicalOffset(201), 2 * DAY_MS)
+        sequences.add("quiet", number, number, PhysicalOffset(number), DAY_MS)
+    sequences.add("of a leader ahead", 1, 1, PhysicalOffset(200), 2000 * DAY_MS)
+    sequences.add("of the next leader", 1, 1, PhysicalOffset(201), 2 * DAY_MS)
     assert [position(sequences, "quiet", number) for number in range(200)] == list(range(200))
     assert position(sequences, "of a leader ahead", 1) == 200
 
@@ -337,10 +337,10 @@ def test_clock_years_ahead_does_not_expire_producers() -> None:
 def test_copy_of_an_expired_message_changes_nothing() -> None:
     sequences = ProducerSequences()
     for number in range(0, 4000, 2):
-        sequences.committed("p", number, number, PhysicalOffset(number), 1)
+        sequences.add("p", number, number, PhysicalOffset(number), 1)
     before = sequences.capture()()
     for first, last in ((4, 4), (3998, 3998), (3, 3), (3997, 3999), (1000, 5000)):
-        sequences.committed("p", first, last, PhysicalOffset(99_999), 5)
+        sequences.add("p", first, last, PhysicalOffset(99_999), 5)
     assert sequences.capture()() == before
 
 
@@ -377,7 +377,7 @@ def test_table_of_an_older_version_is_read() -> None:
 )
 def test_damaged_snapshot_is_refused_and_changes_nothing(rows: object) -> None:
     metadata = Metadata()
-    metadata.sequences.committed("p", 1, 1, PhysicalOffset(2), 3)
+    metadata.sequences.add("p", 1, 1, PhysicalOffset(2), 3)
     before = metadata.snapshot()
     with pytest.raises(SnapshotDamaged):
         metadata.restore(cbor2.dumps(cbor2.loads(before) | {"parts": {"sequences": rows}}))

@@ -25,13 +25,13 @@ def at_level(level: int) -> Metadata:
 def put(metadata: Metadata, position: int) -> int:
     metadata.apply(PUT, position=PhysicalOffset(position))
     metadata.check_invariants()
-    return metadata.births.of("T")
+    return metadata.births.get("T")
 
 
 def delete(metadata: Metadata, *, restorable: bool) -> int:
     metadata.apply(DeleteTopic(name="T", timestamp_ms=2, continued=True, restorable=restorable))
     metadata.check_invariants()
-    return metadata.births.of("T")
+    return metadata.births.get("T")
 
 
 def test_below_the_level_nothing_is_written() -> None:
@@ -44,7 +44,7 @@ def test_changed_topic_keeps_its_position() -> None:
     metadata = at_level(LEVEL_OF_TOPIC_BIRTHS)
     assert put(metadata, 500) == 500
     metadata.apply(PutTopic(config=TopicConfig(name="T", read_queues=2, write_queues=2), timestamp_ms=1))
-    assert metadata.births.of("T") == 500
+    assert metadata.births.get("T") == 500
 
 
 def test_restored_topic_keeps_its_position() -> None:
@@ -53,7 +53,7 @@ def test_restored_topic_keeps_its_position() -> None:
     assert delete(metadata, restorable=True) == 500
     metadata.apply(RestoreTopic(name="T", timestamp_ms=3), position=PhysicalOffset(900))
     metadata.check_invariants()
-    assert metadata.births.of("T") == 500
+    assert metadata.births.get("T") == 500
     assert delete(metadata, restorable=True) == 500
     assert put(metadata, 1000) == 1000
     assert delete(metadata, restorable=False) == 0
@@ -63,7 +63,7 @@ def test_snapshot_keeps_topic_births() -> None:
     metadata, restored = at_level(LEVEL_OF_TOPIC_BIRTHS), Metadata()
     put(metadata, 500)
     restored.restore(metadata.snapshot())
-    assert restored.births.of("T") == 500
+    assert restored.births.get("T") == 500
     assert restored.snapshot() == metadata.snapshot()
     with pytest.raises(SnapshotDamaged):
         TopicBirths().restore([("T", -1)])

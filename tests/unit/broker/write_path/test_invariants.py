@@ -70,7 +70,7 @@ def test_inconsistent_appender_is_reported(named: str) -> None:
 
 def test_appender_is_whole_when_everything_is_answered() -> None:
     appender = busy()
-    appender.committed(2)
+    appender.on_commit(2)
     appender.close()
     appender.check_invariants()
     assert appender.pending_bytes == 0
