@@ -45,7 +45,7 @@ from mq.broker.state.format_level import announced_level
 from mq.certificate import Certificate
 from mq.compiled import ALL_COMPILED
 from mq.monitoring.families import Families, Family, Histogram
-from mq.monitoring.http import Monitoring, open_listeners
+from mq.monitoring.http import Monitoring, open_metrics_listeners
 from mq.monitoring.process import VERSION, certificate_families, process_families
 from mq.store.checkpoint import Checkpointer
 from mq.store.dispatch import check_entry
@@ -131,7 +131,7 @@ async def serve(
     host = _Host(settings, limits, await _store_ip(settings), log, on_broker)
     failure: StartRefused | SegmentError | None = None
     async with trio.open_nursery() as nursery:
-        listeners = await _monitoring_listeners(settings, log)
+        listeners = await _metrics_listeners(settings, log)
         if listeners:
             monitoring = Monitoring(host.collect, host.ready, giving_way=host.giving_way)
             nursery.start_soon(monitoring.serve, listeners)
@@ -185,25 +185,14 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
         raise _start_refusal(failure) from failure
 
 
-async def _monitoring_listeners(settings: BrokerSettings, log: Log) -> list[trio.SocketListener]:
-    """Listen for scrapes of metrics. Raises StartRefused if the configured address is not available.
-
-    A default address that is not available does not prevent the start.
-    """
-    await trio.lowlevel.checkpoint()
+async def _metrics_listeners(settings: BrokerSettings, log: Log) -> list[trio.SocketListener]:
+    """Listen for scrapes of metrics. Raises StartRefused if the configured address is not available."""
     address = settings.metrics_address
-    if address is None:
-        return []
     try:
-        listeners = await open_listeners(*address)
-    except (OSError, UnicodeError) as error:
-        refusal = _not_bound("metrics", address, error)
-        if settings.metrics_listen is not None:
-            raise refusal from error
-        log.warning("metrics_not_served", reason=str(refusal))
-        return []
-    log.info("metrics_served", address=format_address(listeners[0].socket.getsockname()[:2]))
-    return listeners
+        return await open_metrics_listeners(address, log, is_required=settings.metrics_listen is not None)
+    except OSError as error:
+        assert address is not None
+        raise _not_bound("metrics", address, error) from error
 
 
 async def _with_segment_bytes(

@@ -8,6 +8,7 @@ competes with the event loop for the interpreter, which the event loop then wait
 from __future__ import annotations
 
 import contextlib
+import errno
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
@@ -214,13 +215,18 @@ async def open_metrics_listeners(
     await trio.lowlevel.checkpoint()
     if address is None:
         return []
-    host, port = address
     try:
-        listeners = await open_listeners(host, port)
-    except OSError as error:
+        listeners = await open_listeners(*address)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         if is_required:
-            raise OSError(error.errno, error.strerror, f"metrics address {host}:{port}") from error
-        log.warning("metrics_not_served", reason=f"{host}:{port}: {error.strerror}")
+            code = getattr(error, "errno", None) or errno.EINVAL
+            raise OSError(code, reason, f"metrics address {_format_address(*address)}") from error
+        log.warning("metrics_not_served", reason=f"{_format_address(*address)}: {reason}")
         return []
-    log.info("metrics_served", host=host, port=listeners[0].socket.getsockname()[1])
+    log.info("metrics_served", address=_format_address(*listeners[0].socket.getsockname()[:2]))
     return listeners
+
+
+def _format_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -23,6 +23,7 @@ SERVERS = (
     "mq/proxy",
     "mq/filter_server",
     "mq/console",
+    "mq/monitoring",
     "mq/accounts.py",
     "mq/certificate.py",
 )
