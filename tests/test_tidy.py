@@ -69,7 +69,7 @@ PURE = (
     "mq/cli/mirror/offset_map.py",
     "mq/cli/mirror/offsets.py",
     "mq/cli/mirror/plan.py",
-    "mq/cli/mirror/progress.py",
+    "mq/cli/mirror/copy_rate.py",
     "mq/cli/mirror/state.py",
     "mq/client/consume/allocation.py",
     "mq/console/events.py",

@@ -26,7 +26,7 @@ from mq.cli.tables import borderless_table, print_table, visible
 from mq.cli.topics import NAMESRV, Namesrv
 from mq.client.admin import Admin
 from mq.client.consume.pull_consumer import PullConsumer
-from mq.client.dead_letters import origin_topic
+from mq.client.dead_letter_requeue import origin_topic
 from mq.client.message import MessageQueue
 from mq.inspection.dead_letters import (
     DEALT_WITH_BY,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 
 from mq.client.consume.offsets import ConsumeFrom, check_position, queue_offset, stored_offset
-from mq.client.dead_letters import requeue
+from mq.client.dead_letter_requeue import requeue
 from mq.client.deleted_topics import deleted_topics, restore_topic
 from mq.client.errors import BrokerError, ClientClosed, ClientError, NoRoute, TopicNotFound
 from mq.client.events import OnEvent, check_on_event

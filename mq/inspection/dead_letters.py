@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from mq.client.consume.pull_consumer import PullConsumer
-from mq.client.dead_letters import origin_topic
+from mq.client.dead_letter_requeue import origin_topic
 from mq.client.errors import TopicNotFound
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.client.net.client_core import RemotingSettings

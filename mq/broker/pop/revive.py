@@ -27,8 +27,8 @@ from mq.broker.write_path.pending import InternalRecord
 from mq.broker.write_path.queue_tails import QueueTail
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
-from mq.protocol.messages.dead_letters import with_origin
 from mq.protocol.messages.records import StoredMessage, decode_record
+from mq.protocol.messages.redelivery_properties import with_origin
 from mq.protocol.names import pop_retry_topic
 
 _GROUPS_IN_FLIGHT_MAX = 32

@@ -24,8 +24,8 @@ from mq.broker.write_path.pending import PendingCommand, PendingGroup, SendReque
 from mq.broker.write_path.record_copy import copy_record
 from mq.protocol import properties as props
 from mq.protocol.codes import PERM_WRITE, ResponseCode
-from mq.protocol.messages.dead_letters import dead_letter, with_origin
 from mq.protocol.messages.records import FIXED, MAGIC_V1, MAGIC_V2, RecordError, StoredMessage, decode_record
+from mq.protocol.messages.redelivery_properties import dead_letter, with_origin
 from mq.protocol.names import RETRY_PREFIX, NameRefused, check_group, dead_letter_topic, retry_topic
 from mq.protocol.numbers import PhysicalOffset
 from mq.protocol.requests.send import ConsumerSendMsgBack

@@ -19,9 +19,9 @@ from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, lone_errors, run_trio
 from mq.cli.mirror.clusters import ClusterAdmin, check_different
 from mq.cli.mirror.copier import Copier, MirrorStopped
+from mq.cli.mirror.copy_rate import MirrorFigures, Progress
 from mq.cli.mirror.cut_over import CutOverReport, back_lines, cut_over, go_back, instructions
 from mq.cli.mirror.plan import Choice
-from mq.cli.mirror.progress import MirrorFigures, Progress
 from mq.cli.mirror.setup import create_users, extend_mirror
 from mq.cli.mirror.state import FORMAT, MirroredQueue, MirrorState
 from mq.cli.mirror.state_file import load, lock_state, save

@@ -21,7 +21,7 @@ from mq.client.produce.send_pipeline import send_fields
 from mq.protocol import properties as props
 from mq.protocol.codes import RequestCode
 from mq.protocol.messages.compression import CODEC_MASK, COMPRESSED
-from mq.protocol.messages.dead_letters import with_origin
+from mq.protocol.messages.redelivery_properties import with_origin
 from mq.protocol.names import retry_topic
 from mq.protocol.requests.send import SendBackExt
 from mq.protocol.send_fields import SEND_FIELDS

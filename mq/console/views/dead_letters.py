@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mq.client.dead_letters import origin_topic
+from mq.client.dead_letter_requeue import origin_topic
 from mq.console.views.messages import begin_of, message_link
 from mq.console.views.text import number
 from mq.inspection.cluster_queries import MessageCount

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mq.cli.mirror.copy_rate import Progress, duration
 from mq.cli.mirror.offset_map import OffsetMap
-from mq.cli.mirror.progress import Progress, duration
 
 
 def test_mirror_eta_includes_arriving_messages() -> None:
