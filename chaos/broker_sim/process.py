@@ -205,7 +205,7 @@ class BrokerProcess(LogProcess):
             in_background=self._in_background,
             in_bulk_background=self._in_background,
             on_registration_changed=lambda topics: None,
-            descriptors=DescriptorLimits.of(_DESCRIPTORS_MAX),
+            descriptors=DescriptorLimits.from_limit(_DESCRIPTORS_MAX),
             log=cast("Any", self._lines),
             peer_software=cluster.software_of,
             set_level=lambda level: None,

@@ -359,7 +359,7 @@ class Broker:
         upkeep = self._limits.upkeep
         return (
             Periodic(
-                _TRY_AGAIN_SECONDS, self.try_again, lambda: now_if(self.connections.kept_waiting or self._reads.failed)
+                _TRY_AGAIN_SECONDS, self.try_again, lambda: now_if(self.connections.kept_waiting or self._reads.retries)
             ),
             Periodic(
                 _EXPIRE_CLIENT_REQUESTS_SECONDS,

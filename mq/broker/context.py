@@ -198,7 +198,7 @@ class BrokerContext:
         return self.environment.log
 
     @property
-    def tiered(self) -> TieredLog | None:
+    def tiered_log(self) -> TieredLog | None:
         """``records``, if a part of the log may be only in the archive; else None."""
         return self.records if isinstance(self.records, TieredLog) else None
 

@@ -333,7 +333,7 @@ class _Host:
             random_bytes=os.urandom,
             in_background=readers.put,
             in_bulk_background=bulk_readers.put,
-            on_registration_changed=lambda topics: registrar.changed(topics),
+            on_registration_changed=lambda topics: registrar.announce(topics),
             descriptors=allow_descriptors() if machine.owns_process else descriptor_limits(),
             log=log,
             peer_software=lambda node: run.transport.software(NodeId(node)),

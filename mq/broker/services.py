@@ -124,7 +124,7 @@ class Services:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self.requests = RequestTable()
-        self._records = LogRecords(context.replica.log, context.applied_index, context.tiered)
+        self._records = LogRecords(context.replica.log, context.applied_index, context.tiered_log)
         self.authentication = PeerAuthentication(
             identity=context.settings.identity,
             node_id=context.settings.node_id,
@@ -241,7 +241,7 @@ class Services:
         self.lookup = OffsetAndTimeQueries(context, records=self._records)
         directory = str(context.settings.data_dir / INDEX_DIRECTORY)
         tier, index = context.tier, partial(KeyIndex, directory, context.replica.log, context.applied_index)
-        if context.tiered is not None:  # until the group serves archived messages, nothing is removed
+        if context.tiered_log is not None:  # until the group serves archived messages, nothing is removed
             index = partial(index, kept_from=lambda: tier.begin_pos or 0)
         self.keys = KeyQueries(context, index=index())
         self.queue_repair = QueueRepair(context)
@@ -261,7 +261,7 @@ class Services:
             context,
             subscriptions=self.subscriptions,
             cold_reads=self.cold_reads,
-            pulls_waiting=self.pulls.polling.waiting,
+            pulls_waiting=self.pulls.polling.queue_keys,
             is_young=self.offsets.is_young,
         )
         self.retries.wake_pops = self.pops.wake

@@ -86,14 +86,14 @@ def test_cold_readers_of_a_slow_store_are_not_closed(monkeypatch: pytest.MonkeyP
     )
     closed: Counter[str] = Counter()
     readers = {f"10.1.0.{101 + number}" for number in range(READERS)}
-    close: Callable[[ClientConnection, str], None] = ClientConnection._closed
+    close: Callable[[ClientConnection, str], None] = ClientConnection._on_close
 
     def noted(connection: ClientConnection, reason: str) -> None:
         if connection.peer.partition(":")[0] in readers:
             closed["idle, behind the last pull" if cluster.now > SECONDS and reason == "idle" else reason] += 1
         close(connection, reason)
 
-    monkeypatch.setattr(ClientConnection, "_closed", noted)
+    monkeypatch.setattr(ClientConnection, "_on_close", noted)
     cluster = BrokerCluster(SlowStore.adapt(scenario), SlowStore)
     cluster.run()
     workload = cluster.workload

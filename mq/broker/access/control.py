@@ -132,11 +132,11 @@ class AccessControl:
                     elif (user := acts_for(fields)) is not None:
                         reason = self._lacking_user(account, user, row, request, body)
                     elif account.proxy:
-                        reason = _lacking_proxy(account, request, body)
+                        reason = _proxy_denial_reason(account, request, body)
                     elif account.broker:
                         reason = f"{account.access_key} is an account for registrations at name servers"
                     else:
-                        reason = None if account.admin else _lacking(account, row, request, body, address)
+                        reason = None if account.admin else _denial_reason(account, row, request, body, address)
                 if reason is not None:
                     denial = AccessDenied(request.code, request.opaque, request.flag, reason)
                     result.append((denial, body, serialization))
@@ -162,11 +162,11 @@ class AccessControl:
             return f"request code {request.code} is not allowed through a proxy"
         if user.admin:
             return None
-        lacking = _lacking(user, ROWS_THROUGH_PROXIES.get(type(request), row), request, body, target.address)
-        if lacking and type(request) in ANY_PERMISSION:
+        reason = _denial_reason(user, ROWS_THROUGH_PROXIES.get(type(request), row), request, body, target.address)
+        if reason and type(request) in ANY_PERMISSION:
             any_is_enough = any(user.may(request.ext.topic, each, target.address) for each in Permission)
             return None if any_is_enough else f"{user.access_key} has no permission for {request.ext.topic[:200]}"
-        return lacking
+        return reason
 
     def _more(self, request: Any, fields: Mapping[str, str], body: bytes) -> str | None:
         if isinstance(request, UnknownRequest):
@@ -240,7 +240,7 @@ def _unknown(access_key: str) -> str:
     return f"unknown access key {access_key[:64]}"
 
 
-def _lacking(account: Account, row: Row | None, request: Any, body: bytes, address: str) -> str | None:
+def _denial_reason(account: Account, row: Row | None, request: Any, body: bytes, address: str) -> str | None:
     """The missing permission for a request, as text; None if it is allowed."""
     if callable(row):
         for topic, permission in row(request, body):
@@ -256,7 +256,7 @@ def _lacking(account: Account, row: Row | None, request: Any, body: bytes, addre
     return None  # any account is enough; unknown codes are refused later
 
 
-def _lacking_proxy(account: Account, request: Any, body: bytes) -> str | None:
+def _proxy_denial_reason(account: Account, request: Any, body: bytes) -> str | None:
     """Return the reason why a proxy may not make a request of its own accord; None if it may."""
     if type(request) in OF_PROXIES and not is_of_consumers(request, body):
         return None

@@ -160,7 +160,7 @@ def _transaction(request: Any, body: bytes) -> Needs:
     return dict.fromkeys([*((message.topic, PUB) for message in messages), *offset_needs])
 
 
-def _leaving(request: Any, body: bytes) -> Needs:
+def _unregister(request: Any, body: bytes) -> Needs:
     group = request.ext.consumer_group
     return ((retry_topic(group), SUB),) if group else ()
 
@@ -203,7 +203,7 @@ ROWS: Final[Mapping[type[Any], Row]] = {
     lite.GetLiteGroupInfo: _group("ext.group"),
     lite.TriggerLiteDispatch: _group("ext.group"),
     clients.HeartBeat: _heartbeat,
-    clients.UnregisterClient: _leaving,
+    clients.UnregisterClient: _unregister,
     clients.GetConsumerListByGroup: _group(),
     clients.LockBatchMq: _locks,
     clients.UnlockBatchMq: _locks,
@@ -345,12 +345,12 @@ THROUGH_PROXIES: Final = frozenset(
 """The requests that a proxy may make for a user, also for an administrator."""
 
 
-def _ending(request: Any, body: bytes) -> Needs:
+def _end_transaction(request: Any, body: bytes) -> Needs:
     """The permission to end a transaction. Clients behind proxies produce for a group with the name of the topic."""
     return ((request.ext.producer_group, PUB),)
 
 
-ROWS_THROUGH_PROXIES: Final[Mapping[type[Any], Row]] = {transactions.EndTransaction: _ending}
+ROWS_THROUGH_PROXIES: Final[Mapping[type[Any], Row]] = {transactions.EndTransaction: _end_transaction}
 """The permissions that users need for requests through a proxy, where they differ from `ROWS`."""
 
 ANY_PERMISSION: Final = frozenset({topics.GetTopicConfig})
@@ -371,6 +371,6 @@ def is_of_consumers(request: Any, body: bytes) -> bool:
         case clients.HeartBeat():
             return _has_consumers(body)
         case clients.UnregisterClient():
-            return any(True for _ in _leaving(request, body))
+            return any(True for _ in _unregister(request, body))
         case _:
             return False

@@ -19,7 +19,7 @@ def attribute_changes(text: str) -> dict[str, str]:
     return changes
 
 
-def changed(attributes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
+def merge_attributes(attributes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
     """Attributes after changes: ``+name`` or ``name`` sets one, ``-name`` removes it."""
     result = dict(attributes)
     for name, value in changes.items():

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.setting_fields import SettingGroup
 from mq.broker.settings import BrokerSettings
@@ -93,7 +93,7 @@ class BrokerConfig(Service):
                 ResponseCode.NO_PERMISSION,
                 f"settings cannot be changed from {call.connection.peer}, see the setting admin_networks",
             )
-        properties = decoded(decode_properties, call.body)
+        properties = decode_body(decode_properties, call.body)
         changes = self._parse(properties)
         assert changes.keys() <= {*CHANGEABLE.values()}, (
             f"{changes.keys()} are to change, at run time only {CHANGEABLE}"

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mq.broker.admin.attributes import changed
+from mq.broker.admin.attributes import merge_attributes
 from mq.broker.admin.creations import Creations
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.linearizable_reads import when_current
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import DeleteGroup, GroupConfig, PutGroup
 from mq.broker.state.format_level import LEVEL_OF_GROUP_ATTRIBUTES
@@ -56,12 +56,12 @@ class ConsumerGroups(Service):
 
     def handle_put(self, call: Call[UpdateAndCreateSubscriptionGroup]) -> None:
         """Create or change a group; answered when that is replicated."""
-        config = decoded(SubscriptionGroupConfig.decode, call.body)
+        config = decode_body(SubscriptionGroupConfig.decode, call.body)
         self._put(call, [config])
 
     def handle_put_list(self, call: Call[UpdateAndCreateSubscriptionGroupList]) -> None:
         """Request code 225: create or change several groups, or none if one is refused."""
-        groups = decoded(SubscriptionGroupList.decode, call.body).groups
+        groups = decode_body(SubscriptionGroupList.decode, call.body).groups
         if not 1 <= len(groups) <= GROUPS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
@@ -149,7 +149,7 @@ class ConsumerGroups(Service):
 
         Below the format level that knows attributes they are not stored, and those that would have an effect refused.
         """
-        attributes = changed({} if existing is None else existing.attributes, changes)
+        attributes = merge_attributes({} if existing is None else existing.attributes, changes)
         factor = attributes.get(PRIORITY_FACTOR)
         if factor is not None and not is_factor(factor):
             raise RequestRefused(

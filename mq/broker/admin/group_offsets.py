@@ -18,7 +18,7 @@ from mq.broker.net.consumer_group import BROADCASTING
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_responses import ResponseSteps, check_length, joined
+from mq.broker.net.slow_responses import ResponseSteps, check_length, join_parts
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
 from mq.broker.state.commands import ForbidTopic, encode_command
 from mq.broker.state.pop_checkpoints import PopQueue
@@ -110,7 +110,7 @@ class GroupOffsets(Service):
                 topics = dict.fromkeys(filter(None, ext.topic_list.split(";")))
             else:
                 topics = self._topics_of(ext.consumer_group)
-            rows = yield from joined(self._rows(ext.consumer_group, topics))
+            rows = yield from join_parts(self._rows(ext.consumer_group, topics))
             return call.response(body=_stats(rows))
 
         self._gradually.when_current(self._read, call, answer)
@@ -131,7 +131,7 @@ class GroupOffsets(Service):
                     yield
                     config = self._metadata.topics.get(topic)
                     if config is not None and config.order == call.request.ext.is_order:
-                        rows = yield from joined(self._rows(group, [topic], behind))
+                        rows = yield from join_parts(self._rows(group, [topic], behind))
                         tables.append(_stats(rows))
                         nbytes += len(rows)
                         check_length(nbytes)
@@ -264,14 +264,14 @@ class GroupOffsets(Service):
         assert offset >= FIRST_OFFSET, f"{group} is to stand at {offset} of {topic}/{queue_id}"
         online = self._clients.consumer_group(group)
 
-        def moved(outcome: Outcome) -> None:
+        def on_stored(outcome: Outcome) -> None:
             if isinstance(outcome, Stored):
                 notice = OffsetsWereResetExt(topic=topic, group=group, timestamp_ms=END, force=True)
                 self._tell_members(notice, {QueueRef(topic, self._broker_name, queue_id): offset}, as_list=False)
             on_outcome(outcome)
 
         restart = online is None or online.message_model != BROADCASTING
-        self._offsets.reset(group, topic, {queue_id: offset}, moved, restart=restart, before=before)
+        self._offsets.reset(group, topic, {queue_id: offset}, on_stored, restart=restart, before=before)
 
     def _check_group(self, name: str) -> None:
         try:

@@ -18,7 +18,7 @@ from mq.broker.net.call import Call
 from mq.broker.net.client_requests import NoResponse
 from mq.broker.net.connection import ClientConnection
 from mq.broker.net.consumer_group import Member, summary_text
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_responses import ResponseSteps, check_length
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -57,7 +57,7 @@ class MembersOfManyGroups(Service):
 
     def handle(self, call: Call[AskMembers]) -> None:
         """Request code 9031: return the members of many groups. Raises RequestRefused."""
-        question = decoded(MembersQuestion.decode, call.body)
+        question = decode_body(MembersQuestion.decode, call.body)
         if len(question.groups) > GROUPS_MAX:
             raise _invalid(f"the request names {len(question.groups)} groups; maximum: {GROUPS_MAX}")
         if not question.groups and not question.differing:

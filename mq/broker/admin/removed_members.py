@@ -228,7 +228,7 @@ class RemovedMembers(Service):
 
     def expire(self) -> None:
         """Readmit the clients whose removal time is over."""
-        for member in self._removed_members.expired(self._clock()):
+        for member in self._removed_members.take_expired(self._clock()):
             self._log.info("member_may_return", consumer_group=member.group, client_id=member.client_id)
             self._send_notice(member.group, member.connections)
 

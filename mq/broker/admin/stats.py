@@ -130,7 +130,7 @@ class Stats(Service):
             before = queue.min_offset
         assert queue.min_offset <= before <= end, f"{key}: {before} was seen of {queue.min_offset} to {end}"
         if end > before:
-            self.figures.note_put(queue.topic, end - before, _sizes(queue, before, end))
+            self.figures.count_put(queue.topic, end - before, _sizes(queue, before, end))
 
 
 def _sizes(queue: ConsumeQueue, start: QueueOffset, end: QueueOffset) -> int:

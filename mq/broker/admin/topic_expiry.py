@@ -145,7 +145,7 @@ class TopicExpiry(Service):
                 continue  # it is restored from the log first
             if remaining <= 0:
                 self._counting = topic  # there may be more of it
-            elif rows := size.exceeding(self._leased_pos()):
+            elif rows := size.excess_begins(self._leased_pos()):
                 return [(topic, queue_id, offset) for queue_id, offset in rows]
         return []
 
@@ -156,7 +156,7 @@ class TopicExpiry(Service):
         some = list(islice(self._queues_to_check, _LOOKED_AT_ONCE))
         if len(some) < _LOOKED_AT_ONCE:
             self._queues_to_check = None
-        return [row for key in some if (row := self._expiring(key)) is not None]
+        return [row for key in some if (row := self._expiry_row(key)) is not None]
 
     def _find_places(self, hours: set[int]) -> dict[int, PhysicalOffset]:
         """Map each number of hours to the physical offset before which all messages are older."""
@@ -169,7 +169,7 @@ class TopicExpiry(Service):
                     places[each] = min(place, self._leased_pos())
         return places
 
-    def _expiring(self, key: QueueKey) -> tuple[str, int, QueueOffset] | None:
+    def _expiry_row(self, key: QueueKey) -> tuple[str, int, QueueOffset] | None:
         """A queue and where it is to begin; None if nothing of it is too old."""
         hours, queue = (self._hours or {}).get(key[0]), self._store.get(*key)
         place = None if hours is None else self._places.get(hours)

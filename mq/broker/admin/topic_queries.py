@@ -13,7 +13,7 @@ from mq.broker.net.call import Call, Handler
 from mq.broker.net.linearizable_reads import when_current
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.net.service import Route, Service
-from mq.broker.net.slow_responses import ResponseSteps, joined
+from mq.broker.net.slow_responses import ResponseSteps, join_parts
 from mq.broker.state.metadata import as_registered
 from mq.protocol.codes import ResponseCode
 from mq.protocol.names import METADATA_TOPIC, SYSTEM_TOPICS
@@ -98,7 +98,7 @@ class TopicQueries(Service):
         config = self._metadata.topics.get(topic)
         if config is None:
             raise _no_topic(topic)
-        rows = yield from joined(
+        rows = yield from join_parts(
             queue_row(QueueRef(topic, self._broker_name, each), self._ends(topic, each).encode())
             for each in range(config.write_queues)
         )
@@ -124,7 +124,7 @@ class TopicQueries(Service):
                 ResponseCode.SYSTEM_ERROR,
                 f"offsets of {len(tables)} pairs of group and topic, shown are at most {shown_max}",
             )
-        rows = yield from joined(
+        rows = yield from join_parts(
             b'"%s@%s":{%s}' % (topic.encode(), group.encode(), b",".join(b'"%d":%d' % each for each in offsets.items()))
             for (group, topic), offsets in sorted(tables.items())
         )

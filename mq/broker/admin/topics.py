@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mq.broker.admin.attributes import attribute_changes, changed, sets
+from mq.broker.admin.attributes import attribute_changes, merge_attributes, sets
 from mq.broker.admin.creations import Creations
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.refusals import RequestRefused, check_level, decoded
+from mq.broker.net.refusals import RequestRefused, check_level, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import (
@@ -111,7 +111,7 @@ class Topics(Service):
 
     def handle_put_list(self, call: Call[UpdateAndCreateTopicList]) -> None:
         """Request code 18: create or change several topics, or none if one is refused."""
-        topics = decoded(TopicConfigList.decode, call.body).topics
+        topics = decode_body(TopicConfigList.decode, call.body).topics
         if not 1 <= len(topics) <= TOPICS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
@@ -253,7 +253,7 @@ class Topics(Service):
     @staticmethod
     def _attributes(existing: TopicConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
         """The attributes of a topic after changes. Raises RequestRefused for an unknown message type."""
-        attributes = changed(existing.attributes if existing is not None else {}, changes)
+        attributes = merge_attributes(existing.attributes if existing is not None else {}, changes)
         kind = attributes.get(MESSAGE_TYPE_ATTRIBUTE, PRIORITY)
         if kind not in TYPES_STORED and sets(changes, MESSAGE_TYPE_ATTRIBUTE):
             raise RequestRefused(

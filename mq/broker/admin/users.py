@@ -17,7 +17,7 @@ from mq.broker.base.periodic_task import Periodic
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.linearizable_reads import when_current
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.format_level import LEVEL_OF_USERS
@@ -137,14 +137,14 @@ class UserAdministration(Service):
     def handle_update(self, call: Call[UpdateUserRequest]) -> None:
         """Request code 3002: change a user."""
         name, changes = self._requested_user(call)
-        self._existing(name)
+        self._get_user(name)
         command = UpdateUser(
             name=name,
             sealed=None if changes.password is None else self._seal(name, changes.password),
             admin=None if changes.user_type is None else changes.user_type == SUPER,
             enabled=None if changes.user_status is None else changes.user_status == ENABLED,
         )
-        self._change(call, command, name, "updated", lambda: self._existing(name))
+        self._change(call, command, name, "updated", lambda: self._get_user(name))
 
     def handle_delete(self, call: Call[DeleteUserRequest]) -> None:
         """Request code 3003: delete a user; succeeds also for an unknown one."""
@@ -192,8 +192,8 @@ class UserAdministration(Service):
         """Request codes 3006 and 3007: add or replace policies of a user."""
         name = _user_of(call.request.ext.subject)
         self._check_may_change(name)
-        self._existing(name)
-        acl = decoded(AclInfo.decode, call.body)
+        self._get_user(name)
+        acl = decode_body(AclInfo.decode, call.body)
         policies = [_policy(info.policy_type, entry) for info in acl.policies for entry in info.entries]
         try:
             rules_of(policies)
@@ -201,7 +201,7 @@ class UserAdministration(Service):
             raise _invalid(str(error)) from error
 
         def check() -> None:
-            self._existing(name)
+            self._get_user(name)
             if self._users.with_policies(name, policies) is None:
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR,
@@ -218,7 +218,7 @@ class UserAdministration(Service):
         self._check_may_change(name)
         resource = _canonical(ext.resource)
         custom = _is_custom(ext.policy_type) if ext.policy_type or resource else None
-        if not any(is_match(policy, custom, resource) for policy in self._existing(name).policies):
+        if not any(is_match(policy, custom, resource) for policy in self._get_user(name).policies):
             return call.response()
         self._change(call, DeletePolicies(name=name, custom=custom, resource=resource), name, "policies deleted")
         return None
@@ -228,7 +228,7 @@ class UserAdministration(Service):
         name = _user_of(call.request.ext.subject)
 
         def answer() -> bytes:
-            policies = self._existing(name).policies
+            policies = self._get_user(name).policies
             return call.response(body=_acl(name, policies).encode() if policies else b"")
 
         when_current(self._read, call, answer)
@@ -262,11 +262,11 @@ class UserAdministration(Service):
 
         assert not call.body, f"a request about user {name} keeps its body of {len(call.body)} bytes"
 
-        def checked() -> None:
+        def check_and_log() -> None:
             check()
             self._log.info("user_changed", user=name, change=change)
 
-        replicate(self._appender, [body], call, what="a user", check=checked)
+        replicate(self._appender, [body], call, what="a user", check=check_and_log)
 
     def _check_may_change(self, name: str) -> None:
         if self._access is None:
@@ -285,7 +285,7 @@ class UserAdministration(Service):
                 ResponseCode.NO_PERMISSION, f"the account {name} is in the acl_file of this broker: change it there"
             )
 
-    def _existing(self, name: str) -> User:
+    def _get_user(self, name: str) -> User:
         user = self._users.table.get(name)
         if user is None:
             raise RequestRefused(ResponseCode.USER_NOT_EXIST, f"there is no user {name[:64]!r}")
@@ -294,7 +294,7 @@ class UserAdministration(Service):
     def _requested_user(self, call: Call[CreateUser] | Call[UpdateUserRequest]) -> tuple[str, UserInfo]:
         name = call.request.ext.name
         self._check_may_change(name)
-        info = decoded(UserInfo.decode, call.body)
+        info = decode_body(UserInfo.decode, call.body)
         if info.password == "":
             info.password = None
         if info.password is not None and not KEY_LENGTH_MIN <= len(info.password) <= SECRET_LENGTH_MAX:

@@ -23,7 +23,7 @@ class KeptLimits(NamedTuple):
     nbytes: int
 
     @staticmethod
-    def of(settings: BrokerSettings) -> KeptLimits:
+    def from_settings(settings: BrokerSettings) -> KeptLimits:
         """The limits of a replica."""
         hours = settings.archive_retention_hours
         seconds = NOT_SET if hours is None else max(1, round(hours * _SECONDS_OF_AN_HOUR))
@@ -38,7 +38,7 @@ class SharedLimits:
         self._limits: dict[str, tuple[KeptLimits, float]] = {}
         self._of_leader: tuple[KeptLimits, float] | None = None
 
-    def reported(self, node_id: str, limits: KeptLimits, now: float) -> None:
+    def set_member(self, node_id: str, limits: KeptLimits, now: float) -> None:
         """Note the settings that a member reports to this replica, the leader."""
         self._limits[node_id] = limits, now
 
@@ -53,7 +53,7 @@ class SharedLimits:
             each for each in members if each not in self._limits or now > self._limits[each][1] + self._valid_seconds
         )
 
-    def of_all(self, members: Collection[str], now: float) -> KeptLimits | None:
+    def group_limits(self, members: Collection[str], now: float) -> KeptLimits | None:
         """The limits of the group, from the reports to this leader; None if a member has not reported yet."""
         if not members or self.silent(members, now):
             return None
@@ -64,7 +64,7 @@ class SharedLimits:
             NOT_SET if NOT_SET in seconds else max(seconds), NOT_SET if NOT_SET in nbytes else max(nbytes)
         )
 
-    def as_answered(self, now: float) -> KeptLimits | None:
+    def leader_limits(self, now: float) -> KeptLimits | None:
         """The limits of the group in the leader's last answer; None without a recent answer."""
         if self._of_leader is None or now > self._of_leader[1] + self._valid_seconds:
             return None

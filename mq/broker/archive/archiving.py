@@ -128,8 +128,8 @@ class Archiving(Service):
             "archive_lag_ms": round(waits * 1000),
             "archive_uploaded_bytes": self._uploaded_bytes,
             "archive_failures": self._failures,
-            "archive_kept_seconds": KeptLimits.of(self._settings).seconds,
-            "archive_kept_bytes": KeptLimits.of(self._settings).nbytes,
+            "archive_kept_seconds": KeptLimits.from_settings(self._settings).seconds,
+            "archive_kept_bytes": KeptLimits.from_settings(self._settings).nbytes,
             "archive_kept_unknown": self._unknown(),
         }
 
@@ -185,9 +185,9 @@ class Archiving(Service):
 
     def _tell_limits(self, now: float) -> None:
         """Tell the leader, which may be this replica, how long this one is set to keep archived messages."""
-        own = KeptLimits.of(self._settings)
+        own = KeptLimits.from_settings(self._settings)
         if self._appender.is_open:
-            self._member_limits.reported(self._settings.node_id, own, now)
+            self._member_limits.set_member(self._settings.node_id, own, now)
             return
         leader, url = self._context.leader_address(), self._settings.archive_url
         if leader is None or url is None or now < self._tell_at:
@@ -219,10 +219,10 @@ class Archiving(Service):
         """The retention of archived messages in this group; without limit while it is not known."""
         now = self._clock()
         if self._appender.is_open:
-            self._member_limits.reported(self._settings.node_id, KeptLimits.of(self._settings), now)
-            limits = self._member_limits.of_all(self._replica.core.conf.members, now)
+            self._member_limits.set_member(self._settings.node_id, KeptLimits.from_settings(self._settings), now)
+            limits = self._member_limits.group_limits(self._replica.core.conf.members, now)
         else:
-            limits = self._member_limits.as_answered(now)
+            limits = self._member_limits.leader_limits(now)
         return limits or KeptLimits(NOT_SET, NOT_SET)
 
     def _tell_of_level(self, now: float) -> None:
@@ -429,9 +429,9 @@ class Archiving(Service):
     def _handle_report(self, ext: ReportArchivedExt) -> ReportArchivedReply:
         """Note the retention that a member is set to, and answer with the retention of the group if it is known."""
         now, own = self._clock(), self._settings.node_id
-        self._member_limits.reported(own, KeptLimits.of(self._settings), now)
-        self._member_limits.reported(ext.member, KeptLimits(ext.kept_seconds, ext.kept_bytes), now)
-        limits = self._member_limits.of_all(self._replica.core.conf.members, now)
+        self._member_limits.set_member(own, KeptLimits.from_settings(self._settings), now)
+        self._member_limits.set_member(ext.member, KeptLimits(ext.kept_seconds, ext.kept_bytes), now)
+        limits = self._member_limits.group_limits(self._replica.core.conf.members, now)
         return ReportArchivedReply() if limits is None else ReportArchivedReply(limits.seconds, limits.nbytes)
 
     def _replicate_end(self, url: str, end: Base, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:

@@ -103,14 +103,14 @@ class QueueRefill(Service):
 
         def job() -> Callable[[], None]:
             try:
-                return partial(self._has_read, read_older(fetch, end, begin_pos, size))
+                return partial(self._on_read, read_older(fetch, end, begin_pos, size))
             except SegmentError as error:
                 return partial(self._on_failure, error)
 
         self._is_reading = True
         access.in_background(job)
 
-    def _has_read(self, step: OlderEntries) -> None:
+    def _on_read(self, step: OlderEntries) -> None:
         self._is_reading = False
         begin_pos = self._tier.begin_pos
         if begin_pos is None or step.begin < begin_pos or step.end != self._tier.queues_from:

@@ -67,7 +67,7 @@ class ClockCorrections:
                 [*corrections.steps],
             )
 
-    def of(self, start: int) -> int:
+    def get_ms(self, start: int) -> int:
         """Milliseconds that are added to the time of the file that begins at ``start``."""
         at = bisect_right(self._steps, (start, 2**63)) - 1
         return 0 if at < 0 else self._steps[at][1]
@@ -95,7 +95,7 @@ class ClockCorrections:
     def add(self, start: int, end: int, ms: int) -> None:
         """Note that the file from ``start`` to ``end`` is ``ms`` milliseconds younger than its messages say."""
         assert ms > 0, f"{ms} ms are added to the file at {start}"
-        if ms > self.of(start):
+        if ms > self.get_ms(start):
             self._put([(start, ms)], end)
 
     def take_away(self, ms: int) -> None:
@@ -118,22 +118,22 @@ class ClockCorrections:
         """
         other = ClockCorrections(self._clock, note)
         starts = sorted({start for start, _ in (*self._steps, *other._steps)})
-        self._replace([(start, max(self.of(start), other.of(start))) for start in starts])
+        self._replace([(start, max(self.get_ms(start), other.get_ms(start))) for start in starts])
 
     def _between(self, begin: int, end: int) -> list[tuple[int, int]]:
         """The steps of the files from ``begin`` to ``end``, beginning with the step of the first file."""
-        return [(begin, self.of(begin)), *(step for step in self._steps if begin < step[0] < end)]
+        return [(begin, self.get_ms(begin)), *(step for step in self._steps if begin < step[0] < end)]
 
     def _put(self, steps: list[tuple[int, int]], end: int) -> None:
         """Replace the steps up to ``end``; behind it nothing changes."""
-        begin, behind = steps[0][0], self.of(end)
+        begin, behind = steps[0][0], self.get_ms(end)
         before = [step for step in self._steps if step[0] < begin]
         after = [step for step in self._steps if step[0] > end]
         self._replace([*before, *steps, (end, behind), *after])
 
     def _forget_before(self, begin: int) -> None:
         if self._steps and self._steps[0][0] < begin:
-            self._replace([(begin, self.of(begin)), *(step for step in self._steps if step[0] > begin)])
+            self._replace([(begin, self.get_ms(begin)), *(step for step in self._steps if step[0] > begin)])
 
     def _replace(self, steps: list[tuple[int, int]]) -> None:
         """Replace the steps; joins equal neighbours, and while there are too many, the two that differ least."""

@@ -124,7 +124,7 @@ class TrafficCounters:
         self.puts_by_midnight = self.gets_by_midnight = (0, 0)
         """Totals at the beginning of yesterday and of today."""
 
-    def note_put(self, topic: str, nums: int, nbytes: int) -> None:
+    def count_put(self, topic: str, nums: int, nbytes: int) -> None:
         """Count stored messages."""
         self.puts.nums += nums
         self.puts.nbytes += nbytes
@@ -136,7 +136,7 @@ class TrafficCounters:
         series.nums += nums
         series.nbytes += nbytes
 
-    def note_got(self, topic: str, group: str, nums: int, nbytes: int) -> None:
+    def count_got(self, topic: str, group: str, nums: int, nbytes: int) -> None:
         """Count messages delivered with one reply."""
         # Called for every reply, so it updates no total; `add_up` computes that.
         series = self.by_group.get((topic, group))
@@ -150,7 +150,7 @@ class TrafficCounters:
         series.nbytes += nbytes
         series.times += 1
 
-    def note_sent_back(self, topic: str, group: str) -> None:
+    def count_sent_back(self, topic: str, group: str) -> None:
         """Count a message that a consumer sent back."""
         series = self.sent_back.get((topic, group))
         if series is None:

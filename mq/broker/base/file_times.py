@@ -144,7 +144,7 @@ class FileTimes:
                 self._log.warning(
                     "file_from_the_future", begin_pos=segment.start, newest_ms=max(stamps), counted_as_ms=newest_ms
                 )
-        newest_ms = min(newest_ms + self.corrections.of(segment.start), self._now_ms)
+        newest_ms = min(newest_ms + self.corrections.get_ms(segment.start), self._now_ms)
         if (grew_at := self._grew_at.get(segment.start)) is not None:
             newest_ms = max(newest_ms, self._before_ms(grew_at))
         self._earlier_ms = max(self._earlier_ms, newest_ms)
@@ -161,7 +161,7 @@ class FileTimes:
 
     def _limit_added(self, newest: SegmentInfo) -> None:
         """Reduce corrections that put the newest closed file into the future: the clock was set back at a reboot."""
-        added_ms = self.corrections.of(newest.start)
+        added_ms = self.corrections.get_ms(newest.start)
         if added_ms and (stamps := self._readable_stamps(newest)) and max(stamps) <= self._wall_ms:
             ahead_ms = max(stamps) + added_ms - self._wall_ms
             if ahead_ms > 0:

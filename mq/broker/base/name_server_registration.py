@@ -98,7 +98,7 @@ class Registrar:
         self._change_event = trio.Event()
         self._news = {address: _News() for address in namesrv}
 
-    def changed(self, topics: Iterable[str] | None = None) -> None:
+    def announce(self, topics: Iterable[str] | None = None) -> None:
         """Register again at once: these topics changed, or, for None, the role changed."""
         for news in self._news.values():
             if topics is None:

@@ -24,7 +24,7 @@ class DescriptorLimits(NamedTuple):
     """
 
     @classmethod
-    def of(cls, limit: int) -> Self:
+    def from_limit(cls, limit: int) -> Self:
         """Divide the descriptors that the system allows between clients and the log."""
         limits = cls(limit - min(_OWN_DESCRIPTORS_MAX, limit // 2), limit - min(_FREE_DESCRIPTORS_MIN, limit // 4))
         assert 0 <= limits.clients_max <= limits.number_max <= limit, f"{limits} of {limit} descriptors"
@@ -34,7 +34,7 @@ class DescriptorLimits(NamedTuple):
 def descriptor_limits() -> DescriptorLimits:
     """Divide the descriptors that this process may open now between clients and the log."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return DescriptorLimits.of(soft if soft != resource.RLIM_INFINITY else sys.maxsize)
+    return DescriptorLimits.from_limit(soft if soft != resource.RLIM_INFINITY else sys.maxsize)
 
 
 def allow_descriptors() -> DescriptorLimits:
@@ -42,7 +42,7 @@ def allow_descriptors() -> DescriptorLimits:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return DescriptorLimits.of(hard if hard != resource.RLIM_INFINITY else sys.maxsize)
+    return DescriptorLimits.from_limit(hard if hard != resource.RLIM_INFINITY else sys.maxsize)
 
 
 def tune_process() -> None:

@@ -23,7 +23,7 @@ USER, TOPIC = "user", "topic"
 PRODUCE, CONSUME, CONNECTIONS, STORED = "produce", "consume", "connections", "stored"
 
 
-class Limited(NamedTuple):
+class LimitKey(NamedTuple):
     """The subject and the kind of a limit: USER or TOPIC, its name, and PRODUCE, CONSUME, CONNECTIONS or STORED."""
 
     kind: str
@@ -93,20 +93,20 @@ class QuotaBuckets:
     """
 
     def __init__(self) -> None:
-        self._buckets: dict[Limited, list[Bucket | None]] = {}
-        self.throttled: dict[Limited, Throttling] = {}
+        self._buckets: dict[LimitKey, list[Bucket | None]] = {}
+        self.throttled: dict[LimitKey, Throttling] = {}
         self.on_consumed: OnConsumed | None = None
 
-    def wait(self, limits: Iterable[tuple[Limited, Quota]], now: float) -> tuple[float, Limited | None]:
+    def wait(self, limits: Iterable[tuple[LimitKey, Quota]], now: float) -> tuple[float, LimitKey | None]:
         """Seconds until a request under these limits may pass, and the user or topic that it waits for longest."""
-        longest: tuple[float, Limited | None] = (0.0, None)
-        for subject, bucket in self._of(limits, now):
+        longest: tuple[float, LimitKey | None] = (0.0, None)
+        for subject, bucket in self._each_bucket(limits, now):
             seconds = bucket.wait(now)
             if seconds > longest[0]:
                 longest = seconds, subject
         return longest
 
-    def charge(self, limits: Iterable[tuple[Limited, Quota]], messages: int, nbytes: int, now: float) -> None:
+    def charge(self, limits: Iterable[tuple[LimitKey, Quota]], messages: int, nbytes: int, now: float) -> None:
         """Take the cost of a request that passes now, or has its turn."""
         assert messages >= 0, f"a request has {messages} messages"
         for subject, quota in limits:
@@ -115,7 +115,7 @@ class QuotaBuckets:
                     bucket.fill(now)
                     bucket.charge(cost)
 
-    def count_throttled(self, subject: Limited, now: float, *, refused: bool) -> bool:
+    def count_throttled(self, subject: LimitKey, now: float, *, refused: bool) -> bool:
         """Count a request that waits or is refused. Returns whether it is the first one for `RECENT_SECONDS`."""
         throttling = self.throttled.setdefault(subject, Throttling())
         is_first = now - throttling.at > RECENT_SECONDS
@@ -126,22 +126,22 @@ class QuotaBuckets:
             throttling.delayed += 1
         return is_first
 
-    def recent(self, now: float) -> Iterator[tuple[Limited, Throttling]]:
+    def recent(self, now: float) -> Iterator[tuple[LimitKey, Throttling]]:
         """The users and topics that were throttled within `RECENT_SECONDS`."""
         return ((each, how) for each, how in sorted(self.throttled.items()) if now - how.at <= RECENT_SECONDS)
 
-    def keep(self, is_limited: Callable[[Limited], bool]) -> None:
+    def keep(self, is_limited: Callable[[LimitKey], bool]) -> None:
         """Drop the buckets of limits that no longer exist."""
         self._buckets = {each: pair for each, pair in self._buckets.items() if is_limited(each)}
         self.throttled = {each: how for each, how in self.throttled.items() if is_limited(each)}
 
-    def _of(self, limits: Iterable[tuple[Limited, Quota]], now: float) -> Iterator[tuple[Limited, Bucket]]:
+    def _each_bucket(self, limits: Iterable[tuple[LimitKey, Quota]], now: float) -> Iterator[tuple[LimitKey, Bucket]]:
         for subject, quota in limits:
             for bucket in self._pair(subject, quota, now):
                 if bucket is not None:
                     yield subject, bucket
 
-    def _pair(self, subject: Limited, quota: Quota, now: float) -> list[Bucket | None]:
+    def _pair(self, subject: LimitKey, quota: Quota, now: float) -> list[Bucket | None]:
         """The buckets for messages and for bytes, with the rates that the quota has now."""
         assert subject.direction in (PRODUCE, CONSUME), f"{subject} has no rate"
         rates = (

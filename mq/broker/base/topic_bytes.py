@@ -134,7 +134,7 @@ class TopicBytes:
                 break
         return read
 
-    def exceeding(self, before: PhysicalOffset) -> Sequence[tuple[int, QueueOffset]]:
+    def excess_begins(self, before: PhysicalOffset) -> Sequence[tuple[int, QueueOffset]]:
         """The queues with the oldest chunks that exceed the limit, each with its new beginning.
 
         Nothing from the physical offset ``before`` on exceeds it. What has expired is subtracted by `count`.

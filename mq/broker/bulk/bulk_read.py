@@ -18,7 +18,7 @@ from mq.broker.bulk.selection import QueueSpan, Selection, read_answer, select
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import TopicConfig
@@ -134,7 +134,7 @@ class BulkReads(Service):
         """Request code 9007: read messages of several queues. Raises RequestRefused."""
         ext = call.request.ext
         self._checked_topic(ext)
-        ranges = decoded(decode_ranges, call.body)
+        ranges = decode_body(decode_ranges, call.body)
         if not 1 <= ext.bytes_max <= BULK_BYTES_MAX or not 0 <= ext.wait_ms <= WAIT_MS_MAX:
             remark = (
                 f"bytesMax is {ext.bytes_max} and waitMs {ext.wait_ms}; allowed: 1 to {BULK_BYTES_MAX} and 0 to "

@@ -11,7 +11,7 @@ from typing import Final
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_responses import ResponseSteps
 from mq.protocol.codes import PERM_READ, ResponseCode
@@ -42,7 +42,7 @@ class TopicEndQueries(Service):
 
     def handle(self, call: Call[AskTopicEnds]) -> None:
         """Request code 9009: return the ends of topics. Raises RequestRefused."""
-        topics = decoded(decode_topics, call.body)
+        topics = decode_body(decode_topics, call.body)
 
         def answer() -> ResponseSteps:
             return self._answer(call, topics)

@@ -68,7 +68,7 @@ class _QueuedPull(Generic[PullT]):
 
 
 class LongPolling(Generic[PullT]):
-    """Waiting pulls by queue. Each is returned at most once, by `wake` or `expired`, or dropped with its connection.
+    """Waiting pulls by queue. Each is returned once, by one of the ``take`` methods, or dropped with its connection.
 
     Args:
         held_max, held_per_connection_max, held_bytes_max: above these, `hold` refuses and the pull is answered at once.
@@ -101,7 +101,7 @@ class LongPolling(Generic[PullT]):
         return self._count
 
     @property
-    def waiting(self) -> Collection[QueueKey]:
+    def queue_keys(self) -> Collection[QueueKey]:
         """A live view of the queues with waiting pulls."""
         return self._by_queue
 
@@ -141,10 +141,10 @@ class LongPolling(Generic[PullT]):
         return True
 
     def wake(self, key: QueueKey, entries: bytes | bytearray, first_offset: QueueOffset | None = None) -> list[PullT]:
-        """Remove and return the pulls that new entries of a queue may satisfy; see `growing`."""
-        return list(self.growing(key, entries, first_offset)) if key in self._by_queue else []
+        """Remove and return the pulls that new entries of a queue may satisfy; see `take_satisfied`."""
+        return list(self.take_satisfied(key, entries, first_offset)) if key in self._by_queue else []
 
-    def growing(
+    def take_satisfied(
         self, key: QueueKey, entries: bytes | bytearray, first_offset: QueueOffset | None = None
     ) -> Iterator[PullT]:
         """An iterator over the waiting pulls that new entries of a queue may satisfy, longest waiting first.
@@ -154,9 +154,9 @@ class LongPolling(Generic[PullT]):
         it all entries count, which is right for pulls held at the end of the queue.
         """
         codes = [code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)]
-        return self._matching(self._waiting(key), codes, first_offset)
+        return self._take_tagged(self._entries(key), codes, first_offset)
 
-    def _matching(
+    def _take_tagged(
         self, waiting: list[_QueuedPull[PullT]], codes: list[int], first_offset: QueueOffset | None
     ) -> Iterator[PullT]:
         distinct = set(codes)
@@ -208,12 +208,12 @@ class LongPolling(Generic[PullT]):
 
     def waiting_for(self, key: QueueKey) -> Iterator[PullT]:
         """The waiting pulls of a queue, grouped by rivals; in each group, the longest waiting first."""
-        return (entry.pull for entry in self._waiting(key) if entry.pull is not None)
+        return (entry.pull for entry in self._entries(key) if entry.pull is not None)
 
-    def _waiting(self, key: QueueKey) -> list[_QueuedPull[PullT]]:
+    def _entries(self, key: QueueKey) -> list[_QueuedPull[PullT]]:
         return [entry for rivals in self._by_queue.get(key, {}).values() for entry in rivals.values()]
 
-    def expired(self, now: float, count_max: int | None = None) -> list[PullT]:
+    def take_expired(self, now: float, count_max: int | None = None) -> list[PullT]:
         """Remove and return at most ``count_max`` pulls whose deadline is not after ``now``, earliest first."""
         over: list[PullT] = []
         while self.next_deadline() <= now and self._heap and (count_max is None or len(over) < count_max):
@@ -223,18 +223,18 @@ class LongPolling(Generic[PullT]):
             self._release(entry)
         return over
 
-    def expired_for(self, seconds: float, clock: Callable[[], float]) -> Iterator[PullT]:
+    def take_expired_for(self, seconds: float, clock: Callable[[], float]) -> Iterator[PullT]:
         """Remove and yield the pulls whose deadline has passed, and end after about ``seconds``; the rest is left for
         the next call. Iterate to the end: removed pulls must be answered.
         """
         now = clock()
-        while over := self.expired(now, ANSWERED_AT_ONCE):
+        while over := self.take_expired(now, ANSWERED_AT_ONCE):
             yield from over
             if clock() >= now + seconds:
                 return
 
     def next_deadline(self) -> float:
-        """The latest time at which `expired` must be called; infinity if no pull waits."""
+        """The latest time at which `take_expired` must be called; infinity if no pull waits."""
         while self._heap and self._heap[0].pull is None:
             heapq.heappop(self._heap)
         return self._heap[0].deadline if self._heap else math.inf
@@ -254,7 +254,7 @@ class LongPolling(Generic[PullT]):
         """Assert that both tables have the same pulls, that they are counted right, and that each is in the heap, so
         that it ends in time. For tests, since it looks at every pull.
         """
-        by_queue = {entry.number: entry for key in self._by_queue for entry in self._waiting(key)}
+        by_queue = {entry.number: entry for key in self._by_queue for entry in self._entries(key)}
         empty = [key for key, table in self._by_queue.items() if not table or not all(table.values())]
         assert not empty, f"tables of queues without pulls remain: {empty}"
         by_connection = {number for table in self._by_connection.values() for number in table}

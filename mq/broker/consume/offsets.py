@@ -107,7 +107,7 @@ class Offsets(Service):
     def topic_changed(self, topic: str) -> None:
         """Forget commits that are behind the offsets with which a topic was restored: they change nothing."""
         for table in (self._to_commit, self._replicating):
-            for key in [key for key, offset in table.items() if key[1] == topic and offset <= self._known(key)]:
+            for key in [key for key, offset in table.items() if key[1] == topic and offset <= self._offset(key)]:
                 del table[key]
 
     def check_invariants(self) -> None:
@@ -122,7 +122,7 @@ class Offsets(Service):
             waiting = len(self._to_commit) + len(self._replicating) + len(self._resetting)
             assert not waiting, f"{waiting} offsets are in flight, and this replica does not lead"
         for key, offset in self._to_commit.items():
-            assert offset > self._known(key), f"{key}: offset {offset} is committed after {self._known(key)}"
+            assert offset > self._offset(key), f"{key}: offset {offset} is committed after {self._offset(key)}"
             in_flight = self._replicating.get(key, NO_OFFSET)
             assert offset > in_flight, f"{key}: offset {offset} is committed after {in_flight}, which is in flight"
         if self._appender.is_idle:
@@ -133,7 +133,7 @@ class Offsets(Service):
         count, count_max = max(len(self._to_commit), len(self._rereading)), self._pending_max
         assert count <= count_max, f"{count} commits are gathered, or readers are back; maximum: {count_max}"
         for key, offset in self._replicating.items():
-            assert offset >= self._known(key), f"{key}: offset {offset} is in flight behind {self._known(key)}"
+            assert offset >= self._offset(key), f"{key}: offset {offset} is in flight behind {self._offset(key)}"
 
     def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
         """Batch a commit that needs no answer, such as one in a pull. A negative offset is ignored."""
@@ -263,7 +263,7 @@ class Offsets(Service):
                     f"[REJECTREQUEST]the offset of {group} in queue {queue_id} of {topic} was reset, and no consumer "
                     "has continued from there yet",
                 )
-            if (offset := self._known(key)) > each.first:
+            if (offset := self._offset(key)) > each.first:
                 raise RequestRefused(
                     ResponseCode.PULL_OFFSET_MOVED,
                     f"group {group} has consumed queue {queue_id} of {topic} up to offset {offset}: a transaction that "
@@ -508,7 +508,7 @@ class Offsets(Service):
         when_current(self._read, call, answer)
 
     def _answer(self, call: Call[QueryConsumerOffset], key: Key) -> bytes:
-        offset = self._known(key)
+        offset = self._offset(key)
         if offset >= 0:
             return _offset_reply(call, offset)
         if (first := self._first_of_younger(*key)) is not None:
@@ -558,9 +558,9 @@ class Offsets(Service):
 
     def _highest(self, key: Key) -> QueueOffset:
         """The group's offset including commits in flight; -1 for none."""
-        return max(self._known(key), self._to_commit.get(key, NO_OFFSET), self._replicating.get(key, NO_OFFSET))
+        return max(self._offset(key), self._to_commit.get(key, NO_OFFSET), self._replicating.get(key, NO_OFFSET))
 
-    def _known(self, key: Key) -> QueueOffset:
+    def _offset(self, key: Key) -> QueueOffset:
         group, topic, queue_id = key
         return self._metadata.consumer_offsets.get((group, topic), {}).get(queue_id, NO_OFFSET)
 

@@ -122,11 +122,11 @@ class Pulls(Service):
         self._confirm = context.reads.read_once
         self._appender = context.appender
         self._beginning = context.beginning
-        self._note_got = context.traffic.note_got
+        self._count_got = context.traffic.count_got
         self._quotas = context.quotas
         self._misses = context.traffic.misses
         self._clock = context.clock
-        context.store.watched = self.polling.waiting
+        context.store.watched = self.polling.queue_keys
         self._reactor = context.reactor
         self._woken: deque[Iterator[HeldPull]] = deque()
         """A message has come for them, which they get in the next turns."""
@@ -178,7 +178,7 @@ class Pulls(Service):
             for pull in self.polling.wake(key, entries):
                 self.resume(pull)
             return
-        self._woken.append(self.polling.growing(key, entries))
+        self._woken.append(self.polling.take_satisfied(key, entries))
         if not self._is_turn_planned:
             until = self._clock() + self._limits.expire_seconds_max
             self._answer_woken(lambda: self._clock() >= until)
@@ -199,7 +199,7 @@ class Pulls(Service):
     def expire(self) -> None:
         """Answer pulls whose deadline has passed; called by a timer."""
         # Clients that do not read answers may send tens of thousands of them again and again.
-        for pull in self.polling.expired_for(self._limits.expire_seconds_max, self._clock):
+        for pull in self.polling.take_expired_for(self._limits.expire_seconds_max, self._clock):
             self.resume(pull)
 
     def handle(self, call: Call[PullRequest]) -> bytes | None:
@@ -443,7 +443,7 @@ class Pulls(Service):
             code, status = ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"
             self._misses.nums += 1
         else:
-            self._note_got(ext.topic, ext.consumer_group, count, nbytes)
+            self._count_got(ext.topic, ext.consumer_group, count, nbytes)
             if self._quotas.on_consumed is not None:
                 self._quotas.on_consumed(pull.call, count, nbytes)
         header = pull_response_header(

@@ -115,7 +115,7 @@ class QueueLockService(Service):
         self._appender.check_room()
         request = self._decode(call.body)
         client_id, group = request.client_id, request.group
-        if self._removed_members.table and self._removed_members.of(group, client_id, self._clock()) is not None:
+        if self._removed_members.table and self._removed_members.get(group, client_id, self._clock()) is not None:
             return call.response(body=LockedQueues().encode())
         host = call.connection.host[:4]
         grant = _Grant(client_id, host)

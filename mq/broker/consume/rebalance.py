@@ -11,7 +11,7 @@ from mq.broker.consume.routes import Queues, Routes
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.linearizable_reads import when_current
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service, Task
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.request_modes import MODES_MAX, POP, PutRequestMode, RequestMode
@@ -68,7 +68,7 @@ class Rebalance(Service):
 
         Raises RequestRefused.
         """
-        query = decoded(AssignmentQuery.decode, call.body)
+        query = decode_body(AssignmentQuery.decode, call.body)
         for what, text in (
             ("consumer group", query.consumer_group),
             ("client id", query.client_id),
@@ -86,7 +86,7 @@ class Rebalance(Service):
                 return
             mode = self._metadata.request_modes.get(query.topic, query.consumer_group)
             own_queues: Sequence[QueueRef] | None = None
-            if self._removed_members.of(query.consumer_group, query.client_id, self._clock()) is not None:
+            if self._removed_members.get(query.consumer_group, query.client_id, self._clock()) is not None:
                 own_queues = []  # None would let a Java client keep what it has
             elif queues is not None:
                 members = sorted(self._consumer_ids(query.consumer_group))
@@ -105,7 +105,7 @@ class Rebalance(Service):
 
     def handle_set_mode(self, call: Call[SetMessageRequestMode]) -> None:
         """Request code 401: set the mode of a group; answered when it is replicated. Raises RequestRefused."""
-        mode = decoded(MessageRequestMode.decode, call.body)
+        mode = decode_body(MessageRequestMode.decode, call.body)
         topic, group = mode.topic, mode.consumer_group
         if topic.startswith(RETRY_PREFIX):
             raise RequestRefused(ResponseCode.NO_PERMISSION, "retry topic is not allowed to set mode")

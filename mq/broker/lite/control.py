@@ -14,7 +14,7 @@ from mq.broker.lite.pop import Client, LitePops, Subscriptions, is_connected
 from mq.broker.lite.subscriptions import ClientKey
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.state.commands import CLIENT_ID_LENGTH_MAX
 from mq.broker.state.lite_offsets import ROWS_MAX, ResetLiteOffsets
@@ -67,7 +67,7 @@ class LiteControl(Service):
 
     def handle(self, call: Call[ControlLiteSubscriptions]) -> bytes | None:
         """Request code 200071: change the subscriptions of clients. Raises RequestRefused; then nothing has changed."""
-        subscriptions = decoded(LiteSubscriptionSet.decode, call.body).subscriptions
+        subscriptions = decode_body(LiteSubscriptionSet.decode, call.body).subscriptions
         if not 1 <= len(subscriptions) <= SUBSCRIPTIONS_PER_REQUEST_MAX:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
@@ -195,7 +195,7 @@ class LiteControl(Service):
         When it may come back, its first pop is answered so that it says again what it subscribes to.
         """
         members = self._removed_members
-        return bool(members.table) and members.of(each.group, each.client_id, self._clock()) is not None
+        return bool(members.table) and members.get(each.group, each.client_id, self._clock()) is not None
 
     def _subscribe(self, each: LiteSubscription, group: LiteGroup, connection: ClientConnection) -> None:
         """Subscribe a client to the named lite topics, and end its other subscriptions if the list is complete."""

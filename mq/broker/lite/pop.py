@@ -89,7 +89,7 @@ class LitePops(Service):
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
         self._removed_members = context.clients.removed_members
-        self._note_got = context.traffic.note_got
+        self._count_got = context.traffic.count_got
         self._quotas = context.quotas
         self._pops, self._queues = pops, pops.queues
         self._cold_reads = cold_reads
@@ -152,7 +152,7 @@ class LitePops(Service):
         self._read_bytes = 0
         self.subscriptions.clear()
         self.sweep_again()
-        for pop in self._polling.expired(float("inf")):
+        for pop in self._polling.take_expired(float("inf")):
             pop.call.connection.held_pulls -= 1
             pulls = pop.call.connection.held_pulls
             assert pulls >= 0, f"{pulls} requests of a client are held, this replica stopped leading"
@@ -233,7 +233,7 @@ class LitePops(Service):
 
     def expire(self) -> None:
         """Answer requests whose deadline has passed; called by a timer."""
-        for pop in self._polling.expired_for(self._limits.consume.expire_seconds_max, self._clock):
+        for pop in self._polling.take_expired_for(self._limits.consume.expire_seconds_max, self._clock):
             self._resume(pop)
 
     def _sweeps_at(self) -> float:
@@ -481,7 +481,7 @@ class LitePops(Service):
             match outcome:
                 case Stored():
                     messages = sum(each.messages for each in batches)
-                    self._note_got(ext.topic, ext.consumer_group, messages, nbytes)
+                    self._count_got(ext.topic, ext.consumer_group, messages, nbytes)
                     if self._quotas.on_consumed is not None:
                         self._quotas.on_consumed(pop.call, messages, nbytes)
                     self._send(pop, batches, pop_time_ms)

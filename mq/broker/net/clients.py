@@ -129,12 +129,12 @@ class ClientRegistry(Generic[ConnectionT]):
         notify: list[Notice[ConnectionT]] = []
         for consumer, by_topic in zip(heartbeat.consumers, subscriptions, strict=True):
             if self.removed_members.table:
-                if removal := self.removed_members.of(consumer.group, heartbeat.client_id, now):
+                if removal := self.removed_members.get(consumer.group, heartbeat.client_id, now):
                     self.removed_members.add_connection(removal, connection)
                     notify += self._leave_as_another(connection, consumer.group)
                     self._groups_of[connection] = groups
                     continue
-                self.removed_members.renamed(connection, consumer.group)
+                self.removed_members.detach(connection, consumer.group)
             group = self._consumers.get(consumer.group)
             if group is None:
                 group = self._consumers[consumer.group] = ConsumerGroup(consumer.group)
@@ -158,7 +158,7 @@ class ClientRegistry(Generic[ConnectionT]):
         if isinstance(heartbeat, HeartbeatOfProxy):
             clients = heartbeat.proxied_clients
             if self.removed_members.table:
-                clients = [each for each in clients if not self.removed_members.heard(each.group, each.client_id, now)]
+                clients = [each for each in clients if not self.removed_members.record(each.group, each.client_id, now)]
             self.proxied.heartbeat(now, connection, clients)
         self._forget_if_unlisted(connection, groups)
         count, count_max = max(len(groups.producer_groups), len(groups.consumer_groups)), self._limits.groups_max

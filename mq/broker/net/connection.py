@@ -156,7 +156,7 @@ class ClientConnection:
         self.trusted = False
         self.authentication: object = None
         self._sock = sock
-        self._stream = StreamSocket(reactor, sock, self._on_data, self._closed, unsent, patient=True)
+        self._stream = StreamSocket(reactor, sock, self._on_data, self._on_close, unsent, patient=True)
         self.descriptor = self._stream.raw_fd
         address, port = self._stream.peer
         self._address = address
@@ -368,7 +368,7 @@ class ClientConnection:
             self._reports += ((event, code),)
             self._log.warning(event, client=self.peer, code=code, reason=reason)
 
-    def unsupported(self, request: Any, body: bytes) -> None:
+    def on_unsupported(self, request: Any, body: bytes) -> None:
         """Handle a message without a handler: a reply to a request of the broker, or a request to refuse. Raises."""
         if isinstance(request, Response):
             if not self._questions.on_response(self, request, body):
@@ -382,7 +382,7 @@ class ClientConnection:
             raise RequestRefused(ResponseCode.NO_PERMISSION, request.remark)
         raise RequestRefused(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, why_not_served(request.code))
 
-    def _closed(self, reason: str) -> None:
+    def _on_close(self, reason: str) -> None:
         self._requests.sends.forget(self.descriptor)
         self._partial_requests.on_frame_end(self)
         self._unread.forget(self)

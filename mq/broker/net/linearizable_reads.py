@@ -61,7 +61,7 @@ class LinearizableReads:
         self._begin(on_read, 0.0)
 
     @property
-    def failed(self) -> int:
+    def retries(self) -> int:
         """Failed reads that `try_again` will retry."""
         return len(self._failures)
 

@@ -27,7 +27,7 @@ class RequestRefused(Exception):
         self.ext = ext
 
 
-def decoded(decode: Callable[[bytes], T], body: bytes) -> T:
+def decode_body(decode: Callable[[bytes], T], body: bytes) -> T:
     """The decoded body of a request. Raises RequestRefused if it is malformed."""
     try:
         return decode(body)

@@ -91,11 +91,11 @@ class RemovedMemberTable(Generic[ConnectionT]):
         assert entry is member, (
             f"{member.client_id} was readmitted to {member.group}: nobody would forget its connection"
         )
-        self.renamed(connection, member.group)
+        self.detach(connection, member.group)
         member.connections[connection] = None
         self._at.setdefault(connection, {})[member.group] = member
 
-    def renamed(self, connection: ConnectionT, group: str) -> None:
+    def detach(self, connection: ConnectionT, group: str) -> None:
         """Forget the removed client of a connection that names another client of the group from now on."""
         member = self._at.get(connection, {}).get(group)
         if member is not None:
@@ -105,14 +105,14 @@ class RemovedMemberTable(Generic[ConnectionT]):
             del member.connections[connection]
             self._forget(connection, group)
 
-    def of(self, group: str, client_id: str, now: float) -> RemovedMember[ConnectionT] | None:
+    def get(self, group: str, client_id: str, now: float) -> RemovedMember[ConnectionT] | None:
         """The removal of a client from a group at ``now``; None without one."""
         member = self.table.get((group, client_id))
         return member if member is not None and now < member.until else None
 
-    def heard(self, group: str, client_id: str, now: float) -> bool:
+    def record(self, group: str, client_id: str, now: float) -> bool:
         """Note that a client asked at ``now`` to be a member; returns whether it is removed."""
-        member = self.of(group, client_id, now)
+        member = self.get(group, client_id, now)
         if member is not None:
             member.heard = now
         return member is not None
@@ -124,7 +124,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
 
     def check(self, connection: ConnectionT, group: str, client_id: str | None, now: float) -> None:
         """Raises RequestRefused for a removed client; one without a name is known by its connection."""
-        member = self.at(connection, group, now) if client_id is None else self.of(group, client_id, now)
+        member = self.at(connection, group, now) if client_id is None else self.get(group, client_id, now)
         if member is not None:
             member.heard = now
             raise refusal(member, now)
@@ -137,7 +137,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
                 self._forget(connection, group)
         return member
 
-    def expired(self, now: float) -> list[RemovedMember[ConnectionT]]:
+    def take_expired(self, now: float) -> list[RemovedMember[ConnectionT]]:
         """Remove and return the clients whose removal time is over."""
         over = [member for member in self.table.values() if member.until <= now]
         for member in over:

@@ -92,15 +92,15 @@ class RequestTable:
     def _put(self) -> None:
         """Put the handlers, and the gate in front of them, to where they are looked up."""
         for request_type, handler in self._of_all.items():
-            self._handlers[request_type] = self._gated(request_type, handler, False)
+            self._handlers[request_type] = self._gate_handler(request_type, handler, False)
         for request_type, handler in self._of_leader.items():
-            self.leader_handlers[request_type] = self._gated(request_type, handler, False)
+            self.leader_handlers[request_type] = self._gate_handler(request_type, handler, False)
             if self._forward is None:
                 self._handlers[request_type] = self.leader_handlers[request_type]
             else:
-                self._handlers[request_type] = self._gated(request_type, self._forward, True)
+                self._handlers[request_type] = self._gate_handler(request_type, self._forward, True)
 
-    def _gated(self, request_type: type[Any], handler: Handler, is_forwarded: bool) -> Handler:
+    def _gate_handler(self, request_type: type[Any], handler: Handler, is_forwarded: bool) -> Handler:
         gate = self._gate
         if gate is None or request_type not in gate.types:
             return handler
@@ -113,7 +113,7 @@ class RequestTable:
             handler = handler_of(type(request))
             try:
                 if handler is None:
-                    connection.unsupported(request, body)
+                    connection.on_unsupported(request, body)
                     continue
                 reply = handler(Call(connection, request, body, serialization))
             except Exception as error:

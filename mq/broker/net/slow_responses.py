@@ -148,7 +148,7 @@ class SlowResponses:
         return False
 
 
-def joined(parts: Iterable[bytes]) -> ResponseSteps:
+def join_parts(parts: Iterable[bytes]) -> ResponseSteps:
     """Joins the parts with commas. Raises RequestRefused if the result is too long for an answer."""
     texts: list[bytes] = []
     nbytes = 0

@@ -81,7 +81,7 @@ class Pops(Service):
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
         self._subscriptions = subscriptions
         self._cold_reads = cold_reads
-        self._note_got, self._quotas = context.traffic.note_got, context.quotas
+        self._count_got, self._quotas = context.traffic.count_got, context.quotas
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
         self._lite_freed: Callable[[QueueOfGroup], None] = lambda key: None
         self._leadership = object()
@@ -151,7 +151,7 @@ class Pops(Service):
         """Start serving pops and redelivering messages, since this replica leads."""
         self._leadership = object()
         self._read_bytes = 0
-        self._appender.on_queued, self._appender.awaited = self._take_queued, self.polling.waiting
+        self._appender.on_queued, self._appender.awaited = self._take_queued, self.polling.queue_keys
         self.revival.lead()
 
     def end_turn(self) -> None:
@@ -186,7 +186,7 @@ class Pops(Service):
         self.acks.resign()
         self.revival.resign()
         self._ordered_clock.resign()
-        for pop in self.polling.expired(float("inf")):
+        for pop in self.polling.take_expired(float("inf")):
             pop.call.connection.held_pulls -= 1
             pulls = pop.call.connection.held_pulls
             assert pulls >= 0, f"{pulls} requests of a client are held, this replica stopped leading"
@@ -220,7 +220,7 @@ class Pops(Service):
 
     def expire(self) -> None:
         """Answer pops whose deadline has passed; called by a timer."""
-        for pop in self.polling.expired_for(self._limits.consume.expire_seconds_max, self._clock):
+        for pop in self.polling.take_expired_for(self._limits.consume.expire_seconds_max, self._clock):
             self._resume(pop)
         self.watch()
 
@@ -238,7 +238,7 @@ class Pops(Service):
         """
         for end, first_offset, _, entries in runs:
             queue = end.topic, end.queue_id
-            keys = [key for key in (queue, (end.topic, ANY_QUEUE)) if key in self.polling.waiting]
+            keys = [key for key in (queue, (end.topic, ANY_QUEUE)) if key in self.polling.queue_keys]
             codes = {code for _, _, code in QUEUE_ENTRY.iter_unpack(entries)} if keys else set()
             takes = partial(self._takes_queued, set(), codes, queue, first_offset, entries)
             for key in keys:
@@ -493,7 +493,7 @@ class Pops(Service):
             return
         for each in full_batches:
             if each.messages:
-                self._note_got(pop_request.topic, pop_request.group, each.messages, each.nbytes)
+                self._count_got(pop_request.topic, pop_request.group, each.messages, each.nbytes)
                 if self._quotas.on_consumed is not None:
                     self._quotas.on_consumed(pop.call, each.messages, each.nbytes)
         send_messages(pop.call, ResponseCode.SUCCESS, pop_request, full_batches, self._metadata.pops)

@@ -23,7 +23,7 @@ def take_pops_of(
         pop_client_id = ext.client_id if isinstance(ext, PopExt) else None
         return pop.call.connection in own if pop_client_id is None else pop_client_id == client_id
 
-    pops = [pop for key in list(polling.waiting) for pop in polling.take_matching(key, is_meant)]
+    pops = [pop for key in list(polling.queue_keys) for pop in polling.take_matching(key, is_meant)]
     for pop in pops:
         pop.call.connection.held_pulls -= 1
         pulls = pop.call.connection.held_pulls

@@ -36,7 +36,7 @@ class WaitingPops:
         self.polling: LongPolling[HeldPop] = LongPolling(
             held_max=context.settings.long_polls_max, held_bytes_max=context.settings.long_poll_bytes_max
         )
-        self._watch = _WatchedQueues(pulls_waiting, self.polling.waiting, frozenset())
+        self._watch = _WatchedQueues(pulls_waiting, self.polling.queue_keys, frozenset())
 
     def hold(self, pop: HeldPop) -> bool:
         """Hold a pop until messages come or its deadline passes; False if too many are held already."""
@@ -99,7 +99,7 @@ class WaitingPops:
 
         config = self._metadata.topics.get(topic)
         for queue_id in range(ANY_QUEUE, 0 if config is None else config.read_queues):
-            if remaining and (topic, queue_id) in self.polling.waiting:
+            if remaining and (topic, queue_id) in self.polling.queue_keys:
                 yield from self.polling.take_matching((topic, queue_id), matches)
 
     def watch(self) -> None:
@@ -109,7 +109,7 @@ class WaitingPops:
     def watch_lite(self, lite: WatchedLite) -> None:
         """Let the store tell of new messages in these queues of lite topics, too."""
         assert not self._watch.lite, f"{len(self._watch.lite)} queues of lite topics are watched already"
-        self._watch = _WatchedQueues(self._pulls_waiting, self.polling.waiting, lite)
+        self._watch = _WatchedQueues(self._pulls_waiting, self.polling.queue_keys, lite)
         self.watch()
 
 

@@ -122,7 +122,7 @@ class Retries(Service):
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
 
         def reply(_: Stored) -> bytes:
-            self._figures.note_sent_back(topic, group)
+            self._figures.count_sent_back(topic, group)
             return call.response()
 
         return reply

@@ -64,7 +64,7 @@ class KeyQueries(Service):
 
     def __init__(self, context: BrokerContext, *, index: KeyIndex) -> None:
         self._index = index
-        self._archive = ArchivedKeys(context, index) if context.tiered is not None else None
+        self._archive = ArchivedKeys(context, index) if context.tiered_log is not None else None
         self._metadata, self._store = context.metadata, context.store
         self._read = context.reads.read
         self._beginning = context.beginning

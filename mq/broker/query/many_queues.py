@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.net.slow_responses import ResponseSteps
 from mq.broker.query.by_offset_and_time import OffsetAndTimeQueries
@@ -45,7 +45,7 @@ class ManyQueues(Service):
 
     def handle(self, call: Call[AskQueues]) -> None:
         """Request code 9030: return the ends of many queues. Raises RequestRefused."""
-        topics = decoded(QueueQuestions.decode, call.body).topics
+        topics = decode_body(QueueQuestions.decode, call.body).topics
         if not 1 <= len(topics) <= TOPICS_MAX:
             raise _invalid(f"{len(topics)} topics; allowed: 1 to {TOPICS_MAX}")
         for each in topics:

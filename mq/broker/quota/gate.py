@@ -24,7 +24,7 @@ import msgspec
 
 from mq.broker.access.control import OfLimitedUser
 from mq.broker.base.periodic_task import Periodic
-from mq.broker.base.quota_buckets import CONNECTIONS, CONSUME, PRODUCE, STORED, TOPIC, USER, Limited
+from mq.broker.base.quota_buckets import CONNECTIONS, CONSUME, PRODUCE, STORED, TOPIC, USER, LimitKey
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call, Handler
 from mq.broker.net.connection import ClientConnection
@@ -66,7 +66,7 @@ _HOLD_SECONDS_MAX: Final = 20.0
 """The longest time for which a pull or pop is put off: stock clients wait for 30 s."""
 _REJECTED: Final = "[REJECTREQUEST]"
 """Clients know by it that the message was not stored."""
-Limits = list[tuple[Limited, Quota]]
+Limits = list[tuple[LimitKey, Quota]]
 
 
 class _Part(NamedTuple):
@@ -220,7 +220,7 @@ class QuotaGate(Service):
         limit = self._metadata.user_quotas.get(user).connections
         if limit and type(request) not in _OF_QUOTAS and not self._admit(user, call.connection, limit):
             self.refused += 1
-            self._count_throttled(Limited(USER, user, CONNECTIONS), refused=True)
+            self._count_throttled(LimitKey(USER, user, CONNECTIONS), refused=True)
             remark = (
                 f"user {user} has {limit} connections to this broker already, which is its quota: nothing was done; "
                 "close one, or raise it with raftmq user set-quota"
@@ -307,7 +307,7 @@ class QuotaGate(Service):
         """Raises RequestRefused if a topic stores as much as it may."""
         quota = self._topics.get(topic)
         if quota is not None and quota.stored_bytes and (full := self._stored_bytes.excess(topic)):
-            self._count_throttled(Limited(TOPIC, topic, STORED), refused=True)
+            self._count_throttled(LimitKey(TOPIC, topic, STORED), refused=True)
             self.refused += 1
             remark = (
                 f"topic {topic} has {full} bytes, and its {STORED} quota is {quota.stored_bytes}: the message was not "
@@ -315,15 +315,15 @@ class QuotaGate(Service):
             )
             raise RequestRefused(ResponseCode.FLOW_CONTROL, remark)
 
-    def _costs(self, user: str, parts: Sequence[_Part]) -> list[tuple[tuple[Limited, Quota], int, int]]:
+    def _costs(self, user: str, parts: Sequence[_Part]) -> list[tuple[tuple[LimitKey, Quota], int, int]]:
         """The limits that a send of these parts falls under, each with messages and bytes."""
-        costs: list[tuple[tuple[Limited, Quota], int, int]] = []
+        costs: list[tuple[tuple[LimitKey, Quota], int, int]] = []
         if user:
-            limit = Limited(USER, user, PRODUCE), self._metadata.user_quotas.get(user)
+            limit = LimitKey(USER, user, PRODUCE), self._metadata.user_quotas.get(user)
             costs.append((limit, sum(part.messages for part in parts), sum(part.nbytes for part in parts)))
         for topic, messages, nbytes in parts:
             if (quota := self._topics.get(topic)) is not None:
-                costs.append(((Limited(TOPIC, topic, PRODUCE), quota), messages, nbytes))
+                costs.append(((LimitKey(TOPIC, topic, PRODUCE), quota), messages, nbytes))
         return costs
 
     def _limits_of(self, call: Call[Any]) -> Limits:
@@ -331,9 +331,9 @@ class QuotaGate(Service):
         limits: Limits = []
         topic = call.request.ext.topic
         if call.user:
-            limits.append((Limited(USER, call.user, CONSUME), self._metadata.user_quotas.get(call.user)))
+            limits.append((LimitKey(USER, call.user, CONSUME), self._metadata.user_quotas.get(call.user)))
         if (quota := self._topics.get(topic)) is not None:
-            limits.append((Limited(TOPIC, topic, CONSUME), quota))
+            limits.append((LimitKey(TOPIC, topic, CONSUME), quota))
         return limits
 
     def charge_consumption(self, call: Call[Any], messages: int, nbytes: int) -> None:
@@ -343,7 +343,7 @@ class QuotaGate(Service):
 
     def charge_elsewhere(self, user: str, messages: int, nbytes: int) -> float:
         """Count what a filter server gave to a limited user. Returns the seconds until it may give more."""
-        now, limit = self._clock(), (Limited(USER, user, CONSUME), self._metadata.user_quotas.get(user))
+        now, limit = self._clock(), (LimitKey(USER, user, CONSUME), self._metadata.user_quotas.get(user))
         self._buckets.charge([limit], messages, nbytes, now)
         seconds, by = self._buckets.wait([limit], now)
         if by is not None:
@@ -357,7 +357,7 @@ class QuotaGate(Service):
         limits = self._limits
         return len(self._queue) < limits.held_max and self._held_bytes + nbytes <= limits.held_bytes_max
 
-    def _hold(self, call: Call[Any], due: float, nbytes: int, by: Limited, until: float = 0.0) -> None:
+    def _hold(self, call: Call[Any], due: float, nbytes: int, by: LimitKey, until: float = 0.0) -> None:
         assert nbytes >= 0, f"a request of {nbytes} bytes waits"
         assert not until or due <= until, f"a request waits until {due}, its client until {until}"
         self.delayed += 1
@@ -369,7 +369,7 @@ class QuotaGate(Service):
         self._held_bytes += entry.nbytes
         heappush(self._queue, entry._replace(number=self._number))
 
-    def _delay(self, call: Call[Any], by: Limited, seconds: float, until: float | None = None) -> bytes | None:
+    def _delay(self, call: Call[Any], by: LimitKey, seconds: float, until: float | None = None) -> bytes | None:
         """Let a pull or pop wait, or tell its client to come again."""
         now = self._clock()
         if isinstance(call.request, BulkRead):
@@ -386,7 +386,7 @@ class QuotaGate(Service):
         self._hold(call, min(until, now + seconds), nbytes, by, until)
         return None
 
-    def _empty_answer(self, call: Call[Any], by: Limited) -> bytes:
+    def _empty_answer(self, call: Call[Any], by: LimitKey) -> bytes:
         request = call.request
         if isinstance(request, PeekMessage):
             self.refused += 1
@@ -439,7 +439,7 @@ class QuotaGate(Service):
             if not each.call.connection.closed:
                 self._let_pass(each._replace(until=0.0), each.due)
 
-    def _count_throttled(self, by: Limited, *, refused: bool) -> None:
+    def _count_throttled(self, by: LimitKey, *, refused: bool) -> None:
         if self._buckets.count_throttled(by, self._clock(), refused=refused):
             how = self._buckets.throttled[by]
             self._log.warning(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.refusals import RequestRefused, check_level, decoded
+from mq.broker.net.refusals import RequestRefused, check_level, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.quota.gate import QuotaGate
 from mq.broker.state.format_level import LEVEL_OF_QUOTAS
@@ -36,7 +36,7 @@ class QuotaRequests(Service):
 
     def handle_put(self, call: Call[PutUserQuota]) -> None:
         """Request code 9024: set the quota of a user; answered when it is replicated. Raises RequestRefused."""
-        name, quota = call.request.ext.name, decoded(UserQuota.decode, call.body).quota
+        name, quota = call.request.ext.name, decode_body(UserQuota.decode, call.body).quota
         if self._access is None:
             raise RequestRefused(
                 ResponseCode.NO_PERMISSION,

@@ -10,7 +10,7 @@ import msgspec
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
 from mq.broker.net.linearizable_reads import when_current
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.recurring.rule import RuleInvalid, next_due, rule_of
 from mq.broker.recurring.ticks import Ticks
@@ -70,7 +70,7 @@ class ScheduleRequests(Service):
         """Request code 9012: create or replace a schedule; an equal one stays unchanged."""
         self._check_level()
         now_ms = self._wall_clock_ms()
-        definition = self._with_anchor(decoded(decode_definition, call.body), now_ms)
+        definition = self._with_anchor(decode_body(decode_definition, call.body), now_ms)
         name, expected = definition.name, call.request.ext.expected_version
         command = PutCommand(definition=definition, expected=expected, timestamp_ms=now_ms)
         encode(command)  # refuses bad names before they are looked up

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from mq.broker.consume.offsets import Offsets
 from mq.broker.context import BrokerContext
 from mq.broker.net.call import Call
-from mq.broker.net.refusals import RequestRefused, decoded
+from mq.broker.net.refusals import RequestRefused, decode_body
 from mq.broker.net.service import Route, Service
 from mq.broker.schedule.visible_queues import tail_of, wanted_priority
 from mq.broker.schedule.waiting_queues import WaitingQueues
@@ -88,7 +88,7 @@ class StagedSets(Service):
         self._check_allowed(ext.producer_group)
         if self._appender.pending_bytes > self._settings.uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
-        message_set = decoded(TransactionSet.decode, call.body)
+        message_set = decode_body(TransactionSet.decode, call.body)
         creations = self._creations(message_set)
         self._check(message_set, len(call.body))
         self._offsets.check_consumed(message_set.offsets)

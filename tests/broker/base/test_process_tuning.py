@@ -21,7 +21,7 @@ def test_descriptor_limit_is_divided_among_clients_and_files() -> None:
         (1024, 512, 1008),
         (1 << 20, (1 << 20) - 512, (1 << 20) - 16),
     ):
-        assert DescriptorLimits.of(limit) == (clients_max, number_max)
+        assert DescriptorLimits.from_limit(limit) == (clients_max, number_max)
 
 
 async def test_clients_are_served_although_the_broker_uses_most_descriptors_itself(
@@ -32,7 +32,7 @@ async def test_clients_are_served_although_the_broker_uses_most_descriptors_itse
         for _ in range(100):
             stack.callback(os.close, os.dup(0))
         limit = len(os.listdir("/proc/self/fd")) + 60
-        monkeypatch.setattr("mq.broker.server.allow_descriptors", lambda: DescriptorLimits.of(limit))
+        monkeypatch.setattr("mq.broker.server.allow_descriptors", lambda: DescriptorLimits.from_limit(limit))
         with capture_logs() as logs:
             async with running(tmp_path) as broker:
                 client = await broker.connect()

@@ -160,7 +160,7 @@ async def test_short_deferred_answer_is_built_later_too() -> None:
 
 
 async def test_answer_longer_than_a_frame_is_refused() -> None:
-    parts = slow_responses.joined(bytes(1024 * 1024) for _ in range(20))
+    parts = slow_responses.join_parts(bytes(1024 * 1024) for _ in range(20))
     with pytest.raises(RequestRefused, match="longer than"):
         for _ in parts:
             pass

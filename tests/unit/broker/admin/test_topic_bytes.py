@@ -40,7 +40,7 @@ class Topic:
             pass
         assert topic.nbytes == self.nbytes()
         gone: list[int] = []
-        for number, offset in topic.exceeding(before):
+        for number, offset in topic.excess_begins(before):
             queue = self.queues[number]
             gone += [place for place, _ in entries(queue)[: offset - queue.min_offset]]
             queue.begin_at(offset)

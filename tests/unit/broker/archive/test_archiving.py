@@ -446,10 +446,10 @@ def with_retention(replica: Replica, **limits: Any) -> Replica:
     replica.service._settings.has_archive_retention = True  # type: ignore[misc]
     for name, value in limits.items():
         setattr(replica.service._settings, name, value)
-    own = KeptLimits.of(replica.service._settings)
+    own = KeptLimits.from_settings(replica.service._settings)
     replica.service._member_limits.set(own, 1e9)
     for node_id in ("n0", "n1", "n2"):
-        replica.service._member_limits.reported(node_id, own, 1e9)
+        replica.service._member_limits.set_member(node_id, own, 1e9)
     replica.metadata.apply(noted(replica.ends()[-1]))
     replica.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
     return replica

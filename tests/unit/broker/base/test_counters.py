@@ -32,9 +32,9 @@ class Running:
         """Let ten seconds pass, again and again; so much is put and got in each."""
         for _ in range(times):
             if put:
-                self.figures.note_put("T", put, 100 * put)
+                self.figures.count_put("T", put, 100 * put)
             if got:
-                self.figures.note_got("T", "G", got, 100 * got)
+                self.figures.count_got("T", "G", got, 100 * got)
             self.seconds += SAMPLE_SECONDS
             self.figures.sample(self.now_ms, day)
 
@@ -56,7 +56,7 @@ def test_counters_sum_over_minute_hour_and_day() -> None:
 
 def test_counts_since_the_last_sample_are_included() -> None:
     running = Running()
-    running.figures.note_put("T", 20, 2000)
+    running.figures.count_put("T", 20, 2000)
     over = running.figures.by_topic["T"].over_minute(3000)
     assert (over.nums, over.per_second, over.bytes_per_second) == (20, 2.0, 200.0)
 
@@ -85,9 +85,9 @@ def test_counters_keep_totals_of_midnight() -> None:
 def test_memory_is_bounded_and_totals_stay_right() -> None:
     running = Running(series_max=3)
     for number in range(10):
-        running.figures.note_put(f"T{number}", 1, 1)
-        running.figures.note_got("T", f"G{number}", 1, 1)
-        running.figures.note_sent_back("T", f"G{number}")
+        running.figures.count_put(f"T{number}", 1, 1)
+        running.figures.count_got("T", f"G{number}", 1, 1)
+        running.figures.count_sent_back("T", f"G{number}")
     kept = running.figures
     assert len(kept.by_topic) + len(kept.by_group) + len(kept.sent_back) == 3
     running.sample()

@@ -180,9 +180,9 @@ def test_notes_of_many_differences_stay_small() -> None:
             times.add(start, start + 10, wanted[start])
     assert len(times.encode()) < 20 * STEPS_MAX
     again = ClockCorrections(BootClock("boot", lambda: 0), times.encode())
-    assert all(again.of(start) >= ms for start, ms in wanted.items())
+    assert all(again.get_ms(start) >= ms for start, ms in wanted.items())
     again.note_clock(5000, 10_000)
-    assert all(again.of(start) >= ms for start, ms in wanted.items() if start >= 5000)
+    assert all(again.get_ms(start) >= ms for start, ms in wanted.items() if start >= 5000)
 
 
 def test_copied_files_of_a_slow_clock_are_not_deleted_early() -> None:
@@ -207,7 +207,7 @@ def test_larger_of_own_and_copied_corrections_applies() -> None:
     other.add(0, 20, 80_000)
     other.add(20, 30, 61_000)
     own.take_copied(other.note_for_copies())
-    assert [own.of(start) for start in range(0, 40, 10)] == [80_000, 80_000, 90_000, 0]
+    assert [own.get_ms(start) for start in range(0, 40, 10)] == [80_000, 80_000, 90_000, 0]
     assert ClockCorrections(BootClock("boot", lambda: 0), None).note_for_copies() == b""
 
 

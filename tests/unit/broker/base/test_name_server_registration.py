@@ -35,7 +35,7 @@ async def test_topic_recreated_during_its_deletion_is_registered() -> None:
         nursery.start_soon(registrar.run)
         peer = await server.connect()
         await until(peer.route)
-        registrar.changed(["T1"])
+        registrar.announce(["T1"])
         await until(lambda: len(asked) == 2)
         deleted, _ = await peer.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, {"topic": "T1"})
         assert deleted.code == ResponseCode.SUCCESS

@@ -15,12 +15,12 @@ from mq.broker.base.quota_buckets import (
     TOPIC,
     USER,
     Bucket,
-    Limited,
+    LimitKey,
     QuotaBuckets,
 )
 from mq.protocol.requests.quota_attributes import Quota
 
-WHO = Limited(TOPIC, "T", PRODUCE)
+WHO = LimitKey(TOPIC, "T", PRODUCE)
 
 
 def sent(buckets: QuotaBuckets, quota: Quota, until: float, costs: tuple[int, int] = (1, 100)) -> list[float]:
@@ -115,10 +115,10 @@ def test_raised_rate_pays_a_large_debt_sooner() -> None:
 
 def test_each_user_has_a_bucket_and_topics_share_theirs() -> None:
     buckets, each, together = QuotaBuckets(), Quota(produce_messages=10), Quota(produce_messages=15)
-    ann, bob = ([(Limited(USER, name, PRODUCE), each), (WHO, together)] for name in ("ann", "bob"))
+    ann, bob = ([(LimitKey(USER, name, PRODUCE), each), (WHO, together)] for name in ("ann", "bob"))
     buckets.charge(ann, 11, 0, 0.0)
     seconds, by = buckets.wait(ann, 0.0)
-    assert (round(seconds, 6), by) == (0.1, Limited(USER, "ann", PRODUCE))
+    assert (round(seconds, 6), by) == (0.1, LimitKey(USER, "ann", PRODUCE))
     assert buckets.wait(bob, 0.0) == (0.0, None)
     buckets.charge(bob, 7, 0, 0.0)
     seconds, by = buckets.wait(bob, 0.0)

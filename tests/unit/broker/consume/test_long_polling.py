@@ -93,7 +93,7 @@ def test_waking_a_group_stops_when_no_pull_takes_more() -> None:
     assert {pull.group for pull in polling.waiting_for(KEY)} == {"g"}
     polling.check_invariants()
     assert len(polling.take_topic("T")) == 99
-    assert not polling.waiting
+    assert not polling.queue_keys
     polling.check_invariants()
 
 
@@ -120,22 +120,22 @@ def test_pulls_expire_at_their_deadline_earliest_first(polling: LongPolling[Pull
     for name, deadline in (("late", 30.0), ("early", 10.0), ("middle", 20.0)):
         polling.hold(KEY, QueueOffset(0), deadline, Pull(name), "c1")
     assert polling.next_deadline() == 10.0
-    assert polling.expired(9.99) == []
-    assert [pull.name for pull in polling.expired(20.0)] == ["early", "middle"]
+    assert polling.take_expired(9.99) == []
+    assert [pull.name for pull in polling.take_expired(20.0)] == ["early", "middle"]
     assert polling.next_deadline() == 30.0
-    assert polling.expired(20.0) == []
-    assert [pull.name for pull in polling.expired(99.0)] == ["late"]
+    assert polling.take_expired(20.0) == []
+    assert [pull.name for pull in polling.take_expired(99.0)] == ["late"]
     assert len(polling) == 0
 
 
 def test_pulls_woken_in_portions_wait_for_their_turn(polling: LongPolling[Pull]) -> None:
     for number in range(6):
         polling.hold(KEY, QueueOffset(0), 10.0 + number, Pull(str(number)), f"c{number}")
-    woken = polling.growing(KEY, entries(0))
+    woken = polling.take_satisfied(KEY, entries(0))
     assert next(woken).name == "0"
     polling.hold(KEY, QueueOffset(1), 99.0, Pull("later"), "c9")
     polling.drop_connection("c2")
-    assert [pull.name for pull in polling.expired(11.0)] == ["1"]
+    assert [pull.name for pull in polling.take_expired(11.0)] == ["1"]
     assert next(woken).name == "3"
     polling.check_invariants()
     assert polling.count_at(KEY) == 3
@@ -151,7 +151,7 @@ def test_pulls_that_expire_together_are_answered_in_portions(polling: LongPollin
     now, answered = 20.0, list[str]()
     for portion in (64, 36, 0):
         before = len(answered)
-        for pull in polling.expired_for(0.005, lambda: now):
+        for pull in polling.take_expired_for(0.005, lambda: now):
             answered.append(pull.name)
             now += 0.0001  # 50 in the time
         assert len(answered) - before == portion
@@ -164,13 +164,13 @@ def test_woken_pull_does_not_expire_or_set_the_next_deadline(polling: LongPollin
     polling.hold(KEY, QueueOffset(0), 20.0, Pull("b", frozenset([2])), "c1")
     polling.wake(KEY, entries(1))
     assert polling.next_deadline() == 20.0
-    assert polling.expired(15.0) == []
-    assert polling.expired(20.0) == [Pull("b", frozenset([2]))]
+    assert polling.take_expired(15.0) == []
+    assert polling.take_expired(20.0) == [Pull("b", frozenset([2]))]
 
 
 def test_expired_pull_is_not_woken(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
-    polling.expired(10.0)
+    polling.take_expired(10.0)
     assert polling.wake(KEY, entries(0)) == []
 
 
@@ -181,14 +181,14 @@ def test_closed_connection_takes_its_pulls_along(polling: LongPolling[Pull]) -> 
     assert polling.drop_connection("c1") == 2
     assert polling.drop_connection("c1") == 0
     assert polling.wake(KEY, entries(0)) == [Pull("c")]
-    assert polling.expired(99.0) == []
+    assert polling.take_expired(99.0) == []
 
 
 def test_all_are_taken_out_at_the_end_of_time(polling: LongPolling[Pull]) -> None:
-    assert polling.expired(math.inf) == []
+    assert polling.take_expired(math.inf) == []
     assert polling.hold(KEY, QueueOffset(5), 10.0, Pull("a"), "c1")
-    assert polling.expired(math.inf) == [Pull("a")]
-    assert polling.expired(math.inf) == []
+    assert polling.take_expired(math.inf) == [Pull("a")]
+    assert polling.take_expired(math.inf) == []
 
 
 def test_pulls_beyond_the_total_limit_are_refused() -> None:
@@ -208,7 +208,7 @@ def test_waiting_pulls_are_bounded_in_bytes() -> None:
     assert polling.nbytes == 100
     polling.drop_connection("c1")
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c2", 41)
-    polling.expired(10.0)
+    polling.take_expired(10.0)
     assert polling.nbytes == 0
 
 
@@ -263,7 +263,7 @@ def test_long_polling_agrees_with_a_list(steps: list[tuple[object, ...]]) -> Non
             case ("later", int(seconds)):
                 now += seconds
                 over = sorted((row for row in model if row[1] <= now), key=lambda row: row[1])
-                assert polling.expired(float(now)) == [row[2] for row in over]
+                assert polling.take_expired(float(now)) == [row[2] for row in over]
                 model = [row for row in model if row not in over]
             case _:
                 raise AssertionError(f"unknown step {step}")
@@ -274,7 +274,7 @@ def test_long_polling_agrees_with_a_list(steps: list[tuple[object, ...]]) -> Non
 def test_only_the_requested_number_of_pulls_expire_at_once(polling: LongPolling[Pull]) -> None:
     for number in range(5):
         polling.hold(KEY, QueueOffset(0), float(number), Pull(str(number)), "c1")
-    assert [pull.name for pull in polling.expired(3.0, 3)] == ["0", "1", "2"]
-    assert [pull.name for pull in polling.expired(3.0, 3)] == ["3"]
-    assert polling.expired(3.0, 3) == []
+    assert [pull.name for pull in polling.take_expired(3.0, 3)] == ["0", "1", "2"]
+    assert [pull.name for pull in polling.take_expired(3.0, 3)] == ["3"]
+    assert polling.take_expired(3.0, 3) == []
     assert len(polling) == 1

@@ -125,7 +125,7 @@ def test_one_connection_may_name_two_removed_clients() -> None:
     assert [len(each.connections) for each in registry.removed_members.of_group("g", 1.0)] == [0, 1]
     registry.connection_closed("c1")
     registry.check_invariants()
-    assert [each.client_id for each in registry.removed_members.expired(100.0)] == ["one", "two"]
+    assert [each.client_id for each in registry.removed_members.take_expired(100.0)] == ["one", "two"]
     registry.check_invariants()
 
 

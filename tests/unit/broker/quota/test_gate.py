@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from mq.broker.access.control import OfLimitedUser
-from mq.broker.base.quota_buckets import CONSUME, Limited, QuotaBuckets
+from mq.broker.base.quota_buckets import CONSUME, LimitKey, QuotaBuckets
 from mq.broker.limits import BrokerLimits, QuotaLimits
 from mq.broker.net.call import Call
 from mq.broker.net.connection import ClientConnection
@@ -142,7 +142,7 @@ def test_each_user_pays_for_messages_of_passed_pulls() -> None:
     assert clients.served == [(1, "ann"), (2, "bob"), (3, "ann")]
     clients.pass_seconds(8.0)
     assert clients.served[3:] == [(4, "bob")]
-    assert clients.buckets.wait([(Limited("user", "bob", CONSUME), clients.quotas.get("bob"))], clients.now)[0] == 10.0
+    assert clients.buckets.wait([(LimitKey("user", "bob", CONSUME), clients.quotas.get("bob"))], clients.now)[0] == 10.0
 
 
 def test_removing_a_quota_releases_its_waiting_requests() -> None:
