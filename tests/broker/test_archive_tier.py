@@ -172,7 +172,7 @@ async def test_damaged_queue_file_is_restored_from_the_archive(tmp_path: Path, s
 
 
 @pytest.mark.slow
-async def test_store_in_trouble_costs_only_old_messages(tmp_path: Path, storage: ObjectStorage) -> None:
+async def test_failing_store_affects_only_old_messages(tmp_path: Path, storage: ObjectStorage) -> None:
     given = settings(storage, archive_cache_bytes=0)
     await shortened_broker(tmp_path, given)
     async with broker_client(tmp_path, limits=LIMITS, **given) as client:

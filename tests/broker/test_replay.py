@@ -16,7 +16,7 @@ SMALL = {"segment_bytes": 256 * 1024, "message_bytes_max": 64 * 1024, "entry_byt
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_replay_comes_to_the_same_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+async def test_replay_reaches_the_same_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     monkeypatch.setattr("mq.broker.schedule.level_delivery.DELAY_LEVELS_MS", (0, *DELAY_LEVELS_MS[1:]))
     live, crashed, scratch = (tmp_path / name for name in ("live", "crashed", "scratch"))
     address = broker_settings(live).listen  # it is part of the metadata

@@ -71,7 +71,7 @@ async def test_forwarder_is_notified_of_leadership_last_and_of_resignation_first
     ]
 
 
-def test_broker_knows_no_service_by_name() -> None:
+def test_broker_does_not_look_up_services_by_name() -> None:
     tree = ast.parse(inspect.getsource(broker_module))
     used = {
         node.attr

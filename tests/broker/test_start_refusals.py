@@ -183,7 +183,7 @@ MIB = 1024 * 1024
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_senseless_settings_are_refused(given: dict[str, Any], words: str) -> None:
+def test_contradictory_settings_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(pydantic.ValidationError, match=words):
         BrokerSettings.load(**given)
 

@@ -44,7 +44,7 @@ def settings(storage: ObjectStorage, **given: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-async def test_producers_and_readers_of_new_messages_wait_for_no_store(tmp_path: Path, storage: ObjectStorage) -> None:
+async def test_stuck_store_does_not_delay_new_messages(tmp_path: Path, storage: ObjectStorage) -> None:
     """The store answers nothing at all, which is worse than 5 s a request: so no answer can have waited for it."""
     archive = {"read_wait_seconds": 600.0, "read_answer_seconds": 600.0}
     limits = limited(archive={"check_seconds": 600.0} | archive, upkeep={"raise_level_seconds": 0.01})

@@ -172,7 +172,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("annotation", LIES.values(), ids=LIES)
-async def test_leaders_hint_that_contradicts_is_not_believed(
+async def test_contradictory_hint_of_the_leader_is_ignored(
     tmp_path: Path, annotation: bytes, brokers: list[Broker]
 ) -> None:
     """The records say the same, and are right."""

@@ -91,7 +91,7 @@ async def test_console_answers_404_for_unknown_names(browser: Browser) -> None:
         assert answer.status == 404, (address, answer.status)
 
 
-async def test_hostile_content_is_shown_and_does_nothing(operator: Browser) -> None:
+async def test_hostile_content_is_shown_as_text(operator: Browser) -> None:
     pages = [await operator.get(address) for address in PAGES]
     pages += [await operator.get(f"/message?topic=Orders&broker=broker-a&queue=0&offset={n}") for n in range(10)]
     pages += [
@@ -286,7 +286,7 @@ async def test_dead_letters_are_exported_line_by_line(browser: Browser) -> None:
     assert "\n" not in bad.headers.get("content-disposition", "")
 
 
-async def test_hidden_bodies_are_nowhere(kit: SyncKit) -> None:
+async def test_hidden_bodies_appear_on_no_page(kit: SyncKit) -> None:
     async with console(kit.namesrv, hide_bodies=True) as browser:
         for address in (*PAGES, "/export-dead-letters?group=mail&all=yes"):
             answer = await browser.get(address)

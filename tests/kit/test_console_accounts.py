@@ -77,7 +77,7 @@ async def create(browser: Browser, form: dict[str, str]) -> Answer:
 NEW = {"name": "shop-one", "kind": "Normal", "password": SECRET, "again": SECRET}
 
 
-async def test_user_lives_from_its_creation_to_its_end(operator: Browser) -> None:
+async def test_user_is_created_changed_and_deleted(operator: Browser) -> None:
     page = await operator.follow(await create(operator, NEW))
     assert "may do nothing until a policy allows it" in page.text
     again = await operator.post("/create-user", NEW)
@@ -136,7 +136,7 @@ async def test_user_logs_in_again_after_changing_the_own_password(kit: SyncKit) 
         assert (page.status, "other-boss" in page.content) == (200, True)
 
 
-async def test_password_is_nowhere(operator: Browser) -> None:
+async def test_password_appears_on_no_page_and_in_no_log(operator: Browser) -> None:
     with capture_logs() as logs:
         await operator.get("/accounts")
         seen = ""

@@ -124,7 +124,7 @@ async def test_message_may_be_in_a_broker_group_without_a_leader(kit: SyncKit, m
 
 
 @pytest.mark.parametrize("at", ["1", "1.2.3", "x.1", "-1.0", "1" * 30 + ".1", "."])
-async def test_page_of_messages_that_was_made_up_is_refused(browser: Browser, at: str) -> None:
+async def test_forged_page_address_of_messages_is_refused(browser: Browser, at: str) -> None:
     page = await browser.get(f"/messages?topic=Orders&at={at}&path=x")
     assert "begin again" in page.content
 

@@ -69,7 +69,7 @@ def test_kit_leaves_the_process_unchanged() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_two_kits_share_nothing() -> None:
+def test_two_kits_are_independent() -> None:
     with running_kit() as one, running_kit() as other:
         assert one.namesrv != other.namesrv
         with SyncProducer(one.namesrv) as producer:

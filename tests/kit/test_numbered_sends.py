@@ -165,7 +165,7 @@ async def test_sends_wait_for_a_message_without_outcome_before_it_is_forgotten(k
 
 
 @pytest.mark.parametrize("options", [{"numbered": "billing", "first_number": 0}])
-async def test_producers_that_share_an_id_lose_nothing(kit: Kit, producer: Producer) -> None:
+async def test_producers_sharing_an_id_lose_no_message(kit: Kit, producer: Producer) -> None:
     async with Producer(kit.namesrv, numbered="billing", first_number=2) as second:
         for number in range(5):
             await producer.send(Message("Orders", b"first %d" % number))

@@ -217,7 +217,7 @@ async def test_broker_refuses_locks_and_messages_to_removed_stock_clients(admin:
     assert list(ConsumerList.decode(bytes(body)).consumer_ids) == ["10.0.0.7@1"]
 
 
-async def test_senseless_removals_are_refused(admin: Admin) -> None:
+async def test_invalid_removals_are_refused(admin: Admin) -> None:
     for seconds in (0, -1, 7 * 24 * 3600 + 1, float("nan")):
         with pytest.raises(ValueError, match="keep_out"):
             await admin.removed_members.remove("billing", "a", keep_out=seconds)

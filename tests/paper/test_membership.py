@@ -443,7 +443,7 @@ def test_removed_leader_may_crash_with_the_only_copy(down: NodeId | None) -> Non
     assert group[leader].term == term
 
 
-def test_last_voter_bears_with_the_leader_that_leaves() -> None:
+def test_last_voter_tolerates_the_leaving_leader() -> None:
     """It could elect itself at any time, but it waits while it hears the leader, whose lease may not have ended."""
     group = Group(2).led_by(A)
     change(group, A, remove(A))

@@ -131,7 +131,7 @@ def test_dropped_read_round_is_repeated_by_the_next_heartbeat(group: Group) -> N
 
 
 @pytest.mark.parametrize("size", [4, 5])
-def test_minority_confirms_no_read(size: int) -> None:
+def test_minority_does_not_confirm_reads(size: int) -> None:
     group = Group(size).led_by(A)
     ctx = group.read(A)
     group.deliver(lambda message: B in (message.src, message.dst))
@@ -436,7 +436,7 @@ def test_answer_to_a_leader_before_its_restart_confirms_nothing(group: Group, ro
     assert ctx not in group.answers, "a stale read"
 
 
-def test_answer_to_a_leader_before_its_restart_prolongs_no_lease() -> None:
+def test_answer_to_a_leader_before_its_restart_does_not_prolong_the_lease() -> None:
     group = Group(3, config=LEASES).led_by(A, 1.0)
     group.drop()
     group.now = group[A].next_deadline()

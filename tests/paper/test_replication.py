@@ -296,7 +296,7 @@ def test_relaxed_commit_does_not_wait_for_the_disk() -> None:
     assert group[A].durable == index - 1
 
 
-def test_proposals_between_two_looks_travel_together() -> None:
+def test_proposals_between_two_polls_are_sent_together() -> None:
     """They are one write and one request per peer, or more requests where one would be too large."""
     group = Group(3, config=CoreConfig(append_bytes_max=3 * ENTRY_BYTES))
     core = group.elect(A)
@@ -335,7 +335,7 @@ def test_commit_index_travels_with_the_next_entries() -> None:
     assert not any(isinstance(message, Heartbeat) for message in group.delivered)
 
 
-def test_entries_that_bring_the_commit_index_put_off_its_announcement() -> None:
+def test_entries_that_carry_the_commit_index_postpone_its_announcement() -> None:
     """In a steady trickle of entries, faster than the delay, nobody is woken up only for a commit index."""
     group = Group(3, config=CoreConfig(announce_seconds=0.005))
     core = group.elect(A)

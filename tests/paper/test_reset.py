@@ -93,7 +93,7 @@ def ask(group: Group) -> list[AppendResp]:
     return [message for message in group.drop() if isinstance(message, AppendResp)]
 
 
-def test_consent_is_not_lent_to_a_question_that_was_rejected(group: Group) -> None:
+def test_older_answer_does_not_accept_a_rejected_offer(group: Group) -> None:
     """C rejects a question about the base, which is lost, and then answers an older request. Taken for consent, that
     would have the leader look for entries that it has deleted.
     """

@@ -63,7 +63,7 @@ def test_stalled_leader_does_not_consider_lagging_peers_silent() -> None:
     assert [peer.active for peer in leader.status().peers] == [True, True]
 
 
-def test_stall_prolongs_no_lease() -> None:
+def test_stall_does_not_prolong_a_lease() -> None:
     """Others may have been elected while this process did not run."""
     group = Group(config=CoreConfig(lease_reads=True))
     leader = group.elect(A)
@@ -76,7 +76,7 @@ def test_stall_prolongs_no_lease() -> None:
     assert group.answers[ctx] is not None
 
 
-def test_stall_shortens_no_promise_of_a_voter() -> None:
+def test_stall_does_not_shorten_the_promise_of_a_voter() -> None:
     """With leases a voter stays with the leader that it has heard for the shortest election timeout at least."""
     group = Group(config=CoreConfig(lease_reads=True)).led_by(A, 1.0)
     heard_at = group.now

@@ -131,7 +131,7 @@ BENT: dict[str, Callable[[], list[str]]] = {
 
 
 @pytest.mark.parametrize("rule", BENT)
-def test_bent_story_is_noticed(rule: str) -> None:
+def test_altered_trace_is_detected(rule: str) -> None:
     with pytest.raises(RuleBroken) as broken:
         check(BENT[rule]())
     assert broken.value.rule == rule

@@ -142,7 +142,7 @@ async def scanned(tmp_path: Path, patch: pytest.MonkeyPatch, **given: str) -> As
             yield found
 
 
-async def test_archived_messages_cost_a_running_broker_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_archive_scan_does_not_load_a_running_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with scanned(tmp_path, monkeypatch) as group:
         parts = await group.plan()
         cold = [part for part in parts if part.archived is not None]

@@ -104,7 +104,7 @@ async def servers_with_a_limited_user(directory: Path) -> AsyncIterator[tuple[st
         nursery.cancel_scope.cancel()
 
 
-def test_quota_of_the_user_in_the_url_holds(tmp_path: Path) -> None:
+def test_quota_of_the_user_in_the_url_applies(tmp_path: Path) -> None:
     with (
         anyio.from_thread.start_blocking_portal("trio") as portal,
         portal.wrap_async_context_manager(servers_with_a_limited_user(tmp_path)) as (address, admin),

@@ -90,7 +90,7 @@ async def test_wrong_key_is_refused_and_no_secret_is_revealed(tmp_path: Path) ->
         assert (await browser.get("/")).status == 303
 
 
-async def test_many_failed_logins_have_to_wait(tmp_path: Path) -> None:
+async def test_many_failed_logins_delay_further_logins(tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         statuses = [(await log_in(browser, ("administrator", f"wrong-SECRET-{n}"))).status for n in range(FAILURES_MAX)]
         assert statuses == [403] * FAILURES_MAX
@@ -107,7 +107,7 @@ async def test_login_of_another_site_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "to", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:x", "/logout"]
 )
-async def test_login_redirects_to_no_other_host(to: str, tmp_path: Path) -> None:
+async def test_login_does_not_redirect_to_other_hosts(to: str, tmp_path: Path) -> None:
     async with guarded_console(tmp_path) as browser:
         assert (await log_in(browser, ADMIN, to=to)).to == "/"
 

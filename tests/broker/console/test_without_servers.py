@@ -46,7 +46,7 @@ async def test_carriage_return_does_not_break_an_event() -> None:
         assert "a&#13;&#13;data:b" in event
 
 
-async def test_two_consoles_of_a_machine_leave_each_other_their_sessions() -> None:
+async def test_two_consoles_on_one_machine_keep_separate_sessions() -> None:
     async with console("127.0.0.1:1") as one, console("127.0.0.1:1") as other:
         other.host, other.cookies = "127.0.0.1:8091", one.cookies
         await one.get("/changes")

@@ -73,7 +73,7 @@ def test_changes_during_a_round_are_announced_once_to_all() -> None:
     assert {member.told for member in newcomers} == {1}
 
 
-def test_large_groups_take_turns() -> None:
+def test_notifications_alternate_between_large_groups() -> None:
     groups = {name: members(3 * LATER_AT_ONCE) for name in ("G", "H")}
     notices = ChangeNotices(50)
     for name, group in groups.items():

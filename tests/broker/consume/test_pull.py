@@ -169,7 +169,7 @@ async def test_pull_waits_no_longer_than_its_suspend_timeout(client: Client) -> 
     assert await held_pulls(client) == 0
 
 
-async def test_waiting_pulls_are_forgotten_with_their_connection(broker: RunningBroker) -> None:
+async def test_waiting_pulls_are_dropped_with_their_connection(broker: RunningBroker) -> None:
     waiting, client = await broker.connect(), await broker.connect()
     await client.create_topic("T", 1)
     for _ in range(5):

@@ -156,7 +156,9 @@ async def test_empty_group_can_be_switched_to_pop(client: Client) -> None:
         ("messageModel", "message model"),
     ],
 )
-async def test_texts_without_end_are_not_kept(client: Client, serialization: int, field: str, what: str) -> None:
+async def test_names_above_255_characters_are_refused(
+    client: Client, serialization: int, field: str, what: str
+) -> None:
     query = body({"clientId": "c1", "consumerGroup": "G", "topic": "T"} | {field: "x" * 256})
     answer = await client.request(RequestCode.QUERY_ASSIGNMENT, body=query, serialization=serialization)
     remark = f"the {what} has 256 characters; maximum: 255"
@@ -207,7 +209,7 @@ async def test_queues_of_other_broker_groups_are_assigned_too(tmp_path: Path) ->
             assert await assignment(client, topic="Nowhere") == {"messageQueueAssignments": None}
 
 
-async def test_impossible_topic_names_are_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invalid_topic_names_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def find_none(_: Routes, topic: str, on_queues: Callable[[None], None]) -> None:

@@ -213,7 +213,7 @@ async def test_group_begins_at_first_message_although_restarted(tmp_path: Path) 
         assert [each.body for each in await popped(client, initMode=1)] == [b"new"]
 
 
-async def test_ack_of_deleted_topic_spares_new_messages(client: Client) -> None:
+async def test_ack_of_a_deleted_topic_does_not_affect_new_messages(client: Client) -> None:
     await client.create_topic("T")
     await client.send("T", b"old", e=0)
     [old] = await popped(client)

@@ -60,7 +60,7 @@ async def test_route_names_filter_servers_while_registered(tmp_path: Path, monke
         assert len([each for each in logs if each["event"] == "filter_server_gone"]) == FILTER_SERVERS_MAX
 
 
-async def test_program_is_kept_by_its_name(client: Client) -> None:
+async def test_program_is_stored_under_its_name(client: Client) -> None:
     await client.wait_for(lambda info: int(info["raftmq.formatLevel"]) >= LEVEL_OF_FILTERS)
     put, get = RequestCode.PUT_FILTER, RequestCode.GET_FILTER
     assert (await client.request(put, EXT, b"abc")).code == ResponseCode.TOPIC_NOT_EXIST

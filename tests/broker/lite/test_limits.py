@@ -68,7 +68,7 @@ async def test_wildcard_clients_use_up_the_limit_of_subscriptions(tmp_path: Path
         assert (await control(client, "COMPLETE_ADD", client_id="C2")).code == QUOTA
 
 
-async def test_message_for_one_lite_topic_too_many_is_refused(tmp_path: Path) -> None:
+async def test_message_beyond_the_limit_of_lite_topics_is_refused(tmp_path: Path) -> None:
     async with lite_client(tmp_path, limits=limited(lite={"topics_max": 2})) as client:
         for lite in ("a", "b"):
             assert (await send(client, lite, b"1")).code == ResponseCode.SUCCESS

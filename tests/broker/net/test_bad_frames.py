@@ -240,7 +240,7 @@ async def test_unsupported_requests_are_answered(tmp_path: Path) -> None:
             assert (await witness.info())["raftmq.lastIndex"] == last_index
 
 
-async def test_requests_that_are_only_odd_are_served(tmp_path: Path) -> None:
+async def test_unusual_but_valid_requests_are_served(tmp_path: Path) -> None:
     with capture_logs() as log:
         async with broker_client(tmp_path, queues=1) as client:
             log.clear()

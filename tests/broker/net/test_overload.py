@@ -29,7 +29,7 @@ REQUESTS: list[tuple[int, dict[str, Any] | None, bytes]] = [
 
 
 @pytest.mark.parametrize(("code", "ext", "body"), REQUESTS, ids=[RequestCode(row[0]).name for row in REQUESTS])
-async def test_changes_are_refused_while_too_much_waits(
+async def test_changes_are_refused_while_too_much_is_pending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, ext: dict[str, Any] | None, body: bytes
 ) -> None:
     stalled: list[Appender] = []

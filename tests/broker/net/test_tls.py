@@ -149,7 +149,7 @@ async def test_clients_without_a_required_certificate_are_refused(tmp_path: Path
         assert (await client.send()).code == ResponseCode.SUCCESS
 
 
-async def test_certificate_is_exchanged_while_the_broker_runs(tmp_path: Path, authority: Authority) -> None:
+async def test_certificate_is_replaced_while_the_broker_runs(tmp_path: Path, authority: Authority) -> None:
     limits = limited(upkeep={"refresh_files_seconds": 0.01})
     settings = authority.settings("permissive")
     (tmp_path / "other").mkdir()

@@ -67,7 +67,7 @@ async def test_pops_from_the_end_begin_in_thousands_of_queues(tmp_path: Path) ->
         assert sorted(found) == [b"0", b"1023", b"511"]
 
 
-async def test_change_within_the_millisecond_of_the_pop_affects_one_message(
+async def test_visibility_change_in_the_millisecond_of_the_pop_affects_one_message(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.create_topic("T")

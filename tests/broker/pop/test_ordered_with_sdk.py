@@ -155,7 +155,7 @@ async def test_unanswered_ordered_pop_is_repeated_at_once(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("ahead", [1, 2])
-async def test_so_many_come_together_as_may_wait(namesrv: str, ahead: int) -> None:
+async def test_ordered_pops_return_up_to_ahead_messages(namesrv: str, ahead: int) -> None:
     await filled(namesrv, 5)
     with trio.fail_after(SECONDS):
         async with in_order(namesrv, ahead=ahead) as consumer:

@@ -195,7 +195,7 @@ async def test_pop_waits_for_any_queue_and_the_retry_topic(broker: RunningBroker
 
 
 @pytest.mark.parametrize("born", [0, None, 1, now_ms() - 20_000, now_ms() + 20_000, 2**62, -(2**63)])
-async def test_clock_of_a_pop_client_decides_nothing(broker: RunningBroker, born: int | None) -> None:
+async def test_clock_of_a_pop_client_is_ignored(broker: RunningBroker, born: int | None) -> None:
     client, other = await broker.connect(), await broker.connect()
     await filled(client, 1)
     given: dict[str, Any] = {"bornTime": born}
@@ -284,7 +284,7 @@ async def test_pop_skips_messages_that_the_filter_rejects(client: Client) -> Non
     assert (await pop(client, expType="SQL92", exp="n BETWEEN")).code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
 
 
-async def test_in_order_a_queue_waits_until_all_is_acknowledged(client: Client) -> None:
+async def test_ordered_pop_waits_until_all_messages_of_its_queue_are_acknowledged(client: Client) -> None:
     await filled(client, 4)
     order: dict[str, Any] = {"order": True, "queueId": 0, "maxMsgNums": 2}
     first = await pop(client, **order, attemptId="x")

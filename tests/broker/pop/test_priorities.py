@@ -197,7 +197,7 @@ async def test_last_level_gets_its_share_while_the_second_fills_every_pop(tmp_pa
         assert got.total() // 20 - 4 <= got[0] <= got.total() // 20 + 4  # the lower levels take turns
 
 
-async def test_lower_priority_saves_no_share_while_empty(tmp_path: Path) -> None:
+async def test_lower_priority_does_not_accumulate_share_while_empty(tmp_path: Path) -> None:
     async with broker_client(tmp_path, lower_priorities_percent=50) as client:
         await make_topic(client)
         await sent(client, *[9] * 20)
@@ -258,14 +258,14 @@ async def test_group_may_have_a_factor(tmp_path: Path) -> None:
         assert set(got[30:]) == {9, 5, 0}
 
 
-async def test_pops_in_order_and_of_one_queue_know_no_priorities(client: Client) -> None:
+async def test_pops_in_order_or_of_one_queue_ignore_priorities(client: Client) -> None:
     await make_topic(client)
     await sent(client, 2, 8)
     assert bodies(await popped(client, queueId=2)) == [2]
     assert bodies(await popped(client, order=True)) == [8]
 
 
-async def test_peeks_see_the_same_order_and_change_nothing(tmp_path: Path) -> None:
+async def test_peeks_return_the_same_order_and_change_nothing(tmp_path: Path) -> None:
     async with broker_client(tmp_path, lower_priorities_percent=50) as client:
         await make_topic(client)
         await sent(client, 2, 8, 8)

@@ -171,7 +171,7 @@ async def test_unreadable_record_fails_one_pop_and_is_redelivered(
 
 
 @pytest.mark.parametrize(("tag", "calls"), [("a", 0), ("b", 1)])
-async def test_pops_of_a_group_share_one_look_at_a_message(
+async def test_pops_of_a_group_read_a_message_only_once(
     broker: RunningBroker, brokers: list[Broker], monkeypatch: pytest.MonkeyPatch, tag: str, calls: int
 ) -> None:
     """Nobody wants the tag of the message; or the group wants it, and has not examined those before."""

@@ -73,7 +73,7 @@ async def test_tags_with_equal_hash_codes_are_distinguished(tmp_path: Path, orde
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-async def test_message_without_codec_holds_back_no_other(
+async def test_message_without_codec_does_not_delay_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ordered: bool
 ) -> None:
     errors: list[str] = []

@@ -101,7 +101,7 @@ async def test_first_batch_creates_its_topic(client: Client) -> None:
     assert len(pulled.records) == 2
 
 
-async def test_batch_larger_than_a_round_is_one_entry(tmp_path: Path) -> None:
+async def test_batch_larger_than_a_round_is_stored_as_one_entry(tmp_path: Path) -> None:
     async with broker_client(tmp_path, entry_bytes_max=64 * 1024) as client:
         answer = await send_batch(client, encode_batch([BatchedMessage(bytes(1000), "")] * 1000))
         assert answer.code == ResponseCode.SUCCESS

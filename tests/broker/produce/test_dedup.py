@@ -156,7 +156,7 @@ async def test_refused_message_is_stored_when_sent_again(tmp_path: Path) -> None
         assert place(await client.send(i=numbered(1)))["queueOffset"] == "0"
 
 
-async def test_delayed_message_is_one_and_its_delivery_no_repeat(client: Client) -> None:
+async def test_delivery_of_a_numbered_delayed_message_is_not_a_repeat(client: Client) -> None:
     await client.create_topic("T", 4)
     text = numbered(1, DELAY="1")
     first = place(await client.send(body=b"later", e=3, i=text))
@@ -173,7 +173,7 @@ async def test_delayed_message_is_one_and_its_delivery_no_repeat(client: Client)
     assert place(await client.send(body=b"new", e=3, i=numbered(2)))["queueOffset"] == "1"
 
 
-async def test_timer_is_one_and_its_repeat_can_be_recalled(client: Client) -> None:
+async def test_repeat_of_a_numbered_timer_can_be_recalled(client: Client) -> None:
     await client.create_topic("T", 4)
     text = numbered(1, TIMER_DELAY_SEC="600")
     first = place(await client.send(e=2, i=text))
@@ -185,7 +185,7 @@ async def test_timer_is_one_and_its_repeat_can_be_recalled(client: Client) -> No
     assert place(await client.send(e=2, i=text)) == first
 
 
-async def test_half_a_transaction_is_one_and_its_commit_no_repeat(client: Client) -> None:
+async def test_commit_of_a_numbered_half_message_is_not_a_repeat(client: Client) -> None:
     await client.create_topic("T", 4)
     text = half_text(RAFTMQ_PRODUCER="p1", RAFTMQ_SEQUENCE="1")
     first = await client.send(e=2, f=PREPARED, i=text)

@@ -115,7 +115,7 @@ async def test_requests_are_served_after_the_sends_they_follow(tmp_path: Path, m
         assert both.connection_of(client) in both.fast_senders
 
 
-async def test_garbage_closes_its_connection_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_garbage_closes_only_its_own_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with producers(tmp_path, monkeypatch, 6) as both:
         await both.clients[0].stream.send_all(b"\xff" * 100)
         await both.clients[1].post(CODE, ext(), b"body")

@@ -193,7 +193,7 @@ async def test_sdk_sends_numbered_batches_and_reports_unknown_offsets(tmp_path: 
         assert [result.queue_offset for result in longer] == [-1] * 4
 
 
-async def test_oneway_batch_is_a_first_like_others(client: Client) -> None:
+async def test_first_oneway_batch_is_stored_like_others(client: Client) -> None:
     await client.send("Other")
     body = encode_batch([BatchedMessage(b"1:", ""), BatchedMessage(b"2:", "")])
     frames = [

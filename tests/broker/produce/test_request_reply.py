@@ -211,7 +211,7 @@ async def test_reply_via_any_replica_reaches_a_client_of_any_replica(tmp_path: P
             assert answer.remark == "push reply message fail, channel of <nobody> not found."
 
 
-async def test_replicas_believe_only_replicas(broker: RunningBroker) -> None:
+async def test_replica_accepts_pushed_replies_only_from_replicas(broker: RunningBroker) -> None:
     client = await connect_replica(broker)
     await produces(client, "asker")
     question = {

@@ -144,7 +144,7 @@ async def test_traces_of_batches_and_streams_are_sent_to_custom_topics(tmp_path:
         assert await admin.messages_by_key(TRACE_TOPIC, submitted.message_id) == []
 
 
-async def test_delays_and_recalls_are_in_the_story(tmp_path: Path) -> None:
+async def test_trace_contains_delays_and_recalls(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, _), Admin(namesrv) as admin:
         async with Producer(namesrv, "P", trace=True) as producer:
             sent = await producer.send(Message("T", b"later", delay=100))
@@ -192,7 +192,7 @@ async def test_records_of_stock_clients_are_read(tmp_path: Path) -> None:
         ]
 
 
-async def test_tracing_fails_nothing_and_stays_within_its_bounds(tmp_path: Path) -> None:
+async def test_failing_traces_are_dropped_and_do_not_fail_sends(tmp_path: Path) -> None:
     async with cluster_and_broker(tmp_path) as (namesrv, broker):
         await (await broker.connect()).create_topic("NoTrace", perm=4)
         remoting = RemotingSettings(limits=TEST_MIN)
@@ -230,7 +230,7 @@ async def test_trace_finds_each_of_thousands_of_messages(tmp_path: Path) -> None
         assert (pub.keys, pub.tags) == (" ".join([*keys, "n2999"]), "\u2603 x")
 
 
-async def test_transactions_are_in_the_story(tmp_path: Path) -> None:
+async def test_trace_contains_transactions(tmp_path: Path) -> None:
     answers: list[bool | None] = [None, True]
 
     async def check(message: ReceivedMessage) -> bool | None:

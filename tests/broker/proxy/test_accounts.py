@@ -71,7 +71,7 @@ async def test_proxy_acts_as_the_user_of_its_client(kit: Kit, proxy: InMemoryPro
     assert kit.messages("Secrets") == []
 
 
-async def test_quota_of_a_user_holds_through_a_proxy(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_quota_of_a_user_applies_through_a_proxy(kit: Kit, proxy: InMemoryProxy) -> None:
     async with UserAdmin(kit.namesrv, remoting=OPERATOR) as users:
         await users.put_quota("orders-service", Quota(produce_messages=2))
         proxy.metadata = signed("orders-service", "orders-secret", kit.now())
@@ -189,7 +189,7 @@ async def test_routes_and_transaction_ends_require_a_topic_permission(kit: Kit, 
     assert (await codes("Orders"))[0] == pb.OK
 
 
-async def test_policies_of_users_count_with_the_address_of_the_client(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_policies_of_users_apply_to_the_address_of_the_client(kit: Kit, proxy: InMemoryProxy) -> None:
     near = PolicyEntryInfo(resource="Topic:Orders", actions=["Pub"], decision="Allow", source_ips=["192.0.2.0/24"])
     far = PolicyEntryInfo(resource="Topic:Secrets", actions=["Pub"], decision="Allow", source_ips=["10.0.0.0/8"])
     async with UserAdmin(kit.namesrv, remoting=OPERATOR) as users:

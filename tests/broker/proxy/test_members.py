@@ -103,7 +103,9 @@ async def test_clients_with_enormous_subscriptions_do_not_hide_the_others(
         await has_members(admin, "c1")
 
 
-async def test_members_that_subscribe_differently_are_seen(proxy: InMemoryProxy, admin: CatalogueAdmin) -> None:
+async def test_differing_subscriptions_of_proxied_members_are_reported(
+    proxy: InMemoryProxy, admin: CatalogueAdmin
+) -> None:
     async with proxy.telemetry("c1", consumer("paid")), proxy.telemetry("c2", consumer("paid")):
         await has_members(admin, "c1", "c2")
         assert disagreement(await members_of(admin, "billing")) == []

@@ -407,7 +407,7 @@ async def test_delayed_message_up_to_the_limit_can_be_recalled(kit: Kit, proxy: 
 
 
 @pytest.mark.parametrize("replicas", [3])
-async def test_leader_change_costs_clients_no_error(kit: Kit, proxy: InMemoryProxy) -> None:
+async def test_clients_get_no_error_at_a_leader_change(kit: Kit, proxy: InMemoryProxy) -> None:
     await begin(proxy, "billing", "Orders")
     await proxy.send("Orders", "one")
     _, [got] = await proxy.receive("billing", "Orders")

@@ -94,7 +94,7 @@ class NotReading(Call):
         self.unsent = False
 
 
-async def test_producer_with_unread_checks_affects_no_other(proxy: InMemoryProxy) -> None:
+async def test_producer_with_unread_checks_does_not_affect_others(proxy: InMemoryProxy) -> None:
     call = NotReading("p1")
     await call.to_server.send(pb.TelemetryCommand(settings=PRODUCER).SerializeToString())
 

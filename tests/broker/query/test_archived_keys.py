@@ -222,7 +222,7 @@ async def test_query_finds_a_message_once_if_its_file_is_deleted(
 
 
 @pytest.mark.slow
-async def test_index_that_is_built_during_a_search_hides_no_message(
+async def test_search_finds_messages_of_an_index_built_meanwhile(
     tmp_path: Path, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = replace(LIMITS, archive=replace(LIMITS.archive, key_search_seconds=60))

@@ -199,7 +199,7 @@ async def test_part_with_a_damaged_key_is_indexed_after_log_repair(
         assert numbers(await client.request(QUERY, by_key("order7"))) == [7]
 
 
-async def test_flood_of_queries_is_answered_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_excess_queries_are_answered_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def run(search: KeySearch) -> SearchResult:

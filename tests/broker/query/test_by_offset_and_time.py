@@ -40,7 +40,7 @@ async def test_broker_refuses_offsets_within_a_record(client: Client, clock: Clo
 
 
 @pytest.mark.slow
-async def test_metadata_is_not_shown(client: Client, clock: Clock) -> None:
+async def test_metadata_entries_are_not_returned_as_messages(client: Client, clock: Clock) -> None:
     (first,) = await stored(client, clock, 0)
     await stored(client, clock, 0)
     # Everything up to the second message is asked for: the topic's creation lies in front of the first.

@@ -62,7 +62,7 @@ async def stage(client: Client, *topics: str, body: bytes = b"x" * 100) -> Answe
     return await client.request(RequestCode.STAGE_TRANSACTION, fields, TransactionSet(messages, []).encode())
 
 
-async def test_transaction_counts_for_each_topic_of_its_messages(tmp_path: Path) -> None:
+async def test_quota_charges_a_transaction_to_each_topic_of_its_messages(tmp_path: Path) -> None:
     async with broker_client(tmp_path, group="q-s") as client:
         await client.create_topic("Free")
         await limit(client, "T", produce_messages=5)
@@ -96,7 +96,7 @@ async def test_quota_charges_a_reply_to_its_user(tmp_path: Path) -> None:
         assert await throttled(admin) == {("user", USER[0], "produce")}
 
 
-async def test_look_that_would_exceed_a_quota_is_refused(tmp_path: Path) -> None:
+async def test_lookup_that_would_exceed_a_quota_is_refused(tmp_path: Path) -> None:
     """An answer without messages would say that there are none."""
     async with broker_client(tmp_path, queues=1, group="q-v") as client:
         await client.fill(30)

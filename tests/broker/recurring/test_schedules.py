@@ -63,7 +63,7 @@ async def test_every_tick_is_a_message_with_its_time() -> None:
 
 
 @VIRTUAL_TIME
-async def test_leader_failure_loses_and_repeats_no_tick() -> None:
+async def test_leader_failure_neither_loses_nor_repeats_ticks() -> None:
     async with open_kit(replicas=3) as kit, Admin(kit.namesrv) as admin:
         await admin.create_topic("T", queues=1)
         await admin.schedules.create(Schedule("a", "T", b"hi", MINUTE))

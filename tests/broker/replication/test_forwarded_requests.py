@@ -159,7 +159,7 @@ async def test_log_of_another_group_is_refused(broker: RunningBroker) -> None:
     assert answer.code == ResponseCode.NO_PERMISSION
 
 
-async def test_client_on_the_host_of_a_replica_is_not_believed(broker: RunningBroker) -> None:
+async def test_client_on_the_host_of_a_replica_is_not_trusted(broker: RunningBroker) -> None:
     """The replica n9 is connected from the same address, and operators are allowed from it."""
     replica, client = await connect_replica(broker), await broker.connect()
     frame = inner_frame(RequestCode.SEND_MESSAGE_V2, send_ext("T"), b"hello")
@@ -195,7 +195,7 @@ async def test_forwarding_replica_must_prove_its_identity_and_dialled_address(
     assert inner_answer(await forward(broker, client, frame)).code == ResponseCode.SUCCESS
 
 
-async def test_proof_is_good_for_one_challenge(broker: RunningBroker) -> None:
+async def test_proof_is_valid_for_one_challenge_only(broker: RunningBroker) -> None:
     """Recorded, reflected, made up, or without a challenge: none lets the connection in, and all are told the same."""
     client = await connect_replica(broker)
     settings = broker.settings
@@ -218,7 +218,7 @@ async def test_proof_is_good_for_one_challenge(broker: RunningBroker) -> None:
         assert (await forward(broker, stranger, frame)).code == ResponseCode.NO_PERMISSION
 
 
-async def test_connection_of_an_old_secret_is_not_trusted_any_more(broker: RunningBroker) -> None:
+async def test_connection_that_used_an_old_secret_loses_trust(broker: RunningBroker) -> None:
     client = await connect_replica(broker)
     path, new = str(broker.settings.secret_path), new_secret()
     (old,) = read_secrets(path)

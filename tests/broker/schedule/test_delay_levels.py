@@ -118,7 +118,7 @@ async def test_name_of_the_real_topic_cannot_be_forged(client: Client, clock: Wa
     assert (message.properties["REAL_TOPIC"], message.properties["REAL_QID"]) == ("T", "3")
 
 
-async def test_many_messages_come_in_order_and_once(tmp_path: Path, clock: WallClock) -> None:
+async def test_many_delayed_messages_are_delivered_once_and_in_order(tmp_path: Path, clock: WallClock) -> None:
     async with broker_client(tmp_path, entry_bytes_max=4096) as client:
         delayed = properties(DELAY="1")
         frames = [client.frame(SEND_V2, send_ext(i=delayed), b"%d" % n + bytes(n % 50)) for n in range(1000)]
@@ -133,7 +133,7 @@ async def test_many_messages_come_in_order_and_once(tmp_path: Path, clock: WallC
         assert await figure(client, "delayedDelivered") == 1000
 
 
-async def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(
+async def test_too_fast_producers_do_not_stop_deliveries(
     tmp_path: Path, clock: WallClock, brokers: list[Broker]
 ) -> None:
     async with broker_client(tmp_path, uncommitted_bytes_max=2**20) as client:
@@ -287,7 +287,7 @@ async def test_deliveries_in_progress_when_the_disk_fills_are_not_repeated(
         assert await client.offset(RequestCode.GET_MAX_OFFSET) == 200
 
 
-async def test_clock_set_back_prolongs_no_delay(client: Client, clock: WallClock) -> None:
+async def test_setting_the_clock_back_does_not_prolong_a_delay(client: Client, clock: WallClock) -> None:
     for number in range(100):
         await client.send(body=b"%d" % number, i=properties(DELAY="1"))
         clock.now_ms += 1

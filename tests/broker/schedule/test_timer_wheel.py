@@ -173,7 +173,7 @@ def test_unreadable_timer_slot_does_not_delay_others(machine: TimerMachine, monk
         assert sorted(machine.visible) == ["m0", "m2"]
 
 
-def test_producers_that_are_too_fast_keep_nothing_from_being_delivered(machine: TimerMachine) -> None:
+def test_too_fast_producers_do_not_stop_deliveries(machine: TimerMachine) -> None:
     machine.send(SECOND, 0, 3)
     machine.store_pending()
     machine.pass_time(SECOND)

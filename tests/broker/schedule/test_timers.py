@@ -60,7 +60,9 @@ async def bodies(client: Client, topic: str = "T", queue_id: int = 0) -> list[by
 
 @pytest.mark.parametrize("serialization", [JSON, BINARY])
 @pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
-async def test_message_comes_at_its_time(tmp_path: Path, clock: WallClock, code: int, serialization: int) -> None:
+async def test_delayed_message_is_delivered_at_its_time(
+    tmp_path: Path, clock: WallClock, code: int, serialization: int
+) -> None:
     due_ms = clock.now_ms + 90_001
     text = properties(KEYS="k", TAGS="café", UNIQ_KEY="0A0B", own="\u20ac", TIMER_DELIVER_MS=str(due_ms))
     async with running(tmp_path, cluster="C1") as broker:
@@ -190,7 +192,7 @@ async def test_message_due_far_ahead_is_copied_each_day(client: Client, clock: W
     assert await figure(client, "timersExpired") == 0
 
 
-async def test_many_messages_come_once_and_in_the_order_of_their_times(tmp_path: Path, clock: WallClock) -> None:
+async def test_many_timers_deliver_once_and_in_the_order_of_their_times(tmp_path: Path, clock: WallClock) -> None:
     async with broker_client(tmp_path, entry_bytes_max=32768) as client:
         order = [number * 7919 % 1000 for number in range(1000)]
         frames = []
@@ -430,7 +432,7 @@ async def test_handle_recalls_only_one_of_two_stored_copies(client: Client, cloc
     assert (await recall(client, first.ext["recallHandle"])).code == ResponseCode.ILLEGAL_OPERATION
 
 
-async def test_of_delivery_and_recall_exactly_one_wins(tmp_path: Path, clock: WallClock) -> None:
+async def test_exactly_one_of_delivery_and_recall_succeeds(tmp_path: Path, clock: WallClock) -> None:
     """Recalls arrive in the same turn in which messages become due; each is either answered with 0 or delivered."""
     async with broker_client(tmp_path, entry_bytes_max=32768) as client:
         recalled: set[bytes] = set()

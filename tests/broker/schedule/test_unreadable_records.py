@@ -194,7 +194,7 @@ def test_unreadable_timer_is_dropped_once_its_log_file_is_deleted(
     del machine.messages["m0"]
 
 
-def test_remembered_unreadable_messages_are_bounded() -> None:
+def test_list_of_unreadable_messages_is_bounded() -> None:
     unreadable = ReadBackoff()
     for offset in range(KNOWN_MAX + 5):
         assert unreadable.postpone((1, offset), 0) == (PAUSE_MS_MIN if offset < KNOWN_MAX else PAUSE_MS_MAX)

@@ -77,7 +77,7 @@ async def test_message_with_a_delivery_time_is_delivered_at_that_time(client: Cl
     assert (message.body, message.store_timestamp_ms) == (b"absolute", due_ms)
 
 
-async def test_small_clock_changes_move_no_delayed_messages(client: Client, clock: WallClock) -> None:
+async def test_small_clock_changes_do_not_move_delayed_messages(client: Client, clock: WallClock) -> None:
     for number in range(20):
         await client.send(body=b"%d" % number, i=properties(TIMER_DELAY_SEC=str(3600 + 60 * number)))
     clock.now_ms += 10 * 60 * SECOND

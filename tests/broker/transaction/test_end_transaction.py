@@ -155,7 +155,7 @@ async def test_delay_begins_with_the_commit(client: Client, wanted: dict[str, An
     assert message.prepared_offset == parse_offset_message_id(half.ext["msgId"]).physical_offset
 
 
-async def test_ended_stays_ended_over_a_restart(tmp_path: Path) -> None:
+async def test_ended_transaction_stays_ended_after_a_restart(tmp_path: Path) -> None:
     async with broker_client(tmp_path) as client:
         committed, rolled_back, opened = [await send_half(client, body) for body in (b"a", b"b", b"c")]
         assert (await end(client, committed, COMMIT)).code == 0

@@ -438,7 +438,7 @@ def pass_time(machine: TransactionsMachine, seconds: float) -> None:
         machine.apply(len(machine.log.framed), by_leader=True)
 
 
-def test_message_that_is_immune_for_long_holds_up_no_other(machine: TransactionsMachine) -> None:
+def test_long_immunity_of_a_message_does_not_delay_others(machine: TransactionsMachine) -> None:
     machine.begin(1, False, 5, True)
     machine.begin(2, False, 5, False)
     pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
@@ -457,7 +457,7 @@ def test_message_that_is_immune_for_long_holds_up_no_other(machine: Transactions
     assert list(machine.leader.metadata.checks.put_off) == []
 
 
-def test_message_that_was_put_off_may_be_ended_any_time(machine: TransactionsMachine) -> None:
+def test_postponed_half_message_can_be_ended_at_any_time(machine: TransactionsMachine) -> None:
     machine.begin(2, False, 5, True)
     pass_time(machine, TIMEOUT + (CHECKS_MAX + 1) * (INTERVAL + 9))
     assert list(machine.leader.metadata.checks.put_off) == [0, 1]
@@ -547,7 +547,7 @@ def test_half_message_that_retention_removed_was_not_committed(machine: Transact
     }
 
 
-def test_only_the_latest_rollbacks_are_remembered() -> None:
+def test_only_the_latest_rollbacks_are_kept() -> None:
     limits = replace(DEFAULT, waiting=WaitingLimits(discarded_remembered_max=10))
     metadata, nothing = Metadata(), cast("Any", None)
     halves = HalfMessages(

@@ -122,7 +122,7 @@ async def test_transaction_begun_twice_with_one_number_is_one_transaction(tmp_pa
     assert plain[0] == plain[1]
 
 
-async def test_cancelled_is_rolled_back(tmp_path: Path) -> None:
+async def test_cancelled_transaction_is_rolled_back(tmp_path: Path) -> None:
     async with cluster(tmp_path) as namesrv, TransactionProducer(namesrv, "P", check=never) as producer:
         with trio.CancelScope() as scope:
             async with producer.transaction(Message("T", b"never")) as cut:

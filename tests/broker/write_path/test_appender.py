@@ -318,7 +318,7 @@ def test_round_waits_for_the_senders_that_were_just_answered() -> None:
     assert appender.start_round()
 
 
-def test_round_waits_for_no_sender_of_many_messages() -> None:
+def test_round_does_not_wait_for_senders_of_many_messages() -> None:
     appender, asked, add = answered_round(3)
     add(1)
     assert appender.start_round()

@@ -307,7 +307,7 @@ def test_cost_of_a_backup_is_the_difference_of_windows() -> None:
     assert backup.data_bytes(quick=False, free=100 * 10**9) == 10**10
 
 
-def test_why_leaders_stopped_is_read_from_their_logs(tmp_path: Path) -> None:
+def test_reason_why_leaders_stopped_is_read_from_their_logs(tmp_path: Path) -> None:
     log = tmp_path / "n0.log"
     events = [("leader", "elected"), ("follower", "disk_slow"), ("follower", "leader_found"), ("leader", "elected")]
     lines = [json.dumps({"event": "role_changed", "role": role, "cause": cause}) for role, cause in events]

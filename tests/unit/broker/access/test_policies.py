@@ -100,7 +100,7 @@ def test_many_questions_take_little_memory() -> None:
 # -- seals -------------------------------------------------------------------------------------------------------------
 
 
-def test_only_the_secret_of_the_group_opens_a_seal() -> None:
+def test_only_the_group_secret_decrypts_user_secrets() -> None:
     sealed = seal(SECRET, "orders", "the secret key", NONCE)
     assert "secret" not in sealed
     assert unseal([OTHER, SECRET], "orders", sealed) == "the secret key"

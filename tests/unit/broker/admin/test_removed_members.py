@@ -70,7 +70,7 @@ def test_thousands_of_removed_members_are_handled_in_steps() -> None:
     started.registry.check_invariants()
 
 
-def test_member_that_the_log_keeps_out_leaves_at_once() -> None:
+def test_member_excluded_by_the_log_is_removed_at_once() -> None:
     started = Started()
     started.join("c1")
     started.join("c2")

@@ -381,7 +381,7 @@ def test_follower_reports_an_older_manifest() -> None:
     assert (follower.asked[-1]["index"], follower.asked[-1]["manifest"]) == (str(end.index), "older")
 
 
-def test_replica_reports_no_manifest_before_having_read_one() -> None:
+def test_replica_does_not_report_a_manifest_before_reading_one() -> None:
     for follower in (tiered(), tiered(leader="n1")):
         end = follower.ends()[-1]
         follower.metadata.apply(noted(end))
@@ -429,7 +429,7 @@ def test_missing_format_level_is_reported(level: int, has_tiers: bool, needed: i
     assert told == ([] if needed is None else [needed])
 
 
-def test_replica_that_has_just_started_calls_no_older_manifest_whole() -> None:
+def test_just_started_replica_does_not_report_an_older_manifest_as_complete() -> None:
     leader = tiered(leader="n1")
     first, end = leader.ends()[0], leader.ends()[-1]
     leader.service.handle_step(step(first, begin_pos=0))  # it has not applied yet that more is archived

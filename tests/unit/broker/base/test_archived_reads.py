@@ -149,7 +149,7 @@ def test_reader_does_not_wait_for_a_stuck_store_for_ever() -> None:
     assert archive.reads.read(10, 5) == bytes(5)
 
 
-def test_departed_readers_are_forgotten_while_the_store_is_stuck() -> None:
+def test_departed_readers_are_removed_while_the_store_is_stuck() -> None:
     archive = Archive(read_wait_seconds=5.0)
 
     class Request:

@@ -109,7 +109,7 @@ def test_jump_is_followed_after_a_minute() -> None:
     assert [line["event"] for line in logs] == ["clock_jumped", "clock_jump_followed"]
 
 
-def test_clock_that_has_just_started_is_not_believed_more() -> None:
+def test_jump_of_a_just_started_clock_is_followed_at_once() -> None:
     machine = Machine()
     with capture_logs() as logs:
         assert machine.after(5, YEAR_MS) == YEAR_MS

@@ -52,7 +52,7 @@ def test_periodic_task_runs_at_most_ten_milliseconds_early() -> None:
     assert done_in(0.105, 0.08, 0.099)[:2] == [[0.08], [0.099]]
 
 
-def test_slow_action_starves_no_other_interval() -> None:
+def test_slow_action_does_not_starve_other_intervals() -> None:
     assert done_in(0.0205, 0.005)[0] == [0.005, 0.01, 0.015, 0.02]
     slow, other, _ = done_in(1.0, 0.01, 0.05, each_takes=0.1)
     assert len(slow) >= 4

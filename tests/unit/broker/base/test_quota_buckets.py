@@ -35,7 +35,7 @@ def sent(buckets: QuotaBuckets, quota: Quota, until: float, costs: tuple[int, in
 
 
 @pytest.mark.parametrize("quota", [Quota(produce_messages=50), Quota(produce_bytes=5000)])
-def test_rate_holds_over_a_long_time(quota: Quota) -> None:
+def test_rate_is_kept_over_a_long_time(quota: Quota) -> None:
     passed = sent(QuotaBuckets(), quota, 100.0)
     assert 50 * 100 <= len(passed) <= 50 * (100 + BURST_SECONDS) + 2
 
@@ -131,7 +131,7 @@ def test_producing_and_consuming_are_counted_separately() -> None:
     assert buckets.wait([(WHO._replace(direction=CONSUME), quota)], 0.0) == (0.0, None)
 
 
-def test_removed_quota_is_forgotten_and_a_new_one_begins_full() -> None:
+def test_removed_quota_is_dropped_and_a_new_one_begins_full() -> None:
     buckets, quota = QuotaBuckets(), Quota(produce_messages=1)
     buckets.charge([(WHO, quota)], 10, 0, 0.0)
     buckets.count_throttled(WHO, 0.0, refused=True)

@@ -104,7 +104,7 @@ def test_group_without_broadcast_permission_may_not_broadcast() -> None:
     assert home.refusal() == ResponseCode.NO_PERMISSION
 
 
-def test_longer_an_expression_the_fewer_messages_are_scanned_at_once() -> None:
+def test_longer_expressions_are_applied_to_fewer_messages_at_once() -> None:
     assert scanned_max(parse_subscription("T", "a || b", "TAG"), DEFAULT.consume) == 800
     assert scanned_max(parse_subscription("T", "n = 1", "SQL92"), DEFAULT.consume) == 800
     assert scanned_max(parse_subscription("T", " OR ".join(["n = 1000"] * 200), "SQL92"), DEFAULT.consume) == 41

@@ -93,12 +93,12 @@ def test_only_a_lagging_client_is_sent_to_a_follower() -> None:
     ],
     ids=["silent", "probed", "reset", "just joined", "at the base", "entry gone", "behind what is asked for"],
 )
-def test_leader_suggests_no_unfit_follower(unfit: PeerStatus) -> None:
+def test_leader_does_not_suggest_an_unfit_follower(unfit: PeerStatus) -> None:
     assert Home(Leader(unfit)).suggest(LAG_MAX + 1, behind=50 * ENTRY_BYTES) == 0
     assert Home(Leader(unfit, peer("n2"))).suggest(LAG_MAX + 1, behind=50 * ENTRY_BYTES) == 3
 
 
-def test_groups_wish_counts_if_that_replica_can_serve() -> None:
+def test_preferred_replica_of_a_group_is_suggested_if_it_can_serve() -> None:
     home = Home(Leader(peer("n1"), peer("n2"), peer("n3")))
     for wish, suggested in ((4, 4), (3, 3)):
         config = GroupConfig(name="G", which_broker_when_consume_slowly=wish)

@@ -174,7 +174,7 @@ def test_expired_pull_is_not_woken(polling: LongPolling[Pull]) -> None:
     assert polling.wake(KEY, entries(0)) == []
 
 
-def test_closed_connection_takes_its_pulls_along(polling: LongPolling[Pull]) -> None:
+def test_closing_a_connection_drops_its_pulls(polling: LongPolling[Pull]) -> None:
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     polling.hold(("T", 1), QueueOffset(0), 10.0, Pull("b"), "c1")
     polling.hold(KEY, QueueOffset(0), 10.0, Pull("c"), "c2")
@@ -184,7 +184,7 @@ def test_closed_connection_takes_its_pulls_along(polling: LongPolling[Pull]) -> 
     assert polling.take_expired(99.0) == []
 
 
-def test_all_are_taken_out_at_the_end_of_time(polling: LongPolling[Pull]) -> None:
+def test_infinite_deadline_expires_all_pulls(polling: LongPolling[Pull]) -> None:
     assert polling.take_expired(math.inf) == []
     assert polling.hold(KEY, QueueOffset(5), 10.0, Pull("a"), "c1")
     assert polling.take_expired(math.inf) == [Pull("a")]
@@ -212,7 +212,7 @@ def test_waiting_pulls_are_bounded_in_bytes() -> None:
     assert polling.nbytes == 0
 
 
-def test_overload_of_one_connection_affects_no_other() -> None:
+def test_overload_of_one_connection_does_not_affect_others() -> None:
     polling: LongPolling[Pull] = LongPolling(held_per_connection_max=1)
     assert polling.hold(KEY, QueueOffset(0), 10.0, Pull("a"), "c1")
     assert not polling.hold(KEY, QueueOffset(0), 10.0, Pull("b"), "c1")

@@ -183,7 +183,7 @@ def test_commit_at_the_wrong_moment_is_refused_with_a_reason(stage: Stage) -> No
 
 
 @pytest.mark.parametrize("oneway", [False, True])
-def test_commit_of_less_than_nothing_holds_up_no_other_commit(oneway: bool, stage: Stage) -> None:
+def test_commit_of_a_negative_offset_does_not_delay_others(oneway: bool, stage: Stage) -> None:
     client: Any = object()
     stage.store(50)
     stage.offsets.note_pull(client, "G", "T", 0, QueueOffset(-2))
@@ -260,7 +260,7 @@ def test_offset_beyond_end_is_corrected_once_by_new_leader(stage: Stage) -> None
     assert stage.rounds.waiting == 0
 
 
-def test_resigned_leader_corrects_nothing(stage: Stage) -> None:
+def test_resigned_leader_does_not_correct_offsets(stage: Stage) -> None:
     stage.metadata.apply(CommitOffsets(offsets=[("G", "T", 0, QueueOffset(130))]))
     corrections = OffsetCorrections(stage.context, offsets=stage.offsets)
     corrections.lead()

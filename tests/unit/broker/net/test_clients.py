@@ -300,7 +300,7 @@ def test_expressions_of_one_connection_are_bounded_over_its_life(expression_type
     beat(registry, "c4", "four", wants("k", 20))
 
 
-def test_language_is_a_name_that_is_known(registry: ClientRegistry[str]) -> None:
+def test_language_of_a_client_is_stored_only_if_known(registry: ClientRegistry[str]) -> None:
     """It is kept for each group of a connection, and a header has room for a long text."""
     for language, kept in (("GO", "GO"), ("x" * 200_000, None), (None, None)):
         registry.heartbeat(0.0, "c1", HeartbeatData("one", consumers=[consumer("g", "T")]), language, 409)

@@ -31,7 +31,7 @@ def unread(*connections: Connection) -> UnreadReplies[Connection]:
     )
 
 
-def test_few_unread_bytes_block_no_connection() -> None:
+def test_few_unread_bytes_do_not_block_a_connection() -> None:
     one, other = Connection(3 * MIB), Connection(MIB)
     kept = unread(one, other)
     kept.add(one)
@@ -86,7 +86,7 @@ def test_drop_notices_do_not_recurse() -> None:
     assert sum(each.waiting_bytes for each in members) == 7 * MIB
 
 
-def test_disconnected_client_is_forgotten() -> None:
+def test_disconnected_client_is_removed() -> None:
     one = Connection(6 * MIB)
     kept = unread(one)
     kept.add(one)

@@ -32,7 +32,7 @@ def test_repeated_properties_count_by_their_last_value(first: str, last: str, ta
 
 
 @pytest.mark.parametrize("last", ["B", "A", ""])
-def test_second_tags_do_not_take_a_send_off_the_quick_path(last: str) -> None:
+def test_repeated_tags_keep_a_send_on_the_fast_path(last: str) -> None:
     text = "UNIQ_KEY\x01K\x02TAGS\x01A\x02"
     batch = frame(batched(b"", text) * 2, m="true", i=f"WAIT\x01true\x02TAGS\x01{last}\x02")
     chunk = batch + frame(i=f"{text}TAGS\x01{last}\x02")
