@@ -110,7 +110,7 @@ async def test_quota_charges_each_message_of_a_batch(tmp_path: Path) -> None:
         assert (await client.request(SEND, send_ext("T"), b"x")).code == ResponseCode.SYSTEM_BUSY
 
 
-async def test_quota_delays_pulls_and_never_refuses_them(tmp_path: Path) -> None:
+async def test_quota_only_delays_pulls(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, group="q-e") as client:
         await client.fill(40)
         await limit(client, consume_messages=10)
@@ -132,7 +132,7 @@ async def test_quota_delays_pulls_and_never_refuses_them(tmp_path: Path) -> None
         assert (throttled.direction, throttled.refused) == ("consume", 0)
 
 
-async def test_quota_delays_pops_and_never_refuses_them(tmp_path: Path) -> None:
+async def test_quota_only_delays_pops(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, group="q-f") as client:
         await client.fill(30)
         await limit(client, consume_bytes=1000)

@@ -70,7 +70,7 @@ class Clock:
         self.slept += seconds
 
 
-def test_rate_holds_and_a_pause_is_not_caught_up() -> None:
+def test_copy_keeps_its_rate_after_a_pause() -> None:
     """After a second in which the disk hung or the process was stopped, it must not copy twice as fast."""
     clock = Clock()
     pace = command.Pace(1000.0, clock=clock.read, sleep=clock.sleep)
@@ -167,7 +167,7 @@ def test_full_target_keeps_the_earlier_backup(tmp_path: Path, monkeypatch: pytes
     assert "entries 1 to 100" in run("verify", tmp_path / "backup").output
 
 
-def test_target_that_disappears_is_not_said_to_be_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_does_not_call_a_vanished_target_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grow(tmp_path / "n1", 100)
     taken(tmp_path / "backup", tmp_path / "n1")
     grow(tmp_path / "n1", 200)

@@ -177,7 +177,7 @@ def test_description_of_a_group_shows_the_missing_leader(status: GroupStatus | N
     assert _in_words(status) == words
 
 
-def test_directory_remembers_its_ports(tmp_path: Path) -> None:
+def test_directory_keeps_its_ports(tmp_path: Path) -> None:
     chosen = Ports.free(3)
     assert choose_ports(tmp_path, 3, chosen, None) == chosen
     assert choose_ports(tmp_path, 3, None, None) == chosen
@@ -195,7 +195,7 @@ def test_directory_with_a_running_group_is_refused_and_left_unchanged(tmp_path: 
         pass
 
 
-def test_occupied_ports_are_not_remembered(tmp_path: Path) -> None:
+def test_occupied_ports_are_not_stored(tmp_path: Path) -> None:
     first, others = Ports.free(1), Ports.free(1)
     choose_ports(tmp_path, 1, first, None)
     with socket.create_server(("127.0.0.1", others.namesrv)), pytest.raises(ServersFailed):
@@ -209,7 +209,7 @@ def test_directory_of_another_group_size_is_refused(tmp_path: Path) -> None:
         choose_ports(tmp_path, 1, None, None)
 
 
-def test_unreadable_memory_of_ports_is_refused_with_its_path(tmp_path: Path) -> None:
+def test_unreadable_file_of_ports_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
     with pytest.raises(ServersFailed, match=r"cluster\.json cannot be read"):
         choose_ports(tmp_path, 3, None, None)

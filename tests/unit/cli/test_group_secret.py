@@ -42,7 +42,7 @@ def test_joining_node_accepts_the_shown_secret(tmp_path: Path, n0: Path) -> None
     assert run("show", "--file", joining / FILE_NAME).output == shown.output
 
 
-def test_secret_is_exchanged_in_two_steps(tmp_path: Path, n0: Path) -> None:
+def test_secret_is_replaced_in_two_steps(tmp_path: Path, n0: Path) -> None:
     n1 = tmp_path / "n1"
     run("set", "--data-dir", n1, stdin=run("show", "--data-dir", n0).output)
     (old,) = secrets_of(n0)

@@ -64,7 +64,7 @@ def test_damaged_log_ends_with_code_1(data_dir: Path) -> None:
     assert "damaged" in run("dump", data_dir).output
 
 
-def test_running_node_is_left_alone(data_dir: Path) -> None:
+def test_log_commands_refuse_a_running_node(data_dir: Path) -> None:
     log = opened(data_dir)
     for command in ("verify", "dump"):
         failed = refusal(run(command, data_dir))

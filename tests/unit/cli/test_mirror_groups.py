@@ -118,7 +118,7 @@ async def test_refusal_that_no_limit_causes_ends_the_attempts() -> None:
         await create_topic(target, topic, lambda _: None)
 
 
-async def test_topic_the_target_cannot_compact_is_left_out_and_named() -> None:
+async def test_topic_the_target_cannot_compact_is_left_out_and_reported() -> None:
     target: Any = OldTopics("cleanup.policy")
     topics = [
         NewTopic("broker-a", TopicConfig("Prices", attributes={"cleanup.policy": "COMPACTION"})),

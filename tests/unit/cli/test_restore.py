@@ -98,7 +98,7 @@ def test_directory_with_data_is_refused_and_left_alone(backup: Path, tmp_path: P
     assert not list((tmp_path / "n1" / "commitlog").iterdir())
 
 
-def test_secret_may_exist_and_an_unfinished_attempt_is_restarted(backup: Path, tmp_path: Path) -> None:
+def test_restore_accepts_an_existing_secret_and_restarts_an_unfinished_attempt(backup: Path, tmp_path: Path) -> None:
     unfinished = tmp_path / "n0" / "commitlog.restoring"
     unfinished.mkdir(parents=True)
     (unfinished / "rubbish").touch()

@@ -276,7 +276,7 @@ def test_backup_copied_from_a_bucket_to_a_directory_can_be_verified(storage: Obj
         ("/some/directory", "http://host", "--endpoint-url belongs to s3://"),
     ],
 )
-def test_senseless_targets_are_refused(target: str, endpoint_url: str | None, reason: str) -> None:
+def test_invalid_targets_are_refused(target: str, endpoint_url: str | None, reason: str) -> None:
     more = [] if endpoint_url is None else ["--endpoint-url", endpoint_url]
     failed = refusal(CliRunner().invoke(app, ["backup", "verify", target, *more]))
     assert failed.exit_code == EXIT_REFUSED

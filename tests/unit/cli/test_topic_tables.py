@@ -104,13 +104,13 @@ def test_death_of_the_driver_is_a_failure(file: Path, driver: Any) -> None:
     assert "Spark ended without a result" in str(failure("verify", file))
 
 
-def test_driver_that_gave_its_commit_up_is_a_failure(file: Path, driver: Any) -> None:
+def test_driver_that_aborted_its_commit_is_a_failure(file: Path, driver: Any) -> None:
     driver(COMMIT, code=GAVE_UP)
     failed = failure("run", file)
     assert (failed.exit_code, str(failed).partition(":")[0]) == (1, "the commit that was being made was given up")
 
 
-def test_second_signal_gives_up_the_commit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_aborts_the_commit(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handlers: dict[int, Any] = {}
     seen: list[str] = []
 

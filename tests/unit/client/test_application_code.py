@@ -157,7 +157,7 @@ async def test_producer_survives_a_failing_callback(
     assert caplog.text.count("send_callback_failed") == 3
 
 
-async def test_callback_that_exits_ends_the_producer(anyio_backend: str) -> None:
+async def test_producer_ends_when_a_callback_exits(anyio_backend: str) -> None:
     if anyio_backend == "asyncio":
         pytest.skip("asyncio ends its event loop at once")
 

@@ -119,7 +119,7 @@ async def test_message_is_retried_only_at_its_possible_owner() -> None:
         assert 0 in [group.replicas[0].count(SEND) for group in cluster.groups.values()]
 
 
-async def test_own_numbers_win() -> None:
+async def test_numbers_of_the_application_have_precedence() -> None:
     own = {props.PRODUCER_ID: "p", props.SEQUENCE: "9"}
     async with sending(numbered=True) as (cluster, producer):
         await producer.send(Message("T", b"x", properties=own))

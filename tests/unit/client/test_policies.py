@@ -134,7 +134,7 @@ async def test_message_is_retried_after_its_seconds(ordered: bool) -> None:
         assert (offset_of(cluster), cluster.leader.count(SEND_BACK)) == (3, 0)
 
 
-async def test_short_retries_end_at_the_broker() -> None:
+async def test_message_is_given_back_after_short_retries() -> None:
     async with filled(1) as cluster:
         consumer = consumer_of(cluster, ordered=False, max_reconsume_times=2)
         attempts: list[int] = []
@@ -150,7 +150,7 @@ async def test_short_retries_end_at_the_broker() -> None:
         assert attempts == [1, 2, 3]
 
 
-async def test_long_wait_is_left_to_the_broker() -> None:
+async def test_broker_delays_a_long_retry() -> None:
     async with filled(3) as cluster:
         consumer, shop = consumer_of(cluster, ordered=False), Shop(OSError("down"))
         shop.register(consumer, on_error={OSError: RetryLater(61)})

@@ -147,7 +147,7 @@ async def test_queue_of_another_topic_is_refused() -> None:
 # Routes.
 
 
-async def test_unknown_topic_is_raised_after_a_few_looks() -> None:
+async def test_unknown_topic_is_raised_after_a_few_route_lookups() -> None:
     async with sending() as (_, producer):
         with pytest.raises(TopicNotFound):
             await producer.send(Message("Other", b"x"))

@@ -41,7 +41,7 @@ def test_removal_for_another_reason_is_a_new_event() -> None:
     assert [each.reason for each in events] == ["it hangs", "it is replaced"]
 
 
-def test_tools_reckon_with_the_time_of_the_start() -> None:
+def test_running_info_contains_the_start_time() -> None:
     properties = fastjson.parse(running_info([], [], ordered=True, started_ms=1_700_000_000_000))["properties"]
     assert properties == {
         "PROP_CLIENT_VERSION": "V4_9_8",

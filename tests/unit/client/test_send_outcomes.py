@@ -73,7 +73,7 @@ async def test_producer_tries_another_group_after_a_refusal_by_one_group() -> No
         assert not any(result.maybe_duplicated for result in results)
 
 
-async def test_refusals_that_others_may_not_share_end_after_the_retries() -> None:
+async def test_refusals_of_single_groups_are_raised_after_the_retries() -> None:
     async with sending(retries=2) as (cluster, producer):
         cluster.leader.misdeeds = [Misdeed("refuse", code=17, remark="no such topic")] * 10
         with pytest.raises(SendRejected) as rejected:

@@ -125,7 +125,7 @@ async def test_wait_assigned_without_a_subscription_logs_the_remedy(caplog: pyte
         tasks.cancel_scope.cancel()
 
 
-async def test_full_queue_reports_the_reason_for_not_pulling(caplog: pytest.LogCaptureFixture) -> None:
+async def test_consumer_reports_why_a_full_queue_is_not_pulled(caplog: pytest.LogCaptureFixture) -> None:
     limits = FlowLimits(count_max=4)
     async with filled(12) as cluster:
         consumer = consumer_of(cluster, remoting=IMPATIENT, pull=PullSettings(batch_max=4, limits=limits))

@@ -54,7 +54,7 @@ def test_round_trip_between_threads(cluster: FakeCluster) -> None:
     assert cluster.group.offsets["cg", "T", 0] == 5
 
 
-def test_errors_come_as_themselves(cluster: FakeCluster) -> None:
+def test_synchronous_clients_raise_the_original_errors(cluster: FakeCluster) -> None:
     with SyncProducer(cluster.namesrv) as producer, pytest.raises(MessageRefused):
         producer.send(Message("T", b""))
     with SyncProducer(cluster.namesrv) as producer, pytest.raises(MessageRefused, match="only messages that wait for"):

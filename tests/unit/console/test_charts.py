@@ -108,7 +108,7 @@ def test_chart_needs_two_points() -> None:
     assert chart([], 0.0) is None
 
 
-def test_rates_of_nothing_are_a_line_at_the_bottom() -> None:
+def test_zero_rates_are_a_line_at_the_bottom() -> None:
     found = chart([Rates(0.0, 0.0, 0.0), Rates(10.0, 0.0, 0.0)], 10.0)
     assert found is not None
     assert all(pair.endswith(f",{HEIGHT:.1f}") for pair in found.sent[0].split())

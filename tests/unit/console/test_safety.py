@@ -160,7 +160,7 @@ def test_key_and_form_token_differ() -> None:
     assert session.key != session.csrf
 
 
-def test_failed_logins_have_to_wait() -> None:
+def test_failed_logins_delay_further_logins() -> None:
     limit = LoginLimit()
     for number in range(FAILURES_MAX):
         assert limit.wait_seconds(KEYS, float(number)) == 0

@@ -81,7 +81,7 @@ def test_truncated_body_is_not_shown_as_json() -> None:
     assert shown(body, "auto", 100)[0] == "text"
 
 
-def test_characters_without_a_shape_are_escapes() -> None:
+def test_invisible_characters_are_escaped() -> None:
     assert visible("a\u202eb\x00c\u200bd\ne\x1b[31m") == "a\\u202eb\\x00c\\u200bd\\ne\\x1b[31m"
     assert visible("\ud800") == "\\ud800"
     assert visible("Grüße 你好 😀") == "Grüße 你好 😀"
@@ -162,7 +162,7 @@ def test_impossible_places_are_refused(text: str) -> None:
         place_of(text)
 
 
-def test_places_of_letters() -> None:
+def test_dead_letter_places_are_parsed() -> None:
     assert place_of("broker-a/3 17") == ("broker-a", 3, 17)
 
 

@@ -65,7 +65,7 @@ def test_record_fields_begin_at_the_documented_offsets(title: str, table: int, l
     assert rows(section(title), table)[: len(expected)] == expected
 
 
-def test_heads_with_fields_in_groups() -> None:
+def test_record_heads_with_grouped_fields_are_documented() -> None:
     head = offsets(Struct(key_file._START.format + key_file._FIELDS.format[1:]))
     assert rows(section("The key index")) == [*head[:4], head[5], head[8], calcsize(">8sII") + key_file._FIELDS.size]
     frame = section("Frames between replicas")

@@ -56,7 +56,7 @@ def test_filtered_pull_is_answered_with_all_available_messages() -> None:
     assert progress.answer()[:4] == (FOUND, 20, 0, 20)
 
 
-def test_messages_that_came_are_not_kept_for_long() -> None:
+def test_arrived_messages_are_not_held_for_long() -> None:
     progress = PullProgress(0, 32, 15.0, 0.0)
     found(progress, 10, 1_000_000, 0.06, passed=1)
     assert progress.is_over()
@@ -160,7 +160,7 @@ def test_body_beyond_the_inflation_limit_is_reported_unreadable() -> None:
     assert "cannot be read" in unreadable[0]
 
 
-def test_nonsense_of_a_broker_is_an_error() -> None:
+def test_invalid_answer_of_a_broker_is_an_error() -> None:
     with pytest.raises(UnreadableAnswer):
         records_in(b"no records at all" * 10)
     assert records_in(b"") == Records([], [], [], [], has_compressed=False)

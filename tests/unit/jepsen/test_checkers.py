@@ -25,7 +25,7 @@ def two_sent() -> Script:
 # ------------------------------------------------------------------------------------------------ the log
 
 
-def test_log_that_keeps_its_promises_is_valid() -> None:
+def test_log_without_anomalies_is_valid() -> None:
     script = two_sent()
     script.read({0: A, 1: B}, node="n2")
     script.end(2, node="n1")
@@ -298,7 +298,7 @@ def test_examples_are_few_and_the_count_is_whole(script: Script) -> None:
 # ---------------------------------------------------------------------------------------- the total queue
 
 
-def test_queue_that_keeps_its_promises_is_valid() -> None:
+def test_queue_without_anomalies_is_valid() -> None:
     script = two_sent()
     script.failed(C, 2, "info")
     for offset, value in enumerate([A, B, C]):

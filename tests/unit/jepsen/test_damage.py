@@ -53,7 +53,7 @@ def test_flipped_bit_is_one_differing_byte_until_repaired(commitlog: Path) -> No
     assert not damaged.is_changed
 
 
-def test_file_that_had_its_time_is_not_damaged(commitlog: Path) -> None:
+def test_file_deleted_by_retention_is_not_reported_as_changed(commitlog: Path) -> None:
     (damaged,) = flip_bits(Random(1), closed_files(commitlog)[:1], bits_max=1)
     damaged.path.unlink()
     assert not damaged.is_changed
@@ -140,7 +140,7 @@ def test_helix_damages_every_replica_and_no_place_twice(tmp_path: Path) -> None:
     assert not near, "an entry may be damaged on two replicas"
 
 
-def test_helix_leaves_files_alone_that_differ(tmp_path: Path) -> None:
+def test_helix_does_not_damage_files_that_differ(tmp_path: Path) -> None:
     logs = {node: _log(tmp_path / node, [node.encode() * 9000, b"x"]) for node in ("n0", "n1", "n2")}
     assert damage_all_copies(Random(1), logs) == {"n0": [], "n1": [], "n2": []}
 

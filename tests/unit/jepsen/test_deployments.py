@@ -158,7 +158,7 @@ def test_large_packets_vanish() -> None:
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.skipif(unavailable() is not None, reason=f"no disks here: {unavailable()}")
-async def test_unsynced_data_are_gone_and_files_are_handed_back(tmp_path: Path) -> None:
+async def test_power_cut_loses_unsynced_data_and_keeps_synced_files(tmp_path: Path) -> None:
     async with open_disks(tmp_path, ("n0",)) as disks:
         data = disks["n0"].point / "data"
         data.mkdir()

@@ -123,12 +123,12 @@ def test_unobserved_fault_leaves_the_verdict_open(nemeses: str) -> None:
     assert why.endswith("was not seen to take effect")
 
 
-def test_kind_of_fault_that_never_came_leaves_the_verdict_open() -> None:
+def test_fault_kind_that_never_occurred_leaves_the_verdict_open() -> None:
     (why,) = covered({"during": [A]}, nemeses=["kill", "pause"]).unknown
     assert why == "nothing was tested: no fault of kind pause"
 
 
-def test_fault_that_was_never_over_leaves_the_verdict_open() -> None:
+def test_fault_that_never_ended_leaves_the_verdict_open() -> None:
     script = Script(nemeses=["kill"])
     script.fault("kill", during=[A])
     script.fault("kill", during=[B])

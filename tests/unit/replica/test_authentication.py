@@ -364,7 +364,7 @@ async def test_unusable_file_changes_nothing(tmp_path: Path) -> None:
         await check_unharmed(node, port, node.log.last_index)
 
 
-async def test_group_continues_while_its_secret_is_exchanged(tmp_path: Path) -> None:
+async def test_group_continues_while_its_secret_is_replaced(tmp_path: Path) -> None:
     async with started(tmp_path) as (leader, followers):
         (old,), new = leader.secrets.current, new_secret()
         for secrets in ((new, old), (new,)):

@@ -154,7 +154,7 @@ def test_due_tick_is_sent(catch_up: str) -> None:
 
 
 @pytest.mark.parametrize("catch_up", CATCH_UPS)
-def test_clock_set_back_repeats_no_tick(catch_up: str) -> None:
+def test_setting_the_clock_back_does_not_repeat_ticks(catch_up: str) -> None:
     assert tick(5 * MINUTE, 5 * MINUTE, catch_up=catch_up) is None
     assert tick(5 * MINUTE, 2 * MINUTE, catch_up=catch_up) is None
     assert tick(5 * MINUTE, 0, catch_up=catch_up) is None
@@ -182,7 +182,7 @@ def test_late_tick_is_skipped_by_its_policy() -> None:
     assert tick(0, 5 * hour + 1, **given) == Tick(5 * hour, 5 * hour, 4)
 
 
-def test_all_are_sent_in_order_up_to_their_bound() -> None:
+def test_late_ticks_are_sent_in_order_up_to_their_limit() -> None:
     given = {"catch_up": "all", "catch_up_ms": 3 * MINUTE}
     now_ms, settled, sent, skipped = 10 * MINUTE + 5, 0, [], 0
     while (found := tick(settled, now_ms, **given)) is not None:

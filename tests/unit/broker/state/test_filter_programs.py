@@ -40,7 +40,7 @@ def test_skipping_is_part_of_the_program() -> None:
     assert table_with(command(b"one"), skipping).table["g", "T"].version == 2
 
 
-def test_above_a_limit_nothing_changes() -> None:
+def test_programs_above_a_limit_are_not_stored() -> None:
     table = table_with(command(b"1234"), command(b"12345"), command(b"1", topic="U"), filter_bytes_max=4)
     assert [each.content for each in table.table.values()] == [b"1234"]
     table = table_with(command(topic="A"), command(topic="B"), command(b"new", topic="A"), filters_max=1)

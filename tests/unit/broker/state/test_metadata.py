@@ -256,7 +256,7 @@ def test_only_a_reset_moves_committed_offsets_back(metadata: Metadata) -> None:
     assert metadata.consumer_offset("g", "T", 0) == 3
 
 
-def test_offset_zero_is_an_offset(metadata: Metadata) -> None:
+def test_offset_zero_is_a_committed_offset(metadata: Metadata) -> None:
     metadata.apply(put("T"))
     assert metadata.consumer_offset("g", "T", 0) is None
     assert metadata.apply(commit(("g", "T", 0, 0))) == Changes(offsets=1)
@@ -344,7 +344,7 @@ def test_same_commands_give_the_same_bytes_also_through_a_snapshot(commands: lis
     assert whole.delay_offsets == restarted.delay_offsets
 
 
-def test_delays_never_fall(metadata: Metadata) -> None:
+def test_delay_offsets_never_decrease(metadata: Metadata) -> None:
     for level, offset in ((2, 5), (1, 3), (2, 4)):
         metadata.apply(AdvanceDelay(level=level, offset=QueueOffset(offset)))
     assert metadata.delay_offsets == {1: 3, 2: 5}

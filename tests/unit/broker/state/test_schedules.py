@@ -80,7 +80,7 @@ def test_unexpected_version_changes_nothing() -> None:
     table.check_invariants()
 
 
-def test_pause_gives_up_its_ticks() -> None:
+def test_ticks_of_a_pause_are_skipped() -> None:
     table = Schedules(StateLimits())
     put(table)
     table.apply(SwitchSchedule(name="a", enabled=False, timestamp_ms=500))

@@ -128,7 +128,7 @@ def test_round_limit_stays_short_after_a_disk_stall() -> None:
     assert gathering.seconds_left(10.0 + WAIT_SECONDS_MAX, 5) == 0.0
 
 
-def test_waiting_in_vain_becomes_rare() -> None:
+def test_rounds_rarely_wait_after_waiting_without_success() -> None:
     gathering = Gathering()
     waited = 0
     now = 0.0

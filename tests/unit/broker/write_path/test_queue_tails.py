@@ -83,7 +83,7 @@ def test_queue_ends_come_from_the_store_after_a_deletion() -> None:
     assert applied.tails.get("T", 0).next_offset == 7
 
 
-def test_resigning_leader_forgets_its_unfinished_deletions() -> None:
+def test_resigning_leader_drops_its_unfinished_deletions() -> None:
     applied = Applied()
     applied.create("T")
     applied.ends["T", 0] = 7

@@ -37,7 +37,7 @@ def test_rates_cover_the_last_half_minute() -> None:
     ("seconds", "text"),
     [(0, "0 s"), (89.4, "89 s"), (90, "2 min"), (3600 * 3 + 1200, "3 h 20 min"), (3600 * 52, "2 d 4 h")],
 )
-def test_durations_are_short(seconds: float, text: str) -> None:
+def test_durations_are_printed_in_short_form(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
