@@ -41,7 +41,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("forged", FORGED)
-async def test_forged_messages_are_not_heard(target: Target, forged: str) -> None:
+async def test_forged_messages_are_ignored(target: Target, forged: str) -> None:
     """Without a proof, with a tag that is made up, and behind a challenge that only the secret answers."""
     frame = FORGED[forged]
     for tag in (b"", bytes(TAG_BYTES), os.urandom(TAG_BYTES), Seal(new_secret()).tag(frame)):
@@ -79,7 +79,7 @@ async def test_node_outside_this_group_is_refused_despite_the_secret(target: Tar
         assert await opened(target, target.secrets, hello) is not None
 
 
-async def test_recorded_connection_is_of_no_use(target: Target) -> None:
+async def test_recorded_connection_cannot_be_replayed(target: Target) -> None:
     """Everything that a member once said, said again: this time the challenge is another one."""
     caller = await Caller.open(target.replication, target.secrets)
     hello = caller.tagged(wire.encode_cold(HELLO))

@@ -197,7 +197,7 @@ def test_reader_detects_a_changed_property() -> None:
     assert not serves(message, sent[:-1])
 
 
-def test_file_without_a_message_of_a_client_is_left_alone(tmp_path: Path) -> None:
+def test_file_without_client_messages_is_not_damaged(tmp_path: Path) -> None:
     path = tmp_path / f"{0:020d}"
     path.write_bytes(CONTENT)
     assert flip_property(Random(1), [path]) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.namesrv.unidentified import UnidentifiedConnections
 
 
-def test_wave_of_clients_has_its_time() -> None:
+def test_many_new_clients_get_time_to_identify() -> None:
     unidentified: UnidentifiedConnections[int] = UnidentifiedConnections(count_max=1000, seconds_max=30.0)
     for number in range(1100):
         unidentified.add(number, f"10.0.{number % 7}.1", number / 1000)
@@ -18,7 +18,7 @@ def test_wave_of_clients_has_its_time() -> None:
     assert len(unidentified) == 1000
 
 
-def test_peer_that_sent_a_request_is_not_a_stranger() -> None:
+def test_peer_that_sent_a_request_is_identified() -> None:
     unidentified: UnidentifiedConnections[str] = UnidentifiedConnections(count_max=1, seconds_max=1.0)
     for peer in ("a", "b", "c"):
         unidentified.add(peer, "10.0.0.1", 0.0)

@@ -110,7 +110,7 @@ def test_signed_request_of_our_clients_cannot_be_split_differently(
         assert SIGNER.is_signed(again, other) == ((again, other) == (sent, body.encode()))
 
 
-def test_each_border_is_signed() -> None:
+def test_each_field_border_is_signed() -> None:
     sent = OWN.sign(310, {"a": "P", "b": "R1", "c": "TBW102"}, b"pay 5")
     for moved, body in (
         ({"z": "p"}, b"ay 5"),

@@ -255,7 +255,7 @@ def feed_damaged(seed: int) -> None:
     assert loop.partial_requests.nbytes == loop.partial_requests.waiting == 0
 
 
-def test_damaged_frames_are_refused_and_leave_nothing() -> None:
+def test_damaged_frames_are_refused_and_end_their_calls() -> None:
     for seed in range(150):
         feed_damaged(seed)
 
@@ -274,7 +274,7 @@ def test_any_bytes_never_fail_the_connection(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_cut_connections_leave_no_call_and_no_task(seed: int, autojump_clock: MockClock) -> None:
+async def test_lost_connections_end_their_calls_and_tasks(seed: int, autojump_clock: MockClock) -> None:
     chance = random.Random(seed)
     async with serving(LIMITS) as server:
         for _ in range(15):

@@ -123,7 +123,7 @@ def test_call_ended_after_its_answer_is_not_reset(loop: Loop) -> None:
     assert loop.client.answers[stream_id].reset is None
 
 
-def test_data_for_an_ended_call_costs_the_connection_nothing() -> None:
+def test_data_for_an_ended_call_returns_its_connection_window() -> None:
     # What a client sent before it knew of the end counts for the window of the connection: it must come back.
     loop = Loop(GrpcLimits(connection_window_bytes=WINDOW, stream_window_bytes=WINDOW))
     for _ in range(20):
@@ -521,7 +521,7 @@ def test_refused_call_ends_once(loop: Loop) -> None:
     assert loop.client.answers[1].status is Status.UNAVAILABLE
 
 
-def test_ended_calls_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_of_ended_calls_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http2, "_RESETS_KEPT", 50)
     loop = Loop()
     for _ in range(200):

@@ -100,7 +100,7 @@ def test_removed_member_can_rejoin_with_a_new_directory() -> None:
     assert mine.hears(Side("n1", THREE, store="new")) is None
 
 
-def test_replica_that_was_away_believes_the_newer_configuration() -> None:
+def test_returning_replica_accepts_the_newer_configuration() -> None:
     """It missed that n1 was removed and added anew, and n1 leads now."""
     behind = Side("n0", THREE, stores={"n1": "old"})
     leader = Side("n1", THREE, conf_index=30, store="new", stores={"n0": "store-n0"})

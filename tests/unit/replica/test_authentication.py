@@ -188,7 +188,7 @@ async def test_callers_without_the_secret_get_equal_answers(tmp_path: Path) -> N
     ],
     ids=["vote", "heartbeat", "range", "append", "hello"],
 )
-async def test_frames_without_a_proof_are_not_heard(tmp_path: Path, frame: bytes) -> None:
+async def test_frames_without_a_proof_are_ignored(tmp_path: Path, frame: bytes) -> None:
     """Before the call, and behind a challenge to which nobody without the secret has the answer."""
     async with lonely(tmp_path) as (node, port):
         term = node.replica.core.term
@@ -202,7 +202,7 @@ async def test_frames_without_a_proof_are_not_heard(tmp_path: Path, frame: bytes
         await check_unharmed(node, port, node.log.last_index)
 
 
-async def test_recorded_connection_is_of_no_use(tmp_path: Path) -> None:
+async def test_recorded_connection_cannot_be_replayed(tmp_path: Path) -> None:
     """All bytes of a caller that was let in, sent again: the challenge is another one."""
     async with lonely(tmp_path) as (node, port):
         nonce = os.urandom(NONCE_BYTES)

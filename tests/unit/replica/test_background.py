@@ -37,7 +37,7 @@ async def behind(nodes: Group) -> tuple[Member, Member]:
     return await nodes.leader(), late
 
 
-async def test_slow_disk_of_a_leader_stops_neither_heartbeats_nor_commits(
+async def test_slow_disk_of_a_leader_does_not_stop_heartbeats_or_commits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with group(tmp_path) as nodes:

@@ -83,7 +83,7 @@ def named(log: list[Any], event: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("is_shortened", [False, True])
-async def test_archived_files_cost_the_leader_nothing(
+async def test_new_replica_reads_archived_files_without_the_leader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_shortened: bool
 ) -> None:
     async with led_group(tmp_path, ["n0"], limits=LIMITS, bodies=BODIES) as (nodes, leader):
@@ -120,7 +120,7 @@ def slow(pos: int) -> None:
 
 @pytest.mark.parametrize("fault", [gone, slow])
 @pytest.mark.parametrize("goes_well_below", [0, 1, SEGMENT_BYTES])
-async def test_archive_in_trouble_leaves_the_rest_to_the_leader(
+async def test_leader_sends_the_rest_when_the_archive_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Callable[[int], None], goes_well_below: int
 ) -> None:
     log, archive, asked = await joined(

@@ -80,7 +80,7 @@ async def test_members_are_remembered_over_restarts(tmp_path: Path) -> None:
             assert set(member.conf.voters) == {"n0", "n1"}
 
 
-async def test_transfer_is_one_hop(tmp_path: Path) -> None:
+async def test_transfer_elects_the_target_in_the_next_term(tmp_path: Path) -> None:
     async with led_group(tmp_path) as (nodes, leader):
         target = nodes.others(leader)[0]
         await leader.append_all(BODIES[:10])

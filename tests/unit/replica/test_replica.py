@@ -76,7 +76,7 @@ async def test_returning_replica_catches_up_from_disk(tmp_path: Path) -> None:
     restarted.reactor.close()
 
 
-async def test_replicas_of_two_clusters_do_not_talk(tmp_path: Path) -> None:
+async def test_replicas_of_two_clusters_do_not_connect(tmp_path: Path) -> None:
     ports = dict(zip(NAMES, free_ports(3), strict=True))
     nodes = [Node(tmp_path, "n0", ports), Node(tmp_path, "n1", ports, cluster="ff" * 16)]
     async with trio.open_nursery() as nursery:

@@ -82,13 +82,13 @@ class Stage:
         self.core.take_effects()
 
 
-def test_silence_while_the_process_runs_leads_to_an_election() -> None:
+def test_silence_of_a_running_process_causes_an_election() -> None:
     stage = Stage()
     stage.sleep(CONFIG.election_timeout_seconds_max)
     assert stage.core.role is Role.PRE_CANDIDATE
 
 
-def test_silence_while_the_process_does_not_run_leads_to_none() -> None:
+def test_silence_of_a_stopped_process_does_not_cause_an_election() -> None:
     stage = Stage()
     stage.sleep(CONFIG.vote_retry_seconds_min / 2)
     stage.now += 30.0

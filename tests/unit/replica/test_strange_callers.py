@@ -89,7 +89,7 @@ async def test_log_names_unexpected_tls_of_a_replica(tmp_path: Path) -> None:
         assert "TLS" in line["error"]
 
 
-async def test_strangers_are_cut_off(tmp_path: Path) -> None:
+async def test_unknown_callers_are_disconnected(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         last_index = node.log.last_index
         for what, data in STRANGERS.items():
@@ -152,7 +152,7 @@ def as_sent(caller: Caller, data: bytes) -> bytes:
         return data
 
 
-async def test_peers_with_bugs_are_cut_off(tmp_path: Path) -> None:
+async def test_peers_that_send_invalid_messages_are_disconnected(tmp_path: Path) -> None:
     async with lonely(tmp_path) as (node, port):
         last_index = node.log.last_index
         for what, data in PEERS_WITH_BUGS.items():

@@ -61,7 +61,7 @@ def test_peers_speak_their_newest_common_version(ours: list[int], theirs: list[i
         (Software("1.0\n", level_newest=2), "at most 64 characters"),
     ],
 )
-def test_why_replicas_do_not_talk(theirs: Software, words: str) -> None:
+def test_log_reports_why_replicas_do_not_connect(theirs: Software, words: str) -> None:
     ours = Software("1.0", 3, 4, level=2, level_newest=3)
     assert words in str(why_apart(ours, theirs, "n1"))
 

@@ -111,7 +111,7 @@ def test_files_below_an_entry_that_may_be_cut_off_stay() -> None:
     assert log.locate(LogIndex(3)).pos == 2 * 448
 
 
-def test_configs_below_the_base_are_forgotten() -> None:
+def test_configs_below_the_base_are_dropped() -> None:
     home = LogHome(segment_bytes=1024)
     log = home.open()
     for index in range(1, 7):

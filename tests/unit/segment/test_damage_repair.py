@@ -319,7 +319,7 @@ def test_entries_no_peer_had_are_cut_with_their_successors(home: LogHome) -> Non
     assert repair.cut_at == pos
 
 
-def test_person_may_cut_in_front_of_intact_entries(home: LogHome) -> None:
+def test_operator_may_cut_in_front_of_intact_entries(home: LogHome) -> None:
     closed(home)
     flip(home, 5000)
     found = damaged(home)

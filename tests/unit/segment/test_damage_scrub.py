@@ -184,14 +184,14 @@ def test_damage_up_to_the_end_has_no_next_good_entry(full: LogHome) -> None:
     assert found(full) == [(8192 + 4000, end, None)]
 
 
-def test_entry_that_only_itself_vouches_for_is_passed_over(full: LogHome) -> None:
+def test_entry_outside_the_checksum_chain_is_damaged(full: LogHome) -> None:
     """Entry 8 is whole, but the chain in its header is not the one that entry 9 continues."""
     flip(full, 7, 60)
     flip(full, 8, 37)
     assert found(full) == [(position(7), position(9), 9)]
 
 
-def test_torn_end_behind_a_damaged_range_is_none_itself(home: LogHome) -> None:
+def test_torn_end_behind_a_damaged_range_is_not_damage(home: LogHome) -> None:
     log = home.open()
     home.put(log, *[BODY] * 10)
     log.close(clean=True)
@@ -201,7 +201,7 @@ def test_torn_end_behind_a_damaged_range_is_none_itself(home: LogHome) -> None:
     assert found(home) == [(200, 300, 4)]
 
 
-def test_unknown_files_are_left_alone(home: LogHome) -> None:
+def test_unknown_files_are_not_changed(home: LogHome) -> None:
     for name in ("README", "00000000000000000123", "000000000000000099999999999999"):
         home.disk.mkdir("/data/log")
         home.disk.open(f"/data/log/{name}", create=True)

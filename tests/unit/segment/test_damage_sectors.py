@@ -203,7 +203,7 @@ def test_power_cut_keeps_every_synced_entry(seed: int) -> None:
 
 @pytest.mark.parametrize("operation", ["fdatasync", "pwritev"])
 @pytest.mark.parametrize("after", range(4))
-def test_fsync_error_acknowledges_nothing_and_the_next_start_verifies(operation: str, after: int) -> None:
+def test_fsync_error_prevents_acknowledgements_and_the_next_start_verifies(operation: str, after: int) -> None:
     home = LogHome(segment_bytes=2048)
     log = home.open()
     bodies = [bytes([number]) * 300 for number in range(10)]

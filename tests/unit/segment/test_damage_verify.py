@@ -68,7 +68,7 @@ def test_trailing_blank_is_not_torn(home: LogHome) -> None:
     assert log.locate(LogIndex(3)).pos == end
 
 
-def test_torn_end_is_reported_and_left_alone(home: LogHome) -> None:
+def test_torn_end_is_reported_and_not_changed(home: LogHome) -> None:
     log = home.open()
     home.put(log, b"x" * 52)
     home.close_all()

@@ -112,7 +112,7 @@ def test_sidecar_truncated_anywhere_is_rebuilt(home: LogHome) -> None:
         log.close()
 
 
-def test_sidecars_of_another_content_are_not_believed(home: LogHome) -> None:
+def test_sidecars_of_another_content_are_ignored(home: LogHome) -> None:
     """They have a valid checksum and fit the names; only the entries tell that they are of an older log."""
     fill(home).close()
     stale = {name: home.disk.content(f"{DIRECTORY}/{name}") for name in sidecars(home)}
@@ -169,7 +169,7 @@ def replace_chain(ref: EntryRef, chain: int) -> EntryRef:
     return EntryRef(ref.index, ref.term, ref.kind, ref.pos, ref.size, chain)
 
 
-def test_cut_and_drop_take_the_sidecars_along(home: LogHome) -> None:
+def test_cut_and_drop_also_remove_the_sidecars(home: LogHome) -> None:
     log = fill(home)
     home.submit(log, commit_hint=20)
     log.drop_prefix(2 * 4096, b"")
@@ -200,7 +200,7 @@ def test_entries_that_are_appended_after_a_cut_get_new_sidecars(home: LogHome) -
     assert bytes_read(home) - before < 20_000
 
 
-def test_full_disk_only_costs_the_sidecar(home: LogHome) -> None:
+def test_full_disk_prevents_only_the_sidecar(home: LogHome) -> None:
     log = home.open()
     home.put(log, bytes(4000), bytes(100))
     home.disk.fail("rename", 28, after=2)

@@ -253,7 +253,7 @@ def test_wait_may_return_early(form: Form) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_failed_writer_carries_out_nothing_more(form: Form) -> None:
+def test_failed_writer_executes_no_further_operations(form: Form) -> None:
     failed = 0
 
     def check(threads: Threads) -> None:

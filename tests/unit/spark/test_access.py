@@ -133,7 +133,7 @@ def test_unusable_credentials_are_refused_before_connecting(case: str, keys: Pat
         Connection("127.0.0.1:1", 1)
 
 
-def test_account_of_a_pipeline_wins_over_keys_of_the_environment(keys: Path) -> None:
+def test_account_of_a_pipeline_overrides_keys_of_the_environment(keys: Path) -> None:
     os.environ |= {"RAFTMQ_ACCESS_KEY": "somebody", "RAFTMQ_SECRET_KEY": "else-secret"}
     assert access().who == "as somebody"
     assert for_executors() == {}  # Spark shows the environment of executors

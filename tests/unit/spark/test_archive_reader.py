@@ -161,7 +161,7 @@ def test_messages_behind_the_archive_are_read_from_brokers(group: Group) -> None
     assert group.with_archives(QueueRange(0, end - 1, end)).archived is None
 
 
-def test_offsets_alone_are_asked_of_brokers(group: Group) -> None:
+def test_brokers_answer_queries_that_need_only_offsets(group: Group) -> None:
     reader = group.reader(group.with_archives(*WHOLE), columns=())
     assert rows_of_nothing(reader) == 0
     assert reader.left_to_brokers == {each.queue_id: each for each in WHOLE}
@@ -243,7 +243,7 @@ def in_trouble_for_good(name: str, operation: str) -> None:
     raise StoreFailed(name, operation, "503 SlowDown")
 
 
-def test_endpoint_of_the_query_replaces_the_broker_endpoint(group: Group) -> None:
+def test_endpoint_of_the_query_overrides_the_broker_endpoint(group: Group) -> None:
     part = group.with_archives(*WHOLE, archiveEndpointUrl="https://store.example:9000")
     assert part.archived is not None
     assert part.archived.archive.endpoint_url == "https://store.example:9000"

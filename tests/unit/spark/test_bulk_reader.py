@@ -339,7 +339,7 @@ def test_leader_serves_if_all_followers_fail(cluster: BulkCluster) -> None:
     assert list(reader.statistics.replicas) == ["leader:1"]
 
 
-def test_follower_only_is_meant(cluster: BulkCluster) -> None:
+def test_follower_only_option_never_reads_from_the_leader(cluster: BulkCluster) -> None:
     cluster.bulk_replicas["f1:1"].is_down = cluster.bulk_replicas["f2:1"].is_down = True
 
     with pytest.raises(ReadFailed, match="leads now"):

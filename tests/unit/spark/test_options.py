@@ -112,7 +112,7 @@ def test_mistake_is_reported_by_name(options: dict[str, str], told: str) -> None
         parse_read_options(options, "batch")
 
 
-def test_sparks_own_options_are_left_alone() -> None:
+def test_options_of_spark_itself_are_ignored() -> None:
     assert parse_read_options({**NEEDED, "path": "x"}, "batch").subscription == Topics(("Orders",))
 
 

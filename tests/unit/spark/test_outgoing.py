@@ -97,7 +97,7 @@ def test_bodies_are_bytes_or_text(kind: pa.DataType) -> None:
     assert found == Message(Destination("T"), "grün".encode(), b"")
 
 
-def test_names_that_kafka_users_know_do_as_well() -> None:
+def test_column_names_of_kafka_are_accepted() -> None:
     batch = pa.record_batch([pa.array(["k"]), pa.array(["v"]), pa.array(["t"])], ["key", "value", "tag"])
     columns = sink_columns([("key", "string"), ("value", "string"), ("tag", "string")], "T")
     [found] = messages_of(batch, columns)

@@ -203,7 +203,7 @@ def test_brokers_are_not_asked_a_hundred_times_a_second(cluster: Cluster) -> Non
     assert cluster.surveys <= 11
 
 
-def test_limits_hold_unless_spark_wants_all() -> None:
+def test_limits_apply_unless_spark_requests_everything() -> None:
     progress = Cluster().progress(maxOffsetsPerTrigger="6")
     begin = progress.beginning()
 
@@ -277,7 +277,7 @@ def test_progress_waits_for_brokers_that_return(cluster: Cluster) -> None:
     assert offsets_of(progress.latest(at(a0=0, a1=0), is_limited=False)) == {"a:0": 10, "a:1": 20}
 
 
-def test_brokers_that_stay_away_end_the_query(cluster: Cluster) -> None:
+def test_unreachable_brokers_end_the_query_after_a_while(cluster: Cluster) -> None:
     cluster.is_down = True
 
     with pytest.raises(Unreachable):

@@ -356,7 +356,7 @@ def test_queue_of_one_among_several_groups_needs_the_group() -> None:
         Cluster("b", "a").write([rows(body=[b"x"], queue_id=[0])])
 
 
-def test_rows_without_a_group_have_one_home() -> None:
+def test_rows_without_a_group_are_sent_to_one_group() -> None:
     cluster = Cluster("a", "b", "c")
     for partition in range(12):
         cluster.write([rows(body=[b"%d" % partition] * 25)], partition=partition)

@@ -70,7 +70,7 @@ def test_missing_checkpoint_is_an_empty_state(tmp_path: Path) -> None:
     assert len(opened.queues) == 0
 
 
-def test_checkpoint_brings_everything_back(tmp_path: Path) -> None:
+def test_checkpoint_restores_the_whole_state(tmp_path: Path) -> None:
     _, log, written = checkpointed(tmp_path)
     opened = open_store(str(tmp_path), TINY)
     assert opened.rebuild_reason is None
@@ -80,7 +80,7 @@ def test_checkpoint_brings_everything_back(tmp_path: Path) -> None:
     assert contents(opened.queues) == derived(log)
 
 
-def test_checkpoint_brings_queues_of_lite_topics_back(tmp_path: Path) -> None:
+def test_checkpoint_restores_queues_of_lite_topics(tmp_path: Path) -> None:
     store, log = open_store(str(tmp_path), TINY).queues, Log()
     for topic, count in (("A", 3), (lite_queue("A", "one"), 1), (lite_queue("A", "two"), 9)):
         apply(store, log.send(topic, 0, count))
@@ -174,7 +174,7 @@ def test_queue_files_short_of_the_checkpoint_mean_rebuild(tmp_path: Path, damage
     assert contents(opened.queues) == derived(log)
 
 
-def test_reset_forgets_checkpoint_and_files(tmp_path: Path) -> None:
+def test_reset_deletes_checkpoint_and_files(tmp_path: Path) -> None:
     checkpointed(tmp_path)
     assert len(reset_store(str(tmp_path), TINY)) == 0
     assert load_checkpoint(str(tmp_path)) is None

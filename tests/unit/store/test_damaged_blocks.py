@@ -209,7 +209,7 @@ def test_expiry_waits_for_a_damaged_block(tmp_path: Path) -> None:
     assert queue.min_offset == 8
 
 
-def test_damage_of_a_dropped_topic_is_forgotten(tmp_path: Path) -> None:
+def test_damage_records_of_a_dropped_topic_are_removed(tmp_path: Path) -> None:
     store, log = QueueStore.open(str(tmp_path), TINY, queues={}, dropped_count=0, log_end=PhysicalOffset(0)), Log()
     apply(store, log.send("A", 0, 4))
     store.flush_all()

@@ -444,7 +444,7 @@ def test_files_of_refilled_entries_are_not_removed(tmp_path: Path) -> None:
         store.close()
 
 
-def test_floors_of_a_dropped_queue_are_forgotten(store: QueueStore) -> None:
+def test_floors_of_a_dropped_queue_are_removed(store: QueueStore) -> None:
     store.floors = {}
     store.append_run(run_of("A", 0, 0, 5))
     store.begin_at("A", 0, QueueOffset(3))

@@ -92,7 +92,7 @@ def test_group_with_deleted_offsets_starts_from_the_beginning() -> None:
     assert metadata.consumer_offsets == {("H", "T"): {0: 100, 1: 0}}
 
 
-def test_deletion_of_older_release_begins_at_zero() -> None:
+def test_topic_deleted_by_an_older_release_restarts_at_offset_zero() -> None:
     metadata = recreated()
     metadata.apply(DeleteTopic(name="T", timestamp_ms=2000), lambda _: {0: QueueOffset(120)})
     assert metadata.apply(put()).begun_queues == ()

@@ -40,7 +40,7 @@ def test_formats_without_a_build_are_refused() -> None:
     assert packages_of(pipeline(ICEBERG, "spark: {spark.jars: /x.jar}"), "4.3.0") == ()
 
 
-def test_settings_of_the_file_win() -> None:
+def test_settings_of_the_file_have_precedence() -> None:
     found = settings_of(pipeline(ICEBERG, "spark: {spark.sql.shuffle.partitions: 3}"))
     assert found["spark.sql.shuffle.partitions"] == "3"
     assert "Iceberg" in found["spark.sql.extensions"]

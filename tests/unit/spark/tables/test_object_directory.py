@@ -211,7 +211,7 @@ def test_staged_files_of_slow_processes_stay_until_obsolete(storage: ObjectStora
     assert left(storage) == []
 
 
-def test_late_process_changes_no_committed_table(storage: ObjectStorage) -> None:
+def test_late_process_does_not_change_a_committed_table(storage: ObjectStorage) -> None:
     """It stops after its commit, another one completes that, and it goes on with objects that are gone."""
 
     def interrupted(step: str) -> None:

@@ -78,7 +78,7 @@ def test_once_mode_ends_when_everything_is_committed() -> None:
     assert day.now == 6
 
 
-def test_process_that_was_asked_to_stop_commits_nothing_more() -> None:
+def test_stopping_process_makes_no_further_commit() -> None:
     assert Day(0, {0.0: 25}).run(600) == []
     assert Day(3, {0.0: 25}).run(None) == [(0, 10), (2, 10)]  # the one that had begun is finished
 

@@ -141,7 +141,7 @@ def test_failing_store_never_returns_wrong_bytes(tmp_path: Path) -> None:
     assert failed
 
 
-def test_cache_is_limited_and_gives_way(tmp_path: Path) -> None:
+def test_cache_is_limited_and_frees_space_for_others(tmp_path: Path) -> None:
     has_room = True
     cache = DiskCache(str(tmp_path / "cache"), 1000, lambda: has_room)
     names = [f"{number:016x}.{number:020d}" for number in range(20)]

@@ -100,7 +100,7 @@ def test_small_files_between_checkpoints_are_deleted(tmp_path: Path) -> None:
     home.check()
 
 
-def test_kept_checkpoint_is_forgotten_when_a_broker_starts(tmp_path: Path) -> None:
+def test_kept_checkpoint_is_deleted_when_a_broker_starts(tmp_path: Path) -> None:
     home = Home(tmp_path, files=0)
     home.log.send(40)
     home.checkpoint()
