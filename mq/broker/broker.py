@@ -272,7 +272,7 @@ class Broker:
     def _announce(self) -> None:
         """Replicate the leader's facts about itself that are not in the log yet."""
         settings = self._settings
-        missing = missing_system_topics(
+        commands = missing_system_topics(
             self._metadata,
             settings.cluster,
             settings.group,
@@ -280,8 +280,8 @@ class Broker:
             default_topic_queues=settings.default_topic_queues,
         )
         if self._metadata.replicas.get(settings.node_id) != self.replica_address:
-            missing.append(encode_command(PutReplica(node_id=settings.node_id, address=self.replica_address)))
-        for command in missing:
+            commands.append(encode_command(PutReplica(node_id=settings.node_id, address=self.replica_address)))
+        for command in commands:
             self.appender.add_command(command)
 
     def _dispatch(self, entry: CommittedEntry) -> None:
@@ -347,8 +347,8 @@ class Broker:
                 self._store.append_built(entry_effects.runs)
         else:
             sequenced_runs = runs_of_records(scan_sequenced(entry.body))
-            scanned, commands = scan_runs(entry.body, PhysicalOffset(entry.pos + HEADER_BYTES))
-            for run in scanned:
+            queue_runs, commands = scan_runs(entry.body, PhysicalOffset(entry.pos + HEADER_BYTES))
+            for run in queue_runs:
                 self._store.append_run(run)
         return [decode_command(command) for command in commands] if commands else [], sequenced_runs
 

@@ -156,7 +156,7 @@ class BrokerContext:
     reads: LinearizableReads
     tier: Tier
     records: MessageSource
-    archived: ArchivedReads | None
+    archived_reads: ArchivedReads | None
     beginning: LogBeginning
     slow_responses: SlowResponses
     traffic: TrafficCounters
@@ -308,7 +308,7 @@ def broker_context(
         records=replica.log
         if archive_reads is None or access is None
         else TieredLog(replica.log, tier, archive_reads, access.fetch, settings.segment_bytes),
-        archived=archive_reads,
+        archived_reads=archive_reads,
         beginning=LogBeginning(replica, tier),
         slow_responses=SlowResponses(
             wake=environment.reactor.wake, clock=environment.clock, slice_seconds=limits.net.slice_seconds

@@ -117,8 +117,8 @@ async def serve(
     """
     machine = this_machine()
     _check_ports(settings, machine)
-    if (restoring := settings.data_dir / RESTORING_DIRECTORY).exists():
-        raise StartRefused(f"{restoring}: `raftmq restore` did not finish in this directory; run it again")
+    if (restore_directory := settings.data_dir / RESTORING_DIRECTORY).exists():
+        raise StartRefused(f"{restore_directory}: `raftmq restore` did not finish in this directory; run it again")
     if machine.owns_process:
         tune_process()
     log = (log or structlog.get_logger("broker")).bind(group=settings.group, node_id=settings.node_id)
@@ -133,8 +133,8 @@ async def serve(
     async with trio.open_nursery() as nursery:
         listeners = await _metrics_listeners(settings, log)
         if listeners:
-            monitoring = Monitoring(host.collect, host.ready, giving_way=host.giving_way)
-            nursery.start_soon(monitoring.serve, listeners)
+            monitor = Monitoring(host.collect, host.ready, giving_way=host.giving_way)
+            nursery.start_soon(monitor.serve, listeners)
         try:
             await _serve(settings, host, log, task_status)
         except (StartRefused, SegmentError) as error:
@@ -154,13 +154,13 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
             settings, host.certificate, host.limits.node, log, task_status
         )
         host.settings = settings
-    running = trio.CancelScope(shield=True)
+    node_scope = trio.CancelScope(shield=True)
     failures: list[StartRefused | ListenRefused | SecretUnusable | SegmentError] = []
     end_event = trio.Event()
 
     async def run_node() -> None:  # noqa: ASYNC910 - serving is a checkpoint, also when it is cancelled
         try:
-            with running:
+            with node_scope:
                 node_settings = _node_settings(settings, host.certificate, host.limits.node)
                 await serve_node(node_settings, host.open, log=log, task_status=task_status)
         except (StartRefused, ListenRefused, SecretUnusable, SegmentError) as error:
@@ -175,7 +175,7 @@ async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: t
             if not end_event.is_set():
                 with trio.CancelScope(shield=True):
                     await host.drain()
-            running.cancel()
+            node_scope.cancel()
     for failure in failures:
         if isinstance(failure, StartRefused):
             raise failure

@@ -183,7 +183,7 @@ class Services:
         self.cold_reads = ColdReads(
             log=context.replica.log,
             in_background=context.environment.in_background,
-            archive=context.archived,
+            archive=context.archived_reads,
             limits=limits,
         )
         self.pulls = Pulls(
@@ -204,14 +204,14 @@ class Services:
         rebalance = Rebalance(context, routes=self.routes, note_group=self.groups.note_group)
         corrections = OffsetCorrections(context, offsets=self.offsets)
         self._filter_servers = FilterServers(context)
-        filtering = (
+        filters = (
             self._filter_servers,
             FilterRequests(
                 context,
                 charge=lambda user, messages, nbytes: self.quota_gate.charge_elsewhere(user, messages, nbytes),
             ),
         )
-        return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance, *filtering
+        return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance, *filters
 
     def _waiting_messages(self, context: BrokerContext) -> tuple[Service, ...]:
         """Delayed messages, timers, schedules and transactions."""
@@ -281,14 +281,14 @@ class Services:
         self.metrics = BrokerMetrics(context, stats=stats, disk_usage=usage)
         self.group_admin = RaftMembers(context)
         self.kept_messages = KeptMessages(context.metadata, context.store)
-        self._waiting = RetentionFloor(context.metadata, context.store, context.wall_clock_ms)
+        self._floor = RetentionFloor(context.metadata, context.store, context.wall_clock_ms)
         self.quota_gate = QuotaGate(context, requests=self.requests)
         self.retention = Retention(
             settings=context.settings,
             replica=context.replica,
             store=context.store,
             floor_pos=context.floor_pos,
-            waiting_pos=self._waiting.first_pos,
+            waiting_pos=self._floor.first_pos,
             kept_pos=self.kept_messages.first_pos,
             leased_pos=self.leases.first_pos,
             tier=context.tier,
@@ -355,7 +355,7 @@ class Services:
             repeatable=self.requests.repeatable,
             serve_locally=self.serve_as_leader,
         )
-        self.forwarded = ForwardedRequests(
+        self.forwarded_requests = ForwardedRequests(
             leader_handlers=self.requests.leader_handlers,
             leads=lambda: context.appender.is_open,
             is_elected=lambda: context.replica.is_leader,
@@ -371,10 +371,10 @@ class Services:
             calls=self.calls,
             admit=self.authentication.admit,
             now_ms=self.retention.plausible_ms,
-            needed_pos=lambda: min(self._waiting.first_pos(), self.kept_messages.first_pos(), self.leases.first_pos()),
+            needed_pos=lambda: min(self._floor.first_pos(), self.kept_messages.first_pos(), self.leases.first_pos()),
         )
         archive = self.archiving, ArchiveWatch(context), QueueRefill(context)
-        return self.authentication, addresses, *archive, self.forwarded, self.forwarder
+        return self.authentication, addresses, *archive, self.forwarded_requests, self.forwarder
 
     # -- calls from the broker -----------------------------------------------------------------------------------------
 
@@ -473,8 +473,8 @@ class Services:
     def _peer_tls(self) -> ssl.SSLContext | None:
         """The TLS context for connections to other replicas; None if they need no TLS."""
         certificate, settings = self._context.environment.certificate, self._context.settings
-        enforcing = settings.tls_mode == "enforcing" or settings.tls_replication == "enforcing"
-        uses_tls = settings.tls_mode != "disabled" and enforcing
+        is_enforced = settings.tls_mode == "enforcing" or settings.tls_replication == "enforcing"
+        uses_tls = settings.tls_mode != "disabled" and is_enforced
         return certificate.peer_context() if certificate is not None and uses_tls else None
 
     def _own_queues(self, topic: str) -> Queues | None:

@@ -98,19 +98,19 @@ class AccessControl:
         """Reload the file if it has changed. Called by a timer."""
         self._file.refresh()
 
-    def authorize(self, address: str, incoming: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:
+    def authorize(self, address: str, requests: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:
         """Decode the requests at the beginning of ``chunk``; `AccessDenied` replaces each denied one, and
         `OfLimitedUser` each request of a user with a quota.
 
         ``address`` is the client's address, without its port.
         """
         if self._file.accounts.white_listed(address):
-            return list(incoming)
+            return list(requests)
         by_key, row_of = self._current(), ROWS.get
         quotas = self._quotas.table
         needs_no_signature: dict[str, bool] = {}  # by access key: whether this address needs no signature
         result: list[tuple[Any, bytes, int]] = []
-        for each, header in zip(incoming, headers_of(chunk), strict=False):
+        for each, header in zip(requests, headers_of(chunk), strict=False):
             request, body, serialization = each
             row = row_of(type(request))
             if row is not _ANYBODY and not isinstance(request, _NOT_REQUESTS):
@@ -229,8 +229,8 @@ class AccessControl:
         if quotas := self._quotas.table:
             free = {} if EVERYBODY in quotas else self._by_key
             self._without_quotas = {name: account for name, account in free.items() if name not in quotas}
-        unchecked = self._without_quotas.keys() & self._quotas.table.keys()
-        assert not unchecked, f"{len(unchecked)} of {len(self._by_key)} users would send without their quotas"
+        quota_evaders = self._without_quotas.keys() & self._quotas.table.keys()
+        assert not quota_evaders, f"{len(quota_evaders)} of {len(self._by_key)} users would send without their quotas"
         self._merged_of = accounts, self._users.version, self._quotas.version, secrets
 
 

@@ -49,24 +49,24 @@ class UserAccount(Account):
     """The account of a user; ``rules`` are in order of precedence."""
 
     rules: tuple[_Rule, ...] = ()
-    decided: dict[tuple[str, Permission], bool] = field(default_factory=dict, compare=False, repr=False)
+    decisions: dict[tuple[str, Permission], bool] = field(default_factory=dict, compare=False, repr=False)
     """Cache of decisions that do not depend on the address."""
 
     def may(self, topic: str, permission: Permission, address: str) -> bool:
         """Whether the first policy that fits ``topic`` and ``address`` allows the action; False if none fits."""
         if self.admin:
             return True
-        decision = self.decided.get((topic, permission))
+        decision = self.decisions.get((topic, permission))
         if decision is not None:
             return decision
         kind, name = ("Group", topic.removeprefix(RETRY_PREFIX)) if topic.startswith(RETRY_PREFIX) else ("Topic", topic)
         actions = _ACTIONS[permission]
         may = next((rule.allow for rule in self.rules if rule.fits(kind, name, actions, address)), False)
         if all(rule.matches is None for rule in self.rules):
-            if len(self.decided) >= _DECIDED_MAX:
-                self.decided.clear()
-            self.decided[topic, permission] = may
-            assert len(self.decided) <= _DECIDED_MAX, f"{len(self.decided)} decisions are kept; maximum: {_DECIDED_MAX}"
+            if len(self.decisions) >= _DECIDED_MAX:
+                self.decisions.clear()
+            self.decisions[topic, permission] = may
+            assert len(self.decisions) <= _DECIDED_MAX, f"{len(self.decisions)} decisions; maximum: {_DECIDED_MAX}"
         return may
 
 

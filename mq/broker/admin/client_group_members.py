@@ -93,7 +93,7 @@ class GroupMembers(Service):
         """Request code 203: return the members of a consumer group, and its subscriptions."""
         name = call.request.ext.consumer_group
         group = self._clients.consumer_group(name)
-        members = [*self._clients.proxied.members(name)]
+        members = [*self._clients.proxied_clients.members(name)]
         clients = [client for _, client in members]
         if group is None and not clients:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
@@ -140,7 +140,7 @@ class GroupMembers(Service):
         """Request code 300: groups that subscribe to a topic or have offsets in it."""
         topic = call.request.ext.topic
         groups = {group for group, name in self._metadata.consumer_offsets if name == topic}
-        online = [*self._clients.groups_of_topic(topic), *self._clients.proxied.groups_of_topic(topic)]
+        online = [*self._clients.groups_of_topic(topic), *self._clients.proxied_clients.groups_of_topic(topic)]
         return _success(call, GroupNames(sorted(groups.union(online))).encode())
 
     def handle_topics_of_group(self, call: Call[QueryTopicsByConsumer]) -> bytes:
@@ -235,15 +235,15 @@ class GroupMembers(Service):
                     ResponseCode.SYSTEM_ERROR,
                     f"consumer <{name}> <{client_id}> sent an invalid answer",
                 )
-                reply = call.response(code, remark=remark)
+                frame = call.response(code, remark=remark)
             elif isinstance(response, Response):
-                reply = call.response(response.code, remark=response.remark, ext=response.ext, body=text)
+                frame = call.response(response.code, remark=response.remark, ext=response.ext, body=text)
             else:
                 timeout = response is NoResponse.TIMEOUT
                 code = ResponseCode.CONSUME_MSG_TIMEOUT if timeout else ResponseCode.SYSTEM_ERROR
                 remark = f"consumer <{name}> <{client_id}> did not answer: {response.name}"
-                reply = call.response(code, remark=remark)
-            call.answer(reply)
+                frame = call.response(code, remark=remark)
+            call.answer(frame)
 
         call.drop_body()
         at.ask(call.request.code, fields, body, self._relay_seconds, on_response)
@@ -260,7 +260,7 @@ class GroupMembers(Service):
                         " V3_1_8",
                     )
                 return at
-        at_proxy = None if client_id is None else self._clients.proxied.connection(name, client_id)
+        at_proxy = None if client_id is None else self._clients.proxied_clients.connection(name, client_id)
         if at_proxy is None:
             raise _not_online(name, client_id)
         return at_proxy
@@ -320,7 +320,7 @@ def _subscriptions_of(
 
 
 def _data(subscription: GroupSubscription) -> SubscriptionData:
-    tag_filter = subscription.parsed
+    tag_filter = subscription.tag_filter
     return SubscriptionData(
         topic=subscription.topic,
         expression=subscription.expression,

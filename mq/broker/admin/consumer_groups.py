@@ -117,9 +117,9 @@ class ConsumerGroups(Service):
 
         def check() -> None:
             # Other requests may have used up the room since, and others may have made room again.
-            assert creation.missing <= names, f"{creation.missing - names} are missing, and nobody created them"
-            if creation.missing:
-                is_full = not all(map(self._metadata.has_room_for_group, creation.missing))
+            assert creation.names <= names, f"{creation.names - names} are missing, and nobody created them"
+            if creation.names:
+                is_full = not all(map(self._metadata.has_room_for_group, creation.names))
                 remark = self._full() if is_full else self._creations.not_created(creation)
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
 
@@ -143,13 +143,13 @@ class ConsumerGroups(Service):
             attributes=self._attributes(old, request.attributes),
         )
 
-    def _attributes(self, existing: GroupConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
+    def _attributes(self, config: GroupConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
         """The attributes of a group after changes. Raises RequestRefused. Below the format level that supports
         attributes, they are not stored, and attributes with an effect are refused.
 
         Below the format level that knows attributes they are not stored, and those that would have an effect refused.
         """
-        attributes = merge_attributes({} if existing is None else existing.attributes, changes)
+        attributes = merge_attributes({} if config is None else config.attributes, changes)
         factor = attributes.get(PRIORITY_FACTOR)
         if factor is not None and not is_factor(factor):
             raise RequestRefused(

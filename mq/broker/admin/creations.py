@@ -11,12 +11,12 @@ from typing import Final
 
 
 class Creation:
-    """Names that a request creates; ``missing`` are those that did not exist at any time since the request came."""
+    """Names that a request creates; ``names`` are those that did not exist at any time since the request came."""
 
-    __slots__ = ("__weakref__", "missing")
+    __slots__ = ("__weakref__", "names")
 
-    def __init__(self, missing: set[str]) -> None:
-        self.missing: Final = missing
+    def __init__(self, names: set[str]) -> None:
+        self.names: Final = names
 
 
 class Creations:
@@ -25,22 +25,22 @@ class Creations:
     def __init__(self, what: str) -> None:
         """``what`` is created: a topic or a group."""
         self._what: Final = what
-        self._waiting: Final[weakref.WeakSet[Creation]] = weakref.WeakSet()
+        self._creations: Final[weakref.WeakSet[Creation]] = weakref.WeakSet()
 
-    def begin(self, names: Collection[str], existing: Collection[str]) -> Creation:
+    def begin(self, names: Collection[str], table: Collection[str]) -> Creation:
         """Note that a request creates ``names``, of which some may exist."""
-        creation = Creation({name for name in names if name not in existing})
-        self._waiting.add(creation)
+        creation = Creation({name for name in names if name not in table})
+        self._creations.add(creation)
         return creation
 
     def exists(self, name: str) -> None:
         """Note that a log entry that is being applied has created or changed ``name``."""
-        for creation in self._waiting:
-            creation.missing.discard(name)
+        for creation in self._creations:
+            creation.names.discard(name)
 
     def not_created(self, creation: Creation) -> str:
         """Return the reason why a name of an answered request is missing, if there is room for it now."""
-        assert creation in self._waiting, f"a creation that was not begun lacks {creation.missing}"
-        assert creation.missing, f"no {self._what} of the request is missing"
-        name = min(creation.missing)
+        assert creation in self._creations, f"a creation that was not begun lacks {creation.names}"
+        assert creation.names, f"no {self._what} of the request is missing"
+        name = min(creation.names)
         return f"the {self._what} {name} is not there: there were too many until just now; send the request again"

@@ -71,7 +71,7 @@ class MembersOfManyGroups(Service):
 
     def _answer(self, call: Call[AskMembers], question: MembersQuestion) -> ResponseSteps:
         groups: dict[str, list[GroupMember]] = {}
-        differing: dict[str, list[GroupMember]] = {}
+        differing_groups: dict[str, list[GroupMember]] = {}
         count = 0
         for group in question.groups:
             if members := self._members(group, {}):
@@ -82,15 +82,15 @@ class MembersOfManyGroups(Service):
         for group in sorted(self._names()) if question.differing else ():
             if len(members := _one_of_each(self._members(group, {}))) > 1:
                 assert len(members) <= DIFFERENT_MAX, f"{len(members)} members of {group} are told as examples"
-                differing[group] = members
-                if len(differing) == DIFFERING_MAX:
+                differing_groups[group] = members
+                if len(differing_groups) == DIFFERING_MAX:
                     break
             yield
-        return call.response(body=MembersOfGroups(groups=groups, differing=differing).encode())
+        return call.response(body=MembersOfGroups(groups=groups, differing=differing_groups).encode())
 
     def _names(self) -> set[str]:
         names = {group.name for group in self._clients.consumer_groups()}
-        return names | {name for name, _ in self._clients.proxied.counts()}
+        return names | {name for name, _ in self._clients.proxied_clients.counts()}
 
     def _members(self, group: str, running_infos: Mapping[ClientConnection, str]) -> list[GroupMember]:
         consumers = self._clients.consumer_group(group)
@@ -106,7 +106,7 @@ class MembersOfManyGroups(Service):
             ),
             *(
                 GroupMember(client=proxied_data(client, at), subscribes=summary_text(client.subscriptions))
-                for at, client in self._clients.proxied.members(group)
+                for at, client in self._clients.proxied_clients.members(group)
             ),
         ]
 

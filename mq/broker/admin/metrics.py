@@ -270,7 +270,7 @@ _BY_PREFIX: Final = {
 """Families of counters whose names have these prefixes: name, label and help. The rest is the value of the label."""
 
 
-_NAMES: Final = [named.name for named in BY_COUNTER.values()] + [name for name, _, _ in _BY_PREFIX.values()]
+_NAMES: Final = [metric.name for metric in BY_COUNTER.values()] + [name for name, _, _ in _BY_PREFIX.values()]
 assert len({*_NAMES}) == len(_NAMES), f"{len(_NAMES)} counters have {len({*_NAMES})} names of metrics"
 
 
@@ -307,13 +307,13 @@ class BrokerMetrics:
             excess_count = 2 * max(0, len(self._context.metadata.consumer_offsets) - room)  # see `_lag`
             for gather in (self._topics, self._lag, self._connections):
                 more = yield from gather()
-                fitting, excess = _within(more, room)
-                families += fitting
+                included, excess = _within(more, room)
+                families += included
                 excess_count += excess
-                room -= sum(len(family.samples) for family in fitting)
+                room -= sum(len(family.samples) for family in included)
         more = yield from self._consumption()
-        fitting, excess = _within(more, room)
-        families += fitting
+        included, excess = _within(more, room)
+        families += included
         families.append(
             self._own("raftmq_metrics_series_dropped", Kind.GAUGE, "Series left out: metrics_series_max was reached.")(
                 excess_count + excess
@@ -460,23 +460,23 @@ class BrokerMetrics:
             if config is None:
                 continue
             queues += config.read_queues
-            behind = unacked = beyond = 0
+            behind = in_flight_count = beyond = 0
             for queue_id in range(config.read_queues):
                 pulled = consumed = offsets.get(queue_id, FIRST_OFFSET)
                 if (open_of := pops.get((group, topic, queue_id))) is not None:
                     pulled, consumed = pulled_and_consumed(pulled, open_of)
-                    unacked += pulled - consumed
+                    in_flight_count += pulled - consumed
                 distance = store.max_offset(topic, queue_id) - consumed
                 if distance >= 0:
                     behind += distance
                 else:
                     beyond -= distance
-            assert min(behind, unacked, beyond) >= 0, (
-                f"{group} lags {behind}, {unacked} popped, {beyond} beyond the end"
+            assert min(behind, in_flight_count, beyond) >= 0, (
+                f"{group} lags {behind}, {in_flight_count} popped, {beyond} beyond the end"
             )
             values = self._of_group(topic, group)
             lag.append((values, behind))
-            in_flight.append((values, unacked))
+            in_flight.append((values, in_flight_count))
             if beyond:
                 beyond_end.append((values, beyond))
         labels = ("topic", "consumer_group", "is_retry", "is_system")
@@ -501,7 +501,7 @@ class BrokerMetrics:
             if number % _SLICE == 0:
                 yield
             counts[group.name] = len(group.members)
-        for name, count in clients.proxied.counts():
+        for name, count in clients.proxied_clients.counts():
             counts[name] = counts.get(name, 0) + count
         consumers: list[Sample] = [((*self._common, name), count) for name, count in counts.items()]
         return [
@@ -517,15 +517,15 @@ class BrokerMetrics:
 def _within(families: list[Family], room: int) -> tuple[list[Family], int]:
     """The families cut to ``room`` samples in total, and the number of samples left out."""
     room_before = room
-    fitting: list[Family] = []
+    cut_families: list[Family] = []
     excess = 0
     for family in families:
         samples = family.samples[: max(0, room)]
         room -= len(samples)
         excess += len(family.samples) - len(samples)
-        fitting.append(family._replace(samples=samples))
+        cut_families.append(family._replace(samples=samples))
     assert room >= min(room_before, 0), f"{room_before - room} samples are kept; maximum: {room_before}"
-    return fitting, excess
+    return cut_families, excess
 
 
 def _bool(value: bool) -> str:

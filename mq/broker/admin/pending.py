@@ -41,7 +41,7 @@ _TEXT_MAX: Final = 256
 """Characters of keys and tags in an answer."""
 
 
-class _Waiting(NamedTuple):
+class _PendingEntry(NamedTuple):
     """A waiting message: when it is looked at (for those without a time, 0), its queue, and its record."""
 
     turn_ms: int
@@ -80,12 +80,12 @@ class PendingQueries(Service):
             queues = self._queues(ext.kind)
             now_ms = self._wall_clock_ms()
             counts: Counter[int] = Counter()
-            first: list[_Waiting] = []
+            first: list[_PendingEntry] = []
             total = sum(self._open_count(topic, queue_id) for topic, queue_id in queues)
             looked_at = 0
             yield
             for topic, queue_id in queues:
-                for each in self._waiting(topic, queue_id):
+                for each in self._open_entries(topic, queue_id):
                     if each is None:
                         yield
                         continue
@@ -138,7 +138,7 @@ class PendingQueries(Service):
             next_offset = self._metadata.delay_offsets.get(queue_id + 1, FIRST_OFFSET)
         return max(queue.min_offset, self._metadata.marks.get(topic, queue_id).low, next_offset)
 
-    def _waiting(self, topic: str, queue_id: int) -> Generator[_Waiting | None, None, None]:
+    def _open_entries(self, topic: str, queue_id: int) -> Generator[_PendingEntry | None, None, None]:
         """The open messages of a queue, and None where the work may be interrupted."""
         offset = FIRST_OFFSET
         while (queue := self._store.get(topic, queue_id)) is not None:
@@ -163,24 +163,24 @@ class PendingQueries(Service):
             is_timed = topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
             for position, size, code in QUEUE_ENTRY.iter_unpack(entries):
                 if not marks.is_done(offset):
-                    yield _Waiting(code if is_timed else 0, topic, queue_id, offset, position, size)
+                    yield _PendingEntry(code if is_timed else 0, topic, queue_id, offset, position, size)
                 offset += 1
             yield None
 
-    def _pending_message(self, waiting: _Waiting) -> PendingMessage | None:
+    def _pending_message(self, entry: _PendingEntry) -> PendingMessage | None:
         """A message of an answer; None if it was delivered or deleted meanwhile, or cannot be read."""
-        if self._metadata.marks.get(waiting.topic, waiting.queue_id).is_done(waiting.offset):
+        if self._metadata.marks.get(entry.topic, entry.queue_id).is_done(entry.offset):
             return None
         try:
-            message = decode_record(memoryview(self._pread(waiting.position, waiting.size)))
+            message = decode_record(memoryview(self._pread(entry.position, entry.size)))
         except (SegmentError, RecordError, OSError):
             return None
         properties = message.properties
         due_ms = 0
-        if waiting.topic == SCHEDULE_TOPIC:
-            due_ms = waiting.turn_ms
-        elif waiting.topic == TIMER_TOPIC:
-            due_ms = _number(properties.get(props.TIMER_OUT_MS)) or waiting.turn_ms
+        if entry.topic == SCHEDULE_TOPIC:
+            due_ms = entry.turn_ms
+        elif entry.topic == TIMER_TOPIC:
+            due_ms = _number(properties.get(props.TIMER_OUT_MS)) or entry.turn_ms
         return PendingMessage(
             topic=properties.get(props.REAL_TOPIC, message.topic),
             message_id=properties.get(props.UNIQUE_KEY, ""),
@@ -190,31 +190,31 @@ class PendingQueries(Service):
             keys=properties.get(props.KEYS, "")[:_TEXT_MAX],
             tags=properties.get(props.TAGS, "")[:_TEXT_MAX],
             due_ms=due_ms,
-            level=waiting.queue_id + 1 if waiting.topic == SCHEDULE_TOPIC else 0,
-            handle=self._handle(waiting, message, due_ms),
+            level=entry.queue_id + 1 if entry.topic == SCHEDULE_TOPIC else 0,
+            handle=self._handle(entry, message, due_ms),
             group=properties.get(props.PRODUCER_GROUP, ""),
-            checks=self._checks(waiting),
-            is_put_off=waiting.topic == HALF_TOPIC and waiting.offset in self._metadata.checks.put_off,
+            checks=self._checks(entry),
+            is_put_off=entry.topic == HALF_TOPIC and entry.offset in self._metadata.checks.put_off,
         )
 
-    def _handle(self, waiting: _Waiting, message: StoredMessage, due_ms: int) -> str:
+    def _handle(self, entry: _PendingEntry, message: StoredMessage, due_ms: int) -> str:
         """The recall handle of a timed message; other messages cannot be recalled."""
         topic, key = message.properties.get(props.REAL_TOPIC, ""), message.properties.get(props.UNIQUE_KEY, "")
-        is_recallable = waiting.topic == TIMER_TOPIC and props.DELAY not in message.properties
+        is_recallable = entry.topic == TIMER_TOPIC and props.DELAY not in message.properties
         if not is_recallable or topic.startswith(RETRY_PREFIX):
             return ""
-        return RecallHandle(topic, self._broker_name, due_ms, key, waiting.offset).encode() or ""
+        return RecallHandle(topic, self._broker_name, due_ms, key, entry.offset).encode() or ""
 
-    def _checks(self, waiting: _Waiting) -> int:
+    def _checks(self, entry: _PendingEntry) -> int:
         """The number of times that the producer group of a half message was asked; 0 for other messages."""
-        if waiting.topic != HALF_TOPIC:
+        if entry.topic != HALF_TOPIC:
             return 0
-        return sum(waiting.offset < offset for offset in self._metadata.checks.offsets.values())
+        return sum(entry.offset < offset for offset in self._metadata.checks.offsets.values())
 
 
-def _nearest(waiting: list[_Waiting], count: int) -> list[_Waiting]:
+def _nearest(entries: list[_PendingEntry], count: int) -> list[_PendingEntry]:
     """The first ``count`` by time; those without a time are the oldest."""
-    return sorted(waiting, key=itemgetter(0))[:count]
+    return sorted(entries, key=itemgetter(0))[:count]
 
 
 def _border(left_ms: int) -> int:

@@ -50,13 +50,13 @@ _KINDS = {
 _EXPIRE_SECONDS = 0.1
 
 
-class _Waiting(NamedTuple):
+class _MembershipCall(NamedTuple):
     """A caller that waits for the change that began with entry ``first_index``, or for a transfer (0)."""
 
     first_index: LogIndex
     since: float
     text: str
-    answer: Callable[[bool, str, str], None]
+    respond: Callable[[bool, str, str], None]
 
 
 class RaftMembers(Service):
@@ -69,13 +69,13 @@ class RaftMembers(Service):
         self._connect_failure = context.environment.connect_failure
         self._clock = context.clock
         self._log = context.log
-        self._waiting: list[_Waiting] = []
+        self._calls: list[_MembershipCall] = []
 
     def routes(self) -> Iterator[Route]:
         yield Route(ManageGroup, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._waiting))
+        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._calls))
 
     def handle(self, call: Call[ManageGroup]) -> bytes | None:
         """Request code 9001: show or change the members of the Raft group. Raises RequestRefused."""
@@ -101,17 +101,17 @@ class RaftMembers(Service):
         if command.action == "status":
             return reply(True, "", "")
         outcome = self._transfer(command) if command.action == "transfer" else self._change(command)
-        if isinstance(outcome, _Waiting):
+        if isinstance(outcome, _MembershipCall):
             assert outcome.first_index <= self._replica.core.last_index, (
                 f"a change waits for entry {outcome.first_index}, {self._replica.core.last_index} is the last"
             )
-            self._waiting.append(outcome._replace(answer=answer_later))
+            self._calls.append(outcome._replace(respond=answer_later))
             return None
         return reply(*outcome)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def _change(self, command: GroupCommand) -> _Waiting | tuple[bool, str, str]:
+    def _change(self, command: GroupCommand) -> _MembershipCall | tuple[bool, str, str]:
         change = ConfChange(
             _KINDS[command.action],
             NodeId(command.node),
@@ -136,9 +136,9 @@ class RaftMembers(Service):
             ConfChangeKind.REMOVE: f"{change.node} is no longer a member",
             ConfChangeKind.REPLACE: f"{change.node} is a voter now, in place of {change.replaced}",
         }[change.kind]
-        return _Waiting(index, self._clock(), replies, _no_reply)
+        return _MembershipCall(index, self._clock(), replies, _no_reply)
 
-    def _transfer(self, command: GroupCommand) -> _Waiting | tuple[bool, str, str]:
+    def _transfer(self, command: GroupCommand) -> _MembershipCall | tuple[bool, str, str]:
         to = NodeId(command.node) if command.node else None
         status = self._replica.core.status()
         if to == status.node_id and status.role is Role.LEADER:
@@ -150,7 +150,7 @@ class RaftMembers(Service):
                 refusal.name,
                 self._refusal_text(refusal, None if to is None else ConfChange(_KINDS["promote"], to)),
             )
-        return _Waiting(NO_INDEX, self._clock(), "", _no_reply)
+        return _MembershipCall(NO_INDEX, self._clock(), "", _no_reply)
 
     def _refusal_text(self, refusal: Refusal, change: ConfChange | None) -> str:
         """The reason for a refusal as text with its figures."""
@@ -181,38 +181,38 @@ class RaftMembers(Service):
         """Answer the requests that wait for this committed configuration, unless a second step follows."""
         assert index > NO_INDEX, f"entry {index} has the members {sorted(conf.members)}"
         if not conf.is_joint:
-            self._answer(lambda waiting: 0 < waiting.first_index <= index, True, "", None)
+            self._answer(lambda call: 0 < call.first_index <= index, True, "", None)
 
     def role_changed(self, change: RoleChange) -> None:
         """Answer the changes that wait: leadership moved, or was lost before they were committed."""
-        if change.role is Role.LEADER or not self._waiting:
+        if change.role is Role.LEADER or not self._calls:
             return
         if change.cause is None or change.cause.kind is not CauseKind.NOT_A_VOTER:
             text = "leadership was lost before the change was committed; it may or may not happen"
-            self._answer(lambda waiting: waiting.first_index > 0, False, "OUTCOME_UNKNOWN", text)
+            self._answer(lambda call: call.first_index > 0, False, "OUTCOME_UNKNOWN", text)
         # Otherwise this replica stops leading because the change is committed; `configured` runs next and answers.
         if change.leader_id is not None and change.leader_id != self._replica.core.node_id:
-            took = max((self._clock() - waiting.since for waiting in self._waiting), default=0.0)
+            took = max((self._clock() - call.since for call in self._calls), default=0.0)
             text = f"{change.leader_id} leads in term {change.term}, after {took * 1000:.0f} ms"
-            self._answer(lambda waiting: waiting.first_index == 0, True, "", text)
+            self._answer(lambda call: call.first_index == 0, True, "", text)
 
     def expire(self) -> None:
         """Answer callers whose change or transfer has timed out; called by a timer."""
-        if not self._waiting:
+        if not self._calls:
             return
         now = self._clock()
         core = self._replica.core
         if core.role is Role.LEADER and not core.transferring:
             text = f"the other node did not take over in time; {core.node_id} is still the leader"
-            self._answer(lambda waiting: waiting.first_index == 0, False, "TRANSFER_FAILED", text)
+            self._answer(lambda call: call.first_index == 0, False, "TRANSFER_FAILED", text)
         text = f"not finished after {CHANGE_SECONDS_MAX:g} s; it is still under way"
-        self._answer(lambda waiting: now - waiting.since > CHANGE_SECONDS_MAX, False, "OUTCOME_UNKNOWN", text)
+        self._answer(lambda call: now - call.since > CHANGE_SECONDS_MAX, False, "OUTCOME_UNKNOWN", text)
 
-    def _answer(self, which: Callable[[_Waiting], bool], done: bool, code: str, text: str | None) -> None:
-        callers = [waiting for waiting in self._waiting if which(waiting)]
-        self._waiting = [waiting for waiting in self._waiting if not which(waiting)]
-        for waiting in callers:
-            waiting.answer(done, code, waiting.text if text is None else text)
+    def _answer(self, matches: Callable[[_MembershipCall], bool], done: bool, code: str, text: str | None) -> None:
+        calls = [call for call in self._calls if matches(call)]
+        self._calls = [call for call in self._calls if not matches(call)]
+        for call in calls:
+            call.respond(done, code, call.text if text is None else text)
 
     # -- showing the group ---------------------------------------------------------------------------------------------
 

@@ -181,7 +181,7 @@ class RemovedMembers(Service):
                 continue
             group, client_id = key
             if group not in members:
-                client_ids = (client.client_id for _, client in self._clients.proxied.members(group))
+                client_ids = (client.client_id for _, client in self._clients.proxied_clients.members(group))
                 members[group] = {*self._clients.consumer_ids(group), *client_ids}
             if client_id in members[group]:
                 self._remove(group, client_id, seconds, row.reason, row.operator)

@@ -45,7 +45,7 @@ class Skips(Service):
         self._newest = offsets.newest
         self._log = context.log
         self._under_way: set[tuple[str, str, int]] = set()
-        self.skipped = 0
+        self.skip_count = 0
 
     def routes(self) -> Iterator[Route]:
         yield Route(SkipMessage, self.handle, leader_only=True)
@@ -90,7 +90,7 @@ class Skips(Service):
         under_way.add(key)
 
         def reply(_: Stored) -> bytes:
-            self.skipped += 1
+            self.skip_count += 1
             self._log.warning(
                 "message_skipped",
                 consumer_group=ext.group,

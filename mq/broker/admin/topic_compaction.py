@@ -86,9 +86,9 @@ class _Queue:
     """The leader's compaction state of one queue.
 
     Attributes:
-        learned: messages before this offset are in ``keys``.
-        looked: messages before this offset are carried, or need not be.
-        lingering: times, and the messages looked at up to then.
+        learned_end: messages before this offset are in ``keys``.
+        checked_end: messages before this offset are carried, or need not be.
+        look_times: times, and the messages looked at up to then.
         due: messages before this offset have lingered, and are deleted next.
         expires_at: none goes before this time.
         again_at: nothing is done before this time.
@@ -96,10 +96,10 @@ class _Queue:
 
     key: QueueKey
     queue: ConsumeQueue
-    learned: QueueOffset
-    looked: QueueOffset
+    learned_end: QueueOffset
+    checked_end: QueueOffset
     keys: NewestKeys = field(default_factory=NewestKeys)
-    lingering: deque[tuple[float, QueueOffset]] = field(default_factory=deque)
+    look_times: deque[tuple[float, QueueOffset]] = field(default_factory=deque)
     due: QueueOffset = FIRST_OFFSET
     expires_at: float = float("-inf")
     again_at: float = float("-inf")
@@ -145,7 +145,7 @@ class TopicCompaction(Service):
         self._in_flight = self._is_busy = False
         self._leadership = object()
         self.settings_changed(context.settings)
-        self.carried = self.expired = 0
+        self.carried_count = self.expired_count = 0
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(_STEP_SECONDS, self.run, self._rests_until)
@@ -154,10 +154,10 @@ class TopicCompaction(Service):
         """Figures: keys of compacted topics, messages carried and expired since this replica leads; see `Service`."""
         return {
             "compacted_keys": sum(len(each.keys) for each in self._queues.values()),
-            "compacted_messages_carried": self.carried,
-            "compacted_messages_expired": self.expired,
+            "compacted_messages_carried": self.carried_count,
+            "compacted_messages_expired": self.expired_count,
             "compacted_messages_unread": sum(
-                max(each.queue.max_offset - each.learned, 0) for each in self._queues.values()
+                max(each.queue.max_offset - each.learned_end, 0) for each in self._queues.values()
             ),
         }
 
@@ -186,7 +186,7 @@ class TopicCompaction(Service):
         if self._appender.is_idle:
             assert not self._in_flight, "messages are carried, and nothing is pending"
         for each in self._queues.values():
-            assert each.looked <= each.queue.max_offset, f"{each.key}: looked at {each.looked} messages of {each.queue}"
+            assert each.checked_end <= each.queue.max_offset, f"{each.key}: {each.checked_end} of {each.queue}"
 
     def _rests_until(self) -> float:
         return now_if(self._is_busy and self._appender.is_open)
@@ -245,8 +245,8 @@ class TopicCompaction(Service):
             return None
         if entry is None or entry.queue is not queue:
             entry = self._queues[key] = _Queue(key, queue, queue.min_offset, queue.min_offset)
-        entry.looked = max(entry.looked, queue.min_offset)
-        entry.learned = max(entry.learned, queue.min_offset)
+        entry.checked_end = max(entry.checked_end, queue.min_offset)
+        entry.learned_end = max(entry.learned_end, queue.min_offset)
         return entry
 
     def _step(self, entry: _Queue) -> bool:
@@ -254,7 +254,7 @@ class TopicCompaction(Service):
         if self._clock() < entry.again_at or self._current(entry.key) is not entry:
             return False
         try:
-            if entry.learned < entry.queue.max_offset:
+            if entry.learned_end < entry.queue.max_offset:
                 return self._learn(entry, _STEP_MESSAGES)
             return self._expire(entry) or self._look_at_old(entry)
         except (SegmentError, StoreError, RecordError, OSError) as error:
@@ -279,15 +279,15 @@ class TopicCompaction(Service):
 
     def _learn(self, entry: _Queue, count_max: int) -> bool:
         """Learn the keys of the next messages; returns whether there may be more. Raises as `_read`; RecordError."""
-        end = min(entry.learned + count_max, entry.queue.max_offset)
-        while entry.learned < end:
-            record = self._read(entry.queue, entry.learned)
+        end = min(entry.learned_end + count_max, entry.queue.max_offset)
+        while entry.learned_end < end:
+            record = self._read(entry.queue, entry.learned_end)
             if record is None:
                 return True
             key = hash_of(record)
             if key is not None:
-                entry.keys.learn(key, entry.learned)
-            entry.learned = QueueOffset(entry.learned + 1)
+                entry.keys.learn(key, entry.learned_end)
+            entry.learned_end = QueueOffset(entry.learned_end + 1)
         return True
 
     # -- carrying ------------------------------------------------------------------------------------------------------
@@ -297,12 +297,12 @@ class TopicCompaction(Service):
         own = self._places.get((self._topics or {}).get(entry.key[0]), LOG_BEGIN)
         place = max(own, min(self._wished_pos(), self._places.get(_PRESSED_HOURS, LOG_BEGIN)))
         end = entry.queue.first_from(place)
-        if entry.looked >= end:
+        if entry.checked_end >= end:
             return False
         config = self._metadata.topics.get(entry.key[0])
         tombstones_until_ms = self._now_ms() - delete_retention_ms({} if config is None else config.attributes)
         old: _Old = []
-        offset, nbytes = entry.looked, 0
+        offset, nbytes = entry.checked_end, 0
         for _ in range(_STEP_MESSAGES):
             if offset >= end or len(old) == _CARRIED_AT_ONCE:
                 break
@@ -329,13 +329,13 @@ class TopicCompaction(Service):
 
     def _looked_at(self, entry: _Queue, end: QueueOffset) -> None:
         """Note that messages before this offset are no longer needed: they are deleted after a while."""
-        assert entry.looked <= end, f"{entry.key}: looked at {entry.looked} messages before, at {end} now"
-        entry.looked = end
+        assert entry.checked_end <= end, f"{entry.key}: looked at {entry.checked_end} messages before, at {end} now"
+        entry.checked_end = end
         now = self._clock()
-        if entry.lingering and now - entry.lingering[-1][0] < _LINGER_SECONDS / 10 and len(entry.lingering) > 1:
-            entry.lingering[-1] = now, end
+        if entry.look_times and now - entry.look_times[-1][0] < _LINGER_SECONDS / 10 and len(entry.look_times) > 1:
+            entry.look_times[-1] = now, end
         else:
-            entry.lingering.append((now, end))
+            entry.look_times.append((now, end))
 
     def _await_barrier(self, entry: _Queue, old: _Old, end: QueueOffset) -> None:
         assert old, f"{entry.key}: nothing is to be carried before {end}"
@@ -380,7 +380,7 @@ class TopicCompaction(Service):
                 return
             self._in_flight = False
             if isinstance(outcome, Stored):
-                self.carried += len(newest)
+                self.carried_count += len(newest)
                 if self._queues.get(entry.key) is entry:
                     self._looked_at(entry, end)
             else:
@@ -395,14 +395,14 @@ class TopicCompaction(Service):
 
     def _has_caught_up(self, entry: _Queue) -> bool:
         """Learn the messages that were applied since; returns false if that would take too long."""
-        assert entry.learned <= entry.queue.max_offset, (
-            f"{entry.key}: {entry.learned} messages are learned of {entry.queue}"
+        assert entry.learned_end <= entry.queue.max_offset, (
+            f"{entry.key}: {entry.learned_end} messages are learned of {entry.queue}"
         )
-        if entry.queue.max_offset - entry.learned > _BARRIER_MESSAGES_MAX:
+        if entry.queue.max_offset - entry.learned_end > _BARRIER_MESSAGES_MAX:
             return False
         with suppress(SegmentError, StoreError, RecordError, OSError):
             self._learn(entry, _BARRIER_MESSAGES_MAX)
-        return entry.learned == entry.queue.max_offset
+        return entry.learned_end == entry.queue.max_offset
 
     # -- expiry --------------------------------------------------------------------------------------------------------
 
@@ -411,8 +411,8 @@ class TopicCompaction(Service):
         assert not self._in_flight, f"{entry.key}: something else is carried"
         now = self._clock()
         linger_seconds = min(_LINGER_SECONDS, self._retention_hours * _HOUR_MS / 1000)
-        while entry.lingering and entry.lingering[0][0] + linger_seconds <= now:
-            entry.due = max(entry.due, entry.lingering.popleft()[1])
+        while entry.look_times and entry.look_times[0][0] + linger_seconds <= now:
+            entry.due = max(entry.due, entry.look_times.popleft()[1])
         if entry.due <= entry.queue.min_offset or now < entry.expires_at:
             return False
         end = min(entry.due, entry.queue.first_from(self._leased_pos()))
@@ -427,7 +427,7 @@ class TopicCompaction(Service):
             if leadership is self._leadership:
                 self._in_flight = False
                 if isinstance(outcome, Stored):
-                    self.expired += count
+                    self.expired_count += count
                 else:
                     entry.expires_at = self._clock() + _AGAIN_SECONDS
 

@@ -55,20 +55,20 @@ class TopicExpiry(Service):
         self._hours: dict[str, int] | None = None
         self._sizes: dict[str, TopicBytes] = {}
         self._topics_to_count: Iterator[str] | None = None
-        self._counting: str | None = None
+        self._current_topic: str | None = None
         self._places: dict[int, PhysicalOffset] = {}
         self._queues_to_check: Iterator[QueueKey] | None = None
         self._again_at = float("-inf")
         self._in_flight = 0
         self._leadership = object()
-        self.expired = 0
+        self.expired_count = 0
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(_LOOK_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
         """Figures: messages that expired by their topic's hours since this replica leads."""
-        return {"topic_messages_expired": self.expired}
+        return {"topic_messages_expired": self.expired_count}
 
     def topic_changed(self, topic: str) -> None:
         self._hours = None
@@ -129,10 +129,10 @@ class TopicExpiry(Service):
 
     def _too_many(self) -> list[tuple[str, int, QueueOffset]]:
         """Count some queues of limited topics; returns the new beginnings of the first topic that exceeds its limit."""
-        remaining = _COUNTED_AT_ONCE
-        while remaining > 0 and self._topics_to_count is not None:
-            topic = self._counting or next(self._topics_to_count, None)
-            self._counting = None
+        budget = _COUNTED_AT_ONCE
+        while budget > 0 and self._topics_to_count is not None:
+            topic = self._current_topic or next(self._topics_to_count, None)
+            self._current_topic = None
             if topic is None:
                 self._topics_to_count = None
                 break
@@ -140,11 +140,11 @@ class TopicExpiry(Service):
                 continue
             queues = [self._store.get(topic, queue_id) for queue_id in sorted(self._store.ends(topic))]
             try:
-                remaining -= 1 + size.count([queue for queue in queues if queue is not None], remaining)
+                budget -= 1 + size.count([queue for queue in queues if queue is not None], budget)
             except (StoreError, OSError):
                 continue  # it is restored from the log first
-            if remaining <= 0:
-                self._counting = topic  # there may be more of it
+            if budget <= 0:
+                self._current_topic = topic  # there may be more of it
             elif rows := size.excess_begins(self._leased_pos()):
                 return [(topic, queue_id, offset) for queue_id, offset in rows]
         return []
@@ -197,7 +197,7 @@ class TopicExpiry(Service):
                 if leadership is self._leadership:
                     self._in_flight -= 1
                     assert self._in_flight >= 0, f"{self._in_flight} commands are on their way"
-                    self.expired += count if isinstance(outcome, Stored) else 0
+                    self.expired_count += count if isinstance(outcome, Stored) else 0
 
             self._in_flight += 1
             self._appender.add_command(encode_command(ExpireMessages(rows=some)), on_outcome)

@@ -204,9 +204,9 @@ class Topics(Service):
 
         def check() -> None:
             # Other requests may have used up the room since, and others may have made room again.
-            assert creation.missing <= names, f"{creation.missing - names} are missing, and nobody created them"
-            if creation.missing:
-                is_full = not all(map(self._metadata.has_room_for_topic, creation.missing))
+            assert creation.names <= names, f"{creation.names - names} are missing, and nobody created them"
+            if creation.names:
+                is_full = not all(map(self._metadata.has_room_for_topic, creation.names))
                 remark = self._full() if is_full else self._creations.not_created(creation)
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, remark)
 
@@ -229,16 +229,16 @@ class Topics(Service):
                 raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
         if not 0 <= request.perm <= 7:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"perm is {request.perm}; allowed: 0 to 7")
-        existing = self._metadata.topics.get(name)
-        attributes = self._attributes(existing, request.attributes)
-        self._check_lite(name, None if existing is None else existing.attributes, attributes)
+        config = self._metadata.topics.get(name)
+        attributes = self._attributes(config, request.attributes)
+        self._check_lite(name, None if config is None else config.attributes, attributes)
         self._check_compaction(name, request.attributes, attributes)
-        becomes_lite = is_lite(attributes) and not (existing is not None and is_lite(existing.attributes))
+        becomes_lite = is_lite(attributes) and not (config is not None and is_lite(config.attributes))
         if sets(request.attributes, RESERVE_TIME) or sets(request.attributes, RESERVE_BYTES) or becomes_lite:
             self._check_retention(attributes)
         if any(each.lstrip("+").startswith(PREFIX) for each in request.attributes):
             self._check_quotas(attributes)
-        assert existing is None or existing.name == name, f"the topic {name} is known as {existing}"
+        assert config is None or config.name == name, f"the topic {name} is known as {config}"
         return TopicConfig(
             name=name,
             read_queues=request.read_queue_nums,
@@ -251,9 +251,9 @@ class Topics(Service):
         )
 
     @staticmethod
-    def _attributes(existing: TopicConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
+    def _attributes(config: TopicConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
         """The attributes of a topic after changes. Raises RequestRefused for an unknown message type."""
-        attributes = merge_attributes(existing.attributes if existing is not None else {}, changes)
+        attributes = merge_attributes(config.attributes if config is not None else {}, changes)
         kind = attributes.get(MESSAGE_TYPE_ATTRIBUTE, PRIORITY)
         if kind not in TYPES_STORED and sets(changes, MESSAGE_TYPE_ATTRIBUTE):
             raise RequestRefused(

@@ -77,7 +77,7 @@ class ArchiveWatch(Service):
     """Calls readers of archived messages back that wait for too long, and counts reads for operators."""
 
     def __init__(self, context: BrokerContext) -> None:
-        self._reads = context.archived
+        self._reads = context.archived_reads
         self._access = context.environment.archive
         self._limits = context.limits.archive
         if self._access is None:

@@ -95,7 +95,7 @@ class Archiving(Service):
         """Below this physical offset the archive is to be shortened, as the last run has found; -1 without news."""
         self._member_limits = SharedLimits(3 * self._limits.tell_seconds)
         self._tell_at = 0.0
-        self._lacking: dict[str, int] = {}
+        self._queues_from: dict[str, int] = {}
         """The offset from which on the queues of each other replica have all entries, if it cannot get older ones."""
         self._check_at = 0.0
         self._level_logged_at = -LOG_AGAIN_SECONDS
@@ -262,7 +262,7 @@ class Archiving(Service):
     def _first_queues(self) -> int:
         """The physical offset at which the queues of the group begin, for all clients; 0 if it is not known."""
         own = self._context.settings.node_id
-        positions = self._lacking | {own: self._tier.queues_from if self._tier.lacks_older_for_good else 0}
+        positions = self._queues_from | {own: self._tier.queues_from if self._tier.lacks_older_for_good else 0}
         members = self._replica.core.conf.members
         return min(positions[each] for each in members) if set(members) <= positions.keys() else 0
 
@@ -421,7 +421,7 @@ class Archiving(Service):
             return call.response(ext=self._handle_report(ext).fields())
         end = Base(LogIndex(ext.index), Term(ext.term), ext.pos, ext.chain)
         if ext.node_id:
-            self._lacking[ext.node_id] = ext.queues_from
+            self._queues_from[ext.node_id] = ext.queues_from
         is_older = {OLDER: True, WHOLE: False}.get(ext.manifest)
         self._replicate_end(ext.url, end, ext.begin_pos, ext.expired_pos, is_older=is_older)
         return call.response()

@@ -71,8 +71,8 @@ class QueueRefill(Service):
 
     def counters(self) -> dict[str, int]:
         begin_pos = self._tier.begin_pos
-        remaining = 0 if begin_pos is None else max(0, self._tier.queues_from - begin_pos)
-        return {"archive_refill_bytes_left": remaining, "archive_refilled_entries": self._entries}
+        bytes_left = 0 if begin_pos is None else max(0, self._tier.queues_from - begin_pos)
+        return {"archive_refill_bytes_left": bytes_left, "archive_refilled_entries": self._entries}
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -58,14 +58,14 @@ class ArchivedUnreadable(SegmentError):
         self.cause = cause
 
 
-class _Waiting:
+class _ChunkWait:
     """A reader that waits for this many chunks, until a time."""
 
-    __slots__ = ("deadline", "missing", "then")
+    __slots__ = ("chunk_count", "deadline", "then")
 
-    def __init__(self, missing: int, deadline: float, then: Callable[[], None]) -> None:
-        assert missing > 0, f"a reader waits for {missing} chunks"
-        self.missing = missing
+    def __init__(self, chunk_count: int, deadline: float, then: Callable[[], None]) -> None:
+        assert chunk_count > 0, f"a reader waits for {chunk_count} chunks"
+        self.chunk_count = chunk_count
         self.deadline = deadline
         self.then = then
 
@@ -100,9 +100,9 @@ class ArchivedReads:
         """The blocks by physical offset, the last used one last."""
         self._begins: list[int] = []
         self._nbytes = 0
-        self._under_way: dict[int, list[_Waiting]] = {}
+        self._under_way: dict[int, list[_ChunkWait]] = {}
         self._requests = 0
-        self._waiting: dict[_Waiting, None] = {}
+        self._waits: dict[_ChunkWait, None] = {}
         self._failures_by_chunk: dict[int, tuple[float, SegmentError]] = {}
         """The time until which a chunk is not tried again, and the reason."""
         self._seen_chunks: OrderedDict[int, None] = OrderedDict()
@@ -112,7 +112,7 @@ class ArchivedReads:
     def counters(self) -> dict[str, int]:
         """The counters of archived reads, for operators."""
         return {
-            "archive_reads_waiting": len(self._waiting),
+            "archive_reads_waiting": len(self._waits),
             "archive_read_bytes": self._fetched_bytes,
             "archive_read_failures": self._failures,
             "archive_reads_refused": self._refusals,
@@ -161,10 +161,10 @@ class ArchivedReads:
         if self._requests + len(groups) > self._limits.read_requests_max:
             self._refusals += 1
             return False
-        waiting = _Waiting(len(chunks), self._clock() + self._limits.read_wait_seconds, then)
-        self._waiting[waiting] = None
+        wait = _ChunkWait(len(chunks), self._clock() + self._limits.read_wait_seconds, then)
+        self._waits[wait] = None
         for chunk in chunks:
-            self._under_way.setdefault(chunk, []).append(waiting)
+            self._under_way.setdefault(chunk, []).append(wait)
         follows = chunks[0] - 1 in self._seen_chunks
         for group in groups:
             if follows and group[-1] == chunks[-1]:
@@ -179,20 +179,20 @@ class ArchivedReads:
     def expire(self) -> None:
         """Call readers back that have waited for too long; the loading continues."""
         now = self._clock()
-        late = [each for each in self._waiting if each.deadline <= now]
+        late = [each for each in self._waits if each.deadline <= now]
         if not late:
             return
-        for waiting in late:
-            del self._waiting[waiting]
+        for wait in late:
+            del self._waits[wait]
         # A store that does not answer for long must not collect everybody who has asked meanwhile.
         for readers in self._under_way.values():
-            readers[:] = [each for each in readers if each in self._waiting]
-        for waiting in late:
-            waiting.then()
+            readers[:] = [each for each in readers if each in self._waits]
+        for wait in late:
+            wait.then()
 
     def next_deadline(self) -> float:
         """The time at which `expire` is due next; infinity if no reader waits."""
-        return next((waiting.deadline for waiting in self._waiting), float("inf"))
+        return next((wait.deadline for wait in self._waits), float("inf"))
 
     def check_invariants(self) -> None:
         """Assert what holds between calls; for tests."""
@@ -204,9 +204,9 @@ class ArchivedReads:
         assert bool(self._under_way) == bool(self._requests), (
             f"{len(self._under_way)} chunks, {self._requests} requests"
         )
-        for waiting in self._waiting:
-            missing = sum(waiting in each for each in self._under_way.values())
-            assert waiting.missing == missing, f"a reader waits for {waiting.missing} chunks, {missing} are under way"
+        for wait in self._waits:
+            count = sum(wait in each for each in self._under_way.values())
+            assert wait.chunk_count == count, f"a reader waits for {wait.chunk_count} chunks, {count} are under way"
 
     # -- memory --------------------------------------------------------------------------------------------------------
 
@@ -323,15 +323,15 @@ class ArchivedReads:
     def _on_end(self, chunks: list[int]) -> None:
         self._requests -= 1
         assert self._requests >= 0, f"{self._requests} requests are under way"
-        over: list[_Waiting] = []
+        ready: list[_ChunkWait] = []
         for chunk in chunks:
-            for waiting in self._under_way.pop(chunk):
-                waiting.missing -= 1
-                if waiting.missing == 0 and waiting in self._waiting:
-                    del self._waiting[waiting]
-                    over.append(waiting)
-        for waiting in over:
-            waiting.then()
+            for wait in self._under_way.pop(chunk):
+                wait.chunk_count -= 1
+                if wait.chunk_count == 0 and wait in self._waits:
+                    del self._waits[wait]
+                    ready.append(wait)
+        for wait in ready:
+            wait.then()
 
 
 class LocalLog(Protocol):

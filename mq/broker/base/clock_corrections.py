@@ -137,11 +137,11 @@ class ClockCorrections:
 
     def _replace(self, steps: list[tuple[int, int]]) -> None:
         """Replace the steps; joins equal neighbours, and while there are too many, the two that differ least."""
-        merged: list[tuple[int, int]] = []
+        new_steps: list[tuple[int, int]] = []
         for start, ms in steps:
-            if ms != (merged[-1][1] if merged else 0):
-                merged.append((start, ms))
-        while len(merged) > STEPS_MAX:
-            at = min(range(1, len(merged)), key=lambda each: abs(merged[each][1] - merged[each - 1][1]))
-            merged[at - 1 : at + 1] = [(merged[at - 1][0], max(merged[at - 1][1], merged[at][1]))]
-        self._steps = merged
+            if ms != (new_steps[-1][1] if new_steps else 0):
+                new_steps.append((start, ms))
+        while len(new_steps) > STEPS_MAX:
+            at = min(range(1, len(new_steps)), key=lambda each: abs(new_steps[each][1] - new_steps[each - 1][1]))
+            new_steps[at - 1 : at + 1] = [(new_steps[at - 1][0], max(new_steps[at - 1][1], new_steps[at][1]))]
+        self._steps = new_steps

@@ -59,13 +59,13 @@ class _News:
     """Changes that a name server has not received yet."""
 
     def __init__(self) -> None:
-        self.everything = True
+        self.all_topics = True
         self.topics: set[str] = set()
 
     def drain(self) -> set[str] | None:
         """Return the changed topics, or None for all; afterwards nothing is pending."""
-        topics = None if self.everything else self.topics
-        self.everything, self.topics = False, set()
+        topics = None if self.all_topics else self.topics
+        self.all_topics, self.topics = False, set()
         return topics
 
 
@@ -102,7 +102,7 @@ class Registrar:
         """Register again at once: these topics changed, or, for None, the role changed."""
         for news in self._news.values():
             if topics is None:
-                news.everything = True
+                news.all_topics = True
             else:
                 news.topics.update(topics)
         self._change_event.set()
@@ -134,7 +134,7 @@ class Registrar:
     async def _register_forever(self, stream: Stream, credentials: Credentials | None, news: _News, log: Log) -> None:
         opaque = 0
         last_registration: Registration | None = None
-        news.everything = True
+        news.all_topics = True
         while True:
             change_event = self._change_event
             topics = news.drain()
@@ -150,11 +150,11 @@ class Registrar:
                     log.info("registered", broker_id=registration.broker_id, address=registration.address)
                 last_registration = registration
             seconds = self._period_seconds if topics is None else min(self._confirm_seconds, self._period_seconds)
-            with trio.move_on_after(seconds) as waiting:
+            with trio.move_on_after(seconds) as wait_scope:
                 if not await _wait_changed(change_event, stream):
                     raise _RegistrationRefused("the name server closed the connection")
-            if waiting.cancelled_caught or registration is None:
-                news.everything = True
+            if wait_scope.cancelled_caught or registration is None:
+                news.all_topics = True
 
     async def _ask(self, stream: Stream, request: bytes, opaque: int) -> None:
         with trio.fail_after(ANSWER_SECONDS_MAX):
@@ -180,21 +180,21 @@ _FAILURES = (
 
 async def _wait_changed(change_event: trio.Event, stream: Stream) -> bool:
     """Wait for ``change_event``; returns False if the name server closed the connection first."""
-    connected = True
+    is_open = True
     async with trio.open_nursery() as nursery:
 
         async def watch() -> None:  # noqa: ASYNC910 - receiving is a checkpoint, also when it fails
-            nonlocal connected
+            nonlocal is_open
             try:
-                connected = bool(await stream.receive_some(1))
+                is_open = bool(await stream.receive_some(1))
             except trio.BrokenResourceError:
-                connected = False
+                is_open = False
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(watch)
         await change_event.wait()
         nursery.cancel_scope.cancel()
-    return connected
+    return is_open
 
 
 def _request(registration: Registration, opaque: int, credentials: Credentials | None) -> bytes:

@@ -45,6 +45,6 @@ async def receive_answer(stream: Stream, opaque: int) -> tuple[Response, memoryv
         buffer += chunk
         frames, _ = split_frames(memoryview(bytes(buffer)))
         for serialization, header, body in frames:
-            answer = decode_header(serialization, header)
-            if isinstance(answer, Response) and answer.opaque == opaque:
-                return answer, body
+            response = decode_header(serialization, header)
+            if isinstance(response, Response) and response.opaque == opaque:
+                return response, body

@@ -31,7 +31,7 @@ class LimitKey(NamedTuple):
     direction: str
 
 
-OnConsumed = Callable[[Any, int, int], None]
+OnConsume = Callable[[Any, int, int], None]
 
 
 class Bucket:
@@ -76,10 +76,10 @@ class Bucket:
 class Throttling:
     """Counts delayed and refused requests of a user or topic, and has the time of the last one."""
 
-    __slots__ = ("at", "delayed", "refused")
+    __slots__ = ("at", "delayed_count", "refused_count")
 
     def __init__(self) -> None:
-        self.delayed = self.refused = 0
+        self.delayed_count = self.refused_count = 0
         self.at = float("-inf")
 
 
@@ -88,14 +88,14 @@ class QuotaBuckets:
 
     Attributes:
         throttled: by whom.
-        on_consumed: counts what a request of a consumer was answered with: the call, messages and bytes. None while
+        on_consume: counts what a request of a consumer was answered with: the call, messages and bytes. None while
             there are no quotas.
     """
 
     def __init__(self) -> None:
         self._buckets: dict[LimitKey, list[Bucket | None]] = {}
-        self.throttled: dict[LimitKey, Throttling] = {}
-        self.on_consumed: OnConsumed | None = None
+        self.throttles: dict[LimitKey, Throttling] = {}
+        self.on_consume: OnConsume | None = None
 
     def wait(self, limits: Iterable[tuple[LimitKey, Quota]], now: float) -> tuple[float, LimitKey | None]:
         """Seconds until a request under these limits may pass, and the user or topic that it waits for longest."""
@@ -117,23 +117,23 @@ class QuotaBuckets:
 
     def count_throttled(self, subject: LimitKey, now: float, *, refused: bool) -> bool:
         """Count a request that waits or is refused. Returns whether it is the first one for `RECENT_SECONDS`."""
-        throttling = self.throttled.setdefault(subject, Throttling())
+        throttling = self.throttles.setdefault(subject, Throttling())
         is_first = now - throttling.at > RECENT_SECONDS
         throttling.at = max(throttling.at, now)
         if refused:
-            throttling.refused += 1
+            throttling.refused_count += 1
         else:
-            throttling.delayed += 1
+            throttling.delayed_count += 1
         return is_first
 
     def recent(self, now: float) -> Iterator[tuple[LimitKey, Throttling]]:
         """The users and topics that were throttled within `RECENT_SECONDS`."""
-        return ((each, how) for each, how in sorted(self.throttled.items()) if now - how.at <= RECENT_SECONDS)
+        return ((each, how) for each, how in sorted(self.throttles.items()) if now - how.at <= RECENT_SECONDS)
 
     def keep(self, is_limited: Callable[[LimitKey], bool]) -> None:
         """Drop the buckets of limits that no longer exist."""
         self._buckets = {each: pair for each, pair in self._buckets.items() if is_limited(each)}
-        self.throttled = {each: how for each, how in self.throttled.items() if is_limited(each)}
+        self.throttles = {each: how for each, how in self.throttles.items() if is_limited(each)}
 
     def _each_bucket(self, limits: Iterable[tuple[LimitKey, Quota]], now: float) -> Iterator[tuple[LimitKey, Bucket]]:
         for subject, quota in limits:

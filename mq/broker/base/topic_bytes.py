@@ -70,8 +70,8 @@ class QueueBytes:
         """
         if number + 1 >= len(self._chunks):
             return None
-        this, following = self._chunks[number], self._chunks[number + 1]
-        return this.place, this.nbytes, following.place, following.start
+        this, successor = self._chunks[number], self._chunks[number + 1]
+        return this.place, this.nbytes, successor.place, successor.start
 
     def check_invariants(self) -> None:
         """Assert that chunks follow each other, and that their bytes are summed up right; for tests."""
@@ -141,7 +141,7 @@ class TopicBytes:
         """
         begins: dict[int, QueueOffset] = {}
         excess = self.nbytes - self.bytes_max
-        oldest = [(*found, queue_id, 0) for queue_id, queue in self.queues.items() if (found := queue.chunk(0))]
+        oldest = [(*first_row, queue_id, 0) for queue_id, queue in self.queues.items() if (first_row := queue.chunk(0))]
         heapify(oldest)
         while oldest:
             _, nbytes, behind, start, queue_id, number = oldest[0]

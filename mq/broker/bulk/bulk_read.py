@@ -73,7 +73,7 @@ class _QueueRead(NamedTuple):
     is_behind: bool = False
 
 
-_Wanted = tuple[ConsumeQueue, QueueOffset, QueueOffset]
+_QueueRange = tuple[ConsumeQueue, QueueOffset, QueueOffset]
 """A queue, and the existing part of the requested range of offsets."""
 
 
@@ -94,9 +94,9 @@ class BulkReads(Service):
         self._in_archive_background = self._in_background if archive is None else archive.in_background
         self._clock = context.clock
         self._quotas = context.quotas
-        self._running = 0
+        self._running_count = 0
         self._queue: deque[_Read] = deque()
-        self._waiting: deque[_Read] = deque()
+        self._waiting_reads: deque[_Read] = deque()
         self._free_at = 0.0
         """The time at which the bytes served so far fit the rate limit again."""
         self._counts: dict[str, int] = dict.fromkeys(
@@ -114,19 +114,19 @@ class BulkReads(Service):
         yield Route(BulkRead, self.handle)
 
     def periodic(self) -> Iterator[Periodic]:
-        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._waiting or self._queue))
+        yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._waiting_reads or self._queue))
 
     def counters(self) -> dict[str, int]:
         """Figures: requests, and rows and bytes by role and by client."""
-        return {**self._counts, "bulk_reads_waiting": len(self._queue) + len(self._waiting), **self._by_client}
+        return {**self._counts, "bulk_reads_waiting": len(self._queue) + len(self._waiting_reads), **self._by_client}
 
     def check_invariants(self) -> None:
         """Assert that a read waits only while all workers are busy; for tests."""
-        running, running_max = self._running, self._settings.bulk_reads_max
-        assert 0 <= running <= running_max, f"{running} bulk reads are running; maximum: {running_max}"
-        assert not self._queue or running == running_max, f"{len(self._queue)} bulk reads wait, and {running} run"
-        waiting, waiting_max = len(self._waiting), self._waiting_max
-        assert waiting <= waiting_max, f"{waiting} bulk reads wait for messages; maximum: {waiting_max}"
+        count, running_max = self._running_count, self._settings.bulk_reads_max
+        assert 0 <= count <= running_max, f"{count} bulk reads are running; maximum: {running_max}"
+        assert not self._queue or count == running_max, f"{len(self._queue)} bulk reads wait, and {count} run"
+        waiting_count, waiting_max = len(self._waiting_reads), self._waiting_max
+        assert waiting_count <= waiting_max, f"{waiting_count} bulk reads wait for messages; maximum: {waiting_max}"
         names, names_max = len(self._by_client), 2 * CLIENTS_COUNTED_MAX + 4
         assert names <= names_max, f"{names} figures by client; maximum: {names_max}"
 
@@ -162,8 +162,8 @@ class BulkReads(Service):
 
     def expire(self) -> None:
         """Check again requests that wait for messages; called by a timer."""
-        waiting, self._waiting = self._waiting, deque()
-        self._queue.extend(waiting)
+        reads, self._waiting_reads = self._waiting_reads, deque()
+        self._queue.extend(reads)
         self._start_reads()
 
     @property
@@ -188,17 +188,17 @@ class BulkReads(Service):
     # -- steps of a request --------------------------------------------------------------------------------------------
 
     def _start_reads(self) -> None:
-        while self._queue and self._running < self._settings.bulk_reads_max:
+        while self._queue and self._running_count < self._settings.bulk_reads_max:
             read = self._queue.popleft()
             if read.call.connection.closed:
                 continue
             try:
-                answer = self._begin(read)
+                response = self._begin(read)
             except Exception as error:
                 self._refuse(read, error)
             else:
-                if answer:
-                    self._send(read, answer, [])
+                if response:
+                    self._send(read, response, [])
 
     def _begin(self, read: _Read) -> bytes:
         """Start to read, hold the request, or return its answer. Raises RequestRefused, SegmentError, OSError."""
@@ -221,11 +221,11 @@ class BulkReads(Service):
         except QueueFileDamaged as damage:
             return self._damage_response(damage)
         if queue_read.is_behind and self._clock() < read.deadline:
-            if len(self._waiting) >= self._waiting_max:
+            if len(self._waiting_reads) >= self._waiting_max:
                 # Only waiting reads are limited; messages that are available are always served.
                 self._counts["bulk_reads_busy"] += 1
                 return encode_no_records(BulkStatus.BUSY, pause_ms=_PAUSE_MS)
-            self._waiting.append(read)
+            self._waiting_reads.append(read)
             return b""
         if queue_read.nothing:
             self._counts["bulk_reads_behind"] += queue_read.is_behind
@@ -246,29 +246,29 @@ class BulkReads(Service):
                 return lambda: self._on_failure(read, failure)
             return lambda: self._on_read(read, selection, head, records)
 
-        self._running += 1
+        self._running_count += 1
         first = min(QUEUE_ENTRY.unpack_from(span.entries)[0] for span in spans)
         is_archived = first < self._records.base_pos
         (self._in_archive_background if is_archived else self._in_background)(job)
 
     def _on_read(self, read: _Read, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
-        self._running -= 1
-        assert self._running >= 0, f"{self._running} bulk reads are running"
+        self._running_count -= 1
+        assert self._running_count >= 0, f"{self._running_count} bulk reads are running"
         if self._replica.is_leader and not read.call.request.ext.allow_leader:
             head, records = self._not_follower(), []  # it became the leader in the meantime
         else:
             nbytes = sum(map(len, records))
             self._count(read, len(selection.sizes), nbytes)
-            if self._quotas.on_consumed is not None:
-                self._quotas.on_consumed(read.call, len(selection.sizes), nbytes)
+            if self._quotas.on_consume is not None:
+                self._quotas.on_consume(read.call, len(selection.sizes), nbytes)
         rate = self._settings.bulk_bytes_per_second
         self._free_at = max(self._free_at, self._clock() - 1.0) + sum(selection.sizes) / rate
         self._send(read, head, records)
         self._start_reads()
 
     def _on_failure(self, read: _Read, error: SegmentError) -> None:
-        self._running -= 1
-        assert self._running >= 0, f"{self._running} bulk reads are running"
+        self._running_count -= 1
+        assert self._running_count >= 0, f"{self._running_count} bulk reads are running"
         ext = read.call.request.ext
         if isinstance(error, EntryGone):
             # The log was truncated, but the queues are not updated yet.
@@ -299,7 +299,7 @@ class BulkReads(Service):
         get = self._store.get
         min_offsets: dict[int, QueueOffset] = {}
         ends: dict[int, QueueOffset] = {}
-        there: list[_Wanted] = []
+        there: list[_QueueRange] = []
         for queue_id, start, end in ranges:
             queue = get(topic, queue_id)
             if queue is None or start >= queue.max_offset:
@@ -320,7 +320,7 @@ class BulkReads(Service):
         ends |= {queue.queue_id: start for queue, start, _ in there}  # committed, but not on this disk yet
         return _QueueRead([], encode_no_records(BulkStatus.BEHIND, offsets=ends), is_behind=True)
 
-    def _spans(self, there: list[_Wanted], bytes_max: int, limit_pos: PhysicalOffset) -> Iterator[QueueSpan]:
+    def _spans(self, there: list[_QueueRange], bytes_max: int, limit_pos: PhysicalOffset) -> Iterator[QueueSpan]:
         if not there:
             return
         samples = [queue.read(start, min(_PEEK_ENTRIES, end - start)) for queue, start, end in there[:_PEEK_QUEUES]]

@@ -107,9 +107,9 @@ def select_in_python(
     sizes, queue_ids = (tuple(map(numbers.__getitem__, order)) for numbers in (sizes_of_all, queues_of_all))
     assert len(positions) == len(sizes) == len(queue_ids), f"{len(positions)} records of {len(sizes)} sizes"
     count = bisect_left(positions, horizon)
-    fitting = bisect_right(list(accumulate(sizes[:count])), bytes_max)
-    if fitting < count:
-        count = max(fitting, 1)
+    fit_count = bisect_right(list(accumulate(sizes[:count])), bytes_max)
+    if fit_count < count:
+        count = max(fit_count, 1)
         if count < len(positions):
             horizon = min(horizon, positions[count])
     offsets = {span.queue_id: span.start + bisect_left(places, horizon) for span, places in looked_at}

@@ -59,13 +59,13 @@ class TopicEndQueries(Service):
         if unreadable := [topic for topic in topics if not configs[topic].perm & PERM_READ]:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"not readable: {_format(unreadable)}")
         ends: list[TopicEnds] = []
-        remaining = self._queues_max
+        budget = self._queues_max
         for topic in topics:
             config = configs.get(topic)
             if config is None:  # deleted while the answer was built
                 raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"no such topic: {_format([topic])}")
-            remaining -= config.read_queues
-            if remaining < 0 and ends:
+            budget -= config.read_queues
+            if budget < 0 and ends:
                 break
             ends.append(self._ends(topic, config.read_queues))
             if len(ends) % _PLANNED_AT_ONCE == 0:

@@ -36,7 +36,7 @@ class ChangeNotices:
     def __init__(self, at_once_max: int) -> None:
         self._at_once_max = at_once_max
         self._opaque = itertools.count(1)
-        self._waiting: dict[str, deque[ClientConnection]] = {}
+        self._to_notify: dict[str, deque[ClientConnection]] = {}
         self._again: dict[str, list[ClientConnection]] = {}
         self._senders: dict[tuple[str, ClientConnection], int] = {}
 
@@ -48,17 +48,17 @@ class ChangeNotices:
         if sender is not None and sender in members:
             members.remove(sender)
             self._senders[group, sender] = SENDER_TICKS
-        if group in self._waiting:
+        if group in self._to_notify:
             self._again[group] = members
         elif len(members) <= self._at_once_max:
             self._send(group, members)
         else:
-            self._waiting[group] = deque(members)
+            self._to_notify[group] = deque(members)
 
     @property
     def are_pending(self) -> bool:
         """Whether `send_some` has something to send."""
-        return bool(self._senders or self._waiting)
+        return bool(self._senders or self._to_notify)
 
     def send_some(self) -> None:
         """Send some of the pending notices; called by a timer."""
@@ -68,27 +68,27 @@ class ChangeNotices:
             else:
                 del self._senders[group, sender]
                 self._send(group, (sender,))
-        remaining = LATER_AT_ONCE
-        for group in list(self._waiting):
-            waiting = self._waiting[group]
-            count = min(remaining, len(waiting))
-            self._send(group, [waiting.popleft() for _ in range(count)])
-            remaining -= count
-            assert remaining >= 0, f"{-remaining} members more than {LATER_AT_ONCE} are notified"
-            if not waiting:
-                del self._waiting[group]
+        budget = LATER_AT_ONCE
+        for group in list(self._to_notify):
+            connections = self._to_notify[group]
+            count = min(budget, len(connections))
+            self._send(group, [connections.popleft() for _ in range(count)])
+            budget -= count
+            assert budget >= 0, f"{-budget} members more than {LATER_AT_ONCE} are notified"
+            if not connections:
+                del self._to_notify[group]
                 if (members := self._again.pop(group, None)) is not None:
                     self.notify(group, members)
-            if not remaining:
+            if not budget:
                 # Rotate, so that no group is always served first.
-                if group in self._waiting:
-                    self._waiting[group] = self._waiting.pop(group)
+                if group in self._to_notify:
+                    self._to_notify[group] = self._to_notify.pop(group)
                 break
 
     def check_invariants(self) -> None:
         """Assert that every notice that waits will be sent: for tests, since it looks at all of them."""
-        assert all(self._waiting.values()), f"no member waits for a notice, of one of {sorted(self._waiting)}"
-        orphans = self._again.keys() - self._waiting.keys()
+        assert all(self._to_notify.values()), f"no member waits for a notice, of one of {sorted(self._to_notify)}"
+        orphans = self._again.keys() - self._to_notify.keys()
         assert not orphans, f"groups {sorted(orphans)} are to be notified again after a notice that nobody sends"
         for (group, _), ticks in self._senders.items():
             assert 1 <= ticks <= SENDER_TICKS, f"the sender of group {group} is notified after {ticks} ticks"

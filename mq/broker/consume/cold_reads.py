@@ -49,14 +49,14 @@ class ColdLog(Protocol):
     def load(self, pos: int, length: int, /) -> None: ...
 
 
-class _Waiting:
+class _ChunkWait:
     """A read that waits for this many chunks."""
 
-    __slots__ = ("missing", "then")
+    __slots__ = ("chunk_count", "then")
 
-    def __init__(self, missing: int, then: Callable[[], None]) -> None:
-        assert missing > 0, f"a read waits for {missing} chunks"
-        self.missing = missing
+    def __init__(self, chunk_count: int, then: Callable[[], None]) -> None:
+        assert chunk_count > 0, f"a read waits for {chunk_count} chunks"
+        self.chunk_count = chunk_count
         self.then = then
 
 
@@ -68,7 +68,7 @@ class ColdReads:
         archive: records before the log, which are read from the archive; None without.
 
     Attributes:
-        waiting: number of waiting reads.
+        waiting_count: number of waiting reads.
         loads: number of loads.
     """
 
@@ -87,8 +87,8 @@ class ColdReads:
         self._in_background = in_background
         self._seen_chunks: OrderedDict[int, None] = OrderedDict()
         """Recently read chunks, the newest last."""
-        self._under_way: dict[int, list[_Waiting]] = {}
-        self.waiting = 0
+        self._under_way: dict[int, list[_ChunkWait]] = {}
+        self.waiting_count = 0
         self.loads = 0
 
     @property
@@ -121,32 +121,32 @@ class ColdReads:
         assert places, "no records are to be loaded"
         if self._archive is not None and self._is_archived(places[0][0]):
             return self._load_archived(self._archive, places, then)
-        if places[0][0] >= self._log.memory_pos or self.waiting >= self._waiting_max:
+        if places[0][0] >= self._log.memory_pos or self.waiting_count >= self._waiting_max:
             return False
         chunks = _chunks_of(places)
         if len(chunks) > CHUNKS_MAX:
             return self._load_alone(places, then)
-        missing = [chunk for chunk in chunks if not self._has_chunk(chunk)]
-        is_read_in_order = bool(missing) and (missing[0] in self._seen_chunks or missing[0] - 1 in self._seen_chunks)
+        to_load = [chunk for chunk in chunks if not self._has_chunk(chunk)]
+        is_read_in_order = bool(to_load) and (to_load[0] in self._seen_chunks or to_load[0] - 1 in self._seen_chunks)
         for chunk in chunks:
             self._touch(chunk)
-        if missing and not is_read_in_order:
+        if to_load and not is_read_in_order:
             return self._load_alone(places, then)
-        if missing:
-            self.waiting += 1
-            assert self.waiting <= self._waiting_max, f"{self.waiting} reads wait; maximum: {self._waiting_max}"
-            waiting = _Waiting(len(missing), then)
+        if to_load:
+            self.waiting_count += 1
+            assert self.waiting_count <= self._waiting_max, f"{self.waiting_count} reads; maximum: {self._waiting_max}"
+            wait = _ChunkWait(len(to_load), then)
             # Register all of them before the first can complete.
-            new = [chunk for chunk in missing if chunk not in self._under_way]
-            for chunk in missing:
-                self._under_way.setdefault(chunk, []).append(waiting)
+            new = [chunk for chunk in to_load if chunk not in self._under_way]
+            for chunk in to_load:
+                self._under_way.setdefault(chunk, []).append(wait)
             for chunk in new:
                 self._load_chunk(chunk)
         ahead = chunks[-1] + 1
         if len(self._under_way) < AHEAD_MAX and ahead not in self._under_way and not self._has_chunk(ahead):
             self._under_way[ahead] = []
             self._load_chunk(ahead)
-        return bool(missing)
+        return bool(to_load)
 
     def check_invariants(self) -> None:
         """Assert that each waiting read has the counted number of chunks under way, so that it continues; for tests."""
@@ -156,9 +156,9 @@ class ColdReads:
         under_way = Counter(id(each) for reads in self._under_way.values() for each in reads)
         for chunk, reads in self._under_way.items():
             for each in reads:
-                missing = under_way[id(each)]
-                assert each.missing == missing, f"a read of chunk {chunk} waits for {each.missing} of {missing} chunks"
-        assert len(under_way) <= self.waiting, f"{len(under_way)} reads wait for chunks, counted are {self.waiting}"
+                count = under_way[id(each)]
+                assert each.chunk_count == count, f"a read of {chunk} waits for {each.chunk_count} of {count} chunks"
+        assert len(under_way) <= self.waiting_count, f"{len(under_way)} reads wait, counted are {self.waiting_count}"
 
     def _is_archived(self, begin: PhysicalOffset) -> bool:
         return self._archive is not None and begin < self._log.base_pos
@@ -192,8 +192,8 @@ class ColdReads:
         runs = self._on_disk(_runs_of(places))
         if self._has(runs):
             return False
-        self.waiting += 1
-        self._start(runs, partial(self._on_arrival, _Waiting(1, then)))
+        self.waiting_count += 1
+        self._start(runs, partial(self._on_arrival, _ChunkWait(1, then)))
         return True
 
     def _load_chunk(self, chunk: int) -> None:
@@ -219,16 +219,16 @@ class ColdReads:
 
     def _chunk_arrived(self, chunk: int) -> None:
         assert chunk in self._under_way, f"chunk {chunk} was loaded, under way are {sorted(self._under_way)}"
-        for waiting in self._under_way.pop(chunk):
-            self._on_arrival(waiting)
+        for wait in self._under_way.pop(chunk):
+            self._on_arrival(wait)
 
-    def _on_arrival(self, waiting: _Waiting) -> None:
-        waiting.missing -= 1
-        assert waiting.missing >= 0, f"a read waits for {waiting.missing} chunks"
-        if waiting.missing == 0:
-            self.waiting -= 1
-            assert self.waiting >= 0, f"{self.waiting} reads wait"
-            waiting.then()
+    def _on_arrival(self, wait: _ChunkWait) -> None:
+        wait.chunk_count -= 1
+        assert wait.chunk_count >= 0, f"a read waits for {wait.chunk_count} chunks"
+        if wait.chunk_count == 0:
+            self.waiting_count -= 1
+            assert self.waiting_count >= 0, f"{self.waiting_count} reads wait"
+            wait.then()
 
 
 def _chunks_of(places: Sequence[RecordSpan]) -> list[int]:

@@ -57,7 +57,7 @@ class Heartbeats(Service):
         self._notices = ChangeNotices(context.limits.consume.notices_at_once_max)
         self._expire_some_seconds = context.limits.consume.expire_some_seconds
         self._expired_at = float("-inf")
-        self._creating: set[str] = set()
+        self._new_groups: set[str] = set()
 
     def routes(self) -> Iterator[Route]:
         yield Route(HeartBeat, self.handle_heartbeat)
@@ -75,12 +75,12 @@ class Heartbeats(Service):
 
     def resign(self) -> None:
         """Called when this replica stops leading; groups that it was creating may never exist."""
-        self._creating.clear()
+        self._new_groups.clear()
 
     def check_invariants(self) -> None:
         self._notices.check_invariants()
         if self._appender.is_idle:
-            assert not self._creating, f"{len(self._creating)} groups are being created, and nothing is pending"
+            assert not self._new_groups, f"{len(self._new_groups)} groups are being created, and nothing is pending"
 
     def handle_heartbeat(self, call: Call[HeartBeat]) -> bytes | None:
         """Request code 34: process a heartbeat; one with many subscriptions is processed between other requests."""
@@ -182,26 +182,26 @@ class Heartbeats(Service):
 
         Raises RequestRefused for an invalid name.
         """
-        if not self._appender.is_open or group in self._creating or group in self._metadata.groups:
+        if not self._appender.is_open or group in self._new_groups or group in self._metadata.groups:
             return
         config = GroupConfig(name=group)
         put_group = encode(PutGroup(config=config, timestamp_ms=self._wall_clock_ms(), unless_there=True))
         if not self._metadata.has_room_for_group(group):
             return  # it can consume, but is not stored
-        self._creating.add(group)
+        self._new_groups.add(group)
         if retry_topic(group) not in self._metadata.topics:
             self._appender.add_command(self._put_retry_topic(config))
-        self._appender.add_command(put_group, lambda _: self._creating.discard(group))
+        self._appender.add_command(put_group, lambda _: self._new_groups.discard(group))
 
     def _note_retry_topic(self, group: str) -> None:
         """Create the retry topic of a group that an operator created; other groups are created with theirs."""
         config = self._metadata.groups.get(group)
-        if config is None or config.retry_queues < 1 or not self._appender.is_open or group in self._creating:
+        if config is None or config.retry_queues < 1 or not self._appender.is_open or group in self._new_groups:
             return
         name = retry_topic(group)
         if name not in self._metadata.topics and self._metadata.has_room_for_topic(name):
-            self._creating.add(group)
-            self._appender.add_command(self._put_retry_topic(config), lambda _: self._creating.discard(group))
+            self._new_groups.add(group)
+            self._appender.add_command(self._put_retry_topic(config), lambda _: self._new_groups.discard(group))
 
     def _put_retry_topic(self, config: GroupConfig) -> bytes:
         queues = config.retry_queues

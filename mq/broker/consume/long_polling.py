@@ -157,10 +157,10 @@ class LongPolling(Generic[PullT]):
         return self._take_tagged(self._entries(key), codes, first_offset)
 
     def _take_tagged(
-        self, waiting: list[_QueuedPull[PullT]], codes: list[int], first_offset: QueueOffset | None
+        self, entries: list[_QueuedPull[PullT]], codes: list[int], first_offset: QueueOffset | None
     ) -> Iterator[PullT]:
         distinct = set(codes)
-        for entry in waiting:
+        for entry in entries:
             tag_codes = distinct
             if first_offset is not None and entry.wanted_offset > first_offset:
                 tag_codes = set(codes[entry.wanted_offset - first_offset :])
@@ -285,7 +285,7 @@ class LongPolling(Generic[PullT]):
         assert self.nbytes >= 0, f"{self._count} pulls of {self.nbytes} bytes are held"
         # Answered pulls stay in the heap until their deadline; on a busy queue they would accumulate.
         if len(self._heap) > 2 * self._count + 64:
-            self._heap = [waiting for waiting in self._heap if waiting.pull is not None]
+            self._heap = [each for each in self._heap if each.pull is not None]
             heapq.heapify(self._heap)
 
 

@@ -80,11 +80,11 @@ class Offsets(Service):
         self._pending_max = context.limits.consume.commits_pending_max
         self._in_memory = in_memory
         # Readers that have sought back below the offset of a queue, with the offset that they sought.
-        self._rereading: dict[Key, tuple[str | ClientConnection, QueueOffset]] = {}
-        self._resetting: dict[Key, object] = {}
+        self._rereaders: dict[Key, tuple[str | ClientConnection, QueueOffset]] = {}
+        self._resets: dict[Key, object] = {}
         self._restarted_keys: set[Key] = set()
         self._to_commit: dict[Key, QueueOffset] = {}
-        self._replicating: dict[Key, QueueOffset] = {}
+        self._in_flight: dict[Key, QueueOffset] = {}
         self._refused_beyond = 0
 
     def routes(self) -> Iterator[Route]:
@@ -99,14 +99,14 @@ class Offsets(Service):
     def resign(self) -> None:
         """Called when this replica stops leading: batched commits are dropped, consumers repeat them."""
         self._to_commit.clear()
-        self._replicating.clear()
-        self._resetting.clear()
+        self._in_flight.clear()
+        self._resets.clear()
         self._restarted_keys.clear()
-        self._rereading.clear()
+        self._rereaders.clear()
 
     def topic_changed(self, topic: str) -> None:
         """Forget commits that are behind the offsets with which a topic was restored: they change nothing."""
-        for table in (self._to_commit, self._replicating):
+        for table in (self._to_commit, self._in_flight):
             for key in [key for key, offset in table.items() if key[1] == topic and offset <= self._offset(key)]:
                 del table[key]
 
@@ -119,20 +119,20 @@ class Offsets(Service):
           offset back, and one that ended is forgotten.
         """
         if not self._appender.is_open:
-            waiting = len(self._to_commit) + len(self._replicating) + len(self._resetting)
-            assert not waiting, f"{waiting} offsets are in flight, and this replica does not lead"
+            in_flight_count = len(self._to_commit) + len(self._in_flight) + len(self._resets)
+            assert not in_flight_count, f"{in_flight_count} offsets are in flight, and this replica does not lead"
         for key, offset in self._to_commit.items():
             assert offset > self._offset(key), f"{key}: offset {offset} is committed after {self._offset(key)}"
-            in_flight = self._replicating.get(key, NO_OFFSET)
+            in_flight = self._in_flight.get(key, NO_OFFSET)
             assert offset > in_flight, f"{key}: offset {offset} is committed after {in_flight}, which is in flight"
         if self._appender.is_idle:
-            counts = len(self._replicating), len(self._resetting)
+            counts = len(self._in_flight), len(self._resets)
             assert counts == (0, 0), f"commits and resets are in flight: {counts}, and nothing is pending"
-        overlap = [key for key in self._resetting if key in self._to_commit or key in self._rereading]
+        overlap = [key for key in self._resets if key in self._to_commit or key in self._rereaders]
         assert not overlap, f"offsets of {overlap} are reset, and commits to them are gathered"
-        count, count_max = max(len(self._to_commit), len(self._rereading)), self._pending_max
+        count, count_max = max(len(self._to_commit), len(self._rereaders)), self._pending_max
         assert count <= count_max, f"{count} commits are gathered, or readers are back; maximum: {count_max}"
-        for key, offset in self._replicating.items():
+        for key, offset in self._in_flight.items():
             assert offset >= self._offset(key), f"{key}: offset {offset} is in flight behind {self._offset(key)}"
 
     def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
@@ -142,7 +142,7 @@ class Offsets(Service):
         if (group, topic) in self._metadata.queue_locks and self._fencing.fences(connection, group, topic, queue_id):
             return
         key = (group, topic, queue_id)
-        if self._rereading and self._rereads(connection, key, offset) and not self._awaits_restart(key):
+        if self._rereaders and self._rereads(connection, key, offset) and not self._awaits_restart(key):
             self._move_back(key, offset, lambda _: None)
             return
         self.gather(group, topic, queue_id, offset)
@@ -165,10 +165,10 @@ class Offsets(Service):
             return
         key = (group, topic, queue_id)
         if offset < self._highest(key) and not forward_only:
-            if key not in self._resetting and (key in self._rereading or len(self._rereading) < self._pending_max):
-                self._rereading[key] = self._sender(connection, group), offset
-        elif self._rereading and (reader := self._rereading.get(key)) and reader[0] != self._sender(connection, group):
-            del self._rereading[key]
+            if key not in self._resets and (key in self._rereaders or len(self._rereaders) < self._pending_max):
+                self._rereaders[key] = self._sender(connection, group), offset
+        elif self._rereaders and (reader := self._rereaders.get(key)) and reader[0] != self._sender(connection, group):
+            del self._rereaders[key]
 
     def reset_to(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset | None:
         """The offset to which a reset moves a consumer that pulls at ``offset``; None if there is none.
@@ -212,21 +212,21 @@ class Offsets(Service):
         for queue_id, offset in offsets.items():
             assert offset >= FIRST_OFFSET, f"{group} is reset to {offset} of {topic}/{queue_id}"
         this = object()
-        self._resetting.update(dict.fromkeys(keys, this))
+        self._resets.update(dict.fromkeys(keys, this))
         self._restarted_keys.difference_update(keys)
 
         def finish(outcome: Outcome) -> None:
             # A later reset of the same queue may be in flight; then consumers have restarted elsewhere.
-            own_keys = [key for key in keys if self._resetting.get(key) is this]
+            own_keys = [key for key in keys if self._resets.get(key) is this]
             for key in own_keys:
-                del self._resetting[key]
+                del self._resets[key]
             self._restarted_keys.difference_update(own_keys)
 
             on_outcome(Unknown() if isinstance(outcome, LeadershipLost) else outcome)
 
         for key in keys:
             self._to_commit.pop(key, None)
-            self._rereading.pop(key, None)
+            self._rereaders.pop(key, None)
         last = encode_command(CommitOffsets(offsets=[]))
         if before is not None:
             resets = map(PendingCommand, commands)
@@ -239,7 +239,7 @@ class Offsets(Service):
     def newest(self, group: str, topic: str, queue_id: int) -> QueueOffset:
         """The group's offset including commits in flight, -1 for none. Raises RequestRefused during a reset."""
         key = (group, topic, queue_id)
-        if key in self._resetting:
+        if key in self._resets:
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY, f"the offset of {group} in queue {queue_id} of {topic} is being reset"
             )
@@ -257,7 +257,7 @@ class Offsets(Service):
                 raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, obstacle)
             if each.end > (end := self._end(topic, queue_id)):
                 raise RequestRefused(ResponseCode.INVALID_PARAMETER, beyond_end(topic, queue_id, each.end, end))
-            if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+            if (self._metadata.offset_resets or self._resets) and self._awaits_restart(key):
                 raise RequestRefused(
                     ResponseCode.SYSTEM_BUSY,
                     f"[REJECTREQUEST]the offset of {group} in queue {queue_id} of {topic} was reset, and no consumer "
@@ -286,12 +286,12 @@ class Offsets(Service):
         command = encode_command(CommitOffsets(offsets=[(*key, end) for key, end in ends.items()]))
         for key in ends:
             self._to_commit.pop(key, None)  # lower ones, which would hide this one while it is in flight
-        self._replicating.update(ends)
+        self._in_flight.update(ends)
 
         def finish() -> None:
             for key, end in ends.items():
-                if self._replicating.get(key) == end:
-                    del self._replicating[key]
+                if self._in_flight.get(key) == end:
+                    del self._in_flight[key]
 
         return command, finish
 
@@ -300,7 +300,7 @@ class Offsets(Service):
         if not self._appender.is_open or self._obstacle(group, topic, queue_id) is not None:
             return
         key = (group, topic, queue_id)
-        if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+        if (self._metadata.offset_resets or self._resets) and self._awaits_restart(key):
             return
         if len(self._to_commit) >= self._pending_max and key not in self._to_commit:
             return
@@ -335,12 +335,12 @@ class Offsets(Service):
         self._to_commit = {}
         if not offsets and on_outcome is None:
             return
-        self._replicating.update(offsets)
+        self._in_flight.update(offsets)
 
         def finish(outcome: Outcome) -> None:
             for key, offset in offsets.items():
-                if self._replicating.get(key) == offset:
-                    del self._replicating[key]
+                if self._in_flight.get(key) == offset:
+                    del self._in_flight[key]
 
             if on_outcome is not None:
                 on_outcome(outcome)
@@ -383,11 +383,11 @@ class Offsets(Service):
             )
         self._appender.check_room()
         key = (ext.consumer_group, ext.topic, ext.queue_id)
-        if (self._metadata.offset_resets or self._resetting) and self._awaits_restart(key):
+        if (self._metadata.offset_resets or self._resets) and self._awaits_restart(key):
             # A reset, or a commit of the reader that has sought back.
             what = (
                 "is being reset right now: commit again"
-                if key in self._resetting
+                if key in self._resets
                 else "was reset, and no consumer has continued from there yet"
             )
             raise RequestRefused(
@@ -428,7 +428,7 @@ class Offsets(Service):
 
     def _rereads(self, connection: ClientConnection, key: Key, offset: QueueOffset) -> bool:
         """Whether a commit below the current offset comes from the reader of the queue after it has sought back."""
-        reader = self._rereading.get(key)
+        reader = self._rereaders.get(key)
         if reader is None or not reader[1] <= offset < self._highest(key):
             return False
         return reader[0] == self._sender(connection, key[0])
@@ -478,7 +478,7 @@ class Offsets(Service):
                 case Unknown():
                     pass
 
-        is_on_its_way = key in self._to_commit or key in self._replicating or key in self._resetting
+        is_on_its_way = key in self._to_commit or key in self._in_flight or key in self._resets
         if is_on_its_way and self._appender.has_room:
             self.replicate(finish)
         else:
@@ -552,13 +552,13 @@ class Offsets(Service):
         return self._in_memory(physical_offset)
 
     def _awaits_restart(self, key: Key) -> bool:
-        if key in self._resetting:
+        if key in self._resets:
             return True
         return key not in self._restarted_keys and key[2] in self._metadata.offset_resets.get(key[:2], ())
 
     def _highest(self, key: Key) -> QueueOffset:
         """The group's offset including commits in flight; -1 for none."""
-        return max(self._offset(key), self._to_commit.get(key, NO_OFFSET), self._replicating.get(key, NO_OFFSET))
+        return max(self._offset(key), self._to_commit.get(key, NO_OFFSET), self._in_flight.get(key, NO_OFFSET))
 
     def _offset(self, key: Key) -> QueueOffset:
         group, topic, queue_id = key

@@ -115,7 +115,7 @@ class Pulls(Service):
         )
         self._cold_reads = cold_reads
         self._segment_log = context.replica.log
-        self._has_archive = context.archived is not None
+        self._has_archive = context.archived_reads is not None
         self._store_offset = offsets.commit
         self._reset_to = offsets.reset_to
         self._note_pull = offsets.note_pull
@@ -244,13 +244,13 @@ class Pulls(Service):
             ext = pull.call.request.ext
             self._check_topic(ext.topic)
             queue = self._store.get(ext.topic, ext.queue_id)
-            reply = self._serve(pull, queue, may_hold=may_hold, end_confirmed=end_confirmed)
+            response = self._serve(pull, queue, may_hold=may_hold, end_confirmed=end_confirmed)
         except Exception as error:
             # Called while entries are applied: a disk error must fail only this pull.
             pull.call.refuse(error)
             return
-        if reply is not None:
-            pull.call.connection.send(reply)
+        if response is not None:
+            pull.call.connection.send(response)
 
     def _check_topic(self, topic: str) -> TopicConfig:
         config = self._metadata.topics.get(topic)
@@ -339,7 +339,7 @@ class Pulls(Service):
             return self._empty(pull, ResponseCode.PULL_OFFSET_MOVED, low, low, high, "OFFSET_TOO_SMALL")
         if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _ELSEWHERE_SECONDS):
             return None
-        self._beginning.refused += 1
+        self._beginning.refused_count += 1
         other = self._follower_reads.older_replica()
         if other is None and self._has_archive:  # another one may have the entries of the archived messages
             other = self._follower_reads.other_replica()
@@ -444,8 +444,8 @@ class Pulls(Service):
             self._misses.nums += 1
         else:
             self._count_got(ext.topic, ext.consumer_group, count, nbytes)
-            if self._quotas.on_consumed is not None:
-                self._quotas.on_consumed(pull.call, count, nbytes)
+            if self._quotas.on_consume is not None:
+                self._quotas.on_consume(pull.call, count, nbytes)
         header = pull_response_header(
             pull.call.request.opaque, code, next_offset, low, high, broker_id, status, nbytes, pull.call.serialization
         )

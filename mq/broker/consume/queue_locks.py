@@ -66,9 +66,9 @@ class QueueLockService(Service):
         self._renewals = LockTimes()
         self._to_expire: deque[tuple[str, str]] = deque()
         self._expire_count = 0
-        self._granting: dict[QueueKey, _Grant] = {}
-        self._granting_to: Counter[bytes] = Counter()
-        self._releasing: set[QueueKey] = set()
+        self._grants: dict[QueueKey, _Grant] = {}
+        self._host_grants: Counter[bytes] = Counter()
+        self._releases: set[QueueKey] = set()
         self.fencing = Fencing(context, self._is_free)
 
     def routes(self) -> Iterator[Route]:
@@ -94,20 +94,20 @@ class QueueLockService(Service):
     def resign(self) -> None:
         """Forget the times and the changes of locks, since this replica stops leading."""
         self._renewals.clear()
-        self._granting.clear()
-        self._granting_to.clear()
-        self._releasing.clear()
+        self._grants.clear()
+        self._host_grants.clear()
+        self._releases.clear()
 
     def check_invariants(self) -> None:
-        hosts = Counter(grant.host for grant in self._granting.values())
-        assert hosts == self._granting_to, f"grants by host are {dict(hosts)}, counted {dict(self._granting_to)}"
+        hosts = Counter(grant.host for grant in self._grants.values())
+        assert hosts == self._host_grants, f"grants by host are {dict(hosts)}, counted {dict(self._host_grants)}"
         self._renewals.check_invariants()
         count, count_max = self._metadata.lock_count, self._limits.locks_max
         if self._appender.is_open:
-            in_all = count + sum(self._metadata.lock_holder(*key) is None for key in self._granting)
+            in_all = count + sum(self._metadata.lock_holder(*key) is None for key in self._grants)
             assert in_all <= count_max, f"{count} locks and {len(hosts)} grants in flight; maximum: {count_max}"
         if self._appender.is_idle:
-            changes = len(self._granting), len(self._releasing)
+            changes = len(self._grants), len(self._releases)
             assert changes == (0, 0), f"locks are granted and released: {changes}, and nothing is pending"
 
     def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
@@ -122,14 +122,14 @@ class QueueLockService(Service):
         free: list[tuple[str, int]] = []
         for ref in request.queues:
             key = (group, ref.topic, ref.queue_id)
-            pending = self._granting.get(key)
-            if self._exists(ref) and (self._is_free(key) or (pending is not None and pending.client_id == client_id)):
-                if pending is not None:
-                    self._forget_grant(key, pending)
+            earlier = self._grants.get(key)
+            if self._exists(ref) and (self._is_free(key) or (earlier is not None and earlier.client_id == client_id)):
+                if earlier is not None:
+                    self._forget_grant(key, earlier)
                 elif not self._has_room(host):
                     continue
-                self._granting[key] = grant
-                self._granting_to[host] += 1
+                self._grants[key] = grant
+                self._host_grants[host] += 1
                 free.append((ref.topic, ref.queue_id))
 
         def forget_grants() -> None:
@@ -173,15 +173,15 @@ class QueueLockService(Service):
             for ref in request.queues
             if client_id == self._next_holder((group, ref.topic, ref.queue_id))
         ]
-        reply = call.response()
+        response = call.response()
         if not locks:
-            return reply
+            return response
         self._appender.check_room()
 
         def on_release(outcome: Outcome) -> None:
             match outcome:
                 case Stored():
-                    call.answer(reply)
+                    call.answer(response)
                 case DiskFull(remark):
                     call.refuse(RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
                 case LeadershipLost() | Unknown():
@@ -214,11 +214,11 @@ class QueueLockService(Service):
             # In a fixed order. Tables only among the renewals were deleted with their topic or group.
             self._to_expire.extend(dict.fromkeys((*self._metadata.queue_locks, *self._renewals)))
             self._expire_count = -(-(self._metadata.lock_count + len(self._to_expire)) // ROUND_CALLS)
-        remaining = self._expire_count
-        while self._to_expire and remaining > 0:
+        budget = self._expire_count
+        while self._to_expire and budget > 0:
             group, topic = self._to_expire.popleft()
             locks = self._metadata.queue_locks.get((group, topic), {})
-            remaining -= 1 + len(locks)
+            budget -= 1 + len(locks)
             self._expire_table(group, topic, locks)
 
     def _expire_table(self, group: str, topic: str, locks: dict[int, str]) -> None:
@@ -228,7 +228,7 @@ class QueueLockService(Service):
         expiries: dict[str, list[tuple[str, int]]] = {}
         for queue_id, client_id in locks.items():
             key = (group, topic, queue_id)
-            if key not in self._releasing and self._is_free(key):
+            if key not in self._releases and self._is_free(key):
                 expiries.setdefault(client_id, []).append((topic, queue_id))
         for client_id, rows in expiries.items():
             self._release(group, client_id, rows)
@@ -256,9 +256,9 @@ class QueueLockService(Service):
 
     def _is_free(self, key: QueueKey) -> bool:
         """Whether this queue is unlocked or its lock expired, including changes in flight."""
-        if key in self._granting:
+        if key in self._grants:
             return False
-        if key in self._releasing or self._metadata.lock_holder(*key) is None:
+        if key in self._releases or self._metadata.lock_holder(*key) is None:
             return True
         group, topic, queue_id = key
         renewed_at = self._renewals.at((group, topic), queue_id)
@@ -269,23 +269,23 @@ class QueueLockService(Service):
 
         So a single host never has more than half of all, whatever names its clients and groups have.
         """
-        room = self._limits.locks_max - self._metadata.lock_count - len(self._granting)
-        return self._renewals.of_host(host) + self._granting_to[host] < room
+        room = self._limits.locks_max - self._metadata.lock_count - len(self._grants)
+        return self._renewals.of_host(host) + self._host_grants[host] < room
 
     def _next_holder(self, key: QueueKey) -> str | None:
         """The holder of this queue after the changes in flight."""
-        pending = self._granting.get(key)
-        return self._metadata.lock_holder(*key) if pending is None else pending.client_id
+        grant = self._grants.get(key)
+        return self._metadata.lock_holder(*key) if grant is None else grant.client_id
 
     def _forget_grant(self, key: QueueKey, grant: _Grant) -> None:
         """Forget a grant in flight, unless another request of its client or the end of the leadership has ended it."""
-        if self._granting.get(key) is not grant:
+        if self._grants.get(key) is not grant:
             return
-        del self._granting[key]
-        self._granting_to[grant.host] -= 1
-        assert self._granting_to[grant.host] >= 0, f"{self._granting_to[grant.host]} grants in flight to {grant.host!r}"
-        if not self._granting_to[grant.host]:
-            del self._granting_to[grant.host]
+        del self._grants[key]
+        self._host_grants[grant.host] -= 1
+        assert self._host_grants[grant.host] >= 0, f"{self._host_grants[grant.host]} grants in flight to {grant.host!r}"
+        if not self._host_grants[grant.host]:
+            del self._host_grants[grant.host]
 
     def _renew(self, request: QueueLocks, host: bytes) -> list[QueueRef]:
         """Renew the locks of a client; returns those in force."""
@@ -296,7 +296,7 @@ class QueueLockService(Service):
             # While its request was in flight, an expired lock may have been granted to another client. A grant or
             # release in flight belongs to no client: if leadership is lost now, it may or may not take effect.
             if self._metadata.lock_holder(*key) == request.client_id == self._next_holder(key) and (
-                key not in self._releasing
+                key not in self._releases
             ):
                 self._renewals.add((request.group, ref.topic), ref.queue_id, now, host)
                 ours.append(ref)
@@ -311,10 +311,10 @@ class QueueLockService(Service):
     ) -> None:
         assert rows, f"{client_id} of group {group} releases no queues, and would not be answered"
         keys = [(group, topic, queue_id) for topic, queue_id in rows]
-        self._releasing.update(keys)
+        self._releases.update(keys)
 
         def finish(outcome: Outcome) -> None:
-            self._releasing.difference_update(keys)
+            self._releases.difference_update(keys)
             for topic, queue_id in rows:
                 if self._metadata.lock_holder(group, topic, queue_id) is None:
                     self._renewals.forget((group, topic), queue_id)

@@ -43,10 +43,10 @@ class QueueRepair(Service):
         self._lines = context.log
         self._at_work = False
         self._wait_until: dict[tuple[str, int, int], float] = {}
-        self.restored = 0
+        self.restored_count = 0
 
     def counters(self) -> dict[str, int]:
-        return {"queue_blocks_restored": self.restored}
+        return {"queue_blocks_restored": self.restored_count}
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(self._look_seconds, self.run, lambda: now_if(self._store.has_damage))
@@ -150,7 +150,7 @@ class QueueRepair(Service):
         queue = block.queue
         self._at_work = False
         if self._store.restore(block, first, entries):
-            self.restored += 1
+            self.restored_count += 1
             self._lines.info("queue_block_restored", topic=queue.topic, queue_id=queue.queue_id, offset=block.start)
 
     def _on_failure(self, block: DamagedBlock, error: Exception) -> None:

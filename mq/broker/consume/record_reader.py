@@ -28,10 +28,10 @@ class Selection(NamedTuple):
 
     records: list[bytes]
     nbytes: int
-    scanned: int
+    scan_count: int
     end: PhysicalOffset
     """Physical offset after the last examined record."""
-    wanted: int
+    match_count: int
     """Number of matching records; they may be joined."""
     bits: int = 0
     """A bitmap of `RecordReader.select`: bit ``i`` is set if the examined record number ``i`` matches."""

@@ -63,7 +63,7 @@ class Routes:
         self._clock = clock
         self._log = log
         self._cache: dict[str, _CachedRoute] = {}
-        self._waiting: dict[str, list[OnQueues]] = {}
+        self._waiters: dict[str, list[OnQueues]] = {}
         self._waiting_count = 0
         self._ask_event = trio.Event()
 
@@ -81,7 +81,7 @@ class Routes:
         elif self._waiting_count >= WAITING_MAX:
             on_queues(None if entry is None else entry.queues)
         else:
-            self._waiting.setdefault(topic, []).append(on_queues)
+            self._waiters.setdefault(topic, []).append(on_queues)
             self._waiting_count += 1
             assert self._waiting_count <= WAITING_MAX, f"{self._waiting_count} requests wait for routes"
             self._ask_event.set()
@@ -92,15 +92,15 @@ class Routes:
             await self._ask_event.wait()
             self._ask_event = trio.Event()
             # Topics requested in the meantime are queried in the next round.
-            topics = list(self._waiting)
+            topics = list(self._waiters)
             for address in self._namesrv:
-                if not any(topic in self._waiting for topic in topics):
+                if not any(topic in self._waiters for topic in topics):
                     break
                 try:
                     with trio.fail_after(ANSWER_SECONDS_MAX):
                         stream = await open_stream(address, self._tls)
                     async with stream:
-                        await self._ask_all(stream, [topic for topic in topics if topic in self._waiting])
+                        await self._ask_all(stream, [topic for topic in topics if topic in self._waiters])
                 except (OSError, trio.BrokenResourceError, trio.TooSlowError, ProtocolError) as error:
                     self._log.warning("no_route", namesrv=format_address(address), error=str(error))
             for topic in topics:
@@ -110,8 +110,8 @@ class Routes:
 
     def check_invariants(self) -> None:
         """Assert that requests that wait are counted right, and that the cache stays within its limit; for tests."""
-        waiting = sum(map(len, self._waiting.values()))
-        assert waiting == self._waiting_count, f"{waiting} requests wait for routes, counted {self._waiting_count}"
+        count = sum(map(len, self._waiters.values()))
+        assert count == self._waiting_count, f"{count} requests wait for routes, counted {self._waiting_count}"
         assert len(self._cache) <= REMEMBERED_MAX, f"{len(self._cache)} topics are cached; maximum: {REMEMBERED_MAX}"
 
     async def _ask_all(  # noqa: ASYNC910 - asks for one topic at least
@@ -131,10 +131,10 @@ class Routes:
             self._wake()
 
     def _tell_waiters(self, topic: str, queues: Queues | None) -> None:
-        waiting = self._waiting.pop(topic, [])
-        self._waiting_count -= len(waiting)
+        waiters = self._waiters.pop(topic, [])
+        self._waiting_count -= len(waiters)
         assert self._waiting_count >= 0, f"{self._waiting_count} requests wait for routes"
-        for on_queues in waiting:
+        for on_queues in waiters:
             on_queues(queues)
 
 

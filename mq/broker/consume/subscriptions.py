@@ -108,11 +108,11 @@ class Subscriptions(Service):
             )
         if subscription.expression_type == SQL92:
             self._check_sql()
-        if subscription.parsed is None:
+        if subscription.tag_filter is None:
             raise RequestRefused(
                 ResponseCode.FILTER_DATA_NOT_EXIST, f"group {group} has no filter: {subscription.fault}"
             )
-        return subscription.parsed
+        return subscription.tag_filter
 
     def of_pop(self, connection: ClientConnection, ext: PopExt) -> Subscription:
         """The subscription of a pop; creates an unknown group. Raises RequestRefused."""

@@ -117,13 +117,13 @@ class FilterRequests(Service):
     def handle_judge(self, call: Call[JudgeRequest]) -> bytes:
         """Request code 9022: check a request for a filter server. Raises RequestRefused with the reason."""
         try:
-            incoming, size = decode_chunk(call.body)
+            requests, size = decode_chunk(call.body)
         except FrameError as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the body is not a request: {error}") from error
-        if len(incoming) != 1 or size != len(call.body):
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{len(incoming)} requests in {len(call.body)} bytes")
+        if len(requests) != 1 or size != len(call.body):
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{len(requests)} requests in {len(call.body)} bytes")
         if self._access is not None:
-            ((request, _, _),) = self._access.authorize(call.request.ext.address, incoming, call.body)
+            ((request, _, _),) = self._access.authorize(call.request.ext.address, requests, call.body)
             if isinstance(request, AccessDenied):
                 raise RequestRefused(ResponseCode.NO_PERMISSION, request.remark)
             if isinstance(request, OfLimitedUser):

@@ -482,8 +482,8 @@ class LitePops(Service):
                 case Stored():
                     messages = sum(each.messages for each in batches)
                     self._count_got(ext.topic, ext.consumer_group, messages, nbytes)
-                    if self._quotas.on_consumed is not None:
-                        self._quotas.on_consumed(pop.call, messages, nbytes)
+                    if self._quotas.on_consume is not None:
+                        self._quotas.on_consume(pop.call, messages, nbytes)
                     self._send(pop, batches, pop_time_ms)
                 case LeadershipLost():
                     self._hand_on(pop)

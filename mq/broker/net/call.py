@@ -45,9 +45,9 @@ class Call(msgspec.Struct, Generic[R], eq=False):
         """The frame of a reply that only says that the request was served."""
         return encode_success(self.request.opaque, self.serialization)  # type: ignore[attr-defined]
 
-    def answer(self, reply: bytes) -> None:
+    def answer(self, response: bytes) -> None:
         """Send the reply, unless the client wants none."""
-        self.connection.answer(self.request, reply)
+        self.connection.answer(self.request, response)
 
     def refuse(self, error: Exception) -> None:
         """Answer a request that failed after its handler had returned; a broken invariant is raised again."""

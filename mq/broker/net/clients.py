@@ -80,13 +80,13 @@ class ClientRegistry(Generic[ConnectionT]):
     """Connected clients. A connection can be any hashable object.
 
     Attributes:
-        proxied: the clients behind proxies.
+        proxied_clients: the clients behind proxies.
         removed_members: those that an operator has removed from their groups.
     """
 
     def __init__(self, limits: HeartbeatLimits | None = None) -> None:
         self._limits = limits or HeartbeatLimits()
-        self.proxied: ProxiedClients[ConnectionT] = ProxiedClients(self._limits)
+        self.proxied_clients: ProxiedClients[ConnectionT] = ProxiedClients(self._limits)
         self.removed_members: RemovedMemberTable[ConnectionT] = RemovedMemberTable()
         self._consumers: dict[str, ConsumerGroup[ConnectionT]] = {}
         self._producers: dict[str, dict[ConnectionT, Member]] = {}
@@ -159,7 +159,7 @@ class ClientRegistry(Generic[ConnectionT]):
             clients = heartbeat.proxied_clients
             if self.removed_members.table:
                 clients = [each for each in clients if not self.removed_members.record(each.group, each.client_id, now)]
-            self.proxied.heartbeat(now, connection, clients)
+            self.proxied_clients.heartbeat(now, connection, clients)
         self._forget_if_unlisted(connection, groups)
         count, count_max = max(len(groups.producer_groups), len(groups.consumer_groups)), self._limits.groups_max
         assert count <= count_max, f"{heartbeat.client_id} is in {count} groups of a kind; maximum: {count_max}"
@@ -248,7 +248,7 @@ class ClientRegistry(Generic[ConnectionT]):
         members = {} if consumers is None else consumers.members
         connections = [each for each, member in members.items() if member.client_id == client_id]
         was_member = bool(connections) or (group, client_id) in self.removed_members.table
-        was_member |= self.proxied.remove(group, client_id)
+        was_member |= self.proxied_clients.remove(group, client_id)
         notify = [] if consumers is None else self._remove_consumers([(consumers, each) for each in connections])
         self.removed_members.keep(
             group, client_id, until=until, reason=reason, operator=operator, connections=connections
@@ -257,7 +257,7 @@ class ClientRegistry(Generic[ConnectionT]):
 
     def connection_closed(self, connection: ConnectionT) -> list[Notice[ConnectionT]]:
         """Remove the clients of a connection. Returns the members to notify."""
-        self.proxied.connection_closed(connection)
+        self.proxied_clients.connection_closed(connection)
         self.removed_members.connection_closed(connection)
         groups = self._groups_of.get(connection)
         if groups is None:
@@ -277,7 +277,7 @@ class ClientRegistry(Generic[ConnectionT]):
         `ROUND_CALLS` calls check all connections that existed at the first of them. Returns the members to notify.
         """
         if not self._to_expire:
-            self.proxied.expire(now)
+            self.proxied_clients.expire(now)
             self._to_expire.extend(self._groups_of)
             self._expire_count = -(-len(self._groups_of) // ROUND_CALLS)
         oldest = now - self._limits.expiry_seconds
@@ -347,7 +347,7 @@ class ClientRegistry(Generic[ConnectionT]):
         """The subscription of an online group to a topic; None if it has none, or an invalid expression."""
         consumers = self._consumers.get(group)
         subscription = None if consumers is None else consumers.subscriptions.get(topic)
-        return None if subscription is None else subscription.parsed
+        return None if subscription is None else subscription.tag_filter
 
     def groups_of_topic(self, topic: str) -> list[str]:
         """Consumer groups with members that subscribe to a topic."""
@@ -373,7 +373,7 @@ class ClientRegistry(Generic[ConnectionT]):
         """Assert that groups and connections list each other, and that subscriptions are counted right, on which the
         limits rely; for tests, since it looks at every client.
         """
-        self.proxied.check_invariants()
+        self.proxied_clients.check_invariants()
         self.removed_members.check_invariants()
         consumers = {(name, each) for name, group in self._consumers.items() for each in group.members}
         pairs = {(name, each) for each, of_it in self._groups_of.items() for name in of_it.consumer_groups}

@@ -73,7 +73,7 @@ class Requests(Protocol):
     @property
     def sends(self) -> PlainSends: ...
 
-    def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None: ...
+    def serve(self, connection: ClientConnection, requests: Iterable[Incoming]) -> None: ...
 
 
 class ClientConnection:
@@ -233,16 +233,16 @@ class ClientConnection:
         """Serve one decoded request, and answer it if its handler does so at once."""
         self._requests.serve(self, ((request, body, serialization),))
 
-    def answer(self, request: Any, reply: bytes) -> None:
+    def answer(self, request: Any, response: bytes) -> None:
         """Send the reply to a request, unless its sender wants none."""
         if not request.flag & ONEWAY_FLAG:
-            self.send(reply)
+            self.send(response)
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
         """Answer a request that failed; a broken invariant is raised again."""
-        reply = self._refusal_response(request, serialization, error)
-        if reply is not None:
-            self.answer(request, reply)
+        response = self._refusal_response(request, serialization, error)
+        if response is not None:
+            self.answer(request, response)
 
     def send_keys(self) -> SendKeys | None:
         """The keys that sends of this client must be signed with; None if they need no signature."""
@@ -273,23 +273,23 @@ class ClientConnection:
     def _serve_frames(self, chunk: bytes) -> int:
         """Serve all complete requests at the start of a chunk; returns how many bytes they have."""
         try:
-            incoming, nbytes = decode_chunk(chunk)
+            requests, nbytes = decode_chunk(chunk)
         except FrameError as error:
             reason = _NO_TLS if chunk.startswith(_TLS_HANDSHAKE) else str(error)
             self._log.warning("bad_frame", client=self.peer, error=reason)
             self.close("bad frame")
             return 0
         assert nbytes <= len(chunk), f"{nbytes} of {len(chunk)} bytes were decoded"
-        assert not self._backlog, f"{len(incoming)} requests overtake {len(self._backlog)} of the same client"
+        assert not self._backlog, f"{len(requests)} requests overtake {len(self._backlog)} of the same client"
         access = None if self.trusted else self._access
         if access is not None:
-            incoming = access.authorize(self._address, incoming, chunk)
+            requests = access.authorize(self._address, requests, chunk)
         if nbytes:
             self._note_whole()
-        if len(incoming) > _SERVED_AT_ONCE:
-            self._serve_share(incoming)
+        if len(requests) > _SERVED_AT_ONCE:
+            self._serve_share(requests)
         else:
-            self._requests.serve(self, incoming)
+            self._requests.serve(self, requests)
         if len(chunk) - nbytes >= _LENGTH_BYTES and not self._unfinished:
             self._begin(_LENGTH_BYTES + int.from_bytes(chunk[nbytes : nbytes + _LENGTH_BYTES], "big"))
         return nbytes
@@ -300,28 +300,28 @@ class ClientConnection:
             self._unfinished = False
             self._partial_requests.on_frame_end(self)
 
-    def _serve_share(self, incoming: list[Incoming]) -> None:
+    def _serve_share(self, requests: list[Incoming]) -> None:
         """Serve requests until this client's share of the turn is used, and defer the rest. Replicas have no limit.
 
         The connection is not read until the rest is served.
         """
-        assert not self._backlog, f"{len(self._backlog)} deferred requests before {len(incoming)} others"
+        assert not self._backlog, f"{len(self._backlog)} deferred requests before {len(requests)} others"
         at, stretch = 0, 1
-        while at < len(incoming):
+        while at < len(requests):
             if at and not self.trusted and (self._waits_for_reader or self._reactor.share_used()):
-                self._backlog = incoming[at:]
+                self._backlog = requests[at:]
                 self._read_or_wait()
                 if not self._waits_for_reader:
                     self._reactor.go_on_later(self._serve_deferred)
                 return
-            self._requests.serve(self, incoming[at : at + stretch])
+            self._requests.serve(self, requests[at : at + stretch])
             at += stretch
             stretch = min(2 * stretch, _SERVED_AT_ONCE)  # the first ones tell how long they take
 
     def _serve_deferred(self) -> None:
         """Serve some of the deferred requests."""
-        incoming, self._backlog = self._backlog, []
-        self._serve_share(incoming)
+        requests, self._backlog = self._backlog, []
+        self._serve_share(requests)
         self._read_or_wait()
 
     def _begin(self, nbytes: int) -> None:

@@ -51,7 +51,7 @@ class Member:
 
 
 class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
-    """The subscription of a group to a topic. ``parsed`` is None for an invalid expression; ``fault`` says why.
+    """The subscription of a group to a topic. ``tag_filter`` is None for an invalid expression; ``fault`` says why.
 
     There may be hundreds of thousands of them: see `mq.protocol.requests.clients.SubscriptionData`.
     """
@@ -60,7 +60,7 @@ class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
     expression: str
     expression_type: str
     version: int
-    parsed: Subscription | None
+    tag_filter: Subscription | None
     fault: str = ""
 
     def is_wanted_by(self, data: SubscriptionData) -> bool:

@@ -59,7 +59,7 @@ class UnreadReplies(Generic[ConnectionT]):
         self._connections = connections
         self._on_dropped = on_dropped
         self._kept_waiting: dict[ConnectionT, None] = {}
-        self._dropping = False
+        self._is_dropping = False
 
     @property
     def kept_waiting(self) -> int:
@@ -68,8 +68,8 @@ class UnreadReplies(Generic[ConnectionT]):
 
     def add(self, connection: ConnectionT) -> None:
         """Drop clients if unread replies exceed the limit; above half of it, pause this one until it has read."""
-        waiting = connection.waiting_bytes
-        assert waiting >= MUCH_BYTES, f"{waiting} bytes of replies wait, which is less than {MUCH_BYTES}"
+        unread_bytes = connection.waiting_bytes
+        assert unread_bytes >= MUCH_BYTES, f"{unread_bytes} bytes of replies wait, which is less than {MUCH_BYTES}"
         nbytes = self._unsent()
         if nbytes > self.bytes_max:
             self.drop_some()
@@ -82,9 +82,9 @@ class UnreadReplies(Generic[ConnectionT]):
 
         Clients without unread replies stay, even if replicas alone exceed the limit.
         """
-        if self._dropping:
+        if self._is_dropping:
             return  # closing a connection made others grow by notices; they are handled by a later call
-        self._dropping = True
+        self._is_dropping = True
         enough = self.bytes_max // 8 * 7
         for connection in sorted(self._connections(), key=_waiting_bytes, reverse=True):
             if self._unsent() <= enough or not connection.waiting_bytes:
@@ -92,7 +92,7 @@ class UnreadReplies(Generic[ConnectionT]):
             if not connection.trusted:
                 self._on_dropped(connection)
                 connection.close("too slow")
-        self._dropping = False
+        self._is_dropping = False
 
     def resume_readers(self) -> None:
         """Resume clients that have read their replies; called several times a second."""
@@ -103,7 +103,7 @@ class UnreadReplies(Generic[ConnectionT]):
 
     def check_invariants(self) -> None:
         """Assert that clients can be dropped and resumed: for tests, since it looks at all of them."""
-        assert not self._dropping, f"clients are being dropped, with {self._unsent()} unread bytes"
+        assert not self._is_dropping, f"clients are being dropped, with {self._unsent()} unread bytes"
         lost_clients = self._kept_waiting.keys() - set(self._connections())
         assert not lost_clients, (
             f"{len(lost_clients)} of {len(self._kept_waiting)} clients that are to read replies first are gone"

@@ -36,7 +36,7 @@ class LogBeginning:
     def __init__(self, replica: HasBeginning, tier: Tier | None = None) -> None:
         self._replica = replica
         self._tier = tier
-        self.refused = 0
+        self.refused_count = 0
 
     @property
     def is_first(self) -> bool:
@@ -66,7 +66,7 @@ class LogBeginning:
 
     def refusal(self) -> RequestRefused:
         """Count a refused request, and return the error that says why."""
-        self.refused += 1
+        self.refused_count += 1
         if self._tier is not None and self._tier.lacks_older:
             return RequestRefused(
                 ResponseCode.SERVICE_NOT_AVAILABLE,

@@ -41,8 +41,8 @@ class ProxiedClients(Generic[ConnectionT]):
             return
         self.connection_closed(connection)
         room = self._limits.proxied_clients_max - self._count
-        fitting = {(each.group, each.client_id): each for each in clients if self._fits(each)}
-        additions = tuple(fitting.values())[: max(room, 0)]
+        valid_clients = {(each.group, each.client_id): each for each in clients if self._fits(each)}
+        additions = tuple(valid_clients.values())[: max(room, 0)]
         if not additions:
             return
         self._of[connection] = now, additions

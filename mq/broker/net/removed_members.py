@@ -39,11 +39,11 @@ class RemovedMember(Generic[ConnectionT]):
     reason: str
     operator: str
     connections: dict[ConnectionT, None] = field(default_factory=dict)
-    heard: float = float("-inf")
+    heard_at: float = float("-inf")
 
     def is_there(self, now: float) -> bool:
         """Whether the client would be a member at ``now`` if it was not removed."""
-        return bool(self.connections) or now - self.heard < HEARD_SECONDS
+        return bool(self.connections) or now - self.heard_at < HEARD_SECONDS
 
     @property
     def words(self) -> str:
@@ -114,7 +114,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
         """Note that a client asked at ``now`` to be a member; returns whether it is removed."""
         member = self.get(group, client_id, now)
         if member is not None:
-            member.heard = now
+            member.heard_at = now
         return member is not None
 
     def at(self, connection: ConnectionT, group: str, now: float) -> RemovedMember[ConnectionT] | None:
@@ -126,7 +126,7 @@ class RemovedMemberTable(Generic[ConnectionT]):
         """Raises RequestRefused for a removed client; one without a name is known by its connection."""
         member = self.at(connection, group, now) if client_id is None else self.get(group, client_id, now)
         if member is not None:
-            member.heard = now
+            member.heard_at = now
             raise refusal(member, now)
 
     def readmit(self, group: str, client_id: str) -> RemovedMember[ConnectionT] | None:

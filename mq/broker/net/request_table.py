@@ -106,18 +106,18 @@ class RequestTable:
             return handler
         return partial(gate.serve, handler, is_forwarded)
 
-    def serve(self, connection: ClientConnection, incoming: Iterable[Incoming]) -> None:
+    def serve(self, connection: ClientConnection, requests: Iterable[Incoming]) -> None:
         """Serve requests in this order, and answer those whose handlers do so at once."""
         handler_of = self._handlers.get
-        for request, body, serialization in incoming:
+        for request, body, serialization in requests:
             handler = handler_of(type(request))
             try:
                 if handler is None:
                     connection.on_unsupported(request, body)
                     continue
-                reply = handler(Call(connection, request, body, serialization))
+                response = handler(Call(connection, request, body, serialization))
             except Exception as error:
                 connection.refuse(request, serialization, error)
             else:
-                if reply is not None:
-                    connection.answer(request, reply)
+                if response is not None:
+                    connection.answer(request, response)

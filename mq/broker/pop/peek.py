@@ -74,8 +74,8 @@ class Peeks:
             self._load(call, old, loads + 1)
             return
         code = ResponseCode.SUCCESS if any(each.messages for each in batches) else ResponseCode.PULL_NOT_FOUND
-        if self._quotas.on_consumed is not None:
-            self._quotas.on_consumed(call, sum(each.messages for each in batches), sum(each.nbytes for each in batches))
+        if self._quotas.on_consume is not None:
+            self._quotas.on_consume(call, sum(each.messages for each in batches), sum(each.nbytes for each in batches))
         send_messages(call, code, pop_request, batches, self._metadata.pops)
 
     def _load(self, call: Call[PeekMessage], old: RecordsOnDisk, loads: int) -> None:

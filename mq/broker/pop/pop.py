@@ -494,8 +494,8 @@ class Pops(Service):
         for each in full_batches:
             if each.messages:
                 self._count_got(pop_request.topic, pop_request.group, each.messages, each.nbytes)
-                if self._quotas.on_consumed is not None:
-                    self._quotas.on_consumed(pop.call, each.messages, each.nbytes)
+                if self._quotas.on_consume is not None:
+                    self._quotas.on_consume(pop.call, each.messages, each.nbytes)
         send_messages(pop.call, ResponseCode.SUCCESS, pop_request, full_batches, self._metadata.pops)
 
     def _hold(self, pop: HeldPop) -> None:

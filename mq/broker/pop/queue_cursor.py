@@ -379,7 +379,7 @@ class PopQueues:
         if subscription.sql is not None:
             spans = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
             selection = self._records.select(spans, subscription.sql, count_max, bytes_max)
-            return selection.records, selection.nbytes, selection.bits, selection.scanned
+            return selection.records, selection.nbytes, selection.bits, selection.scan_count
         if subscription.all_tags:
             sizes = entry_sizes(entries)
             if (nbytes := sum(sizes)) <= bytes_max:

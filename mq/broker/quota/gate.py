@@ -131,7 +131,7 @@ class QuotaGate(Service):
             "quota_delayed": self.delayed,
             "quota_refused": self.refused,
             "quota_held": len(self._queue),
-            "quota_throttled": sum(1 for _ in self._buckets.recent(self._clock())) if self._buckets.throttled else 0,
+            "quota_throttled": sum(1 for _ in self._buckets.recent(self._clock())) if self._buckets.throttles else 0,
         }
 
     def has_unsent_replies(self) -> bool:
@@ -171,7 +171,7 @@ class QuotaGate(Service):
     def begin(self) -> None:
         """Check requests from now on: a topic has a quota, or a user with a quota makes a request."""
         self._requests.put_gate(self)
-        self._buckets.on_consumed = self.charge_consumption
+        self._buckets.on_consume = self.charge_consumption
 
     def refresh(self) -> None:
         """Count what topics store, and forget users whose quota was removed; called by a timer."""
@@ -194,7 +194,7 @@ class QuotaGate(Service):
         self._of_user = {name: each for name, each in self._of_user.items() if users.get(name).connections}
         if not self._topics and not users.table:
             self._requests.put_gate(None)
-            self._buckets.on_consumed = None
+            self._buckets.on_consume = None
 
     def _release_early(self) -> None:
         """Make held requests due that no longer need to wait after a change of quotas, in the order they came in."""
@@ -441,14 +441,14 @@ class QuotaGate(Service):
 
     def _count_throttled(self, by: LimitKey, *, refused: bool) -> None:
         if self._buckets.count_throttled(by, self._clock(), refused=refused):
-            how = self._buckets.throttled[by]
+            how = self._buckets.throttles[by]
             self._log.warning(
                 "quota_exceeded",
                 kind=by.kind,
                 name=by.name,
                 direction=by.direction,
-                delayed=how.delayed,
-                refused=how.refused,
+                delayed=how.delayed_count,
+                refused=how.refused_count,
             )
 
 

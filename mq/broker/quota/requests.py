@@ -66,8 +66,8 @@ class QuotaRequests(Service):
                 kind=who.kind,
                 name=who.name,
                 direction=who.direction,
-                delayed=how.delayed,
-                refused=how.refused,
+                delayed=how.delayed_count,
+                refused=how.refused_count,
                 seconds_ago=round(now - how.at, 1),
             )
             for who, how in self._buckets.recent(now)

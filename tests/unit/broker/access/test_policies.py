@@ -94,7 +94,7 @@ def test_many_questions_take_little_memory() -> None:
     user = account(allow("Topic:*"))
     for number in range(3000):
         assert user.may(f"T{number}", PUB, "10.0.0.1")
-    assert len(user.decided) <= 1000
+    assert len(user.decisions) <= 1000
 
 
 # -- seals -------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from mq.broker.admin.raft_group_members import RaftMembers, _Waiting
+from mq.broker.admin.raft_group_members import RaftMembers, _MembershipCall
 from raftlog import ConfState, NodeId, Role, RoleChange
 from raftlog.consensus.causes import Cause, CauseKind
 from raftlog.log_numbers import LogIndex, Term
@@ -29,8 +29,8 @@ def admin_with(answers: list[tuple[bool, str, str]]) -> RaftMembers:
             log=structlog.get_logger(),
         )
     )
-    admin._waiting.append(
-        _Waiting(
+    admin._calls.append(
+        _MembershipCall(
             LogIndex(5), 0.0, "n1 is no longer a member", lambda done, code, text: answers.append((done, code, text))
         )
     )

@@ -136,7 +136,7 @@ def test_removed_quota_is_dropped_and_a_new_one_begins_full() -> None:
     buckets.charge([(WHO, quota)], 10, 0, 0.0)
     buckets.count_throttled(WHO, 0.0, refused=True)
     buckets.keep(lambda each: False)
-    assert not buckets.throttled
+    assert not buckets.throttles
     assert buckets.wait([(WHO, quota)], 0.0) == (0.0, None)
 
 
@@ -145,5 +145,5 @@ def test_first_throttled_request_of_a_minute_is_reported() -> None:
     told = [buckets.count_throttled(WHO, at, refused=False) for at in (0.0, 1.0, 2.0)]
     assert told == [True, False, False]
     assert buckets.count_throttled(WHO, 3 + RECENT_SECONDS, refused=True)
-    assert [(who, how.delayed, how.refused) for who, how in buckets.recent(4 + RECENT_SECONDS)] == [(WHO, 3, 1)]
+    assert [(who, n.delayed_count, n.refused_count) for who, n in buckets.recent(4 + RECENT_SECONDS)] == [(WHO, 3, 1)]
     assert not [*buckets.recent(4 + 2 * RECENT_SECONDS)]

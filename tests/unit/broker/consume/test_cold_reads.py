@@ -71,7 +71,7 @@ def test_random_access_reader_gets_only_its_records(stage: Stage) -> None:
     assert stage.done == []
     assert stage.work() == [(PLACE, PLACE + 800), (9 * PLACE, 9 * PLACE + 500)]
     assert stage.done == ["a", "b"]
-    assert stage.cold.waiting == 0
+    assert stage.cold.waiting_count == 0
 
 
 def test_sequential_reader_gets_whole_chunks_and_the_next_one_ahead(stage: Stage) -> None:
@@ -94,7 +94,7 @@ def test_all_readers_of_the_same_chunk_wait_for_one_read(stage: Stage) -> None:
     for name in "abc":
         assert stage.bring(name, (PLACE + 500, 500))
     assert stage.bring("both", (5 * CHUNK_BYTES - 100, 200))
-    assert stage.cold.waiting == 4
+    assert stage.cold.waiting_count == 4
     stage.jobs.pop(0)()()
     assert stage.done == ["first", *"abc"], "the one that wants another chunk as well waits on"
     assert stage.work() == [stage.chunk(4), stage.chunk(5), stage.chunk(6)][1:]
@@ -197,4 +197,4 @@ def test_job_may_be_carried_out_at_once() -> None:
         assert cold.load([(PhysicalOffset(5 * CHUNK_BYTES - 100), 200)], lambda name=name: done.append(name))  # type: ignore[misc]
     assert not cold.load([(PhysicalOffset(5 * CHUNK_BYTES - 100), 200)], lambda: done.append("c"))
     assert done == ["a", "b"]
-    assert cold.waiting == 0
+    assert cold.waiting_count == 0

@@ -138,9 +138,9 @@ def test_grants_of_an_earlier_leadership_do_not_change_counts() -> None:
     stage.locks.lead()
     stage.lock("c2", b"bbbb")
     stage.rounds.commit(1)
-    assert stage.locks._granting_to == {b"bbbb": 1}
+    assert stage.locks._host_grants == {b"bbbb": 1}
     stage.rounds.commit(1)
-    assert not stage.locks._granting_to
+    assert not stage.locks._host_grants
 
 
 def test_deleted_topic_removes_known_lock_renewals() -> None:
@@ -161,12 +161,12 @@ def test_expired_locks_are_released_gradually_within_a_round() -> None:
         stage.metadata.apply(LockQueues(group="G", client_id="c1", queues=[(topic.name, 0)]))
     stage.now = 59.0
     stage.locks.expire_some()
-    assert not stage.locks._releasing
+    assert not stage.locks._releases
     stage.now = 61.0
     found = [0]
     for _ in range(2 * ROUND_CALLS):
         stage.locks.expire_some()
-        found.append(len(stage.locks._releasing))
+        found.append(len(stage.locks._releases))
     assert found[ROUND_CALLS // 2] <= 200
     assert found[-1] == 300
     assert max(after - before for before, after in itertools.pairwise(found)) <= 6

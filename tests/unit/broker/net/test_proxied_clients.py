@@ -32,7 +32,7 @@ def beat(registry: ClientRegistry[str], proxy: str, *behind: ClientBehindProxy, 
 
 
 def members(registry: ClientRegistry[str], group: str = "g") -> list[tuple[str, str]]:
-    return [(at, each.client_id) for at, each in registry.proxied.members(group)]
+    return [(at, each.client_id) for at, each in registry.proxied_clients.members(group)]
 
 
 def test_heartbeat_replaces_the_clients_of_its_proxy_only() -> None:
@@ -40,11 +40,11 @@ def test_heartbeat_replaces_the_clients_of_its_proxy_only() -> None:
     beat(registry, "p1", client("a"), client("b"), client("a", "other", "T"))
     beat(registry, "p2", client("b"))
     assert members(registry) == [("p1", "a"), ("p1", "b"), ("p2", "b")]
-    assert registry.proxied.connection("g", "b") == "p2"  # it has gone over to the other proxy
-    assert registry.proxied.groups_of_topic("T") == ["other"]
+    assert registry.proxied_clients.connection("g", "b") == "p2"  # it has gone over to the other proxy
+    assert registry.proxied_clients.groups_of_topic("T") == ["other"]
     beat(registry, "p1", client("c"))
     assert members(registry) == [("p2", "b"), ("p1", "c")]
-    assert dict(registry.proxied.counts()) == {"g": 2}
+    assert dict(registry.proxied_clients.counts()) == {"g": 2}
     assert registry.connection_closed("p2") == []
     assert members(registry) == [("p1", "c")]
     beat(registry, "p1")

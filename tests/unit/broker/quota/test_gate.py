@@ -79,8 +79,8 @@ class Clients:
 
     def _handle(self, call: Call[Any]) -> bytes:
         self.served.append((call.request.opaque, call.user))
-        if isinstance(call.request, PullMessage) and self.buckets.on_consumed is not None:
-            self.buckets.on_consumed(call, 10, 1000)
+        if isinstance(call.request, PullMessage) and self.buckets.on_consume is not None:
+            self.buckets.on_consume(call, 10, 1000)
         return call.success()
 
     def connection(self) -> Connection:
