@@ -101,17 +101,17 @@ def _run_all(
     if jobs == 1:
         yield from (run_seed(seed, seconds, workload) for seed in seeds)
         return
-    waiting = iter(seeds)
-    running: set[Future[tuple[RunResult, float]]] = set()
+    seed_iterator = iter(seeds)
+    pending_futures: set[Future[tuple[RunResult, float]]] = set()
     # The collector need not look at modules again and again.
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork"), initializer=gc.freeze)
     try:
         while True:
-            for seed in itertools.islice(waiting, 4 * jobs - len(running)):
-                running.add(pool.submit(run_seed, seed, seconds, workload))
-            if not running:
+            for seed in itertools.islice(seed_iterator, 4 * jobs - len(pending_futures)):
+                pending_futures.add(pool.submit(run_seed, seed, seconds, workload))
+            if not pending_futures:
                 return
-            futures, running = wait(running, return_when=FIRST_COMPLETED)
+            futures, pending_futures = wait(pending_futures, return_when=FIRST_COMPLETED)
             yield from sorted((future.result() for future in futures), key=lambda result: result[0].seed)
     finally:
         pool.shutdown(cancel_futures=True)

@@ -35,21 +35,21 @@ POINTS: Final[dict[str, float]] = {
 
 
 class Buggify:
-    """The points of one run; ``asked`` and ``happened`` are the numbers of evaluations and triggers, by name."""
+    """The points of one run; ``evaluations`` and ``triggers`` are the numbers of evaluations and triggers, by name."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._on = {name for name in POINTS if rng.random() < 0.5}
-        self.asked: Counter[str] = Counter()
-        self.happened: Counter[str] = Counter()
+        self.evaluations: Counter[str] = Counter()
+        self.triggers: Counter[str] = Counter()
         self.calm = False
         """Whether points no longer trigger: in the end of a run, everything must work."""
 
     def __call__(self, name: str) -> bool:
         """Whether the point ``name`` triggers now."""
         chance = POINTS[name]
-        self.asked[name] += 1
+        self.evaluations[name] += 1
         if self.calm or name not in self._on or self._rng.random() >= chance:
             return False
-        self.happened[name] += 1
+        self.triggers[name] += 1
         return True

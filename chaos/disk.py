@@ -57,13 +57,13 @@ class _File:
     length).
     """
 
-    __slots__ = ("_clean", "current", "durable", "locked_by", "pending", "unreadable")
+    __slots__ = ("_clean", "changes", "current", "durable", "locked_by", "unreadable")
 
     def __init__(self) -> None:
         self.current = bytearray()
         self.durable = bytearray()
         # In order. Durable ones stay in place behind others that may still reach the disk, or have partly.
-        self.pending: list[tuple[_Change, _State]] = []
+        self.changes: list[tuple[_Change, _State]] = []
         self._clean = 0  # the number of leading ones that are not dirty
         self.locked_by: int | None = None
         self.unreadable: set[int] = set()  # numbers of sectors
@@ -78,60 +78,60 @@ class _File:
             change = (begin, bytes(self.current[begin : end + -end % SECTOR_BYTES]))
         if state is _State.DURABLE:
             _apply(self.durable, change)
-            if not self.pending:
+            if not self.changes:
                 return
-        if self._clean == len(self.pending) and state is not _State.DIRTY:
+        if self._clean == len(self.changes) and state is not _State.DIRTY:
             self._clean += 1
-        self.pending.append((change, state))
+        self.changes.append((change, state))
 
     @property
     def has_lost(self) -> bool:
         """Whether the cache holds something that no sync will write."""
-        return any(state is _State.LOST for _, state in self.pending)
+        return any(state is _State.LOST for _, state in self.changes)
 
     def sync(self) -> None:
-        for number in range(self._clean, len(self.pending)):
-            change, state = self.pending[number]
+        for number in range(self._clean, len(self.changes)):
+            change, state = self.changes[number]
             if state is not _State.LOST:
                 _apply(self.durable, change)
-                self.pending[number] = (change, _State.DURABLE)
-        self._clean = len(self.pending)
+                self.changes[number] = (change, _State.DURABLE)
+        self._clean = len(self.changes)
         if not self.has_lost:
-            self.pending.clear()
+            self.changes.clear()
             self._clean = 0
 
     def fail_sync(self) -> None:
         """Mark all dirty pages as clean without writing them. Lengths stay in the journal."""
-        for number in range(self._clean, len(self.pending)):
-            change, state = self.pending[number]
+        for number in range(self._clean, len(self.changes)):
+            change, state = self.changes[number]
             if state is _State.DIRTY and not isinstance(change, int):
-                self.pending[number] = (change, _State.LOST)
+                self.changes[number] = (change, _State.LOST)
 
     def evict(self, random: Random) -> None:
         """Drop clean pages from the cache: reads return the bytes on the disk, and those still dirty."""
-        pending, self.pending, self._clean = self.pending, [], 0
+        changes, self.changes, self._clean = self.changes, [], 0
         keep = random.choice((0.0, 0.5))
-        for change, state in pending:
+        for change, state in changes:
             if state is _State.LOST:
                 self._keep_some(change, keep, random)
                 continue
             if state is _State.DURABLE:
                 _apply(self.durable, change)
-            self.pending.append((change, state))
+            self.changes.append((change, state))
         self.current = bytearray(self.durable)
-        for change, _ in self.pending:
+        for change, _ in self.changes:
             _apply(self.current, change)
-        if all(state is _State.DURABLE for _, state in self.pending):
-            self.pending.clear()
+        if all(state is _State.DURABLE for _, state in self.changes):
+            self.changes.clear()
 
     def crash(self, random: Random) -> None:
         keep = random.choice((0.0, 0.5, 0.9, 1.0))
-        for change, state in self.pending:
+        for change, state in self.changes:
             if state is _State.DURABLE:
                 _apply(self.durable, change)
             else:
                 self._keep_some(change, keep, random)
-        self.pending.clear()
+        self.changes.clear()
         self._clean = 0
         self.current = bytearray(self.durable)
         self.locked_by = None
@@ -141,9 +141,9 @@ class _File:
         self.sync()
         for content in (self.current, self.durable):
             content[offset] ^= 1 << bit
-        if self.pending:
-            self.pending.append(((offset, bytes(self.durable[offset : offset + 1])), _State.DURABLE))
-            self._clean = len(self.pending)
+        if self.changes:
+            self.changes.append(((offset, bytes(self.durable[offset : offset + 1])), _State.DURABLE))
+            self._clean = len(self.changes)
 
     def _keep_some(self, change: _Change, keep: float, random: Random) -> None:
         if isinstance(change, int):
@@ -211,7 +211,7 @@ class MemoryDisk:
     @property
     def has_lost(self) -> bool:
         """Whether the cache of some file holds content that no sync will write, since one failed."""
-        return any(file.has_lost for file in self._files.values() if file.pending)
+        return any(file.has_lost for file in self._files.values() if file.changes)
 
     def evict(self, random: Random) -> None:
         """Drop clean pages from the cache: writes that a failed sync lost read as before, wholly or in part."""
@@ -354,14 +354,14 @@ class MemoryDisk:
         """Write as `Disk.write_synced`; the sync can fail, or lose power, on its own."""
         file = self._file(fd)
         count = self.pwritev(fd, buffers, offset)
-        change, _ = file.pending[-1]
+        change, _ = file.changes[-1]
         try:
             self._fault("fdatasync")
         except OSError:
-            file.pending[-1] = (change, _State.LOST)
+            file.changes[-1] = (change, _State.LOST)
             raise
         self._step()
-        file.pending.pop()
+        file.changes.pop()
         file.change(change, _State.DURABLE)
         return count
 

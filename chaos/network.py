@@ -65,13 +65,13 @@ class Network:
 class _Stream:
     """One lane from one node to another."""
 
-    __slots__ = ("arrives_at", "epoch", "opens_at", "stuck")
+    __slots__ = ("arrives_at", "epoch", "frames", "opens_at")
 
     def __init__(self) -> None:
         self.epoch = 0
         self.opens_at = 0.0
         self.arrives_at = 0.0
-        self.stuck: list[bytes] = []
+        self.frames: list[bytes] = []
 
 
 Deliver = Callable[[NodeId, NodeId, bytearray, bool], bool]
@@ -105,7 +105,7 @@ class Wires:
         self._buggify = buggify
         self._rng = rng
         self._streams: dict[tuple[NodeId, NodeId, Lane], _Stream] = {}
-        self.blocked = 0
+        self.blocked_frames = 0
         """Frames that a cut link held up."""
 
     def send(self, src: NodeId, dst: NodeId, lane: Lane, frame: bytes) -> bool:
@@ -114,7 +114,7 @@ class Wires:
             return False
         link_quality, rng, now = self._network.link_quality, self._rng, self._now()
         is_connected = self._network.connected(src, dst)
-        self.blocked += not is_connected
+        self.blocked_frames += not is_connected
         if not self._as_streams:
             if is_connected and rng.random() >= link_quality.loss:
                 for _ in range(2 if rng.random() < link_quality.duplication else 1):
@@ -124,8 +124,8 @@ class Wires:
         if now < stream.opens_at:
             return False
         if not is_connected:
-            stream.stuck.append(frame)
-            return len(stream.stuck) < STUCK_FRAMES_MAX
+            stream.frames.append(frame)
+            return len(stream.frames) < STUCK_FRAMES_MAX
         if link_quality.loss and rng.random() < link_quality.loss / 4:
             self._break(stream)
             return True
@@ -142,11 +142,11 @@ class Wires:
     def release_stuck(self) -> None:
         """Deliver frames that were stuck on links that work again, unless the connections broke meanwhile."""
         for (src, dst, _), stream in self._streams.items():
-            if stream.stuck and self._network.connected(src, dst):
+            if stream.frames and self._network.connected(src, dst):
                 if not self._buggify("old-frames-after-heal"):
                     self._break(stream)
                     continue
-                frames, stream.stuck = stream.stuck, []
+                frames, stream.frames = stream.frames, []
                 stream.arrives_at = max(stream.arrives_at, self._now() + self._network.latency())
                 for frame in frames:
                     self._at(stream.arrives_at, self._arrive_in, stream, stream.epoch, src, dst, frame)
@@ -159,7 +159,7 @@ class Wires:
 
     def _break(self, stream: _Stream) -> None:
         stream.epoch += 1
-        stream.stuck = []
+        stream.frames = []
         stream.opens_at = self._now() + self._rng.uniform(0.0, 0.5 if self._buggify("slow-reconnect") else 0.03)
 
     def _arrive_in(self, stream: _Stream, epoch: int, src: NodeId, dst: NodeId, frame: bytes) -> None:

@@ -79,7 +79,7 @@ class Archive(Workload):
         self._bucket_rng = random.Random(f"{cluster.scenario.seed} bucket")
         self.bucket = ArchiveBucket(cluster, self._bucket_rng, self.counts)
         self.bucket.compares = random.Random(f"{cluster.scenario.seed} compares").random() < 0.5
-        self._archived: Base = NOTHING
+        self._end: Base = NOTHING
         """The end of the archive that the group knows, as committed."""
         self._begin = 0
         """The physical offset from which on the group serves archived messages, as committed."""
@@ -156,9 +156,9 @@ class Archive(Workload):
         return threads.access if process.settings.has_tiers else None
 
     def read_archived(
-        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]
     ) -> bool:
-        self._threads[process].read_file(archive_end, pos, nbytes, done)
+        self._threads[process].read_file(archive_end, pos, nbytes, on_read)
         return True
 
     def on_broker_start(self, process: BrokerProcess) -> None:
@@ -176,9 +176,9 @@ class Archive(Workload):
         if event == "log_shortened":
             self.counts["files deleted locally"] += cast("int", values["files"])
             base_pos = cast("int", values["base_pos"])
-            if base_pos > self._archived.pos:
+            if base_pos > self._end.pos:
                 raise Violation(
-                    f"deleted: the log of {node.node_id} begins at {base_pos}, but the archive ends at {self._archived}"
+                    f"deleted: the log of {node.node_id} begins at {base_pos}, but the archive ends at {self._end}"
                 )
         elif event == "queue_refill_done":
             self.counts["queues refilled"] += 1
@@ -226,7 +226,7 @@ class Archive(Workload):
         manifest = self.bucket.newest()
         if manifest is not None and manifest.objects is not msgspec.UNSET:
             files = self._bucket_rng.randint(1, len(manifest.objects.files))
-            self.bucket.replace_all(former_archive(manifest, self.bucket.written, files))
+            self.bucket.replace_all(former_archive(manifest, self.bucket.writes, files))
 
     def stop(self) -> None:
         """Mend the store, and have every queue read once more from its first message."""
@@ -280,8 +280,8 @@ class Archive(Workload):
             end = Base(command.index, command.term, command.pos, command.chain)
             if end not in self.bucket.ends:
                 raise Violation(f"archived: the group counts on {end}, and no written manifest reaches it")
-            if end.index > self._archived.index:
-                self._archived = end
+            if end.index > self._end.index:
+                self._end = end
                 self.counts["archived"] += 1
         elif isinstance(command, NoteTier):
             if command.begin_pos > self._begin:
@@ -293,21 +293,21 @@ class Archive(Workload):
 
     def pending_count(self) -> int:
         """The number of queues to read from their first message again, plus replicas that lack old messages."""
-        lacking = sum(process.broker.context.tier.lacks_older for process in self._threads)
-        return self.queues - sum(self._has_reread) + lacking
+        lack_count = sum(process.broker.context.tier.lacks_older for process in self._threads)
+        return self.queues - sum(self._has_reread) + lack_count
 
     def check_end(self) -> None:
         """Check also that the archive is sound, and reaches the end that the group has noted."""
         super().check_end()
-        if not self._archived.index:
+        if not self._end.index:
             return
         self.bucket.mend()
         still = Bucket(self._bucket_rng)
         still.objects = self.bucket.objects
         reader = ArchiveReader(BucketStore(still))
         reader.verify()
-        if reader.manifest.archived.index < self._archived.index:
-            raise Violation(f"archive: it ends with {reader.manifest.archived}, and the group knows {self._archived}")
+        if reader.manifest.archived.index < self._end.index:
+            raise Violation(f"archive: it ends with {reader.manifest.archived}, and the group knows {self._end}")
 
 
 class Threads:
@@ -319,11 +319,11 @@ class Threads:
         self._process = process
         self._rng = random.Random(f"{workload.cluster.scenario.seed} threads {len(workload.counts)}")
         self._strands: list[Strand] = []
-        self._waiting: list[Job] = []
-        self._reading = 0
+        self._jobs: list[Job] = []
+        self._read_count = 0
         self._archiver: Strand | None = None
         self._heard_at = 0.0
-        self._joining: tuple[Base, JoiningReader] | None = None
+        self._joining_reader: tuple[Base, JoiningReader] | None = None
         settings = process.settings
         cache = DiskCache(str(settings.data_dir / "archive-cache"), settings.archive_cache_bytes, self._has_room)
         self._blocks = ColdBlocks(
@@ -346,7 +346,7 @@ class Threads:
         for strand in self._strands:
             strand.kill()
         self._strands.clear()
-        self._waiting.clear()
+        self._jobs.clear()
 
     def _has_room(self) -> bool:
         return self._rng.random() < 0.95
@@ -364,26 +364,26 @@ class Threads:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _read_in_background(self, job: Job) -> None:
-        self._waiting.append(job)
+        self._jobs.append(job)
         self._read_next()
 
     def _read_next(self) -> None:
-        if not self._waiting or self._reading >= self._cluster.limits.archive.read_threads:
+        if not self._jobs or self._read_count >= self._cluster.limits.archive.read_threads:
             return
-        job = self._waiting.pop(0)
-        self._reading += 1
+        job = self._jobs.pop(0)
+        self._read_count += 1
         result: list[Callable[[], None]] = []
 
         def over() -> None:
-            self._reading -= 1
+            self._read_count -= 1
             self._cluster.in_process(self._process, "has read the archive", result[0])
             self._read_next()
 
         self._begin(lambda: result.append(job()), over)
 
-    def read_file(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> None:
+    def read_file(self, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]) -> None:
         """Read a part of a log file for a new replica; the file is proven to lead to ``archive_end``."""
-        if self._joining is None or self._joining[0] != archive_end:
+        if self._joining_reader is None or self._joining_reader[0] != archive_end:
             reader = open_joining(
                 archive_end,
                 open_store=partial(ArchiveBucketStore, self._workload.bucket),
@@ -393,8 +393,8 @@ class Threads:
                 blocks_max=self._cluster.limits.archive.read_blocks_max,
                 clock=self._process.node.clock,
             )
-            self._joining = archive_end, reader
-        reader = self._joining[1]
+            self._joining_reader = archive_end, reader
+        reader = self._joining_reader[1]
         result: list[bytes | None] = []
 
         def read() -> None:
@@ -405,7 +405,7 @@ class Threads:
 
         def over() -> None:
             self._workload.counts["joined: archive " + ("left" if result[0] is None else "read")] += 1
-            self._cluster.in_process(self._process, "has read a file of the archive", lambda: done(result[0]))
+            self._cluster.in_process(self._process, "has read a file of the archive", lambda: on_read(result[0]))
 
         self._begin(read, over)
 
@@ -416,9 +416,9 @@ class Threads:
         self._cluster.later(self._process.node, self._rng.uniform(0.5, 1.0) * _LOOK_SECONDS, self._check_archiver)
 
     def _check_archiver(self) -> None:
-        archiving = self._process.broker.services.archiving
+        archive_service = self._process.broker.services.archiving
         if self._archiver is None:
-            if (job := archiving.next_job()) is not None:
+            if (job := archive_service.next_job()) is not None:
                 self._heard_at = self._cluster.now
                 self._archiver = self._begin(partial(self._archive, job), self._on_archive)
         elif self._cluster.now > self._heard_at + self._cluster.limits.archive.silent_seconds or (
@@ -427,7 +427,7 @@ class Threads:
             self._archiver.kill()
             self._archiver = None
             self._workload.counts["archivers killed"] += 1
-            archiving.handle_step(ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason="it was killed"))
+            archive_service.handle_step(ArchiveStep(is_last=True, trouble=Trouble.REPLICA, reason="it was killed"))
         self.archive_later()
 
     def _on_archive(self) -> None:

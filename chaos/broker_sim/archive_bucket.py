@@ -66,11 +66,11 @@ class ArchiveBucket(Bucket):
 
     Attributes:
         mood: how it treats requests now.
-        ends: the ends of the manifests that were written under their condition, whose objects were all intact, and had
-            been read back after they were written, unless the store had compared them itself. No other position may be
+        ends: the ends of the manifests that were writes under their condition, whose objects were all intact, and had
+            been read back after they were writes, unless the store had compared them itself. No other position may be
             taken for archived.
         may_begin_at: up to this physical offset the group has agreed to delete the beginning of the archive.
-        written: objects as they were stored, whatever happened to them later.
+        writes: objects as they were stored, whatever happened to them later.
     """
 
     def __init__(self, cluster: Clock, rng: random.Random, counts: Counter[str]) -> None:
@@ -79,7 +79,7 @@ class ArchiveBucket(Bucket):
         self.ends: set[Base] = set()
         self._cluster = cluster
         self._counts = counts
-        self.written: dict[str, bytes] = {}
+        self.writes: dict[str, bytes] = {}
         self._read_back: set[str] = set()
         self._read: dict[str, int] = {}
         self._manifests: list[bytes] = []
@@ -116,7 +116,7 @@ class ArchiveBucket(Bucket):
                 return
             content = content[: self._rng.randrange(len(content))]
         self.objects[name] = content
-        self.written[name] = content
+        self.writes[name] = content
         self._read[name] = 0
         self._read_back.discard(name)
 
@@ -133,7 +133,7 @@ class ArchiveBucket(Bucket):
         """Note the bytes of an object that were returned."""
         if offset == self._read.get(name):
             self._read[name] = offset + nbytes
-        if self._read.get(name, -1) >= len(self.written.get(name, b"")):
+        if self._read.get(name, -1) >= len(self.writes.get(name, b"")):
             self._read_back.add(name)
 
     def newest(self) -> BackupManifest | None:
@@ -153,7 +153,7 @@ class ArchiveBucket(Bucket):
             for one in objects:
                 if one.name not in self._read_back and (one is not each or not self.compares):
                     raise Violation(f"the manifest names {one.name}, which was not read back")
-                is_sound &= hashlib.sha256(self.written[one.name]).hexdigest() == one.sha256
+                is_sound &= hashlib.sha256(self.writes[one.name]).hexdigest() == one.sha256
         if not is_sound:
             raise Violation(f"the manifest up to {manifest.archived} names an object that was stored torn")
         if manifest.base.pos > self.may_begin_at:
@@ -202,8 +202,8 @@ class ArchiveBucket(Bucket):
         self._cluster.trace_line("somebody mends the store")
         self.mood = CALM
         for name in self.objects:
-            if name in self.written:
-                self.objects[name] = self.written[name]
+            if name in self.writes:
+                self.objects[name] = self.writes[name]
         if self._furthest:
             self.objects[MANIFEST_NAME] = self._furthest
 

@@ -50,14 +50,14 @@ class Connection:
         self.open = True
         self._client = client
         self._line = line
-        self._received = bytearray()
-        self._waiting: dict[int, OnResponse] = {}
+        self._buffer = bytearray()
+        self._callbacks: dict[int, OnResponse] = {}
         line.ends[0] = self
 
     def request(self, opaque: int, frame: bytes, on_response: OnResponse | None) -> None:
         """Send a request; ``on_response`` is called at most once."""
         if on_response is not None:
-            self._waiting[opaque] = on_response
+            self._callbacks[opaque] = on_response
         nbytes = stops_midway(self._cluster, frame)
         self._line.carry(0, frame[:nbytes])
         if nbytes is not None:
@@ -68,8 +68,8 @@ class Connection:
         self._line.carry(0, encode_response(opaque, 0, body=body))
 
     def give_up(self, opaque: int) -> None:
-        """Stop waiting for a response."""
-        if (on_response := self._waiting.pop(opaque, None)) is not None:
+        """Stop callbacks for a response."""
+        if (on_response := self._callbacks.pop(opaque, None)) is not None:
             on_response(LostResponse.UNKNOWN)
 
     def close(self) -> None:
@@ -82,22 +82,22 @@ class Connection:
     # -- End -----------------------------------------------------------------------------------------------------------
 
     def on_data(self, data: bytes) -> None:
-        self._received += data
-        with memoryview(bytes(self._received)) as view:
+        self._buffer += data
+        with memoryview(bytes(self._buffer)) as view:
             frames, consumed = split_frames(view)
             messages = [(decode_header(encoding, header), bytes(body)) for encoding, header, body in frames]
-        del self._received[:consumed]
+        del self._buffer[:consumed]
         for header, body in messages:
             if not isinstance(header, Response):
                 self._client.on_request(self, header, body)
-            elif (on_response := self._waiting.pop(header.opaque, None)) is not None:
+            elif (on_response := self._callbacks.pop(header.opaque, None)) is not None:
                 on_response(ClientResponse(header.code, header.ext, header.remark, body))
 
     def on_hangup(self) -> None:
         self.open = False
         self._client.forget(self)
-        waiting, self._waiting = self._waiting, {}
-        for on_response in waiting.values():
+        callbacks, self._callbacks = self._callbacks, {}
+        for on_response in callbacks.values():
             on_response(LostResponse.UNKNOWN)
 
 

@@ -224,9 +224,9 @@ class BrokerCluster(Cluster):
         return self.workload.archive_access(process)
 
     def read_archived(
-        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]
     ) -> bool:
-        return self.workload.read_archived(process, archive_end, pos, nbytes, done)
+        return self.workload.read_archived(process, archive_end, pos, nbytes, on_read)
 
     def on_broker_start(self, process: BrokerProcess) -> None:
         self.workload.on_broker_start(process)
@@ -247,7 +247,7 @@ class BrokerCluster(Cluster):
         if self._levels.get(node.node_id, LEVEL_NEWEST) == LEVEL_NEWEST:
             return
         self._levels[node.node_id] = LEVEL_NEWEST
-        self.note(f"{node.node_id} is upgraded")
+        self.trace_event(f"{node.node_id} is upgraded")
         self._strike(Stop(node.node_id))
         self.at(self.now + 0.1, self._strike, Restart(node.node_id))
 
@@ -255,11 +255,11 @@ class BrokerCluster(Cluster):
         nodes = [node for node in self.nodes.values() if node.process is not None]
         if nodes and (process := self.rng.choice(nodes).process) is not None:
             self.on(process.node, "is read", process.read)
-        if not self.healing:
+        if not self.is_healed:
             self.at(self.now + self.rng.expovariate(2.0), self._read)
 
     def ask_newest(self) -> None:
-        if not self.healing:
+        if not self.is_healed:
             self.workload.run_operation()
 
     def _check_liveness(self) -> None:
@@ -279,26 +279,26 @@ class BrokerCluster(Cluster):
         progress = Progress(start, patience)
         while progress.may_go_on(self.now):
             self._run_until(self.now + 0.25)
-            running = self._members()
+            processes = self._members()
             if self.now > start + 4.0:  # every request was answered, or has timed out
                 self.workload.stop()
             if self.now > start + _EXPIRY_SECONDS:
                 self._expire_what_learners_hold()
-            if not self.workload.stopped or not any(process.leads for process in running):
+            if not self.workload.stopped or not any(process.leads for process in processes):
                 continue
-            ends = {(process.replica.applied_index, process.log.last_index) for process in running}
+            ends = {(process.replica.applied_index, process.log.last_index) for process in processes}
             behind = max(last for _, last in ends) - min(applied for applied, _ in ends)
             missing_count, open_count = self.workload.ledger.missing_sends(), self.workload.pending_count()
             progress.see(self.now, missing_count=missing_count, open_count=open_count, behind=behind)
-            quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in running)
-            if not (quiet and self._has_level(running)):
+            quiet = len(ends) == 1 and len(set(*ends)) == 1 and not any(process.writer.busy for process in processes)
+            if not (quiet and self._has_level(processes)):
                 continue
             if not (self.workload.is_done() and self.workload.has_read_all):
                 continue
-            if all(self.workload.has_whole_queues(process) for process in running):
-                self._check_end(cast("list[Process]", running))
-                self.workload.check_replicas(running)
-                for process in running:
+            if all(self.workload.has_whole_queues(process) for process in processes):
+                self._check_end(cast("list[Process]", processes))
+                self.workload.check_replicas(processes)
+                for process in processes:
                     process.broker.check_invariants()
                 return
         raise Violation(
@@ -323,17 +323,17 @@ class BrokerCluster(Cluster):
                 if process.core.began_early:
                     process.replica.note_early(None)
 
-    def _has_level(self, running: list[BrokerProcess]) -> bool:
+    def _has_level(self, processes: list[BrokerProcess]) -> bool:
         """Whether the format level is the highest that all members support.
 
         While a member is down, the level may be lower: a leader raises it only when all members report theirs.
         """
-        level_max = min(announced_level(process.settings.format_level_max) for process in running)
-        levels = {process.metadata.format_level.level for process in running}
+        level_max = min(announced_level(process.settings.format_level_max) for process in processes)
+        levels = {process.metadata.format_level.level for process in processes}
         if max(levels) > level_max:
             raise Violation(f"the format levels are {levels}, and a member understands at most {level_max}")
         leader = self.leader()
-        all_run = leader is not None and len(running) == len(leader.core.conf.members)
+        all_run = leader is not None and len(processes) == len(leader.core.conf.members)
         return levels == {level_max} or (len(levels) == 1 and not all_run)
 
     def _derive_again(self, patience: float) -> None:
@@ -341,7 +341,7 @@ class BrokerCluster(Cluster):
         node = self.rng.choice([process.node for process in self._members()])
         assert node.process is not None, "a process ended without a cause"
         complete = node.process.log.base[0] == 0
-        self.note(f"{node.node_id} is stopped in the end, its log complete: {complete}")
+        self.trace_event(f"{node.node_id} is stopped in the end, its log complete: {complete}")
         self.nemesis.end(node, power_cut=False)
         if complete:
             shutil.rmtree(self._directory / node.node_id)

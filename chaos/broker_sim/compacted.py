@@ -100,8 +100,8 @@ class CompactedTopic(Workload):
         ext = self.send_fields(self.topic, {props.UNIQUE_KEY: f"D{self._tombstones}", props.KEYS: self._key()})
         self._ask(RequestCode.SEND_MESSAGE_V2, ext)
 
-    def _ask(self, code: RequestCode, ext: dict[str, Any], done: Any = None) -> None:
-        self.rng.choice(self.clients).request(self.cluster.some_node(self.rng), code, ext, b"", done)
+    def _ask(self, code: RequestCode, ext: dict[str, Any], on_response: Any = None) -> None:
+        self.rng.choice(self.clients).request(self.cluster.some_node(self.rng), code, ext, b"", on_response)
 
     def send_fields(self, topic: str, properties: dict[str, str], **other: Any) -> dict[str, str]:
         """Build the fields of a send that does not create the topic."""
@@ -201,10 +201,10 @@ class CompactedTopic(Workload):
         }
         return sum(max(end - first[each], 0) for each, end in self._ends.items())
 
-    def check_replicas(self, running: list[BrokerProcess]) -> None:
+    def check_replicas(self, processes: list[BrokerProcess]) -> None:
         """Check also that each replica has the newest message of each key."""
-        super().check_replicas(running)
-        for process in running:
+        super().check_replicas(processes)
+        for process in processes:
             for queue_id in range(self.queues):
                 queue = process.queues.get(self.topic, queue_id)
                 if self._exists and queue is not None:

@@ -112,11 +112,11 @@ class CrowdedTables(Workload):
             self.send(self.new("plain", {}))
 
     def _ask(
-        self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: Callable[[ClientResponse], None]
+        self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, then: Callable[[ClientResponse], None]
     ) -> None:
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse):
-                done(response)
+                then(response)
 
         node = self.cluster.some_node(self.rng)
         self.rng.choice(self.clients).request(node, code, ext, body, on_response, serialization=self.encoding(code))
@@ -157,15 +157,15 @@ class CrowdedTables(Workload):
         self._ask(code, ext, body, on_response)
 
     def _delete_topic(self, name: str) -> None:
-        self._ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}, b"", lambda answer: None)
+        self._ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name}, b"", lambda response: None)
 
     def _delete_group(self, name: str) -> None:
         ext = {"groupName": name, "cleanOffset": True}
-        self._ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, ext, b"", lambda answer: None)
+        self._ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, ext, b"", lambda response: None)
 
     def _commit(self, group: str, topic: str) -> None:
         ext = {"consumerGroup": group, "topic": topic, "queueId": 0, "commitOffset": 0}
-        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", lambda answer: None)
+        self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, b"", lambda response: None)
 
     def _lock(self, group: str, queue_id: int, then: Callable[[], None] | None = None) -> None:
         def on_response(response: ClientResponse) -> None:
@@ -241,9 +241,9 @@ class CrowdedTables(Workload):
     def _use_lock_room(self) -> None:
         self._lock("CG-again", 0, self._step_remover(self._use_lock_room))
 
-    def check_replicas(self, running: list[BrokerProcess]) -> None:
-        super().check_replicas(running)
-        for process in running:
+    def check_replicas(self, processes: list[BrokerProcess]) -> None:
+        super().check_replicas(processes)
+        for process in processes:
             for names, there in ((self._topics, process.metadata.topics), (self._groups, process.metadata.groups)):
                 if names.there != there.keys():
                     other = sorted(names.there ^ there.keys())

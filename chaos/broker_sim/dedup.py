@@ -56,12 +56,12 @@ class Dedup(Workload):
         super().__init__(cluster)
         self._numbers: Counter[int] = Counter()
         self._first: dict[int, CommittedRecord] = {}
-        self._waiting = 0
+        self._delayed_count = 0
         self._level = 1
-        self._batched: dict[str, list[SentMessage]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
+        self._batches: dict[str, list[SentMessage]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
         """The messages that each producer of batches has sent, by number."""
         self._part: _Part | None = None
-        self._known: set[int] = set()
+        self._placeless_values: set[int] = set()
         """Values that were acknowledged without a place."""
 
     def run_operation(self) -> None:
@@ -74,7 +74,7 @@ class Dedup(Workload):
             self.send(self.new("short-lived", {props.PRODUCER_ID: producer_id, props.SEQUENCE: "0"}))
             return
         if self.rng.random() < 0.3:
-            self._act_in_batches(self.rng.choice(list(self._batched)))
+            self._act_in_batches(self.rng.choice(list(self._batches)))
             return
         producer = self.rng.randrange(_PRODUCERS)
         self._numbers[producer] += self.rng.choice((1, 1, 1, 3))
@@ -96,7 +96,7 @@ class Dedup(Workload):
 
     def _act_in_batches(self, producer: str) -> None:
         """Send a new batch, and often earlier messages again: the latest ones or older ones, split anew."""
-        messages = self._batched[producer]
+        messages = self._batches[producer]
         low = len(messages)
         for number in range(low, low + self.rng.randint(1, _BATCH_MAX)):
             nbytes = self.rng.randint(8, _BATCH_BODY_BYTES_MAX)
@@ -121,7 +121,7 @@ class Dedup(Workload):
             self._send_batch(producer, low, high)
 
     def _send_batch(self, producer: str, low: int, high: int, attempt: int = 1) -> None:
-        batch = self._batched[producer][low:high]
+        batch = self._batches[producer][low:high]
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
@@ -129,7 +129,7 @@ class Dedup(Workload):
             elif attempt < 3 and self.rng.random() < 0.7 and not self.stopped:
                 self._send_batch(producer, low, high, attempt + 1)
 
-        self.send_batch(batch, lambda sent: {}, {props.PRODUCER_ID: producer, props.SEQUENCE: str(low)}, on_response)
+        self.send_batch(batch, lambda message: {}, {props.PRODUCER_ID: producer, props.SEQUENCE: str(low)}, on_response)
 
     def _batch_stored(self, batch: list[SentMessage], response: ClientResponse) -> None:
         positions = [int(each[16:32], 16) for each in response.ext["msgId"].split(",")]
@@ -140,7 +140,7 @@ class Dedup(Workload):
             self.counts["acknowledged"] += 1
             if offset < 0:
                 assert position == NO_PLACE, response
-                self._known.add(message.value)
+                self._placeless_values.add(message.value)
             else:
                 self.check_acknowledgement(message, offset + number, position)
 
@@ -151,8 +151,8 @@ class Dedup(Workload):
             if part is not None:
                 raise Violation(f"half a batch: {part} should follow, but {commit.place} follows")
             part = _Part(range_.producer, range_.first, range_.last)
-        message = self.ledger.sent[commit.value]
-        if part is None or (part.producer, part.next) != (message.asked["producer"], message.asked["number"]):
+        message = self.ledger.messages[commit.value]
+        if part is None or (part.producer, part.next) != (message.details["producer"], message.details["number"]):
             raise Violation(f"half a batch: {part} should follow, but {commit.place} is {message}")
         self._part = None if part.next == part.last else part._replace(next=part.next + 1)
 
@@ -180,39 +180,39 @@ class Dedup(Workload):
     def on_commit(self, commit: CommittedRecord) -> None:
         topic = commit.record.topic
         if topic == SCHEDULE_TOPIC:
-            self._waiting += 1
-        if topic not in (SCHEDULE_TOPIC, self.topic) or self.ledger.sent[commit.value].kind in _FORGOTTEN_KINDS:
+            self._delayed_count += 1
+        if topic not in (SCHEDULE_TOPIC, self.topic) or self.ledger.messages[commit.value].kind in _FORGOTTEN_KINDS:
             return
-        if self.ledger.sent[commit.value].kind == "batched":
+        if self.ledger.messages[commit.value].kind == "batched":
             self._check_part(commit)
         first = self._first.setdefault(commit.value, commit)
         copies = self.ledger.copies[topic][commit.value]
         if copies > 1 or (first is not commit and first.record.topic != SCHEDULE_TOPIC):
             raise Violation(
-                f"duplicate: {self.ledger.sent[commit.value]} is stored at {commit.place} and at {first.place}"
+                f"duplicate: {self.ledger.messages[commit.value]} is stored at {commit.place} and at {first.place}"
             )
 
     def on_command(self, command: Any) -> None:
         if isinstance(command, AdvanceDelay):
-            self._waiting = len(self.ledger.queues[SCHEDULE_TOPIC, 0]) - command.offset
+            self._delayed_count = len(self.ledger.queues[SCHEDULE_TOPIC, 0]) - command.offset
         if isinstance(command, RaiseLevel):
             self._level = max(self._level, command.level)
 
     def needed_from(self) -> int:
         queue = self.ledger.queues[SCHEDULE_TOPIC, 0]
-        return queue[-self._waiting].record.physical_offset if self._waiting else 1 << 62
+        return queue[-self._delayed_count].record.physical_offset if self._delayed_count else 1 << 62
 
     def pending_count(self) -> int:
-        return self._waiting
+        return self._delayed_count
 
     def check_end(self) -> None:
         super().check_end()
-        for message in self.ledger.sent.values():
+        for message in self.ledger.messages.values():
             if message.kind in _FORGOTTEN_KINDS:
                 continue
             is_stored = message.value in self._first
             visible = self.ledger.copies[self.topic][message.value]
-            is_known = message.value in self._known
+            is_known = message.value in self._placeless_values
             if (message.acked or is_known) and not is_stored:
                 raise Violation(f"lost: {message}")
             if is_stored and not message.copies_max and not is_known:

@@ -26,7 +26,7 @@ from mq.protocol.messages.delay import DELAY_LEVELS_MS, timer_slot
 from mq.protocol.messages.recall_handle import RecallHandle
 from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
 
-Waiting = tuple[str, int, int]
+DelayedPlace = tuple[str, int, int]
 """Topic, queue id and offset of a pending message."""
 
 
@@ -36,20 +36,20 @@ class Delay(Workload):
 
     def __init__(self, cluster: BrokerCluster) -> None:
         super().__init__(cluster)
-        self._waiting: dict[Waiting, tuple[int, CommittedRecord]] = {}
+        self._messages: dict[DelayedPlace, tuple[int, CommittedRecord]] = {}
         """Pending messages with their due time by the clock of the leader that stored them."""
         self._levels: Counter[int] = Counter()
         """The delivery position of each delay level."""
-        self._shown: dict[int, list[CommittedRecord]] = {}
-        self._done: set[Waiting] = set()
-        self._done_singly: set[Waiting] = set()
+        self._copies: dict[int, list[CommittedRecord]] = {}
+        self._done_places: set[DelayedPlace] = set()
+        self._early_places: set[DelayedPlace] = set()
         """Messages done before earlier ones in their queue, one of which could not be read."""
         self._skips: list[SkipEntries] = []
         self._origins: Counter[int] = Counter()
         """The number of times that each message was stored for its client, pending copies included."""
-        self._recalls: dict[Waiting, bool] = {}
+        self._recall_requests: dict[DelayedPlace, bool] = {}
         """Requested recalls, and whether their client got success."""
-        self._recalled: set[Waiting] = set()
+        self._recalls: set[DelayedPlace] = set()
 
     # -- what clients do -----------------------------------------------------------------------------------------------
 
@@ -86,16 +86,16 @@ class Delay(Workload):
         """Recall some messages: at once, late, or around their delivery."""
         if (handle := response.ext.get("recallHandle")) is None or self.rng.random() < 0.6:
             return
-        remaining = RecallHandle.decode(handle).due_ms / 1000 - self.cluster.true_ms() / 1000
-        later = self.rng.choice((0.0, self.rng.uniform(0.0, 1.0), max(0.0, remaining - self.rng.uniform(0.0, 0.05))))
+        seconds_left = RecallHandle.decode(handle).due_ms / 1000 - self.cluster.true_ms() / 1000
+        later = self.rng.choice((0.0, self.rng.uniform(0.0, 1.0), max(0.0, seconds_left - self.rng.uniform(0.0, 0.05))))
         self.cluster.at(self.cluster.now + later, self._recall, message, handle)
 
     def _recall(self, message: SentMessage, handle: str) -> None:
         code = RequestCode.RECALL_MESSAGE
         fields = RecallHandle.decode(handle)
         assert fields.queue_offset is not None, f"a handle without a place: {handle}"
-        waiting = (TIMER_TOPIC, timer_slot(fields.due_ms), fields.queue_offset)
-        self._recalls.setdefault(waiting, False)
+        place = (TIMER_TOPIC, timer_slot(fields.due_ms), fields.queue_offset)
+        self._recall_requests.setdefault(place, False)
         worker, value = Worker(self.recording), str(message.value)
         worker.invoke("recall", v=value)
 
@@ -103,11 +103,9 @@ class Delay(Workload):
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["recalled"] += 1
                 worker.ok("recall", v=value)
-                self._recalls[waiting] = True
-                if waiting not in self._recalled:
-                    raise Violation(
-                        f"recall: {message.value} at {waiting} was answered as recalled, but is not recalled"
-                    )
+                self._recall_requests[place] = True
+                if place not in self._recalls:
+                    raise Violation(f"recall: {message.value} at {place} was answered as recalled, but is not recalled")
             else:
                 self.counts["not recalled"] += 1
                 (worker.info if response is LostResponse.UNKNOWN else worker.fail)("recall", str(response), v=value)
@@ -120,54 +118,54 @@ class Delay(Workload):
 
     def on_commit(self, commit: CommittedRecord) -> None:
         record = commit.record
-        waiting = (record.topic, record.queue_id, record.queue_offset)
+        place = (record.topic, record.queue_id, record.queue_offset)
         waits = record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC)
-        self._origins[commit.value] += waits or self.ledger.sent[commit.value].kind == "plain"
+        self._origins[commit.value] += waits or self.ledger.messages[commit.value].kind == "plain"
         if record.topic == SCHEDULE_TOPIC:
-            self._waiting[waiting] = (record.store_timestamp_ms + DELAY_LEVELS_MS[record.queue_id], commit)
+            self._messages[place] = (record.store_timestamp_ms + DELAY_LEVELS_MS[record.queue_id], commit)
         elif record.topic == TIMER_TOPIC:
-            self._waiting[waiting] = (int(record.properties[props.TIMER_OUT_MS]), commit)
-        elif record.topic == self.topic and self.ledger.sent[commit.value].kind != "plain":
-            self._shown.setdefault(commit.value, []).append(commit)
+            self._messages[place] = (int(record.properties[props.TIMER_OUT_MS]), commit)
+        elif record.topic == self.topic and self.ledger.messages[commit.value].kind != "plain":
+            self._copies.setdefault(commit.value, []).append(commit)
 
     def on_command(self, command: Any) -> None:
         if isinstance(command, AdvanceDelay):
             offsets = range(self._levels[command.level], command.offset)
             places = {(SCHEDULE_TOPIC, command.level - 1, offset) for offset in offsets}
-            self._done |= places - self._done_singly
+            self._done_places |= places - self._early_places
             self._levels[command.level] = max(self._levels[command.level], command.offset)
         elif isinstance(command, CompleteEntries) and command.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
             places = {(command.topic, command.queue_id, offset) for offset in command.offsets}
-            self._done |= places
-            self._done_singly |= places
+            self._done_places |= places
+            self._early_places |= places
         elif isinstance(command, SkipEntries):
             self._skips.append(command)
 
     def on_entry_end(self) -> None:
         """Check that the done mark and the visible copy are in the same entry."""
         # Of a message that was sent twice, one copy may be recalled and the other delivered, by the same entry.
-        for waiting in sorted(self._done, key=lambda each: (each in self._recalls, each)):
-            if waiting not in self._waiting:
-                raise Violation(f"duplicate: {waiting} is delivered a second time")
-            due_ms, origin = self._waiting.pop(waiting)
-            if copies := self._shown.get(origin.value):
+        for place in sorted(self._done_places, key=lambda each: (each in self._recall_requests, each)):
+            if place not in self._messages:
+                raise Violation(f"duplicate: {place} is delivered a second time")
+            due_ms, origin = self._messages.pop(place)
+            if copies := self._copies.get(origin.value):
                 self._check_shown(due_ms, origin, copies.pop())
-            elif waiting in self._recalls:
-                self._recalled.add(waiting)
+            elif place in self._recall_requests:
+                self._recalls.add(place)
             else:
-                raise Violation(f"lost: {waiting} is done, but {origin.value} is not visible")
+                raise Violation(f"lost: {place} is done, but {origin.value} is not visible")
         for skip in self._skips:
             skipped_places = [
-                each for each in self._waiting if each[:2] == (skip.topic, skip.queue_id) and each[2] < skip.offset
+                each for each in self._messages if each[:2] == (skip.topic, skip.queue_id) and each[2] < skip.offset
             ]
             if skipped_places:
                 raise Violation(f"lost: {skip}, but {min(skipped_places)} still waits")
-        for copies in self._shown.values():
+        for copies in self._copies.values():
             for copy in copies:
                 self._check_at_once(copy)
-        self._done.clear()
+        self._done_places.clear()
         self._skips.clear()
-        self._shown.clear()
+        self._copies.clear()
 
     def _check_shown(self, due_ms: int, origin: CommittedRecord, copy: CommittedRecord) -> None:
         early_ms = due_ms - copy.record.store_timestamp_ms
@@ -181,21 +179,21 @@ class Delay(Workload):
     def _check_at_once(self, copy: CommittedRecord) -> None:
         """Check a message that became visible without being pending: it must have been due when it was sent."""
         self._origins[copy.value] += 1
-        due_ms = int(self.ledger.sent[copy.value].properties.get(props.TIMER_DELIVER_MS, 1 << 62))
+        due_ms = int(self.ledger.messages[copy.value].properties.get(props.TIMER_DELIVER_MS, 1 << 62))
         if due_ms > copy.record.store_timestamp_ms + 2 * self.cluster.plan.wall_skew_ms:
             raise Violation(f"duplicate: {copy.value} is visible at {copy.place}, but nothing waited for it")
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        return min((commit.record.physical_offset for _, commit in self._waiting.values()), default=1 << 62)
+        return min((commit.record.physical_offset for _, commit in self._messages.values()), default=1 << 62)
 
     def pending_count(self) -> int:
-        return len(self._waiting)
+        return len(self._messages)
 
     def check_end(self) -> None:
         super().check_end()
-        for message in self.ledger.sent.values():
+        for message in self.ledger.messages.values():
             count = self._origins[message.value]
             if not len(message.acked) <= count <= message.copies_max:
                 raise Violation(

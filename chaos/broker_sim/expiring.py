@@ -37,7 +37,7 @@ class Expiring(Workload):
         super().__init__(cluster)
         self._is_limited = False
         self._begins: dict[tuple[str, int], int] = {}
-        self._expired: list[tuple[str, int, int]] = []
+        self._expiry_rows: list[tuple[str, int, int]] = []
 
     def changed_limits(self) -> AbstractContextManager[None]:
         """Shorten an hour."""
@@ -59,11 +59,11 @@ class Expiring(Workload):
     def on_command(self, command: Any) -> None:
         assert not isinstance(command, DeleteTopic), f"{command}: nobody deletes a topic here"
         if isinstance(command, ExpireMessages):
-            self._expired += command.rows
+            self._expiry_rows += command.rows
 
     def on_entry_end(self) -> None:
         """Apply the commands of an entry, which come after its messages."""
-        rows, self._expired = self._expired, []
+        rows, self._expiry_rows = self._expiry_rows, []
         for topic, queue_id, first in rows:
             before = self._begins.get((topic, queue_id), 0)
             for commit in self.ledger.queues.get((topic, queue_id), [])[before:first]:
@@ -95,10 +95,10 @@ class Expiring(Workload):
                     )
         super()._check_records(queue_id, offset, response)
 
-    def check_replicas(self, running: list[BrokerProcess]) -> None:
+    def check_replicas(self, processes: list[BrokerProcess]) -> None:
         """Check also that queues begin where they should."""
-        super().check_replicas(running)
-        for process in running:
+        super().check_replicas(processes)
+        for process in processes:
             base_pos = process.log.base_pos
             for (topic, queue_id), begin in self._begins.items():
                 queue = process.queues.get(topic, queue_id)

@@ -38,15 +38,15 @@ class FilteredPulls(Workload):
 
     def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
-        self.loaded: dict[str, SqlProgram] = {}
+        self.programs: dict[str, SqlProgram] = {}
         """The programs in the filter server's memory, by name."""
-        self.started = 0
+        self.start_count = 0
         """The number of starts of the filter server; its work from before a start is lost."""
         self._members = [Member(self, queue_id, f"kind = '{queue_id % 2}'") for queue_id in range(self.queues)]
-        self._kept = ""
+        self._stored_program = ""
         """The name of the filter that the group has by the log."""
-        self._asked = 0
-        self._asking: dict[int, set[str]] = {}
+        self._query_count = 0
+        self._queries: dict[int, set[str]] = {}
         """The filters that the group had since each unanswered query of its filter."""
 
     def begin(self) -> None:
@@ -57,8 +57,8 @@ class FilteredPulls(Workload):
     def run_operation(self) -> None:
         if self.rng.random() < _RESTARTS:
             self.counts["restarts of the filter server"] += 1
-            self.loaded.clear()
-            self.started += 1
+            self.programs.clear()
+            self.start_count += 1
         self.send(self.new("plain", {_KIND: str(self.rng.randrange(_KINDS))}))
 
     def pending_count(self) -> int:
@@ -67,24 +67,24 @@ class FilteredPulls(Workload):
 
     def on_command(self, command: Any) -> None:
         if isinstance(command, PutFilter):
-            self.counts["filters stored"] += self._kept != command.program
-            self._kept = command.program
-            for meanwhile in self._asking.values():
+            self.counts["filters stored"] += self._stored_program != command.program
+            self._stored_program = command.program
+            for meanwhile in self._queries.values():
                 meanwhile.add(command.program)
 
-    def ask(self, code: int, ext: dict[str, Any] | None, body: bytes, done: Any) -> None:
+    def ask(self, code: int, ext: dict[str, Any] | None, body: bytes, on_response: Any) -> None:
         """Send a request to some replica."""
         node = self.cluster.some_node(self.rng)
-        self.rng.choice(self.clients).request(node, code, ext, body, done, serialization=self.encoding(code))
+        self.rng.choice(self.clients).request(node, code, ext, body, on_response, serialization=self.encoding(code))
 
     def fetch(self, name: ProgramName, then: Any) -> None:
         """Ask for the program of the group and check it; ``then`` gets the response."""
-        self._asked += 1
-        number = self._asked
-        meanwhile = self._asking[number] = {self._kept}
+        self._query_count += 1
+        number = self._query_count
+        meanwhile = self._queries[number] = {self._stored_program}
 
         def on_response(response: ResponseOrLoss) -> None:
-            del self._asking[number]
+            del self._queries[number]
             if isinstance(response, ClientResponse):
                 has_it = response.code == ResponseCode.SUCCESS
                 has_another = response.code in (ResponseCode.FILTER_DATA_NOT_EXIST, ResponseCode.FILTER_DATA_NOT_LATEST)
@@ -122,10 +122,10 @@ class Member:
 
     def pull(self) -> None:
         """Pull through the filter server, which fetches the filter if it does not have it."""
-        if self._name.text in self._workload.loaded:
+        if self._name.text in self._workload.programs:
             wait_seconds = self._rng.choice((0.0, 0.3, 2.0))
             progress = PullProgress(self.offset, self._rng.choice((1, 3, 32)), wait_seconds, self._cluster.now)
-            self._read(progress, self._workload.started)
+            self._read(progress, self._workload.start_count)
         else:
             self._workload.fetch(self._name, self._on_fetch)
 
@@ -135,7 +135,7 @@ class Member:
     def _on_fetch(self, response: ResponseOrLoss) -> None:
         workload = self._workload
         if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-            workload.loaded[self._name.text] = SqlProgram(response.body)
+            workload.programs[self._name.text] = SqlProgram(response.body)
         elif isinstance(response, ClientResponse) and response.code in (
             ResponseCode.FILTER_DATA_NOT_EXIST,
             ResponseCode.FILTER_DATA_NOT_LATEST,
@@ -147,7 +147,7 @@ class Member:
 
     def _on_upload(self, response: ResponseOrLoss) -> None:
         if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
-            self._workload.loaded[self._name.text] = SqlProgram(self._content)
+            self._workload.programs[self._name.text] = SqlProgram(self._content)
         self._again()
 
     # -- the filter server ---------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Member:
         )
 
         def on_response(response: ResponseOrLoss) -> None:
-            if start_count != self._workload.started:
+            if start_count != self._workload.start_count:
                 self._again()
             else:
                 self._on_response(progress, response, start_count)
@@ -193,7 +193,7 @@ class Member:
             raise Violation(f"filtered: {error}") from error
         block, unreadable = seen_by_filter(data, records, _BODY_BYTES_MAX)
         assert not unreadable, f"{unreadable}: nothing is compressed here"
-        passes = self._workload.loaded[self._name.text].run(block).passes
+        passes = self._workload.programs[self._name.text].run(block).passes
         if self._rng.random() < 0.1:  # its time was over
             passes = passes[: self._rng.randint(1, len(passes))]
         result = pick(data, records, passes, next_offset, count_max=progress.room_count, room=progress.room)

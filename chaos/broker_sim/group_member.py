@@ -59,7 +59,7 @@ class MemberQueue:
         self.position: int | None = None
         self.dropped = False
         self.locked_until = 0.0
-        self.buffered: dict[int, StoredMessage] = {}
+        self.messages: dict[int, StoredMessage] = {}
         self.asked = False
         self.round = 0
         """Incremented whenever the member restarts at some offset: responses and timers of before are ignored."""
@@ -67,12 +67,12 @@ class MemberQueue:
     @property
     def commit_offset(self) -> int | None:
         """The offset that may be committed."""
-        return min(self.buffered, default=self.position)
+        return min(self.messages, default=self.position)
 
     def begin_at(self, position: int | None) -> None:
         """Continue at another offset."""
         self.position = position
-        self.buffered.clear()
+        self.messages.clear()
         self.round += 1
         self.asked = False
 
@@ -154,20 +154,20 @@ class Member:
         else:
             step(*arguments)
 
-    def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, done: Any) -> None:
+    def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, then: Any) -> None:
         """Send a request to some replica; the response is handled when this client is awake, and dropped once it has
         left.
         """
 
         def on_response(response: ResponseOrLoss) -> None:
-            self._if_awake(done, (response,))
+            self._if_awake(then, (response,))
 
         self._client.request(
             self._cluster.some_node(self._rng),
             code,
             ext,
             body,
-            None if done is None else on_response,
+            None if then is None else on_response,
             serialization=self._workload.encoding(code),
         )
 
@@ -271,7 +271,7 @@ class Member:
     # -- pulling -------------------------------------------------------------------------------------------------------
 
     def _pull_next(self, queue: MemberQueue) -> None:
-        if queue.dropped or queue.asked or len(queue.buffered) >= _BUFFERED_MAX or not self._has(queue):
+        if queue.dropped or queue.asked or len(queue.messages) >= _BUFFERED_MAX or not self._has(queue):
             return
         queue.asked = True
         if queue.position is None:
@@ -279,20 +279,20 @@ class Member:
         else:
             self._pull(queue, queue.position)
 
-    def _end_request(self, queue: MemberQueue, begun: int) -> bool:
+    def _end_request(self, queue: MemberQueue, round_number: int) -> bool:
         """Note that a request has ended; returns whether its response is still valid."""
-        if queue.dropped or queue.round != begun:
+        if queue.dropped or queue.round != round_number:
             return False
         queue.asked = False
         return True
 
     def _find_out(self, queue: MemberQueue) -> None:
-        round_begun, query = queue.round, self._checker.begin_query(queue.key)
+        round_number, query = queue.round, self._checker.begin_query(queue.key)
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse):
                 self._checker.end_query(queue.key, query, response)
-            if not self._end_request(queue, round_begun):
+            if not self._end_request(queue, round_number):
                 return
             if isinstance(response, ClientResponse) and response.code in (
                 ResponseCode.SUCCESS,
@@ -306,7 +306,7 @@ class Member:
         self._ask(RequestCode.QUERY_CONSUMER_OFFSET, ext, b"", on_response)
 
     def _pull(self, queue: MemberQueue, offset: int) -> None:
-        round_begun = queue.round
+        round_number = queue.round
         group, topic, queue_id = queue.key
         position = queue.commit_offset or 0
         carries = self._rng.random() < (0.02 if self._plan.ordered else 0.5)
@@ -317,7 +317,7 @@ class Member:
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse):
                 self._checker.end_pull(queue.key, offset)
-            if self._end_request(queue, round_begun):
+            if self._end_request(queue, round_number):
                 if isinstance(response, ClientResponse):
                     self._on_pull(queue, offset, response)
                 self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
@@ -331,10 +331,10 @@ class Member:
             self._workload.counts[f"sent elsewhere: {response.remark}"] += 1
             queue.begin_at(int(response.ext["nextBeginOffset"]))
         elif response.code == ResponseCode.SUCCESS:
-            idle = not queue.buffered
+            idle = not queue.messages
             for record in decode_records(response.body):
                 self._workload.check_next(queue.key[1], queue.key[2], offset, record)
-                queue.buffered[offset] = record
+                queue.messages[offset] = record
                 offset += 1
                 if not self._plan.ordered:
                     later = self._rng.choice((0.0, self._rng.uniform(0.0, 0.5)))
@@ -357,38 +357,38 @@ class Member:
     # -- handling ------------------------------------------------------------------------------------------------------
 
     def _handle(self, queue: MemberQueue, offset: int, round_number: int) -> None:
-        record = queue.buffered.get(offset)
+        record = queue.messages.get(offset)
         if queue.dropped or queue.round != round_number or record is None:
             return
         if self._backs is not None and self._backs.wants_to_give_back(record):
             self._backs.give_back(self, queue, offset, record)
         else:
             self._checker.check_handling(self.client_id, queue.key, offset)
-            del queue.buffered[offset]
+            del queue.messages[offset]
             self._pull_next(queue)
 
-    def on_give_back(self, queue: MemberQueue, offset: int, round_number: int, *, taken: bool) -> None:
+    def on_give_back(self, queue: MemberQueue, offset: int, round_number: int, *, is_stored: bool) -> None:
         """Forget a message sent back in the queue's round ``round_number`` if a broker took it; else handle it."""
-        if taken:
+        if is_stored:
             if queue.round == round_number:
-                queue.buffered.pop(offset, None)
+                queue.messages.pop(offset, None)
             self._pull_next(queue)
         else:
             self._again(self._rng.uniform(0.1, 0.5), self._handle, queue, offset, round_number)
 
-    def ask_to_take_back(self, ext: dict[str, Any], done: Any) -> None:
+    def ask_to_take_back(self, ext: dict[str, Any], on_response: Any) -> None:
         """Send a message back: request code 36."""
-        self._ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext, b"", done)
+        self._ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext, b"", on_response)
 
     def _handle_in_order(self, queue: MemberQueue, round_number: int) -> None:
-        if queue.dropped or queue.round != round_number or not queue.buffered:
+        if queue.dropped or queue.round != round_number or not queue.messages:
             return
         if not self._has(queue):
             self._again(_AGAIN_SECONDS, self._handle_in_order, queue, round_number)
             return
-        offset = min(queue.buffered)
+        offset = min(queue.messages)
         self._checker.check_handling(self.client_id, queue.key, offset)
-        del queue.buffered[offset]
+        del queue.messages[offset]
         self._again(self._rng.choice((0.0, 0.02, 0.2)), self._handle_in_order, queue, round_number)
         self._pull_next(queue)
 

@@ -64,15 +64,15 @@ class Lite(OrderedPop):
         super().__init__(cluster)
         self._consumers = [Client(cluster, 100 + number) for number in range(len(_MEMBERS))]
         self._names = dict(zip(self._consumers, _MEMBERS, strict=True))
-        self._wanted: dict[str, set[str]] = {name: set() for name in _MEMBERS}
+        self._subscriptions: dict[str, set[str]] = {name: set() for name in _MEMBERS}
         """The lite topics that members subscribe to, as they see it."""
         self._expires = self.rng.random() < _EXPIRING
         self._to_create = self._creations()
-        self._ending: list[tuple[str, int]] = []
+        self._expiry_rows: list[tuple[str, int]] = []
         self._former_ends: dict[str, int] = {}
         self._committed_ms: dict[str, int] = {}
         """The time at which the last message of a lite topic was committed, by a clock that is right."""
-        self._waiting: dict[QueueOfGroup, tuple[int, float]] = {}
+        self._unread_since: dict[QueueOfGroup, tuple[int, float]] = {}
         """The first unread message of a queue, and since when it should come."""
         self._leader: BrokerProcess | None = None
 
@@ -106,9 +106,9 @@ class Lite(OrderedPop):
         """Requests for the topic and the groups. They are refused until the format level allows lite topics."""
         attributes = "+message.type=LITE" + (",+lite.topic.expiration=1" if self._expires else "")
         topic = self.topic_fields(topicFilterType="SINGLE_TAG", attributes=attributes)
-        binding = {f"+{BIND_TOPIC}": self.topic}
-        some = SubscriptionGroupConfig(group_name=_SOME, attributes=binding)
-        every = SubscriptionGroupConfig(group_name=_ALL, attributes=binding | {f"+{WILDCARD}": "true"})
+        parent = {f"+{BIND_TOPIC}": self.topic}
+        some = SubscriptionGroupConfig(group_name=_SOME, attributes=parent)
+        every = SubscriptionGroupConfig(group_name=_ALL, attributes=parent | {f"+{WILDCARD}": "true"})
         code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
         return [
             (RequestCode.UPDATE_AND_CREATE_TOPIC, topic, b""),
@@ -133,15 +133,15 @@ class Lite(OrderedPop):
             return
         adds = self.rng.random() < 0.7
         some = {f"s{self.rng.randrange(_TOPICS)}" for _ in range(self.rng.choice((1, 3, 12)))}
-        self._wanted[name] = self._wanted[name] | some if adds else self._wanted[name] - some
+        self._subscriptions[name] = self._subscriptions[name] | some if adds else self._subscriptions[name] - some
         self._send_subscription(member, Action.PARTIAL_ADD if adds else Action.PARTIAL_REMOVE, some)
 
     def _say_again(self, member: Client) -> None:
         """Repeat a member's subscriptions, as clients do from time to time, since a new leader may not know them."""
         name = self._names[member]
         if self.stopped and _MEMBERS[name] == _SOME:
-            self._wanted[name] = {f"s{number}" for number in range(_TOPICS)}
-        self._send_subscription(member, Action.COMPLETE_ADD, self._wanted[name])
+            self._subscriptions[name] = {f"s{number}" for number in range(_TOPICS)}
+        self._send_subscription(member, Action.COMPLETE_ADD, self._subscriptions[name])
         self.cluster.at(self.cluster.now + _SAID_AGAIN_SECONDS, self._say_again, member)
 
     def _send_subscription(self, member: Client, action: Action, topics: set[str]) -> None:
@@ -182,7 +182,7 @@ class Lite(OrderedPop):
                 self.counts[f"pops: {response.code if isinstance(response, ClientResponse) else response.name}"] += 1
                 attempt_again = attempt if response is LostResponse.UNKNOWN else ""
                 if isinstance(response, ClientResponse) and response.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
-                    self._send_subscription(consumer, Action.COMPLETE_ADD, self._wanted[name])
+                    self._send_subscription(consumer, Action.COMPLETE_ADD, self._subscriptions[name])
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 0.3), self._pop_next, consumer, attempt_again)
 
         self.counts["pops, the same attempt again" if again else "pops"] += 1
@@ -207,7 +207,7 @@ class Lite(OrderedPop):
         if record.topic != self.topic:
             return
         queue, offset = record.properties[props.LITE_QUEUE], int(record.properties[props.LITE_OFFSET])
-        if queue != lite_queue(self.topic, self.ledger.sent[commit.value].properties[props.LITE_TOPIC]):
+        if queue != lite_queue(self.topic, self.ledger.messages[commit.value].properties[props.LITE_TOPIC]):
             raise Violation(f"lite: {commit.place} is in the wrong queue {queue}")
         records = self.ledger.queues.get((queue, 0))
         if records is None:
@@ -223,14 +223,14 @@ class Lite(OrderedPop):
 
     def on_command(self, command: Any) -> None:
         if isinstance(command, ExpireLiteTopics):
-            self._ending += command.rows
+            self._expiry_rows += command.rows
         else:
             super().on_command(command)
 
     def on_entry_end(self) -> None:
         """End lite topics after an entry; messages of the same entry keep their lite topic."""
-        ending, self._ending = self._ending, []
-        for queue, end in ending:
+        rows, self._expiry_rows = self._expiry_rows, []
+        for queue, end in rows:
             records = self.ledger.queues.get((queue, 0))
             if records is None or len(records) != end:
                 self.counts["lite topics kept"] += 1
@@ -267,14 +267,14 @@ class Lite(OrderedPop):
 
     def _forget(self, key: QueueOfGroup) -> None:
         """Forget the open pops of a queue that has ended; a client may still get answers about them."""
-        self._reached.pop(key, None)
-        if (pop := self._held.pop(key, None)) is not None:
+        self._next_offsets.pop(key, None)
+        if (pop := self._pops.pop(key, None)) is not None:
             self.counts["lite topics ended, popped from"] += 1
-            self._done.update((key, offset, pop.pop_time_ms) for offset in pop.open)
+            self._acks.update((key, offset, pop.pop_time_ms) for offset in pop.open)
         places = [place for place in self._handed_out if place[0] == key]
         for place in places:
             del self._handed_out[place]
-        self._gone.update(places)
+        self._orphans.update(places)
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -284,28 +284,28 @@ class Lite(OrderedPop):
     def _look_for_hidden(self) -> None:
         """Check at times that no unread message stays hidden in its lite topic once all faults are over."""
         self.cluster.at(self.cluster.now + 0.5, self._look_for_hidden)
-        running = self.cluster.brokers()
-        leader = next((process for process in running if process.leads), None)
-        if not self.stopped or leader is not self._leader or any(process.queues.has_damage for process in running):
+        processes = self.cluster.brokers()
+        leader = next((process for process in processes if process.leads), None)
+        if not self.stopped or leader is not self._leader or any(process.queues.has_damage for process in processes):
             self._leader = leader
-            self._waiting.clear()
+            self._unread_since.clear()
             return
         visible_ms = self.cluster.true_ms() - 2 * self.cluster.plan.wall_skew_ms
-        waiting: dict[QueueOfGroup, tuple[int, float]] = {}
+        unread_since: dict[QueueOfGroup, tuple[int, float]] = {}
         for key, _ in self._unread():
-            pop, offset = self._held.get(key), self._next(key)
+            pop, offset = self._pops.get(key), self._next(key)
             if pop is not None and pop.until_ms > visible_ms:
                 continue
-            before, since = self._waiting.get(key, (offset, self.cluster.now))
-            waiting[key] = offset, since if before == offset else self.cluster.now
-            if self.cluster.now - waiting[key][1] > _HIDDEN_SECONDS:
+            before, since = self._unread_since.get(key, (offset, self.cluster.now))
+            unread_since[key] = offset, since if before == offset else self.cluster.now
+            if self.cluster.now - unread_since[key][1] > _HIDDEN_SECONDS:
                 raise Violation(f"hidden: {key} has a message for {_HIDDEN_SECONDS} s, it is {self._at(key)}")
-        self._waiting = waiting
+        self._unread_since = unread_since
 
-    def check_replicas(self, running: list[BrokerProcess]) -> None:
-        super().check_replicas(running)
+    def check_replicas(self, processes: list[BrokerProcess]) -> None:
+        super().check_replicas(processes)
         queues = {queue for queue, _ in self.ledger.queues if is_lite_queue(queue)}
-        for process in running:
+        for process in processes:
             there = {queue for queue, _ in process.queues.all_keys() if is_lite_queue(queue)}
             if there != queues:
                 raise Violation(f"queues: {process.node_id} and the log differ in {sorted(there ^ queues)}")

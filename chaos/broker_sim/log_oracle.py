@@ -48,10 +48,10 @@ class SentMessage:
     body: bytes
     properties: dict[str, str]
     since: float
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     """Details that the workload needs later."""
     unknown: int = 0
-    refused: int = 0
+    refusals: int = 0
     acked: list[tuple[int, int]] = field(default_factory=list)
     """Queue offset and physical offset, as reported."""
 
@@ -68,7 +68,7 @@ class Ledger:
         self.queues: dict[tuple[str, int], list[CommittedRecord]] = defaultdict(list)
         self.begins: dict[tuple[str, int], int] = {}
         """The offsets at which queues begin because the queue of a deleted topic ended there."""
-        self.sent: dict[int, SentMessage] = {}
+        self.messages: dict[int, SentMessage] = {}
         self.at_position: dict[int, CommittedRecord] = {}
         self.copies: dict[str, Counter[int]] = defaultdict(Counter)
         """The number of stored copies of each value, by topic."""
@@ -77,9 +77,10 @@ class Ledger:
         self, kind: str, topic: str, nbytes: int, properties: dict[str, str], since: float, **details: Any
     ) -> SentMessage:
         """Register a message that a client is about to send."""
-        value = len(self.sent) + 1
-        message = self.sent[value] = SentMessage(value, kind, topic, body_of(value, nbytes), properties, since, details)
-        return message
+        value = len(self.messages) + 1
+        body = body_of(value, nbytes)
+        self.messages[value] = SentMessage(value, kind, topic, body, properties, since, details)
+        return self.messages[value]
 
     def add_committed(self, at: float, record: StoredMessage) -> CommittedRecord:
         """Add a committed record, the next one in the log."""
@@ -99,7 +100,7 @@ class Ledger:
         queue.append(commit)
         self.at_position[record.physical_offset] = commit
         if value:
-            message = self.sent.get(value)
+            message = self.messages.get(value)
             if message is None:
                 raise Violation(f"phantom: {value} is stored at {commit.place}, but was never sent")
             if record.body != message.body:
@@ -176,7 +177,7 @@ class Ledger:
         return sum(
             [
                 count
-                for sent in self.sent.values()
-                if (count := sent.unknown + len(sent.acked) - copies[sent.topic][sent.value]) > 0
+                for each in self.messages.values()
+                if (count := each.unknown + len(each.acked) - copies[each.topic][each.value]) > 0
             ]
         )

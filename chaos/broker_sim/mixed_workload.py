@@ -61,20 +61,20 @@ class MixedWorkload(Workload):
         self._plans = (shared_plan, ordered_plan)
         self._checker = OffsetChecker(self, self._plans, exact="clock" not in cluster.plan.kinds)
         self._members: dict[GroupPlan, list[Member]] = {plan: [] for plan in self._plans}
-        self._joined = 0
+        self._join_count = 0
         self._due_in_order = [0] * _ORDERED_QUEUES
         """The number of messages of each queue that were stored for the first time."""
-        self._batched: list[CommittedRecord] = []
-        self._asked_back: Counter[_Copy] = Counter()
-        self._asked_dead: set[_Copy] = set()
+        self._batch_records: list[CommittedRecord] = []
+        self._back_requests: Counter[_Copy] = Counter()
+        self._dead_requests: set[_Copy] = set()
         self._back: Counter[_Copy] = Counter()
-        self._waiting: dict[tuple[int, int], _Copy] = {}
+        self._delays: dict[tuple[int, int], _Copy] = {}
         """Messages that were sent back and are delayed, by level and offset."""
         self._levels: Counter[int] = Counter()
         self._done_singly: set[tuple[int, int]] = set()
         """Levels and offsets of messages delivered before earlier ones, one of which could not be read."""
         self._due: Counter[_Copy] = Counter()
-        self._shown: Counter[_Copy] = Counter()
+        self._redeliveries: Counter[_Copy] = Counter()
 
     def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
         """Set how long locks are valid, which members know."""
@@ -103,7 +103,7 @@ class MixedWorkload(Workload):
             self._ask_where(self.rng.choice(self.rng.choice(self._plans).keys))
 
     def _send_batch(self) -> None:
-        values = range(len(self.ledger.sent) + 1, len(self.ledger.sent) + 1 + self.rng.randint(2, 4))
+        values = range(len(self.ledger.messages) + 1, len(self.ledger.messages) + 1 + self.rng.randint(2, 4))
         batch = [self.new("batch", {}, batch=values) for _ in values]
 
         def on_response(response: ResponseOrLoss) -> None:
@@ -113,7 +113,7 @@ class MixedWorkload(Workload):
                     self.counts["acknowledged"] += 1
                     self.check_acknowledgement(message, first + number, int(message_id[16:32], 16))
 
-        self.send_batch(batch, lambda sent: sent.properties, {}, on_response)
+        self.send_batch(batch, lambda message: message.properties, {}, on_response)
 
     def _send_oneway(self) -> None:
         message = self.new("one-way", {})
@@ -134,7 +134,7 @@ class MixedWorkload(Workload):
         self._try_in_order(message)
 
     def _try_in_order(self, message: SentMessage) -> None:
-        queue_id, number = message.asked["queue_id"], message.asked["number"]
+        queue_id, number = message.details["queue_id"], message.details["number"]
         message.unknown += 1
 
         def on_response(response: ResponseOrLoss) -> None:
@@ -157,9 +157,9 @@ class MixedWorkload(Workload):
     # -- consumers and operators ---------------------------------------------------------------------------------------
 
     def _join(self, plan: GroupPlan) -> None:
-        self._joined += 1
-        number, backs = 100 + self._joined, None if plan.ordered else self
-        client_id = f"{plan.name}-{self._joined:03d}"
+        self._join_count += 1
+        number, backs = 100 + self._join_count, None if plan.ordered else self
+        client_id = f"{plan.name}-{self._join_count:03d}"
         member = Member(self, self._checker, plan, number=number, client_id=client_id, backs=backs)
         self._members[plan].append(member)
 
@@ -235,8 +235,8 @@ class MixedWorkload(Workload):
         level = 1 if "retention" in self.cluster.plan.kinds else self.rng.choice((1, 1, 1, 2))
         if self.rng.random() < 0.05:
             level = _DIE_AT_ONCE
-            self._asked_dead.add(copy)
-        self._asked_back[copy] += 1
+            self._dead_requests.add(copy)
+        self._back_requests[copy] += 1
         round_number, before = queue.round, self._back[copy]
 
         def on_response(response: ResponseOrLoss) -> None:
@@ -248,8 +248,8 @@ class MixedWorkload(Workload):
                 self._checker.check_handling(member.client_id, queue.key, offset)
             else:
                 self.counts["not given back"] += 1
-                self._asked_back[copy] -= response is not LostResponse.UNKNOWN
-            member.on_give_back(queue, offset, round_number, taken=is_stored)
+                self._back_requests[copy] -= response is not LostResponse.UNKNOWN
+            member.on_give_back(queue, offset, round_number, is_stored=is_stored)
 
         ext = {
             "offset": record.physical_offset,
@@ -266,12 +266,12 @@ class MixedWorkload(Workload):
         """Check a message that was sent back and is now stored, for redelivery or as a dead letter."""
         copy: _Copy = (commit.value, commit.record.reconsume_times - 1)
         self._back[copy] += 1
-        if self._back[copy] > self._asked_back[copy]:
+        if self._back[copy] > self._back_requests[copy]:
             raise Violation(
-                f"duplicate: {copy} was given back {self._asked_back[copy]} times, {commit.place} is one more"
+                f"duplicate: {copy} was given back {self._back_requests[copy]} times, {commit.place} is one more"
             )
         last = copy[1] >= _ATTEMPTS_MAX
-        if dead != last and not (dead and copy in self._asked_dead):
+        if dead != last and not (dead and copy in self._dead_requests):
             raise Violation(
                 f"attempts: {copy} of {_ATTEMPTS_MAX} is {'dead' if dead else 'to come again'}: {commit.place}"
             )
@@ -282,19 +282,19 @@ class MixedWorkload(Workload):
     def on_commit(self, commit: CommittedRecord) -> None:
         record = commit.record
         if record.topic == SCHEDULE_TOPIC:
-            self._waiting[record.queue_id + 1, record.queue_offset] = self._check_back(commit, dead=False)
+            self._delays[record.queue_id + 1, record.queue_offset] = self._check_back(commit, dead=False)
         elif record.topic == self._dead_topic:
             self.counts["dead"] += 1
             self._check_back(commit, dead=True)
         elif record.topic == self._retry_topic:
-            self._shown[commit.value, record.reconsume_times - 1] += 1
+            self._redeliveries[commit.value, record.reconsume_times - 1] += 1
         elif record.topic == _ORDERED_TOPIC:
             self._stored_in_order(commit)
-        elif self.ledger.sent[commit.value].kind == "batch":
-            self._batched.append(commit)
+        elif self.ledger.messages[commit.value].kind == "batch":
+            self._batch_records.append(commit)
 
     def _stored_in_order(self, commit: CommittedRecord) -> None:
-        queue_id, number = commit.record.queue_id, self.ledger.sent[commit.value].asked["number"]
+        queue_id, number = commit.record.queue_id, self.ledger.messages[commit.value].details["number"]
         if number > self._due_in_order[queue_id]:
             raise Violation(
                 f"order: {number} is at {commit.place}, but {self._due_in_order[queue_id]} is missing before it"
@@ -306,26 +306,26 @@ class MixedWorkload(Workload):
         if isinstance(command, AdvanceDelay):
             for offset in range(self._levels[command.level], command.offset):
                 if (command.level, offset) not in self._done_singly:
-                    self._due[self._waiting.pop((command.level, offset))] += 1
+                    self._due[self._delays.pop((command.level, offset))] += 1
             self._levels[command.level] = max(self._levels[command.level], command.offset)
         elif isinstance(command, CompleteEntries) and command.topic == SCHEDULE_TOPIC:
             for offset in command.offsets:
-                self._due[self._waiting.pop((command.queue_id + 1, offset))] += 1
+                self._due[self._delays.pop((command.queue_id + 1, offset))] += 1
                 self._done_singly.add((command.queue_id + 1, offset))
         elif isinstance(command, SkipEntries) and command.topic == SCHEDULE_TOPIC:
             level = command.queue_id + 1
-            if skipped_places := [each for each in self._waiting if each[0] == level and each[1] < command.offset]:
+            if skipped_places := [each for each in self._delays if each[0] == level and each[1] < command.offset]:
                 raise Violation(f"lost: {command}, but {min(skipped_places)} still waits")
 
     def on_entry_end(self) -> None:
         """Check that batches are whole, and that done delayed messages are in the retry topic."""
-        if self._due != self._shown:
-            raise Violation(f"retry: {self._due} waited, but {self._shown} came")
+        if self._due != self._redeliveries:
+            raise Violation(f"retry: {self._due} waited, but {self._redeliveries} came")
         self._due.clear()
-        self._shown.clear()
-        messages, self._batched = self._batched, []
+        self._redeliveries.clear()
+        messages, self._batch_records = self._batch_records, []
         while messages:
-            values = self.ledger.sent[messages[0].value].asked["batch"]
+            values = self.ledger.messages[messages[0].value].details["batch"]
             first, batch, messages = messages[0].record, messages[: len(values)], messages[len(values) :]
             places = [(each.value, each.record.queue_id, each.record.queue_offset) for each in batch]
             if places != [(value, first.queue_id, first.queue_offset + n) for n, value in enumerate(values)]:
@@ -337,7 +337,7 @@ class MixedWorkload(Workload):
         """The position of the first pending or unconsumed message."""
         positions = [
             self.ledger.queues[SCHEDULE_TOPIC, level - 1][offset].record.physical_offset
-            for level, offset in self._waiting
+            for level, offset in self._delays
         ]
         for key in self._keys():
             positions += [commit.record.physical_offset for commit in self._unread(key)[:1]]
@@ -351,11 +351,11 @@ class MixedWorkload(Workload):
 
     def pending_count(self) -> int:
         """The number of delayed messages that are pending and of messages that groups have not consumed."""
-        return len(self._waiting) + sum(len(self._unread(key)) for key in self._keys())
+        return len(self._delays) + sum(len(self._unread(key)) for key in self._keys())
 
-    def check_replicas(self, running: list[BrokerProcess]) -> None:
-        super().check_replicas(running)
-        for process in running:
+    def check_replicas(self, processes: list[BrokerProcess]) -> None:
+        super().check_replicas(processes)
+        for process in processes:
             for key in self._keys():
                 offset = process.metadata.consumer_offsets.get(key[:2], {}).get(key[2], -1)
                 if offset != self._checker.offset(key):

@@ -53,33 +53,33 @@ class OffsetChecker:
 
     def __init__(self, workload: Workload, plans: tuple[GroupPlan, ...], *, exact: bool) -> None:
         self._workload = workload
-        self._ordered = {plan.name for plan in plans if plan.ordered}
+        self._ordered_groups = {plan.name for plan in plans if plan.ordered}
         self._groups = {plan.name for plan in plans}
         self._exact = exact
         self.offsets: dict[Key, list[int]] = defaultdict(lambda: [_NONE])
         """All offsets that a group had in a queue, in order; -1 before the first one."""
         self._resets: Counter[Key] = Counter()
-        self._done: dict[Key, set[int]] = defaultdict(set)
+        self._handled_offsets: dict[Key, set[int]] = defaultdict(set)
         self._passable: Counter[Key] = Counter()
         """Up to where everything was handled or skipped."""
-        self._awaited: dict[Key, int] = {}
+        self._restart_offsets: dict[Key, int] = {}
         """The offset at which a member must start before the group's offset may move on."""
         self._pulls: Counter[tuple[Key, int]] = Counter()
         """Pulls that are or may be in flight."""
-        self._said: dict[Key, list[tuple[str, int, float]]] = defaultdict(list)
+        self._timed_commits: dict[Key, list[tuple[str, int, float]]] = defaultdict(list)
         """The member, offset and time of each commit."""
         self._answerable: dict[Key, set[int]] = defaultdict(set)
         """Offsets that members committed with a response."""
         self._read_from: dict[Key, dict[str, int]] = defaultdict(dict)
         """The lowest offset from which each member pulled."""
-        self._back: dict[Key, set[tuple[str, int]]] = defaultdict(set)
+        self._commits: dict[Key, set[tuple[str, int]]] = defaultdict(set)
         """The member and offset of each commit, with a response or without."""
         self._holders: dict[Key, tuple[str, float]] = {}
         """The member that holds a queue's lock according to the log, and since when."""
-        self._renewed: dict[tuple[str, Key], float] = {}
-        self._giving: Counter[tuple[str, Key]] = Counter()
+        self._lock_times: dict[tuple[str, Key], float] = {}
+        self._unlocks: Counter[tuple[str, Key]] = Counter()
         """Queues that may be unlocked at any time: the number of unanswered unlock requests."""
-        self._given: dict[tuple[str, Key], float] = {}
+        self._unlock_times: dict[tuple[str, Key], float] = {}
         """The time at which a queue was last unlocked; an earlier lock request proves nothing."""
 
     @property
@@ -114,8 +114,8 @@ class OffsetChecker:
         """Note that a member sends a pull."""
         self._read_from[key][member] = min(offset, self._read_from[key].get(member, offset))
         self._pulls[key, offset] += 1
-        if self._awaited.get(key) == offset:
-            del self._awaited[key]
+        if self._restart_offsets.get(key) == offset:
+            del self._restart_offsets[key]
 
     def end_pull(self, key: Key, offset: int) -> None:
         """Note the response to a pull; without one, it may still be in flight."""
@@ -123,9 +123,9 @@ class OffsetChecker:
 
     def begin_commit(self, member: str, key: Key, offset: int, *, waits: bool = False) -> object:
         """Note that a member commits, and may wait for a response; pass the result to `end_commit`."""
-        if key[0] in self._ordered:
-            self._said[key].append((member, offset, self._now))
-        self._back[key].add((member, offset))
+        if key[0] in self._ordered_groups:
+            self._timed_commits[key].append((member, offset, self._now))
+        self._commits[key].add((member, offset))
         if waits:
             self._answerable[key].add(offset)
         return self._resets[key], len(self.offsets[key])
@@ -143,12 +143,12 @@ class OffsetChecker:
     def check_handling(self, member: str, key: Key, offset: int) -> None:
         """Check that a member may handle a message or send it back."""
         group = key[0]
-        if group in self._ordered:
+        if group in self._ordered_groups:
             if offset > self._passable[key]:
                 raise Violation(f"order: {member} handles {offset} of {key}, but {self._passable[key]} was not handled")
             self._check_own(member, key, "handles a message of")
-        self._done[key].add(offset)
-        while self._passable[key] in self._done[key]:
+        self._handled_offsets[key].add(offset)
+        while self._passable[key] in self._handled_offsets[key]:
             self._passable[key] += 1
 
     # -- locks ---------------------------------------------------------------------------------------------------------
@@ -156,32 +156,32 @@ class OffsetChecker:
     def check_lock(self, member: str, key: Key, since: float) -> None:
         """Check the lock of a queue that a member learns to hold; it sent the request at ``since``."""
         self._workload.counts["locks told"] += 1
-        self._renewed[member, key] = since
+        self._lock_times[member, key] = since
         if self._now - since < _KEPT_SECONDS:  # a member that slept learns of it late
             self._check_own(member, key, "was told to have")
 
     def begin_unlock(self, member: str, key: Key) -> None:
         """Note that a member unlocks a queue."""
-        self._renewed.pop((member, key), None)
-        self._giving[member, key] += 1
+        self._lock_times.pop((member, key), None)
+        self._unlocks[member, key] += 1
 
     def end_unlock(self, member: str, key: Key) -> None:
         """Note that the unlock was answered."""
-        self._giving[member, key] -= 1
+        self._unlocks[member, key] -= 1
 
     def _check_own(self, member: str, key: Key, what: str) -> None:
         holder, since = self._holders.get(key, ("nobody", 0.0))
         never = float("-inf")
-        was_given = self._given.get((member, key), never) > self._renewed.get((member, key), never)
-        if self._exact and holder != member and not self._giving[member, key] and not was_given:
+        was_given = self._unlock_times.get((member, key), never) > self._lock_times.get((member, key), never)
+        if self._exact and holder != member and not self._unlocks[member, key] and not was_given:
             raise Violation(f"lock: {member} {what} {key}, which {holder} has held for {since:.3f} s")
 
     def _passes_on(self, key: Key, after: str) -> None:
         """Check that a queue's lock may pass to another member, or to none."""
         holder, _ = self._holders.pop(key, ("", 0.0))
-        if not holder or holder == after or not self._exact or self._giving[holder, key]:
+        if not holder or holder == after or not self._exact or self._unlocks[holder, key]:
             return
-        since = self._renewed.get((holder, key), float("-inf"))
+        since = self._lock_times.get((holder, key), float("-inf"))
         if self._now - since < _KEPT_SECONDS:
             raise Violation(
                 f"lock: {key} goes from {holder} to {after or 'nobody'} {self._now - since:.3f} s after it was renewed"
@@ -209,8 +209,8 @@ class OffsetChecker:
                 for topic, queue_id in command.queues:
                     key = (command.group, topic, queue_id)
                     if self._holders.get(key, ("", 0.0))[0] == command.client_id:
-                        if self._giving[command.client_id, key]:
-                            self._given[command.client_id, key] = self._now
+                        if self._unlocks[command.client_id, key]:
+                            self._unlock_times[command.client_id, key] = self._now
                         self._passes_on(key, "")
             case _:
                 pass
@@ -220,7 +220,7 @@ class OffsetChecker:
             return
         if offset > self._passable[key]:
             raise Violation(f"offset: {key} is committed at {offset}, but {self._passable[key]} was not handled")
-        if (target := self._awaited.get(key)) is not None:
+        if (target := self._restart_offsets.get(key)) is not None:
             raise Violation(f"reset: {key} is committed at {offset}, but was reset to {target}, where no member began")
         self._check_fence(key, offset)
         self.offsets[key].append(offset)
@@ -230,11 +230,11 @@ class OffsetChecker:
         self._workload.counts["offsets moved back"] += 1
         read_from = self._read_from[key]
         is_meant = offset in self._answerable[key] or any(
-            each == offset and read_from.get(member, offset + 1) <= offset for member, each in self._back[key]
+            each == offset and read_from.get(member, offset + 1) <= offset for member, each in self._commits[key]
         )
         if not is_meant:
             raise Violation(f"offset: {key} goes back to {offset}, but no member that read from there committed it")
-        if (target := self._awaited.get(key)) is not None:
+        if (target := self._restart_offsets.get(key)) is not None:
             raise Violation(f"reset: {key} goes to {offset}, but was reset to {target}, where no member began")
         if offset > self._passable[key]:
             raise Violation(f"offset: {key} is committed at {offset}, but {self._passable[key]} was not handled")
@@ -246,10 +246,10 @@ class OffsetChecker:
         if key not in self._holders or not self._exact:
             return
         holder, since = self._holders[key]
-        lock_time = max(since, self._renewed.get((holder, key), 0.0))
+        lock_time = max(since, self._lock_times.get((holder, key), 0.0))
         if self._now - lock_time >= _KEPT_SECONDS:
             return
-        commits = [(member, at) for member, each, at in self._said[key] if each == offset]
+        commits = [(member, at) for member, each, at in self._timed_commits[key] if each == offset]
         if not any(member == holder or at <= since for member, at in commits):
             raise Violation(f"fence: {key} is committed at {offset} by {commits}, {holder} has it since {since:.3f} s")
 
@@ -258,6 +258,6 @@ class OffsetChecker:
         self._resets[key] += 1
         self.offsets[key].append(command.offset)
         self._passable[key] = max(self._passable[key], command.offset)
-        self._awaited.pop(key, None)
+        self._restart_offsets.pop(key, None)
         if command.restart and not self._pulls[key, command.offset]:
-            self._awaited[key] = command.offset
+            self._restart_offsets[key] = command.offset

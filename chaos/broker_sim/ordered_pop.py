@@ -48,7 +48,7 @@ class _QueueMessages:
     next_offset: int
     open: set[int]
     put_off: dict[int, int] = field(default_factory=dict)
-    suspended: set[int] = field(default_factory=set)
+    suspensions: set[int] = field(default_factory=set)
     counts: dict[int, int] = field(default_factory=dict)
     """The number of earlier counted pops of each message."""
 
@@ -78,16 +78,16 @@ class OrderedPop(Workload):
         super().__init__(cluster)
         self._consumers = [Client(cluster, 100 + number) for number in range(_CONSUMERS)]
         self._attempts = itertools.count(1)
-        self._held: dict[QueueOfGroup, _QueueMessages] = {}
-        self._reached: dict[QueueOfGroup, int] = {}
+        self._pops: dict[QueueOfGroup, _QueueMessages] = {}
+        self._next_offsets: dict[QueueOfGroup, int] = {}
         self._handed_out: Counter[_Place] = Counter()
         """The number of responses with a message that may still reach a client."""
-        self._asked: set[_Place] = set()
+        self._ack_requests: set[_Place] = set()
         """Messages that clients acknowledge, or try to."""
-        self._done: set[_Place] = set()
+        self._acks: set[_Place] = set()
         self._counts: dict[_Place, int] = {}
         """The number of earlier deliveries with which a message was popped."""
-        self._gone: set[_Place] = set()
+        self._orphans: set[_Place] = set()
         """Messages popped from a queue that has ended since."""
 
     # -- what clients do -----------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class OrderedPop(Workload):
         for key, message, receipt in messages:
             offset, queue = receipt.offset, self.ledger.queues.get(key[1:], [])
             delivery = (key, offset, receipt.pop_time_ms)
-            if delivery in self._gone:
+            if delivery in self._orphans:
                 self.counts["handed out, and gone"] += 1
                 continue
             if offset >= len(queue) or queue[offset].record.body != message.body:
@@ -208,7 +208,7 @@ class OrderedPop(Workload):
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 worker.ok("ack", k=queue, v=value)
                 self.counts["told acknowledged"] += 1
-                if delivery not in self._done:
+                if delivery not in self._acks:
                     raise Violation(
                         f"pop: {receipt} was told to be acknowledged, the queue is {self._at(source.queue)}"
                     )
@@ -218,7 +218,7 @@ class OrderedPop(Workload):
 
         value = self._value_at(source.queue, receipt.offset)
         worker.invoke("ack", k=queue, v=value, o=receipt.offset)
-        self._asked.add(delivery)
+        self._ack_requests.add(delivery)
         self._ask(source, RequestCode.ACK_MESSAGE, self._request_fields(source, receipt), on_response)
 
     def _change_invisible(self, source: From, receipt: Receipt) -> None:
@@ -237,13 +237,13 @@ class OrderedPop(Workload):
         }
         self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, on_response)
 
-    def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], done: OnResponse) -> None:
+    def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], on_response: OnResponse) -> None:
         """Ask mostly the broker that the message came from: if one acknowledgement is missing, later ones are
         redelivered.
         """
         elsewhere = not self.stopped and self.rng.random() < 0.05
         node = self.cluster.some_node(self.rng) if elsewhere else source.node
-        source.consumer.request(node, code, ext, b"", done)
+        source.consumer.request(node, code, ext, b"", on_response)
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
@@ -256,10 +256,10 @@ class OrderedPop(Workload):
                     if group in self.groups:
                         self._end((group, topic, queue_id), pop_time_ms, offsets_of(start, bits))
             case DeferMessage(group=group, topic=topic, queue_id=queue_id, offset=offset) if group in self.groups:
-                pop = self._held.get((group, topic, queue_id))
+                pop = self._pops.get((group, topic, queue_id))
                 if pop is not None and pop.pop_time_ms == command.pop_time_ms:
                     pop.put_off[offset] = command.new_pop_time_ms + command.invisible_ms
-                    (pop.suspended.add if command.suspended else pop.suspended.discard)(offset)
+                    (pop.suspensions.add if command.suspended else pop.suspensions.discard)(offset)
                     self.counts["suspended"] += command.suspended
             case _:
                 pass
@@ -269,13 +269,13 @@ class OrderedPop(Workload):
         offsets_out = list(offsets_of(command.start, command.taken))
         if not offsets_out or offsets_out != list(range(self._next(key), command.next_offset)):
             raise Violation(f"order: {command} takes {offsets_out}, the queue is {self._at(key)}")
-        pop = self._held.get(key)
+        pop = self._pops.get(key)
         counts: dict[int, int] = dict.fromkeys(offsets_out, 0)
         if pop is not None:
             is_repeated = bool(command.attempt) and command.attempt == pop.attempt
             for offset in offsets_out:
-                counted = not is_repeated and offset in pop.open and offset not in pop.suspended
-                counts[offset] = pop.counts.get(offset, 0) + counted
+                is_counted = not is_repeated and offset in pop.open and offset not in pop.suspensions
+                counts[offset] = pop.counts.get(offset, 0) + is_counted
             if command.attempt and command.attempt == pop.attempt:
                 self.counts["had again by the same attempt"] += 1
             # The clocks of old and new leaders may differ.
@@ -283,7 +283,7 @@ class OrderedPop(Workload):
                 raise Violation(f"early: {command} takes {pop.until_ms - at_ms} ms too early what is {pop}")
             else:
                 self.counts["had again after their time"] += 1
-        self._held[key] = _QueueMessages(
+        self._pops[key] = _QueueMessages(
             at_ms, command.invisible_ms, command.attempt or "", command.next_offset, set(offsets_out), counts=counts
         )
         for offset in offsets_out:
@@ -291,19 +291,19 @@ class OrderedPop(Workload):
             self._counts[key, offset, at_ms] = counts[offset]
 
     def _end(self, key: QueueOfGroup, pop_time_ms: int, offsets: Any) -> None:
-        pop = self._held.get(key)
+        pop = self._pops.get(key)
         if pop is None or pop.pop_time_ms != pop_time_ms:
             return
         for offset in pop.open.intersection(offsets):
             place = key, offset, pop_time_ms
-            if place not in self._asked:
+            if place not in self._ack_requests:
                 raise Violation(f"lost: {place} is done, but was not acknowledged")
-            self._done.add(place)
+            self._acks.add(place)
             self.counts["acknowledged by consumers"] += 1
             pop.open.remove(offset)
-        self._reached[key] = min(pop.open, default=pop.next_offset)
+        self._next_offsets[key] = min(pop.open, default=pop.next_offset)
         if not pop.open:
-            del self._held[key]
+            del self._pops[key]
 
     def _value_at(self, key: QueueOfGroup, offset: int) -> str:
         """The value of a message; 0 if its queue has ended."""
@@ -312,10 +312,10 @@ class OrderedPop(Workload):
 
     def _next(self, key: QueueOfGroup) -> int:
         """The first offset of a queue that is not acknowledged."""
-        return self._reached.get(key, self.ledger.begins.get(key[1:], 0))
+        return self._next_offsets.get(key, self.ledger.begins.get(key[1:], 0))
 
     def _at(self, key: QueueOfGroup) -> str:
-        return f"at {self._next(key)}, {self._held.get(key)}"
+        return f"at {self._next(key)}, {self._pops.get(key)}"
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -337,10 +337,10 @@ class OrderedPop(Workload):
         """The number of messages that are not acknowledged."""
         return sum(max(0, len(self.ledger.queues[key[1:]]) - self._next(key)) for key in self._keys())
 
-    def check_replicas(self, running: list[BrokerProcess]) -> None:
-        super().check_replicas(running)
-        for process in running:
-            for key, position in self._reached.items():
+    def check_replicas(self, processes: list[BrokerProcess]) -> None:
+        super().check_replicas(processes)
+        for process in processes:
+            for key, position in self._next_offsets.items():
                 offset = process.metadata.consumer_offset(*key)
                 if offset != position:
                     raise Violation(f"offset: {key} is at {offset} at {process.node_id}, not {position}")

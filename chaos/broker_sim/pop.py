@@ -119,16 +119,16 @@ class Pop(Workload):
         super().__init__(cluster)
         self._retry_topic = pop_retry_topic(_GROUP, self.topic)
         self._consumers = [Client(cluster, 100 + number) for number in range(_CONSUMERS)]
-        self._reached: dict[tuple[str, int], int] = {}
+        self._next_offsets: dict[tuple[str, int], int] = {}
         self._open: dict[MessageAt, _Pop] = {}
-        self._popped: dict[MessageAt, set[tuple[int, int]]] = {}
-        self._moved: dict[tuple[MessageAt, _Name], _Name] = {}
+        self._pops: dict[MessageAt, set[tuple[int, int]]] = {}
+        self._successors: dict[tuple[MessageAt, _Name], _Name] = {}
         """The next checkpoint after each one that a message has left by being postponed."""
-        self._finished: dict[MessageAt, str] = {}
+        self._outcomes: dict[MessageAt, str] = {}
         self._handed_out: Counter[MessageAt] = Counter()
         self._acks: dict[MessageAt, set[_Name]] = {}
         """The receipts with which messages may have been acknowledged."""
-        self._ended: list[tuple[MessageAt, _Pop]] = []
+        self._ends: list[tuple[MessageAt, _Pop]] = []
         self._copies: dict[str, list[CommittedRecord]] = {}
         self._priorities: Priorities | None = None
         self._is_created = True
@@ -209,7 +209,7 @@ class Pop(Workload):
             queue = self.ledger.queues[place.queue]
             if place.offset >= len(queue) or queue[place.offset].record.body != message.body:
                 raise Violation(f"pop: {place} was handed out as {message}")
-            if (receipt.start, receipt.pop_time_ms) not in self._popped.get(place, ()):
+            if (receipt.start, receipt.pop_time_ms) not in self._pops.get(place, ()):
                 raise Violation(f"pop: {place} was handed out with {receipt}, but that pop is not committed")
             self._handed_out[place] += 1
             if self._handed_out[place] > 1:
@@ -255,9 +255,9 @@ class Pop(Workload):
         return on_response
 
     def _ack(self, consumer: Client, place: MessageAt, receipt: Receipt) -> None:
-        done = self._begin_ack(place, receipt)
+        on_response = self._begin_ack(place, receipt)
         ext = self._request_fields(place, receipt)
-        consumer.request(self.cluster.some_node(self.rng), RequestCode.ACK_MESSAGE, ext, b"", done)
+        consumer.request(self.cluster.some_node(self.rng), RequestCode.ACK_MESSAGE, ext, b"", on_response)
 
     def _ack_together(self, consumer: Client, messages: list[tuple[MessageAt, Receipt]]) -> None:
         bits_of: dict[tuple[int, int, str, int], int] = {}
@@ -281,7 +281,7 @@ class Pop(Workload):
 
     def _check_acked(self, place: MessageAt) -> None:
         self.counts["told acknowledged"] += 1
-        if (how := self._finished.get(place)) != "acknowledged":
+        if (how := self._outcomes.get(place)) != "acknowledged":
             raise Violation(f"pop: {place} was answered as acknowledged, but is {how}")
 
     def _change_invisible(
@@ -311,7 +311,7 @@ class Pop(Workload):
             fresh = receipt._replace(
                 start=receipt.offset, pop_time_ms=pop_time_ms, invisible_ms=int(response.ext["invisibleTime"])
             )
-            if (fresh.start, pop_time_ms) not in self._popped[place]:
+            if (fresh.start, pop_time_ms) not in self._pops[place]:
                 raise Violation(f"pop: {place} was put off with {fresh}, but that is not committed")
             if self.rng.random() < 0.7:
                 later = self.rng.uniform(0.0, 2.0)
@@ -327,7 +327,7 @@ class Pop(Workload):
         A broker that was restored from a snapshot may not know it.
         """
         name = receipt.start, receipt.pop_time_ms
-        if self._open.get(place, _NOWHERE)[:2] != self._name_now(place, name) or name not in self._popped[place]:
+        if self._open.get(place, _NOWHERE)[:2] != self._name_now(place, name) or name not in self._pops[place]:
             return []
         brokers = list(self.cluster.brokers())
         keys = _GROUP, place.topic, place.queue_id
@@ -337,8 +337,8 @@ class Pop(Workload):
 
     def _name_now(self, place: MessageAt, name: _Name) -> _Name:
         """The checkpoint that a message of a receipt is in after all changes of its invisible time."""
-        while (following := self._moved.get((place, name))) is not None:
-            name = following
+        while (successor := self._successors.get((place, name))) is not None:
+            name = successor
         return name
 
     # -- what is committed ---------------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ class Pop(Workload):
                 place = MessageAt(command.topic, command.queue_id, command.offset)
                 if self._is_open(place, command.start, command.pop_time_ms):
                     name = command.start, command.pop_time_ms
-                    self._moved[place, name] = command.offset, command.new_pop_time_ms
+                    self._successors[place, name] = command.offset, command.new_pop_time_ms
                     until = _Pop(command.offset, command.new_pop_time_ms, command.invisible_ms, command.suspended)
                     self._hold(place, until)
             case _:
@@ -371,20 +371,20 @@ class Pop(Workload):
 
     def _take_out(self, command: PopMessages) -> None:
         key = (command.topic, command.queue_id)
-        position = self._reached.get(key, 0)
+        position = self._next_offsets.get(key, 0)
         offsets = list(offsets_of(command.start, command.taken)) if command.taken else []
         # Without a filter a pop takes every message, in the order of the queue.
         if offsets != list(range(position, command.next_offset)):
             raise Violation(f"pop: {command} takes {offsets}, {position} to {command.next_offset} are next")
         if command.next_offset > (there := len(self.ledger.queues[MessageAt(*key, FIRST_OFFSET).queue])):
             raise Violation(f"pop: {command} takes messages before they are in the log; the queue has {there}")
-        self._reached[key] = command.next_offset
+        self._next_offsets[key] = command.next_offset
         for offset in offsets:
             self._hold(MessageAt(*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))
 
     def _hold(self, place: MessageAt, pop: _Pop) -> None:
         self._open[place] = pop
-        self._popped.setdefault(place, set()).add(pop[:2])
+        self._pops.setdefault(place, set()).add(pop[:2])
 
     def _is_open(self, place: MessageAt, start: int, pop_time_ms: int) -> bool:
         pop = self._open.get(place)
@@ -392,11 +392,11 @@ class Pop(Workload):
 
     def _end(self, place: MessageAt, start: int, pop_time_ms: int) -> None:
         if self._is_open(place, start, pop_time_ms):
-            self._ended.append((place, self._open.pop(place)))
+            self._ends.append((place, self._open.pop(place)))
 
     def on_entry_end(self) -> None:
         """Check that a message that ends is acknowledged, or put in the retry topic by the same entry."""
-        for place, pop in self._ended:
+        for place, pop in self._ends:
             original = self.ledger.queues[place.queue][place.offset]
             if copies := self._copies.get(_origin(original.record)):
                 copy = copies.pop(0)
@@ -406,20 +406,20 @@ class Pop(Workload):
                 if times != (0 if pop.suspended else 1):
                     raise Violation(f"counted: {place} is redelivered with {times} more attempts; it was {pop}")
                 self.counts["given back, not counted"] += pop.suspended
-                self._finished[place] = "given back"
+                self._outcomes[place] = "given back"
                 self.counts["given back"] += 1
                 # A clock that was set back may restart the time, but not shorten it.
                 early_ms = pop.due_ms - copy.record.store_timestamp_ms
                 if early_ms > 2 * self.cluster.plan.wall_skew_ms:
                     raise Violation(f"early: {place} is redelivered {early_ms} ms too early")
             elif any(self._name_now(place, name) == pop[:2] for name in self._acks.get(place, ())):
-                self._finished[place] = "acknowledged"
+                self._outcomes[place] = "acknowledged"
                 self.counts["acknowledged by consumers"] += 1
             else:
                 raise Violation(f"lost: {place} is done, but was neither acknowledged nor redelivered")
         if copies_left := [copy for copies in self._copies.values() for copy in copies]:
             raise Violation(f"duplicate: {copies_left} were redelivered, but no checkpoint ended")
-        self._ended.clear()
+        self._ends.clear()
         self._copies.clear()
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ class Pop(Workload):
             for (topic, queue_id), queue in self.ledger.queues.items()
             if topic in (self.topic, self._retry_topic)
             for offset, commit in enumerate(queue)
-            if (topic, queue_id, offset) not in self._finished
+            if (topic, queue_id, offset) not in self._outcomes
         ]
 
     def needed_from(self) -> int:

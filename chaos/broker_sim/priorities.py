@@ -62,9 +62,9 @@ class Priorities:
             self._next[command.queue_id] = max(self._next[command.queue_id], command.next_offset)
 
     def _judge(self, level: int, messages: int, now: float) -> None:
-        waiting = [each for each in range(LEVELS) if self._waits(each, now)]
-        above = any(each > level for each in waiting)
-        below = any(each < level for each in waiting)
+        levels = [each for each in range(LEVELS) if self._waits(each, now)]
+        above = any(each > level for each in levels)
+        below = any(each < level for each in levels)
         if above or below:
             self._decisions += messages
             self._inversions += messages * above

@@ -93,7 +93,7 @@ class BrokerWorld(World, SocketWorld, Protocol):
         """Return a new process's access to the archive; None if it has none."""
 
     def read_archived(
-        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]
     ) -> bool:
         """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
@@ -137,7 +137,7 @@ class BrokerProcess(LogProcess):
         self._cluster = cast("BrokerWorld", world)
         self._check_turns = 1 if scenario.seed % _EACH_TURN_SEEDS == _EACH_TURN_SEED else _CHECK_TURNS
         with ExitStack() as stack:
-            self._opened = stack
+            self._stack = stack
             super().__init__(node, world, scenario, rng, core_class)
             stack.pop_all()  # `ended` closes it
         self.broker.attach(self.replica)
@@ -149,10 +149,10 @@ class BrokerProcess(LogProcess):
         cluster, node, log, rng = self._cluster, self.node, self.log, self._rng
         self.settings: BrokerSettings = cluster.settings_of(node)
         directory = Path(self.settings.data_dir)
-        incoming = directory / "incoming"
+        snapshot_path = directory / "incoming"
         if "snapshot" in node.disk.names(DIRECTORY):
             directory.mkdir(parents=True, exist_ok=True)
-            incoming.write_bytes(node.disk.content(f"{DIRECTORY}/snapshot"))
+            snapshot_path.write_bytes(node.disk.content(f"{DIRECTORY}/snapshot"))
         flush_bytes = rng.choice((20, 200, 4096))
         store = open_store(
             str(directory),
@@ -169,10 +169,10 @@ class BrokerProcess(LogProcess):
                 last_index=log.last_index,
                 term_at=lambda index: log.locate(index).term,
             ),
-            incoming=str(incoming),
+            incoming=str(snapshot_path),
         )
         self.queues = store.queues
-        self._opened.callback(self.queues.close)  # the power may be cut while it opens, or the disk fail
+        self._stack.callback(self.queues.close)  # the power may be cut while it opens, or the disk fail
         if "snapshot" in node.disk.names(DIRECTORY):
             with node.disk.suspend_faults():
                 node.disk.unlink(f"{DIRECTORY}/snapshot")
@@ -186,7 +186,7 @@ class BrokerProcess(LogProcess):
         metadata = Metadata(announced_level(self.settings.format_level_max), cluster.limits.state)
         metadata.restore(store.checkpoint.state)
         self.metadata = metadata
-        node.replacing = False
+        node.replaces_log = False
         node.checkpoint = store.checkpoint.applied_index
         self.reactor = SimReactor(cluster, self)
         self._lines = TurnLog(cluster, node)
@@ -225,8 +225,8 @@ class BrokerProcess(LogProcess):
     def archive_end(self) -> Base | None:
         return self.metadata.archived.known_at(self.settings.archive_url)
 
-    def read_archived(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
-        return self._cluster.read_archived(self, archive_end, pos, nbytes, done)
+    def read_archived(self, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]) -> bool:
+        return self._cluster.read_archived(self, archive_end, pos, nbytes, on_read)
 
     def check_body(self, body: memoryview, position: int) -> None:
         check_entry(body, position)
@@ -250,8 +250,8 @@ class BrokerProcess(LogProcess):
         self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.2)), work)
 
     def _next_tick(self) -> None:
-        owing = self.broker.services.has_unsent_replies() or len(self.broker.slow_responses) > 0
-        self._cluster.later(self.node, 0.01 if owing else TICK_SECONDS, self._tick)
+        is_soon = self.broker.services.has_unsent_replies() or len(self.broker.slow_responses) > 0
+        self._cluster.later(self.node, 0.01 if is_soon else TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
         now = self._world.now
@@ -270,17 +270,17 @@ class BrokerProcess(LogProcess):
         self._next_tick()
 
     def _begin_checkpoint(self) -> None:
-        pending = self.broker.prepare_checkpoint()
+        checkpoint = self.broker.prepare_checkpoint()
 
         def go_on() -> None:
-            if pending is not None and pending.gather():
+            if checkpoint is not None and checkpoint.gather():
                 self._cluster.later(self.node, self._rng.choice((0.0, 0.05)), go_on)
             else:
                 self._cluster.later(self.node, self._rng.choice((0.0, 0.05, 0.5)), commit)
 
         def commit() -> None:
             # Like a worker thread: some time later, when more has been applied.
-            if pending is not None and pending.commit():
+            if checkpoint is not None and checkpoint.commit():
                 self._keep_durable()
             self._checkpoint_at = self._world.now + self.settings.checkpoint_seconds
 
@@ -301,10 +301,10 @@ class BrokerProcess(LogProcess):
         """Stop the services in the order of the server."""
         self.broker.close_connections()
         with suppress(SegmentError):
-            if (pending := self.broker.prepare_checkpoint()) is not None:
-                while pending.gather():
+            if (checkpoint := self.broker.prepare_checkpoint()) is not None:
+                while checkpoint.gather():
                     pass
-                pending.commit()
+                checkpoint.commit()
                 self._keep_durable()
 
     def on_exit(self, *, power_cut: bool) -> None:

@@ -24,7 +24,7 @@ class Progress:
         self._patience = patience
         self._end = now + _PATIENCES_MAX * patience
         self._deadline = now + patience
-        self._remaining: tuple[int, int] | None = None
+        self._figures: tuple[int, int] | None = None
         self._behind: int | None = None
 
     def see(self, now: float, *, missing_count: int, open_count: int, behind: int) -> None:
@@ -32,9 +32,9 @@ class Progress:
 
         The first figures are progress, too.
         """
-        remaining = missing_count, open_count
-        if self._remaining is None or remaining < self._remaining:
-            self._remaining, self._deadline = remaining, now + self._patience
+        figures = missing_count, open_count
+        if self._figures is None or figures < self._figures:
+            self._figures, self._deadline = figures, now + self._patience
         if self._behind is None or behind < self._behind:
             self._behind, self._deadline = behind, now + self._patience
 

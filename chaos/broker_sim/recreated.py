@@ -55,7 +55,7 @@ class RecreatedTopic(Workload):
         self._commands: list[DeleteTopic | PutTopic | RestoreTopic | ForgetTopic] = []
         """The commands about the topic in the present entry, whose messages come first."""
         self._restorable: _DeletedTopic | None = None
-        self._taken: set[int] = set()
+        self._read_positions: set[int] = set()
         """Physical offsets of records that the reader got."""
         self._waited_from: dict[int, int] = {}
         """The physical offset of the last record of each waiting message, by value."""
@@ -126,9 +126,9 @@ class RecreatedTopic(Workload):
     def _place(self, queue_id: int) -> dict[str, Any]:
         return {"consumerGroup": _GROUP, "topic": self.topic, "queueId": queue_id}
 
-    def _ask(self, code: RequestCode, ext: dict[str, Any], done: Any) -> None:
+    def _ask(self, code: RequestCode, ext: dict[str, Any], on_response: Any) -> None:
         node = self.cluster.some_node(self.rng)
-        self.clients[0].request(node, code, ext, b"", done, serialization=self.encoding(code))
+        self.clients[0].request(node, code, ext, b"", on_response, serialization=self.encoding(code))
 
     def _go_to(self, queue_id: int, offset: int) -> None:
         """Let the reader continue at ``offset``: every message before must be read, of a deleted topic, or dropped."""
@@ -141,7 +141,7 @@ class RecreatedTopic(Workload):
         if commit is OF_DELETED_TOPIC:
             return False
         position = commit.record.physical_offset
-        return position not in self._taken and position >= self.cluster.dropped_pos
+        return position not in self._read_positions and position >= self.cluster.dropped_pos
 
     def _check_records(self, queue_id: int, offset: int, response: ClientResponse) -> None:
         if offset != self._read_to[queue_id]:
@@ -162,7 +162,7 @@ class RecreatedTopic(Workload):
         commit = self.ledger.at_position.get(record.physical_offset)
         if commit is None or commit.record != record:
             raise Violation(f"read: {topic}/{queue_id}/{offset} is {commit}, but {record} was read")
-        self._taken.add(record.physical_offset)
+        self._read_positions.add(record.physical_offset)
 
     # -- what is committed ---------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class RecreatedTopic(Workload):
         self.ledger.restore_topic(self.topic, former.queues, former.begins)
         self._exists, self._restorable = True, None
 
-    def check_replicas(self, running: list[BrokerProcess]) -> None:
+    def check_replicas(self, processes: list[BrokerProcess]) -> None:
         """Check also that a deleted topic has the queues with which it can be restored."""
         former, ledger = self._restorable, self.ledger
         begins, queues = ledger.begins, dict(ledger.queues)
@@ -240,7 +240,7 @@ class RecreatedTopic(Workload):
             former.add_records(ledger.queues_of(self.topic))
             ledger.restore_topic(self.topic, former.queues, former.begins)
         try:
-            super().check_replicas(running)
+            super().check_replicas(processes)
         finally:
             ledger.begins = begins
             ledger.queues.clear()
@@ -256,8 +256,8 @@ class RecreatedTopic(Workload):
     def check_end(self) -> None:
         for (topic, queue_id), queue in self.ledger.queues.items():
             if topic == self.topic and self._exists and any(map(self._is_missing, queue)):
-                missing = next(commit for commit in queue if self._is_missing(commit))
-                raise Violation(f"skipped: the reader of queue {queue_id} did not get {missing.place}")
+                gap = next(commit for commit in queue if self._is_missing(commit))
+                raise Violation(f"skipped: the reader of queue {queue_id} did not get {gap.place}")
 
 
 class _DeletedTopic:

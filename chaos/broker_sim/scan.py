@@ -140,10 +140,10 @@ class ScanRead:
         self._client = workload.rng.choice(workload.clients)
         self._node = self._some_node()
         self._identity = ""
-        self._remaining: dict[int, ReadRange] = {}
+        self._ranges: dict[int, ReadRange] = {}
         self._number = workload.rng.getrandbits(32)
         self._attempts = 0
-        self._held: tuple[object, float] | None = None
+        self._lease: tuple[object, float] | None = None
         """The process whose log is held, and until when by its clock."""
         self.is_over = False
 
@@ -187,7 +187,7 @@ class ScanRead:
         """Get the ends from a replica."""
         self._node = self._some_node()
         current = self._is_last or self._rng.random() < 0.5
-        before = {queue: len(known) for (topic, queue), known in self._queues() if topic == self._topic}
+        before = {queue_id: len(records) for (topic, queue_id), records in self._queues() if topic == self._topic}
         detail = self._rng.random() < 0.7
         fields = {"topic": self._topic, "detail": detail, "current": current}
         if not current:
@@ -215,12 +215,12 @@ class ScanRead:
             self._check_plan(queues, places, before)
         self._identity = identity
         ahead = 0 if self._is_last else self._rng.choice((0, 0, 1, 20))  # also beyond the end
-        self._remaining = {
+        self._ranges = {
             each.queue_id: ReadRange(each.queue_id, each.first, each.end + ahead)
             for each in queues
             if each.first < each.end + ahead
         }
-        if self._topic == self._workload.topic and self._remaining and not ahead and self._rng.random() < 0.5:
+        if self._topic == self._workload.topic and self._ranges and not ahead and self._rng.random() < 0.5:
             self._hold()
         else:
             self._read()
@@ -245,7 +245,7 @@ class ScanRead:
     def _hold(self) -> None:
         ledger = self._workload.ledger.queues
         position = min(
-            ledger[self._topic, each.queue_id][each.start].record.physical_offset for each in self._remaining.values()
+            ledger[self._topic, each.queue_id][each.start].record.physical_offset for each in self._ranges.values()
         )
         process = self._node.process
         until = self._node.clock() + _LEASE_SECONDS
@@ -253,7 +253,7 @@ class ScanRead:
 
         def on_hold(response: ClientResponse) -> None:
             if int(response.ext["basePosition"]) <= position:
-                self._held = process, until
+                self._lease = process, until
                 self._workload.counts["leases"] += 1
             self._read()
 
@@ -262,10 +262,10 @@ class ScanRead:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        if not self._remaining:
+        if not self._ranges:
             self._end("scans")
             return
-        if self._held is None and (self._rng.random() < 0.2 or self._node.process is None):
+        if self._lease is None and (self._rng.random() < 0.2 or self._node.process is None):
             self._node = self._some_node()
         bodies = self._rng.random() < 0.8
         fields = {
@@ -277,7 +277,7 @@ class ScanRead:
             "allowLeader": self._is_last or self._rng.random() < 0.6,
             "waitMs": self._rng.choice((0, 0, 1000)),
         }
-        body = encode_ranges(self._remaining.values())
+        body = encode_ranges(self._ranges.values())
         self._ask(RequestCode.BULK_READ, fields, body, self._on_response, self._read)
 
     def _on_response(self, response: ClientResponse) -> None:
@@ -291,7 +291,7 @@ class ScanRead:
             case BulkStatus.GONE:
                 self._check_lease(bulk)
                 for queue_id, first in bulk.offsets.items():
-                    start, end = self._remaining[queue_id][1:]
+                    start, end = self._ranges[queue_id][1:]
                     if first <= start:
                         raise Violation(f"gone: queue {queue_id} begins at {first}, but {start} was requested")
                     self._go_on_at(queue_id, min(first, end))
@@ -306,17 +306,17 @@ class ScanRead:
         self._later(self._read)
 
     def _check_lease(self, response: BulkResponse) -> None:
-        if self._held is None:
+        if self._lease is None:
             return
-        process, until = self._held
+        process, until = self._lease
         if isinstance(process, BrokerProcess) and self._node.process is process and self._node.clock() < until:
             raise Violation(
-                f"lease: {process.node_id} let go of what is held: {dict(response.offsets)}, {self._remaining}"
+                f"lease: {process.node_id} let go of what is held: {dict(response.offsets)}, {self._ranges}"
             )
-        self._held = None
+        self._lease = None
 
     def _check_answer(self, response: BulkResponse) -> None:
-        following = {queue_id: each.start for queue_id, each in self._remaining.items()}
+        offsets = {queue_id: each.start for queue_id, each in self._ranges.items()}
         at = 0
         before = -1
         for queue_id, size in zip(response.queue_ids, response.sizes, strict=True):
@@ -325,17 +325,17 @@ class ScanRead:
             if position <= before:
                 raise Violation(f"read: a record at {position} comes after one at {before}")
             self._workload.check_row(
-                self._identity, queue_id, following[queue_id], data, bodies=not response.without_bodies
+                self._identity, queue_id, offsets[queue_id], data, bodies=not response.without_bodies
             )
-            following[queue_id] += 1
+            offsets[queue_id] += 1
             before = position
             at += size
-        if not response.offsets or any(following[queue_id] != offset for queue_id, offset in response.offsets.items()):
-            raise Violation(f"read: rows lead to {following}, told is {response.offsets}")
+        if not response.offsets or any(offsets[queue_id] != offset for queue_id, offset in response.offsets.items()):
+            raise Violation(f"read: rows lead to {offsets}, told is {response.offsets}")
         for queue_id, offset in response.offsets.items():
             self._go_on_at(queue_id, offset)
 
     def _go_on_at(self, queue_id: int, offset: QueueOffset) -> None:
-        end = self._remaining.pop(queue_id).end
+        end = self._ranges.pop(queue_id).end
         if offset < end:
-            self._remaining[queue_id] = ReadRange(queue_id, offset, end)
+            self._ranges[queue_id] = ReadRange(queue_id, offset, end)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from chaos.faults import HitNewLeaders, LinkQuality, WallStep
 from chaos.limits import draw
-from chaos.log_sim.schedule import Scenario, Timed, bit_rot, draw_config, draw_faults, draw_limits, drops, queue_rot
+from chaos.log_sim.schedule import Event, Scenario, bit_rot, draw_config, draw_faults, draw_limits, drops, queue_rot
 from mq.broker.limits import DEFAULT, TEST_MIN, BrokerLimits
 from raftlog.consensus.types import NodeId
 
@@ -107,4 +107,4 @@ def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFET
     )
 
 
-__all__ = ["BrokerScenario", "Timed", "draw_broker_scenario"]
+__all__ = ["BrokerScenario", "Event", "draw_broker_scenario"]

@@ -60,10 +60,10 @@ class ScheduledMessages(Workload):
 
     def __init__(self, cluster: SimulatedBrokers) -> None:
         super().__init__(cluster)
-        self._there: dict[str, _Model] = {}
+        self._schedules: dict[str, _Model] = {}
         self._versions: dict[int, tuple[str, ScheduleDefinition]] = {}
         """The name and definition of each version."""
-        self._triggered: Counter[str] = Counter()
+        self._trigger_counts: Counter[str] = Counter()
         """The number of times that each schedule may still be sent beside its ticks."""
         self._messages: list[tuple[CommittedRecord, _Model | None]] = []
         """The messages of this entry, each with its schedule's state before it in the log."""
@@ -96,7 +96,7 @@ class ScheduledMessages(Workload):
             enabled = self.rng.random() < 0.6
             self._ask("switch", RequestCode.SWITCH_SCHEDULE, {"name": name, "enabled": enabled})
         elif chance < 0.05:
-            self._triggered[name] += 1
+            self._trigger_counts[name] += 1
             self._ask("trigger", RequestCode.TRIGGER_SCHEDULE, {"name": name})
         elif chance < 0.07:
             self._ask("list", RequestCode.LIST_SCHEDULES, {"ticks": 2})
@@ -105,7 +105,7 @@ class ScheduledMessages(Workload):
 
     def _near_a_tick(self, name: str) -> float:
         """A time: now, or just before a schedule ticks, so that a change is in flight then."""
-        there, now_ms = self._there.get(name), self.cluster.true_ms()
+        there, now_ms = self._schedules.get(name), self.cluster.true_ms()
         if there is None or self.rng.random() < 0.3:
             return self.cluster.now
         every, anchor = there.definition.every_ms, there.definition.anchor_ms or 0
@@ -114,7 +114,7 @@ class ScheduledMessages(Workload):
 
     def _put(self, name: str) -> None:
         self._puts += 1
-        there = self._there.get(name)
+        there = self._schedules.get(name)
         if there is not None and self.rng.random() < 0.5:  # another message for the same ticks
             definition = msgspec.structs.replace(there.definition, body=b"%d" % self._puts)
         else:
@@ -131,9 +131,9 @@ class ScheduledMessages(Workload):
         expected_version = self.rng.choice((ANY_VERSION, version, version, version - 1 if version else 5))
 
         def on_response(response: ClientResponse) -> None:
-            told = int(response.ext["version"])
-            if self._versions.get(told) != (name, definition):
-                raise Violation(f"lost: {name} was stored with version {told}, the log has {self._versions.get(told)}")
+            number = int(response.ext["version"])
+            if self._versions.get(number) != (name, definition):
+                raise Violation(f"lost: {name} got version {number}, the log has {self._versions.get(number)}")
 
         self._ask(
             "put", RequestCode.PUT_SCHEDULE, {"expectedVersion": expected_version}, definition.encode(), on_response
@@ -157,14 +157,14 @@ class ScheduledMessages(Workload):
 
     def on_commit(self, commit: CommittedRecord) -> None:
         if (name := commit.record.properties.get(SCHEDULE)) is not None:
-            self._messages.append((commit, self._there.get(name)))
+            self._messages.append((commit, self._schedules.get(name)))
 
     def on_command(self, command: Any) -> None:
         match command:
             case PutTopic(config=config) if config.name == self.topic:
                 self._exists = True
             case PutSchedule(definition=definition, expected=expected):
-                there = self._there.get(definition.name)
+                there = self._schedules.get(definition.name)
                 version = NO_VERSION if there is None else there.version
                 if expected not in (ANY_VERSION, version):
                     return
@@ -179,25 +179,25 @@ class ScheduledMessages(Workload):
                     settled_ms = max(settled_ms, command.timestamp_ms)
                 self._change(definition, settled_ms)
             case DeleteSchedule(name=name, expected=expected):
-                if name in self._there and expected in (ANY_VERSION, self._there[name].version):
-                    del self._there[name]
+                if name in self._schedules and expected in (ANY_VERSION, self._schedules[name].version):
+                    del self._schedules[name]
             case SwitchSchedule(name=name, enabled=enabled):
-                there = self._there.get(name)
+                there = self._schedules.get(name)
                 if there is not None and there.definition.enabled is not enabled:
                     self._change(msgspec.structs.replace(there.definition, enabled=enabled), command.timestamp_ms)
             case SettleTick(name=name):
-                there = self._there.get(name)
+                there = self._schedules.get(name)
                 if there is None or there.version != command.version:
                     raise Violation(f"version: {command} follows a change, now it is {there}")
                 self._marks.append((command, there))
-                self._there[name] = there._replace(settled_ms=command.settled_ms)
+                self._schedules[name] = there._replace(settled_ms=command.settled_ms)
             case _:
                 pass
 
     def _change(self, definition: ScheduleDefinition, settled_ms: int) -> None:
         version = len(self._versions) + 1
         self._versions[version] = definition.name, definition
-        self._there[definition.name] = _Model(definition, version, settled_ms)
+        self._schedules[definition.name] = _Model(definition, version, settled_ms)
 
     def on_entry_end(self) -> None:
         """Check that each mark has its message in the same entry."""
@@ -205,8 +205,8 @@ class ScheduledMessages(Workload):
             self._check_mark(mark, before)
         for commit, _ in self._messages:
             name = commit.record.properties[SCHEDULE]
-            self._triggered[name] -= 1
-            if self._triggered[name] < 0:
+            self._trigger_counts[name] -= 1
+            if self._trigger_counts[name] < 0:
                 raise Violation(f"duplicate: {name} sent {commit.place}, but neither a mark nor a client asked for it")
             self.counts["triggered"] += 1
         self._messages.clear()
@@ -258,7 +258,7 @@ class ScheduledMessages(Workload):
     def pending_count(self) -> int:
         """The number of schedules that are behind."""
         until_ms = self.cluster.true_ms() - _BEHIND_MS - 2 * self.cluster.plan.wall_skew_ms
-        return sum(each.definition.enabled and bool(each.ticks(until_ms)) for each in self._there.values())
+        return sum(each.definition.enabled and bool(each.ticks(until_ms)) for each in self._schedules.values())
 
     @property
     def has_read_all(self) -> bool:

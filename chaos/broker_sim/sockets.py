@@ -34,7 +34,7 @@ _STOP_CHANCE = 0.001
 
 Address = tuple[str, int]
 
-_received = memoryview(bytearray(2 * RECEIVE_BYTES))
+_receive_buffer = memoryview(bytearray(2 * RECEIVE_BYTES))
 
 
 class End(Protocol):
@@ -53,7 +53,7 @@ class SocketWorld(Protocol):
     now: float
     rng: random.Random
     network: Network
-    healing: bool
+    is_healed: bool
     socket_counts: Counter[str]
     """The number of times that each fault of sockets happened."""
     client_faults: random.Random
@@ -153,7 +153,7 @@ class SimSocket:
     ) -> None:
         self._reactor = reactor
         self._faults = faults
-        self._outgoing: list[bytes] = []
+        self._sends: list[bytes] = []
         self._is_closed = False
         self._line = line
         self._side = side
@@ -194,9 +194,9 @@ class SimSocket:
 
     def end_turn(self) -> None:
         """Send the bytes of this turn, and hang up if the socket was closed."""
-        outgoing, self._outgoing = self._outgoing, []
-        if outgoing:
-            self._line.carry(self._side, b"".join(outgoing))
+        sends, self._sends = self._sends, []
+        if sends:
+            self._line.carry(self._side, b"".join(sends))
         if self._is_closed:
             self._line.carry(self._side, None)
 
@@ -226,7 +226,7 @@ class SimSocket:
 
     def send(self, data: bytes | memoryview) -> int:
         count = self._faults.send_count(len(data), calm=self._reactor.calm) if data else 0
-        self._outgoing.append(bytes(data[:count]))
+        self._sends.append(bytes(data[:count]))
         self._reactor.add_to_turn(self)
         return count
 
@@ -249,7 +249,7 @@ class SimSocket:
 class SimReactor:
     """The reactor of one process: gives it turns when bytes come in, and flushes its streams at their ends."""
 
-    receive_buffer = _received
+    receive_buffer = _receive_buffer
 
     def __init__(self, cluster: SocketWorld, process: Process) -> None:
         self._cluster = cluster
@@ -258,7 +258,7 @@ class SimReactor:
         self._events: dict[int, int] = {}
         self._sockets: dict[int, SimSocket] = {}
         self._dirty: list[Flushed] = []
-        self._leaving: dict[int, SimSocket] = {}
+        self._turn_sockets: dict[int, SimSocket] = {}
         self._together: Callable[[Ready], tuple[Ready, Begun]] = lambda ready: (ready, ())
         self._late_turns = random.Random(process.node.socket_faults.getrandbits(64))
         self.unsent = Unsent()
@@ -288,7 +288,7 @@ class SimReactor:
     @property
     def calm(self) -> bool:
         """Whether connections are no longer reset."""
-        return self._cluster.healing
+        return self._cluster.is_healed
 
     def deliver(self, sock: SimSocket, data: bytes) -> None:
         """Deliver bytes to a socket in a turn of their own, or in one with others."""
@@ -311,14 +311,14 @@ class SimReactor:
             for fd, sock in self._sockets.items()
             if (sock._inbox or sock._ended) and events.get(fd, 0) & EPOLLIN
         ]:
-            remaining, calls = self._together(ready)
+            others, calls = self._together(ready)
             for fd, go_on in calls:
                 if fd in self._handlers:
                     go_on()
-            for fd, found in remaining:
+            for fd, mask in others:
                 # An earlier handler of this turn may have closed it.
                 if (handler := self._handlers.get(fd)) is not None:
-                    handler(found)
+                    handler(mask)
 
     def receive_into(self, fd: int, buffer: memoryview) -> int:
         return self._open(fd).recv_into(buffer, len(buffer))
@@ -413,11 +413,11 @@ class SimReactor:
 
     def add_to_turn(self, sock: SimSocket) -> None:
         """Have `SimSocket.end_turn` called for a socket at the end of the turn."""
-        self._leaving[sock.fileno()] = sock
+        self._turn_sockets[sock.fileno()] = sock
 
     def _end_turn(self) -> None:
-        leaving, self._leaving = self._leaving, {}
-        for _, sock in sorted(leaving.items()):
+        sockets, self._turn_sockets = self._turn_sockets, {}
+        for _, sock in sorted(sockets.items()):
             sock.end_turn()
 
     def dial(
@@ -476,7 +476,7 @@ class SimDialing:
 def stops_midway(cluster: SocketWorld, frame: bytes) -> int | None:
     """Return the number of bytes of a frame that a client sends before it ends; None for a client that continues."""
     rng = cluster.client_faults
-    if cluster.healing or rng.random() >= _STOP_CHANCE:
+    if cluster.is_healed or rng.random() >= _STOP_CHANCE:
         return None
     cluster.socket_counts["clients that stop midway"] += 1
     return rng.randrange(len(frame))

@@ -213,7 +213,7 @@ class SetTransactions:
             self._rows.remove((each.group, each.topic, each.queue_id, each.end))
         for copy in copies_of_set:
             self._visible.add(copy.value)
-            if (offset := self._workload.ledger.sent[copy.value].asked["input"]) is not None:
+            if (offset := self._workload.ledger.messages[copy.value].details["input"]) is not None:
                 self._outputs[offset] += 1
         self._workload.counts["sets committed"] += 1
         self._workload.counts["inputs transformed"] += sum(each.end - each.first for each in ranges)
@@ -231,7 +231,7 @@ class SetTransactions:
         if twice := {offset: count for offset, count in self._outputs.items() if count > 1}:
             raise Violation(f"transform: inputs with more than one output: {twice}")
         copies = self._workload.ledger.copies[self._workload.topic]
-        for message in self._workload.ledger.sent.values():
+        for message in self._workload.ledger.messages.values():
             if message.kind == KIND and copies[message.value] != (message.value in self._visible):
                 raise Violation(f"set: {message} is visible {copies[message.value]} times")
 

@@ -51,11 +51,11 @@ class Transactions(Workload):
         self._decisions: dict[int, int | None] = {}
         """The outcome that a client wants for each half message, by offset; None if it never ends it."""
         self._outcomes: dict[int, int] = {}
-        self._done: list[int] = []
+        self._end_offsets: list[int] = []
         self._visible: dict[int, list[CommittedRecord]] = {}
         self._put_aside: Counter[int | str] = Counter()
         self._sets = SetTransactions(cluster, self, self._on_stage, _GROUP)
-        self._fenced: dict[int, Callable[[], None]] = {}
+        self._fence_calls: dict[int, Callable[[], None]] = {}
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -103,7 +103,7 @@ class Transactions(Workload):
         self._decide(*message.acked[-1])
 
     def _on_stage(self, offset: int, position: int, on_fence: Callable[[], None]) -> None:
-        self._fenced[offset] = on_fence
+        self._fence_calls[offset] = on_fence
         self._decide(offset, position)
 
     def _decide(self, offset: int, position: int) -> None:
@@ -119,8 +119,8 @@ class Transactions(Workload):
 
     def _end(self, offset: int, position: int, outcome: int) -> None:
         self.counts["ends"] += 1
-        done = self._begin_end(offset, position, outcome)
-        self._ask_to_end(offset, position, outcome, _GROUP, None if self.rng.random() < 0.3 else done)
+        on_response = self._begin_end(offset, position, outcome)
+        self._ask_to_end(offset, position, outcome, _GROUP, None if self.rng.random() < 0.3 else on_response)
         if self.rng.random() < 0.1:  # twice, perhaps at another replica
             self._ask_to_end(offset, position, outcome, _GROUP, self._begin_end(offset, position, outcome))
 
@@ -145,7 +145,7 @@ class Transactions(Workload):
                 kind = "info" if response is LostResponse.UNKNOWN else "fail"
                 self.counts[f"ends {kind}"] += 1
                 if isinstance(response, ClientResponse) and response.code == ResponseCode.PULL_OFFSET_MOVED:
-                    self._fenced[offset]()
+                    self._fence_calls[offset]()
                     if self._decisions[offset] != ROLLBACK:
                         self._decisions[offset] = ROLLBACK  # others have consumed its messages, and for ever
                         self._end(offset, position, ROLLBACK)
@@ -178,7 +178,7 @@ class Transactions(Workload):
         self._ask_to_end(wrong[0], wrong[1], outcome, wrong[2], on_response)
 
     def _ask_to_end(
-        self, offset: int, position: int, outcome: int, group: str, done: Any, *, checked: bool = False
+        self, offset: int, position: int, outcome: int, group: str, on_response: Any, *, checked: bool = False
     ) -> None:
         ext = {
             "producerGroup": group,
@@ -189,7 +189,7 @@ class Transactions(Workload):
             "fromTransactionCheck": checked,
         }
         code, node = RequestCode.END_TRANSACTION, self.cluster.some_node(self.rng)
-        self.rng.choice(self.clients).request(node, code, ext, b"", done, serialization=self.encoding(code))
+        self.rng.choice(self.clients).request(node, code, ext, b"", on_response, serialization=self.encoding(code))
 
     def on_broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
         """Answer a broker that checks back."""
@@ -204,7 +204,7 @@ class Transactions(Workload):
         message = decode_record(memoryview(body))
         if message.topic != self.topic or message.body != half[offset].record.body:
             raise Violation(f"check: half message {offset} was checked with {message}")
-        since = half[offset].at if is_set(half[offset]) else self.ledger.sent[half[offset].value].since
+        since = half[offset].at if is_set(half[offset]) else self.ledger.messages[half[offset].value].since
         if offset not in self._decisions:
             if self.cluster.now < since + _ORPHAN_SECONDS:
                 return
@@ -224,14 +224,14 @@ class Transactions(Workload):
             self._open[record.queue_offset] = commit
         elif record.topic == self.topic and record.sys_flag & TRANSACTION_MASK:
             self._visible.setdefault(commit.value, []).append(commit)
-        elif record.topic == self.topic and self.ledger.sent[commit.value].kind in ("half", KIND):
+        elif record.topic == self.topic and self.ledger.messages[commit.value].kind in ("half", KIND):
             raise Violation(f"transaction: {commit.value} is visible as a plain message in {commit.place}")
         elif record.topic == UNENDED_TOPIC:
             self._put_aside[_name(commit)] += 1
 
     def on_command(self, command: Any) -> None:
         if isinstance(command, CompleteEntries) and (command.topic, command.queue_id) == (HALF_TOPIC, HALF_QUEUE_ID):
-            self._done += command.offsets
+            self._end_offsets += command.offsets
         elif isinstance(command, CommitOffsets):
             self._sets.add_offsets(command)
         elif isinstance(command, ResetOffset):
@@ -246,7 +246,7 @@ class Transactions(Workload):
 
     def on_entry_end(self) -> None:
         """Check that a half message is ended in the same entry as its visible copy."""
-        for offset in sorted(self._done, key=self._is_told_by_offsets):
+        for offset in sorted(self._end_offsets, key=self._is_told_by_offsets):
             half = self._open.pop(offset, None)
             if half is None:
                 raise Violation(f"transaction: half {offset} is ended a second time")
@@ -261,7 +261,7 @@ class Transactions(Workload):
         if surplus := [copy for copies in self._visible.values() for copy in copies] or +self._put_aside:
             raise Violation(f"transaction: {surplus} without the end of a half message in the same entry")
         self._sets.on_entry_end()
-        self._done.clear()
+        self._end_offsets.clear()
         self._visible.clear()
 
     def _is_told_by_offsets(self, offset: int) -> bool:
@@ -297,9 +297,9 @@ class Transactions(Workload):
         super().check_end()
         self._sets.check_end()
 
-    def check_replicas(self, running: list[BrokerProcess]) -> None:
-        super().check_replicas(running)
-        for process in running:
+    def check_replicas(self, processes: list[BrokerProcess]) -> None:
+        super().check_replicas(processes)
+        for process in processes:
             self._sets.check_offset(process.node_id, process.metadata.consumer_offsets)
 
 

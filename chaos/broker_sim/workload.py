@@ -57,7 +57,7 @@ _CLIENTS = 4
 
 
 class Ends(Protocol):
-    """Called when a client knows how its send ended; ``told``: queue offset and position, if it was told them."""
+    """Called when a client knows how its send ended; ``location``: queue offset and position, if it got them."""
 
     def __call__(self, response: ResponseOrLoss, location: tuple[int, int] | None = None) -> None: ...
 
@@ -163,7 +163,7 @@ class Workload:
         return None
 
     def read_archived(
-        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]
+        self, process: BrokerProcess, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]
     ) -> bool:
         return False
 
@@ -189,7 +189,7 @@ class Workload:
         """Raises `Violation` unless every promise was kept, as far as clients can observe it, and nothing was stored
         more often than it was sent.
         """
-        for message in self.ledger.sent.values():
+        for message in self.ledger.messages.values():
             if (topic := self.copies_topic(message)) is not None:
                 self.ledger.check_copies(topic, message)
         self.recording.note("base", n="all", v=self.cluster.dropped_pos)
@@ -250,7 +250,7 @@ class Workload:
     def new(self, kind: str, properties: dict[str, str], **details: Any) -> SentMessage:
         """Create a message to send."""
         nbytes = self.rng.randint(8, self._body_bytes_max)
-        number = len(self.ledger.sent)
+        number = len(self.ledger.messages)
         own = {OWN: "abcdefgh"[number % 8] * (1 + number % 30)}
         return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **details)
 
@@ -266,7 +266,7 @@ class Workload:
         """Record that a client begins to send a message. Call the result when the client knows how that ended."""
         name, worker, value = self.operation(message), Worker(self.recording), str(message.value)
         if name is None:
-            return lambda answer, told=None: None
+            return lambda response, location=None: None
         worker.invoke(name, v=value, **fields)
 
         def ends(response: ResponseOrLoss, location: tuple[int, int] | None = None) -> None:
@@ -311,7 +311,7 @@ class Workload:
                 self.counts["outcome unknown"] += 1
             else:
                 message.unknown -= 1
-                message.refused += 1
+                message.refusals += 1
                 self.counts["refused" if isinstance(response, ClientResponse) else "unreachable"] += 1
             if attempt < _ATTEMPTS_MAX and self.rng.random() < 0.5 and not self.stopped:
                 self.counts["sent again"] += 1
@@ -334,9 +334,9 @@ class Workload:
         code = self.rng.choice((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
         ext = self.send_fields(self.topic, properties, batch=True)
         body = encode_batch(
-            BatchedMessage(sent.body, props.encode({props.UNIQUE_KEY: f"U{sent.value}", **own(sent)})) for sent in batch
+            BatchedMessage(each.body, props.encode({props.UNIQUE_KEY: f"U{each.value}", **own(each)})) for each in batch
         )
-        ends = [self.begin_send(sent) for sent in batch]
+        ends = [self.begin_send(each) for each in batch]
         for message in batch:
             message.unknown += 1
 
@@ -347,17 +347,17 @@ class Workload:
             if response is not LostResponse.UNKNOWN:
                 for message in batch:
                     message.unknown -= 1
-            ack_counts = [len(sent.acked) for sent in batch]
+            ack_counts = [len(each.acked) for each in batch]
             on_batch(response)
             for message, before, end in zip(batch, ack_counts, ends, strict=True):
                 end(response, message.acked[-1] if len(message.acked) > before else None)
 
         self.request(code, ext, body, on_response)
 
-    def request(self, code: int, ext: dict[str, Any] | None, body: bytes, done: OnResponse | None) -> None:
+    def request(self, code: int, ext: dict[str, Any] | None, body: bytes, on_response: OnResponse | None) -> None:
         """Send a request of some client to some replica."""
         self.rng.choice(self.clients).request(
-            self.cluster.some_node(self.rng), code, ext, body, done, serialization=self.encoding(code)
+            self.cluster.some_node(self.rng), code, ext, body, on_response, serialization=self.encoding(code)
         )
 
     def send_fields(self, topic: str, properties: dict[str, str], **other: Any) -> dict[str, str]:
@@ -378,10 +378,10 @@ class Workload:
         queues = {"readQueueNums": self.queues, "writeQueueNums": self.queues}
         return {"topic": self.topic, "defaultTopic": AUTO_CREATE_TEMPLATE, **queues, "perm": 6, **other}
 
-    def create_topic(self, done: OnResponse, **other: Any) -> None:
+    def create_topic(self, on_response: OnResponse, **other: Any) -> None:
         """Ask some replica to create the topic with these fields."""
         ext, code = self.topic_fields(**other), RequestCode.UPDATE_AND_CREATE_TOPIC
-        self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", done)
+        self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", on_response)
 
     def send_flags(self, message: SentMessage) -> int:
         """The sys_flag of a message."""
@@ -470,10 +470,10 @@ class Workload:
                 low += count
         return whole
 
-    def check_replicas(self, running: list[BrokerProcess]) -> None:
+    def check_replicas(self, processes: list[BrokerProcess]) -> None:
         """Check that the derived state of replicas is the same everywhere, and matches the log."""
         states: dict[bytes, str] = {}
-        for process in running:
+        for process in processes:
             for (topic, queue_id), records in self.ledger.queues.items():
                 self._check_queue(process, topic, queue_id, records)
             state = process.metadata.capture()()

@@ -11,7 +11,7 @@ import random
 from dataclasses import replace
 
 from chaos.faults import LinkQuality, Stall
-from chaos.log_sim.schedule import Scenario, Timed, draw_scenario
+from chaos.log_sim.schedule import Event, Scenario, draw_scenario
 from raftlog.consensus.types import CoreConfig, NodeId
 
 SAFETY_SECONDS = 60.0
@@ -47,10 +47,10 @@ def draw_busy_host(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenari
     )
 
 
-def _each_node(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
+def _each_node(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Event]:
     """Stall every node at random, for less than an election timeout."""
     longest = _SHARE * config.election_timeout_seconds_min
-    faults: list[Timed] = []
+    faults: list[Event] = []
     for node in nodes:
         at = _ELECTED_SECONDS + rng.uniform(0.0, 2.0)
         while at < seconds:
@@ -60,9 +60,9 @@ def _each_node(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig
     return faults
 
 
-def _a_follower(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
+def _a_follower(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Event]:
     """Stall one follower, for any time."""
-    faults: list[Timed] = []
+    faults: list[Event] = []
     at = _ELECTED_SECONDS
     while at < seconds:
         stall = Stall(None, _length(rng, STALL_SECONDS_MAX))
@@ -71,9 +71,9 @@ def _a_follower(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfi
     return faults
 
 
-def _whole_host(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Timed]:
+def _whole_host(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Event]:
     """Stall all nodes together, for any time, as on a paused virtual machine."""
-    faults: list[Timed] = []
+    faults: list[Event] = []
     at = _ELECTED_SECONDS
     while at < seconds:
         length = _length(rng, STALL_SECONDS_MAX)

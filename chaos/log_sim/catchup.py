@@ -21,12 +21,12 @@ _STEP_SECONDS_MAX = 0.02
 
 
 class CatchUp:
-    """All offers and pulls of a cluster; ``pulls`` are in progress, ``finished`` is the number of completed ones."""
+    """All offers and pulls of a cluster; ``pulls`` are in progress, ``finish_count`` counts completed ones."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
         self.pulls: dict[NodeId, _Pull] = {}
-        self.finished = 0
+        self.finish_count = 0
 
     def offer(self, process: Process, peer: NodeId) -> None:
         """Offer the leader's files to a peer; see `raftlog.log_transfer.Offers`."""
@@ -63,9 +63,9 @@ class CatchUp:
 
         def begin() -> None:
             if node.process is not None:
-                self._cluster.note(f"{node.node_id} pulls up to {manifest.end_index} from {source.node_id}")
-                staging = SnapshotInstall(node.disk, DIRECTORY, manifest, limits=self._cluster.scenario.limits)
-                pull = self.pulls[node.node_id] = _Pull(source, node.process, staging, manifest, snapshot)
+                self._cluster.trace_event(f"{node.node_id} pulls up to {manifest.end_index} from {source.node_id}")
+                install = SnapshotInstall(node.disk, DIRECTORY, manifest, limits=self._cluster.scenario.limits)
+                pull = self.pulls[node.node_id] = _Pull(source, node.process, install, manifest, snapshot)
                 self._later(node, pull)
 
         self._cluster.on(node, f"is offered files of {source.node_id}", begin)
@@ -79,7 +79,7 @@ class CatchUp:
             return
         if pull.begin_archive_read(lambda: self._later(node, pull)):
             return
-        if pull.staging.complete:
+        if pull.install.complete:
             assert node.process is not None, f"{node.node_id} fetches and does not run"
             note_reset(node.process.replica, pull.manifest.base.index, lambda: self._finish(node, pull))
             return
@@ -95,10 +95,10 @@ class CatchUp:
         cluster = self._cluster
         if self.pulls.get(node.node_id) is not pull:
             return
-        pull.staging.finish()
+        pull.install.finish()
         del self.pulls[node.node_id]
-        self.finished += 1
-        cluster.note(f"{node.node_id} has everything that it was offered")
+        self.finish_count += 1
+        cluster.trace_event(f"{node.node_id} has everything that it was offered")
         cluster.at(cluster.now, cluster.reopen, node, node.process)
 
 
@@ -106,16 +106,16 @@ class _Pull:
     """The files that one process fetches from another one."""
 
     def __init__(
-        self, source: Process, process: Process, staging: SnapshotInstall, manifest: Manifest, snapshot: bytes
+        self, source: Process, process: Process, install: SnapshotInstall, manifest: Manifest, snapshot: bytes
     ) -> None:
         self.source = source
-        self.staging = staging
+        self.install = install
         self.gone = False
         self._process = process
         self.manifest = manifest
         self._snapshot = snapshot
         self._has_left_archive = False
-        self._arrived: tuple[int, bytes] | None = None
+        self._piece: tuple[int, bytes] | None = None
 
     def goes_on_with(self, source: Process, process: Process | None) -> bool:
         """Whether another offer of ``source`` is for this pull, which then continues."""
@@ -123,11 +123,11 @@ class _Pull:
 
     def begin_archive_read(self, then: Callable[[], None]) -> bool:
         """Whether the next piece comes from the archive: ``then`` is called when it is here, or never will be."""
-        if self._arrived is not None:
-            (pos, data), self._arrived = self._arrived, None
-            if not self.staging.accept("log", pos, data):
+        if self._piece is not None:
+            (pos, data), self._piece = self._piece, None
+            if not self.install.accept("log", pos, data):
                 raise Violation(f"the archive has bytes at {pos} that do not continue the log which was offered")
-        request, archive_end = self.staging.next_request(), self.manifest.archived
+        request, archive_end = self.install.next_request(), self.manifest.archived
         if request is None or archive_end is None or request[0] != "log" or self._has_left_archive:
             return False
         _, pos, nbytes = request
@@ -136,14 +136,14 @@ class _Pull:
             if data is None:
                 self._has_left_archive = True
             else:
-                self._arrived = pos, data
+                self._piece = pos, data
             then()
 
         return pos < archive_end.pos and self._process.read_archived(archive_end, pos, nbytes, on_read)
 
     def fetch(self) -> None:
         """Request the next piece."""
-        request = self.staging.next_request()
+        request = self.install.next_request()
         assert request is not None, "nothing is wanted, and not all is here"
         what, pos, nbytes = request
         data: bytes | None = self._snapshot[pos : pos + nbytes]
@@ -152,4 +152,4 @@ class _Pull:
         if data is None:
             self.gone = True
         elif len(data) == nbytes:
-            self.staging.accept(what, pos, data)
+            self.install.accept(what, pos, data)

@@ -88,7 +88,7 @@ class Cluster:
         self.now = 0.0
         self.steps = 0
         self.elections = 0
-        self.healing = False
+        self.is_healed = False
         self.paused: dict[NodeId, list[Callable[[], None]]] = {}
         machines = scenario.nodes + scenario.spares
         self.network = Network(machines, scenario.link_quality, self.rng)
@@ -120,7 +120,7 @@ class Cluster:
         self.repairs = Repairs(self)
         self._digest = 0
         self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
-        self._scheduled = 0
+        self._event_count = 0
         self._wakes: dict[NodeId, float] = {}
         self._next_value = 1
 
@@ -157,10 +157,10 @@ class Cluster:
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
         """Run ``event`` at that time."""
-        self._scheduled += 1
-        heapq.heappush(self._heap, (time, self._scheduled, event, arguments))
+        self._event_count += 1
+        heapq.heappush(self._heap, (time, self._event_count, event, arguments))
 
-    def note(self, line: str) -> None:
+    def trace_event(self, line: str) -> None:
         """Add a line to the trace."""
         line = f"{self.now:.6f} {line}"
         self._digest = zlib.crc32(line.encode(), self._digest)
@@ -182,7 +182,7 @@ class Cluster:
         is_failure = isinstance(error, StorageFailed) and may_fail
         if not is_damage and not is_failure:
             raise Violation(f"{node.node_id} stops without a reason: {error}") from error
-        self.note(f"{node.node_id} stops: {error}")
+        self.trace_event(f"{node.node_id} stops: {error}")
         if isinstance(error, StorageCorrupt):
             self.look_for_damage(node, error.physical_offset)
             return
@@ -198,7 +198,7 @@ class Cluster:
 
     def on_election(self, node: Node, term: int) -> None:
         self.elections += 1
-        self.note(f"{node.node_id} leads term {term}")
+        self.trace_event(f"{node.node_id} leads term {term}")
         if self.scenario.steady and self.elections > 1:
             raise Violation(f"steadiness: {node.node_id} leads term {term}, although there were only stalls")
         self.nemesis.on_election(node)
@@ -220,13 +220,13 @@ class Cluster:
 
     def on(self, node: Node, what: str, step: Callable[[], object]) -> None:
         """Run a step in the node's process, now or when it is resumed; the end of a turn follows."""
-        if (waiting := self.paused.get(node.node_id)) is not None:
+        if (calls := self.paused.get(node.node_id)) is not None:
             process = node.process
-            waiting.append(lambda: self.on(node, what, step) if node.process is process else None)
+            calls.append(lambda: self.on(node, what, step) if node.process is process else None)
             return
         if node.process is None:
             return
-        self.note(f"{node.node_id} {what}")
+        self.trace_event(f"{node.node_id} {what}")
         try:
             node.process.replica.begin_turn()
             step()
@@ -272,16 +272,16 @@ class Cluster:
     def _deliver(self, src: NodeId, dst: NodeId, frame: bytearray, garbled: bool) -> bool:
         """Deliver a frame; returns False when the receiver cannot read it. A paused receiver reads it later."""
         node = self.nodes[dst]
-        accepted = True
+        is_readable = True
 
         def step() -> None:
-            nonlocal accepted
+            nonlocal is_readable
             if node.process is not None:
-                accepted = node.process.receive(src, frame, garbled=garbled)
+                is_readable = node.process.receive(src, frame, garbled=garbled)
 
         self._digest = zlib.crc32(frame, self._digest)
         self.on(node, f"<- {src} {frame[4]} {len(frame)}", step)
-        return accepted
+        return is_readable
 
     def begin_load(self) -> None:
         """Start the clients."""
@@ -302,14 +302,14 @@ class Cluster:
                 node = self.rng.choice(list(self.nodes.values()))
             if node.process is not None:
                 self.on(node, "is read", node.process.read)
-        if not self.healing:
+        if not self.is_healed:
             self.at(self.now + self.rng.expovariate(1 / self.scenario.proposal_seconds), self._propose)
 
     def ask_newest(self) -> None:
         """Send a client's request to the newest leader."""
         processes = [node.process for node in self.nodes.values() if node.process is not None]
         leaders = [process for process in processes if process.core.role is Role.LEADER]
-        if leaders and not self.healing:
+        if leaders and not self.is_healed:
             self._offer(max(leaders, key=lambda process: process.core.term).node, 1)
 
     def _offer(self, node: Node, count: int) -> range:
@@ -321,8 +321,8 @@ class Cluster:
         return values
 
     def _strike(self, fault: Fault) -> None:
-        if not self.healing:
-            self.note(str(fault))
+        if not self.is_healed:
+            self.trace_event(str(fault))
             self.nemesis.strike(fault)
 
     def start(self, node: Node) -> None:
@@ -334,20 +334,20 @@ class Cluster:
             self.end_turn(node)
             return
         self._check_refusal(node, error)
-        self.note(f"{node.node_id} does not start: {error}")
+        self.trace_event(f"{node.node_id} does not start: {error}")
         self.at(self.now + self.rng.uniform(0.1, 1.0), self.restart, node)
 
     def restart(self, node: Node) -> None:
         """Start the node's process unless it runs."""
         if node.process is None and node.repair is None:
-            self.note(f"{node.node_id} starts")
+            self.trace_event(f"{node.node_id} starts")
             self.start(node)
 
     def look_for_damage(self, node: Node, pos: int) -> None:
         """Reopen the node's log so that everything is read: a read failed at ``pos``, or a scrub found damage."""
         if node.process is None:
             return
-        node.process.note_damage(pos)
+        node.process.record_damage(pos)
         self.reopen(node, node.process)
 
     def reopen(self, node: Node, process: Process | None) -> None:
@@ -361,7 +361,7 @@ class Cluster:
     def repair_fails(self, node: Node, error: SegmentError) -> None:
         """End the repair of a node whose disk fails."""
         self._check_refusal(node, error)
-        self.note(f"{node.node_id} gives its repair up: {error}")
+        self.trace_event(f"{node.node_id} gives its repair up: {error}")
         node.kill(power_cut=False)
         self.at(self.now + self.rng.uniform(0.1, 1.0), self.restart, node)
 
@@ -372,19 +372,19 @@ class Cluster:
 
     def resume(self, node_id: NodeId) -> None:
         """Let a paused node handle everything that arrived meanwhile."""
-        node, waiting = self.nodes[node_id], self.paused.pop(node_id, [])
+        node, calls = self.nodes[node_id], self.paused.pop(node_id, [])
         node.wake()
-        if waiting and node.process is not None and self.buggify("read-first-after-pause"):
+        if calls and node.process is not None and self.buggify("read-first-after-pause"):
             self.on(node, "is read", node.process.read)
-        for step in waiting:
+        for step in calls:
             step()
 
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
         """Stop all faults, and restart all nodes, except perhaps a minority."""
-        self.note("everything heals")
-        self.healing = True
+        self.trace_event("everything heals")
+        self.is_healed = True
         self.buggify.calm = True
         self.nemesis.heal(Heal())
         spare = (len(self.nodes) - 1) // 2 if self.rng.random() < 0.2 and not self._all_are_needed() else 0
@@ -405,8 +405,8 @@ class Cluster:
         """
         nodes = self.nodes.values()
         may_forget = not self.scenario.config.durable_commit
-        abstaining = any(node.process is not None and node.process.core.abstaining for node in nodes)
-        return bool(self.scenario.spares) or may_forget or abstaining or any(node.flips for node in nodes)
+        has_abstainer = any(node.process is not None and node.process.core.abstaining for node in nodes)
+        return bool(self.scenario.spares) or may_forget or has_abstainer or any(node.flips for node in nodes)
 
     def _check_liveness(self) -> None:
         """Check that a leader is elected in time and commits something new, and all running nodes come to agree.
@@ -422,36 +422,36 @@ class Cluster:
         best = (0, 0)
         while self.now < min(deadline, end):
             self._run_until(self.now + patience / 40)
-            running = [node.process for node in self.nodes.values() if node.process is not None]
-            leader = max((p for p in running if p.core.role is Role.LEADER), key=lambda p: p.core.term, default=None)
+            processes = [node.process for node in self.nodes.values() if node.process is not None]
+            leader = max((p for p in processes if p.core.role is Role.LEADER), key=lambda p: p.core.term, default=None)
             if leader is None:
                 continue
             # Nodes that were removed, or have not joined, promise nothing.
-            running = [process for process in running if process.node_id in leader.core.conf.members]
+            processes = [process for process in processes if process.node_id in leader.core.conf.members]
             match_sum = sum(peer.match for peer in leader.core.status().peers)
-            progress = (leader.core.term, match_sum + sum(process.replica.applied_index for process in running))
+            progress = (leader.core.term, match_sum + sum(process.replica.applied_index for process in processes))
             if progress > best:
                 best = progress
                 deadline = self.now + patience
-            last_index = leader.log.last_index
-            if leader.replica.applied_index < last_index:
+            last = leader.log.last_index
+            if leader.replica.applied_index < last:
                 continue
             if self.history.committed[-1].value not in mark:
                 mark = self._offer(leader.node, 1)
             elif any(node.repair is not None for node in self.nodes.values()):
                 continue
-            elif all(p.replica.applied_index == p.log.last_index == last_index and not p.writer.busy for p in running):
-                self._check_end(running)
+            elif all(p.replica.applied_index == p.log.last_index == last and not p.writer.busy for p in processes):
+                self._check_end(processes)
                 return
         raise Violation(
             f"liveness: {patience} s after everything healed nothing moves: "
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
         )
 
-    def _check_end(self, running: list[Process]) -> None:
+    def _check_end(self, processes: list[Process]) -> None:
         """Check that no acknowledged entry is lost, and that the logs are equal, byte by byte."""
         files: dict[str, tuple[NodeId, bytes]] = {}
-        for process in running:
+        for process in processes:
             node = process.node
             self.history.check_acknowledged(node.node_id, process.replica.applied_index)
             start = process.log.end_pos - process.log.end_pos % self.scenario.segment_bytes
@@ -474,14 +474,14 @@ class Cluster:
             reads=self.history.reads,
             terms=terms,
             elections=self.elections,
-            repairs=self.repairs.finished,
-            resets=self.catch_up.finished,
+            repairs=self.repairs.finish_count,
+            resets=self.catch_up.finish_count,
             digest=self._digest,
             broke=broke,
             injected=dict(self.nemesis.injected),
             effective=dict(self.nemesis.effective),
-            asked=dict(self.buggify.asked),
-            happened=dict(self.buggify.happened),
+            asked=dict(self.buggify.evaluations),
+            happened=dict(self.buggify.triggers),
         )
 
 

@@ -21,7 +21,7 @@ class Group(World, Protocol):
     network: Network
     nodes: dict[NodeId, Node]
     paused: dict[NodeId, list[Callable[[], None]]]
-    healing: bool
+    is_healed: bool
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
         """Run ``event`` at that time."""
@@ -29,7 +29,7 @@ class Group(World, Protocol):
     def on(self, node: Node, what: str, step: Callable[[], object]) -> None:
         """Run a step in the node's process, now or when it is resumed; the end of a turn follows."""
 
-    def note(self, line: str) -> None:
+    def trace_event(self, line: str) -> None:
         """Add a line to the trace."""
 
     def ask_newest(self) -> None:

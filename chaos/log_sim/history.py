@@ -58,7 +58,7 @@ class History:
         self._durable = durable
         self._leaders: dict[int, NodeId] = {}
         self._votes: dict[tuple[int, NodeId], NodeId] = {}
-        self._asked: dict[int, _Append] = {}
+        self._appends: dict[int, _Append] = {}
         self._index_of: dict[int, int] = {}
         self.committed: list[Entry] = []
         self._committed_in: list[int] = []
@@ -66,19 +66,19 @@ class History:
         self.acked_index = 0
         self._read_index = 0
         self.reads = 0
-        self.refused = 0
+        self.refusals = 0
 
     # -- clients -----------------------------------------------------------------------------------------------
 
     def begin_append(self, value: int) -> None:
         """Note that a client begins to append ``value``, which it does once."""
-        assert value not in self._asked, f"value {value} is asked for a second time"
-        self._asked[value] = _Append(self.acked_index)
+        assert value not in self._appends, f"value {value} is asked for a second time"
+        self._appends[value] = _Append(self.acked_index)
 
     def refuse(self, value: int) -> None:
         """Note that a client was told that ``value`` was not appended and never will be."""
-        self._asked[value].refused = True
-        self.refused += 1
+        self._appends[value].refused = True
+        self.refusals += 1
 
     def acknowledge(self, value: int, index: int) -> None:
         """Check ``value``, which a client was told is committed at ``index``."""
@@ -160,7 +160,7 @@ class History:
             )
 
     def _check_value(self, node: NodeId, entry: Entry, value: int) -> None:
-        request = self._asked.get(value)
+        request = self._appends.get(value)
         if request is None or request.refused:
             raise Violation(f"phantom: {node} commits {entry}, which was {'refused' if request else 'never asked for'}")
         if value in self._index_of:

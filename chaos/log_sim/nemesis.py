@@ -64,14 +64,14 @@ class Nemesis:
         self._cluster = cluster
         self._rng: random.Random = cluster.rng
         self._ambush: HitNewLeaders | None = None
-        self._troubled: set[NodeId] = set()
+        self._faulty_disks: set[NodeId] = set()
         self._cuts: list[tuple[str, int]] = []
         self.injected: Counter[str] = Counter()
         self.effective: Counter[str] = Counter()
 
     def may_fail(self, node_id: NodeId) -> bool:
         """Whether the disk of a node was made to fail, so that its process may end."""
-        return node_id in self._troubled
+        return node_id in self._faulty_disks
 
     def strike(self, fault: Fault) -> None:
         """Inject a fault."""
@@ -83,7 +83,7 @@ class Nemesis:
     def on_election(self, node: Node) -> None:
         """Ambush a node that was elected, if that is planned."""
         ambush, cluster = self._ambush, self._cluster
-        if ambush is None or cluster.healing:
+        if ambush is None or cluster.is_healed:
             return
         at = cluster.now + self._rng.uniform(0.0, ambush.delay_seconds_max)
         back = at + ambush.absence_seconds
@@ -97,7 +97,7 @@ class Nemesis:
         self._cluster.restart(node)
 
     def _unless_healed(self, step: Callable[[], None]) -> None:
-        if not self._cluster.healing:
+        if not self._cluster.is_healed:
             step()
 
     def end(self, node: Node, *, power_cut: bool) -> bool:
@@ -117,11 +117,11 @@ class Nemesis:
                 cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._hear, rumor)
         return True
 
-    def heal(self, everything: Heal) -> None:
+    def heal(self, fault: Heal) -> None:
         """End all faults, also those of disks."""
         cluster = self._cluster
         self._ambush = None
-        self.strike(everything)
+        self.strike(fault)
         self.strike(cluster.scenario.link_quality)
         for node in cluster.nodes.values():
             node.disk.clear_faults()
@@ -160,12 +160,12 @@ class Nemesis:
                 cluster.nodes[node_id].wall_ahead_ms = ahead_ms
                 return changed
             case DiskError(node_id, operation, number):
-                self._troubled.add(node_id)
+                self._faulty_disks.add(node_id)
                 cluster.nodes[node_id].disk.fail(operation, number)
                 return True
             case DiskRoom(node_id, nbytes):
                 disk = cluster.nodes[node_id].disk
-                self._troubled.add(node_id)
+                self._faulty_disks.add(node_id)
                 disk.capacity_bytes = None if nbytes is None else disk.used_bytes + nbytes
                 return True
             case DiskSpeed(node_id, seconds_max):
@@ -198,7 +198,7 @@ class Nemesis:
                 self._ambush = fault
                 return True
             case Partition() | OneWay() | CutLink() | Isolation():
-                self._cuts.append((type(fault).__name__, cluster.wires.blocked))
+                self._cuts.append((type(fault).__name__, cluster.wires.blocked_frames))
                 cluster.network.disturb(fault)
                 return False
             case Heal():
@@ -206,7 +206,7 @@ class Nemesis:
                 cluster.wires.release_stuck()
                 cuts, self._cuts = self._cuts, []
                 for name, blocked_before in cuts:
-                    self.effective[name] += cluster.wires.blocked > blocked_before
+                    self.effective[name] += cluster.wires.blocked_frames > blocked_before
                 return bool(cuts)
             case LinkQuality():
                 cluster.network.disturb(fault)
@@ -282,14 +282,14 @@ class Nemesis:
         if not leaders:
             return False
         leader = self._rng.choice(leaders)
-        taken = False
+        is_accepted = False
 
         def step() -> None:
-            nonlocal taken
-            taken = ask(leader)
+            nonlocal is_accepted
+            is_accepted = ask(leader)
 
         cluster.on(leader.node, "is asked by an operator", step)
-        return taken
+        return is_accepted
 
     def _change_members(self, choice: float) -> bool:
         def ask(leader: Process) -> bool:
@@ -307,7 +307,7 @@ class Nemesis:
             if not changes:
                 return False
             change = changes[int(choice * len(changes))]
-            self._cluster.note(f"{change}")
+            self._cluster.trace_event(f"{change}")
             return not isinstance(leader.replica.change(change), Refusal)
 
         return self._ask_leader(ask)
@@ -319,14 +319,14 @@ class Nemesis:
         floor = process.log.durable_index
         if self._rng.random() < 0.5:
             floor = min(NO_INDEX if n.process is None else n.process.log.durable_index for n in cluster.nodes.values())
-        dropped = False
+        has_dropped = False
 
         def step() -> None:
-            nonlocal dropped
-            dropped = process.drop_files(share, floor)
+            nonlocal has_dropped
+            has_dropped = process.drop_files(share, floor)
 
         cluster.on(node, "drops files", step)
-        return dropped
+        return has_dropped
 
     def _newest_leader(self) -> NodeId | None:
         nodes = self._cluster.nodes.values()
@@ -336,7 +336,7 @@ class Nemesis:
 
     def _call_late_successor(self, victim: Node, tries: int = 200) -> None:
         cluster = self._cluster
-        if cluster.healing:
+        if cluster.is_healed:
             return
         name = self._newest_leader()
         leader = None if name is None else cluster.nodes[name].process

@@ -40,7 +40,7 @@ class Process(Protocol):
     def archive_end(self) -> Base | None:
         """The end of the log's archived part, as the leader offers it."""
 
-    def read_archived(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None], /) -> bool:
+    def read_archived(self, archive_end: Base, pos: int, nbytes: int, then: Callable[[bytes | None], None], /) -> bool:
         """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
     def on_begin(self) -> None:
@@ -79,7 +79,7 @@ class Process(Protocol):
     def drop_files(self, share: float, floor: int) -> bool:
         """Drop the start of the log, at most up to the entry ``floor``; returns whether anything was dropped."""
 
-    def note_damage(self, pos: int) -> None:
+    def record_damage(self, pos: int) -> None:
         """Make the next start verify everything, since something is unreadable."""
 
     def check_durable(self) -> None:
@@ -153,7 +153,7 @@ class Node:
         self.socket_faults = random.Random(f"{scenario.seed} sockets of {node_id}")
         self.short_writes = random.Random(f"{scenario.seed} short writes of {node_id}")
         self.checkpoint = 0
-        self.replacing = False
+        self.replaces_log = False
         """The next start replaces the log by the fetched files."""
 
     # -- life --------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class Node:
         """
         assert self.process is None, f"{self.node_id} runs already"
         assert self.repair is None, f"{self.node_id} is being repaired"
-        self.replacing |= bool({"READY", "INSTALL"} & set(self.disk.names(f"{DIRECTORY}/reset")))
+        self.replaces_log |= bool({"READY", "INSTALL"} & set(self.disk.names(f"{DIRECTORY}/reset")))
         if self.disk.has_lost and self._world.buggify("evicted-cache"):
             self.disk.evict(self._rng)
         # A node that may have forgotten something does not vote, so where nothing is synced all but one start without a

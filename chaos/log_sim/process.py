@@ -88,7 +88,7 @@ class LogProcess:
             self.confs = confs = configurations(log, initial)
             self._open_application()
         except StorageCorrupt as damage:
-            self.note_damage(damage.physical_offset)
+            self.record_damage(damage.physical_offset)
             log.close()
             raise
         self.clock: Callable[[], float] = node.clock
@@ -122,7 +122,7 @@ class LogProcess:
         self._waiting_ticket = 0
         self._has_left = False
         self._applied = node.checkpoint
-        self._pending: dict[int, int] = {}
+        self._appends: dict[int, int] = {}
         self._led_term = 0
         self._turns = 0
         self._forgeries = random.Random(f"forged frames for {node.node_id}")
@@ -131,9 +131,9 @@ class LogProcess:
         """The end of the log's archived part, as the leader offers it; see `raftlog.node.Hosted`."""
         return None
 
-    def read_archived(self, archive_end: Base, pos: int, nbytes: int, done: Callable[[bytes | None], None]) -> bool:
-        """Begin to read bytes of a closed file from the archive; returns False without an archive. ``done`` gets None
-        if that failed.
+    def read_archived(self, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]) -> bool:
+        """Begin to read bytes of a closed file from the archive; returns False without an archive. ``on_read``
+        gets None if that failed.
         """
         return False
 
@@ -191,9 +191,9 @@ class LogProcess:
             snapshot = node.disk.durable(f"{DIRECTORY}/snapshot", 0, 32)
             if not snapshot.isdigit() or int(snapshot) < base_index:
                 raise Violation(f"{self.node_id}: the log begins behind {base_index}, the snapshot is {snapshot!r}")
-        if node.checkpoint < base_index or node.replacing:
+        if node.checkpoint < base_index or node.replaces_log:
             node.checkpoint = base_index
-        node.replacing = False
+        node.replaces_log = False
 
     def _on_conf(self, index: LogIndex, conf: ConfState, removed: frozenset[NodeId]) -> None:
         self.confs = [*[before for before in self.confs if before[0] < index], (index, conf)]
@@ -253,7 +253,7 @@ class LogProcess:
             if isinstance(index, Refusal):
                 history.refuse(value)
             else:
-                self._pending[index] = value
+                self._appends[index] = value
 
     def read(self) -> None:
         """Read as a client does: the state applied at the response must include everything required at the request."""
@@ -297,7 +297,7 @@ class LogProcess:
         # As if half of the deletions came before their time, on a full disk.
         return self.replica.drop_prefix(files[int(share * (len(files) - 1))], b"early" if share > 0.5 else None)
 
-    def note_damage(self, pos: int) -> None:
+    def record_damage(self, pos: int) -> None:
         """Make the next start verify everything, since something is unreadable."""
         self.log.set_note(DAMAGED, b"%d" % pos)
         self.log.submit(self.log.last_ticket + 1)
@@ -409,7 +409,7 @@ class LogProcess:
             log_entry = Entry(index, entry.term, entry.kind, entry.pos, self._chain_at(index), value)
             history.check_entry(self.node_id, self.replica.core.term, log_entry, partial(self._bytes_of, index), confs)
             self._applied = index
-            if (request := self._pending.pop(index, None)) is not None:
+            if (request := self._appends.pop(index, None)) is not None:
                 if request != value:
                     raise Violation(f"{self.node_id} acknowledged {request} at {index}, but {value} is committed")
                 history.acknowledge(request, index)
@@ -422,13 +422,13 @@ class LogProcess:
             self._world.history.check_election(self.node_id, change.term, self.log.last_index, self._chain_at)
             self._world.on_election(self.node, change.term)
         if change.role is not Role.LEADER and (
-            open_indexes := [i for i in self._pending if i > self.replica.commit_index]
+            open_indexes := [i for i in self._appends if i > self.replica.commit_index]
         ):
             raise Violation(f"{self.node_id} leads no more, the outcome of {open_indexes} is open")
 
     def outcome_unknown(self, first_index: int) -> None:
-        for index in [index for index in self._pending if index >= first_index]:
-            del self._pending[index]
+        for index in [index for index in self._appends if index >= first_index]:
+            del self._appends[index]
 
     def _chain_at(self, index: int) -> int:
         entry = self.log.entry(LogIndex(index))

@@ -19,16 +19,16 @@ _PIECES = (60, 1000, 1 << 30)
 
 
 class Repairs:
-    """All repairs of a cluster; ``finished`` is the number of completed ones."""
+    """All repairs of a cluster; ``finish_count`` is the number of completed ones."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
-        self.finished = 0
+        self.finish_count = 0
 
     def begin(self, node: Node, repair: Repair) -> None:
         """Begin to repair a node whose start found damage."""
         cluster = self._cluster
-        cluster.note(f"{node.node_id} repairs {repair.missing}")
+        cluster.trace_event(f"{node.node_id} repairs {repair.missing}")
         cluster.at(cluster.now + 0.01, self._step, node, _Talk(repair, cluster.now))
 
     def _step(self, node: Node, talk: _Talk) -> None:
@@ -37,7 +37,7 @@ class Repairs:
         cluster = self._cluster
         try:
             if talk.repair.done:
-                self.finished += 1
+                self.finish_count += 1
                 node.finish_repair()
                 cluster.restart(node)
                 return
@@ -50,23 +50,23 @@ class Repairs:
     def _ask(self, node: Node, talk: _Talk) -> None:
         """Send one request to one peer."""
         cluster, dialogue = self._cluster, talk.dialogue
-        if not talk.left:
+        if not talk.peers:
             dialogue.end_round(cluster.now)
-            talk.left = [other for other in cluster.nodes if other != node.node_id]
-            dialogue.begin_round(talk.left)
-            cluster.rng.shuffle(talk.left)
-        peer = cluster.nodes[talk.left[0]]
+            talk.peers = [other for other in cluster.nodes if other != node.node_id]
+            dialogue.begin_round(talk.peers)
+            cluster.rng.shuffle(talk.peers)
+        peer = cluster.nodes[talk.peers[0]]
         request = dialogue.request(peer.node_id)
-        answer = None
+        response = None
         if request is not None and cluster.network.connected(node.node_id, peer.node_id):
-            answer = self._answer(peer, request)
-        if answer is not None:
-            came = answer.refusal or f"{len(answer.data)} bytes"
-            cluster.note(f"{node.node_id} asks {peer.node_id} for {answer.pos}: {came}")
-        if answer is None or not dialogue.process_answer(peer.node_id, answer):
-            talk.left.pop(0)
+            response = self._respond(peer, request)
+        if response is not None:
+            text = response.refusal or f"{len(response.data)} bytes"
+            cluster.trace_event(f"{node.node_id} asks {peer.node_id} for {response.pos}: {text}")
+        if response is None or not dialogue.process_answer(peer.node_id, response):
+            talk.peers.pop(0)
 
-    def _answer(self, peer: Node, request: RangeReq) -> RangeResp | None:
+    def _respond(self, peer: Node, request: RangeReq) -> RangeResp | None:
         """The response of a peer that runs, or is being repaired itself; None otherwise."""
         request = msgspec.structs.replace(request, nbytes=min(request.nbytes, self._cluster.rng.choice(_PIECES)))
         refusal, data = None, b""
@@ -98,4 +98,4 @@ class _Talk:
     def __init__(self, repair: Repair, now: float) -> None:
         self.repair = repair
         self.dialogue = RepairDialogue(repair, now)
-        self.left: list[NodeId] = []
+        self.peers: list[NodeId] = []

@@ -91,7 +91,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
     # Unsynced bytes are lost with the power, and unwritten ones with the process. So only one machine may lose either,
     # and it must stay one of several; the others stop cleanly.
     is_relaxed = not hunted and len(nodes) > 1 and rng.random() < 0.12
-    forgetful: list[Timed] = []
+    forgetful: list[Event] = []
     if is_relaxed:
         kinds = tuple(kind for kind in kinds if kind not in _NOT_RELAXED)
     link_quality = LinkQuality(
@@ -139,7 +139,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
         faults=tuple(faults),
     )
     # Drawn last, so that earlier draws stay the same.
-    more: list[Timed] = []
+    more: list[Event] = []
     if is_relaxed and rng.random() < 0.5:
         faults = [fault for fault in faults if fault not in forgetful]
         more += _late_successors(rng, nodes[1], 4 * config.election_timeout_seconds_max, safety_seconds)
@@ -209,9 +209,9 @@ def _soften_crash(fault: Fault, victim: NodeId) -> Fault:
     return Stop(fault.node) if isinstance(fault, PowerCut | Crash) and fault.node != victim else fault
 
 
-def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Event]:
     """Draw drops of log files on random nodes."""
-    faults: list[Timed] = []
+    faults: list[Event] = []
     at = rng.uniform(0.5, 2.0)
     while at < seconds:
         faults.append((at, Retention(rng.choice(nodes), rng.choice((1.0, rng.random())))))
@@ -219,9 +219,9 @@ def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[T
     return faults
 
 
-def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: float, seconds: float) -> list[Timed]:
+def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: float, seconds: float) -> list[Event]:
     """Draw repeated faults: one node misses something, another one forgets it, and the nodes that have it are away."""
-    faults: list[Timed] = []
+    faults: list[Event] = []
     end_of: type[PowerCut | Crash] = PowerCut
     other: type[PowerCut | Crash] = Crash
     start = rng.uniform(0.5, 2.0)
@@ -240,9 +240,9 @@ def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: floa
     return faults
 
 
-def _late_successors(rng: random.Random, victim: NodeId, patience: float, seconds: float) -> list[Timed]:
+def _late_successors(rng: random.Random, victim: NodeId, patience: float, seconds: float) -> list[Event]:
     """Draw repeated faults: while the forgetful node is back, it must not elect another leader on a leader's word."""
-    faults: list[Timed] = []
+    faults: list[Event] = []
     at = rng.uniform(1.0, 2.0)
     while at < seconds - patience:
         faults += [(at, DelayedTransferTarget(victim)), (at + patience, Heal())]
@@ -250,9 +250,9 @@ def _late_successors(rng: random.Random, victim: NodeId, patience: float, second
     return faults
 
 
-def _failed_syncs(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+def _failed_syncs(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Event]:
     """Draw repeated faults: a sync fails, the process restarts, and a while later the machine loses power."""
-    faults: list[Timed] = []
+    faults: list[Event] = []
     at = rng.uniform(0.5, 2.0)
     while at < seconds:
         node = rng.choice(nodes)
@@ -263,9 +263,9 @@ def _failed_syncs(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -
     return faults
 
 
-def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> list[Timed]:
+def _disputed_changes(rng: random.Random, patience: float, seconds: float) -> list[Event]:
     """Draw times at which a cut-off leader accepts a membership change, which the next leader truncates."""
-    faults: list[Timed] = []
+    faults: list[Event] = []
     at = rng.uniform(1.0, 4.0)
     while at < seconds - patience:
         faults += [(at, Depose()), (at, ChangeMembers(rng.random())), (at + patience, Heal())]
@@ -288,14 +288,14 @@ def draw_limits(rng: random.Random, seed: int) -> LogLimits:
     )
 
 
-Timed = tuple[float, Fault]
+Event = tuple[float, Fault]
 
 
 def draw_faults(
     rng: random.Random, nodes: Sequence[NodeId], kinds: Sequence[str], calm: LinkQuality, seconds: float
-) -> list[Timed]:
+) -> list[Event]:
     """Draw periods of up to three seconds, a quarter of them without faults; a period may leave its damage behind."""
-    faults: list[Timed] = []
+    faults: list[Event] = []
     start = rng.uniform(0.0, 2.0)
     while kinds and start < seconds:
         end = min(start + rng.uniform(0.3, 3.0), seconds)
@@ -307,27 +307,27 @@ def draw_faults(
     return sorted(faults, key=lambda timed: timed[0])
 
 
-def _partition(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _partition(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     order = rng.sample(nodes, len(nodes))
     cut = rng.randint(1, max(1, len(nodes) - 1))
     return [(start, Partition((tuple(order[:cut]), tuple(order[cut:]))))]
 
 
-def _one_way(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _one_way(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     return [(start, OneWay(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
 
 
-def _cut_link(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _cut_link(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     return [(start, CutLink(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
 
 
-def _deaf(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _deaf(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     return [(start, Isolation(rng.choice(nodes)))]
 
 
 def _link_quality(
     rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float
-) -> list[Timed]:
+) -> list[Event]:
     storm = LinkQuality(
         loss=rng.choice((0.0, 0.05, 0.3)),
         duplication=rng.choice((0.0, 0.1, 0.5)),
@@ -338,8 +338,8 @@ def _link_quality(
     return [(start, storm), (end, calm)]
 
 
-def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
-    faults: list[Timed] = []
+def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+    faults: list[Event] = []
     for _ in range(rng.randint(1, 3)):
         node = rng.choice(nodes)
         at = rng.uniform(start, end)
@@ -348,60 +348,60 @@ def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start
     return faults
 
 
-def _crash_all(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
-    restarts: list[Timed] = [(rng.uniform(start, end), Restart(node)) for node in nodes]
+def _crash_all(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+    restarts: list[Event] = [(rng.uniform(start, end), Restart(node)) for node in nodes]
     end_of = rng.choice((Crash, PowerCut, PowerCut))
     return [*((start, end_of(node)) for node in nodes), *restarts]
 
 
-def _pause(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _pause(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     node = rng.choice(nodes)
     return [(start, Pause(node)), (end, Resume(node))]
 
 
-def _clock(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _clock(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     jumps = rng.randint(1, 3)
     return [(rng.uniform(start, end), ClockJump(rng.choice(nodes), rng.choice((0.1, 1.0, 30.0)))) for _ in range(jumps)]
 
 
 def _disk_error(
     rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float
-) -> list[Timed]:
+) -> list[Event]:
     operation = rng.choice(("fdatasync", "pwritev", "pread", "rename", "sync_directory", "unlink"))
     number = rng.choice((errno.EIO, errno.EIO, errno.ENOSPC))
     return [(start, DiskError(rng.choice(nodes), operation, number))]
 
 
-def _disk_full(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _disk_full(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     node = rng.choice(nodes)
     return [(start, DiskRoom(node, rng.choice((0, 1000, 20_000)))), (end, DiskRoom(node, None))]
 
 
-def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     node = rng.choice(nodes)
     return [(start, DiskSpeed(node, rng.choice((0.05, 0.5, 3.0)))), (end, DiskSpeed(node, 0.005))]
 
 
-def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     # Always the same node of a run, so that its entries are intact elsewhere.
     victim = nodes[1 % len(nodes)]
     if len(nodes) < 3:
         return []
     times = [rng.uniform(start, end) for _ in range(rng.randint(1, 3))]
-    flips: list[Timed] = [(at, BitFlip(victim, rng.choice((1.0, rng.random())))) for at in times]
+    flips: list[Event] = [(at, BitFlip(victim, rng.choice((1.0, rng.random())))) for at in times]
     return [*flips, (end, rng.choice((Crash, PowerCut, Stop))(victim)), (end + rng.uniform(0.0, 0.5), Restart(victim))]
 
 
-def bit_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+def bit_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Event]:
     """Draw bit flips of old entries on the disks of a minority; no other fault makes a node read them."""
     victims = nodes[1 : 1 + (len(nodes) - 1) // 2]
     times = [rng.uniform(1.0, seconds) for _ in range(rng.randint(3, 20))] if victims else []
     return [(at, BitFlip(rng.choice(victims), rng.uniform(0.1, 0.9))) for at in sorted(times)]
 
 
-def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Timed]:
+def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Event]:
     """Draw bit flips of consume queue files, on any machine: while its broker runs or is down for a moment."""
-    faults: list[Timed] = []
+    faults: list[Event] = []
     for _ in range(rng.randint(2, 6)):
         at, node = rng.uniform(1.0, seconds - 1.0), rng.choice(nodes)
         faults += [(at + rng.uniform(0.0, 0.2), QueueFlip(node, rng.random())) for _ in range(rng.randint(1, 4))]
@@ -413,32 +413,32 @@ def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> li
 
 def _membership(
     rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float
-) -> list[Timed]:
+) -> list[Event]:
     return [(rng.uniform(start, end), ChangeMembers(rng.random())) for _ in range(rng.randint(2, 8))]
 
 
-def _transfer(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _transfer(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     times = [rng.uniform(start, end) for _ in range(rng.randint(1, 4))]
     return [(at, Transfer(rng.choice((None, *nodes)))) for at in times]
 
 
-def _retention(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _retention(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     times = [rng.uniform(start, end) for _ in range(rng.randint(1, 6))]
     return [(at, Retention(rng.choice(nodes), rng.random())) for at in times]
 
 
-def _depose(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _depose(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     return [(start, Depose())]
 
 
-def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Timed]:
+def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
     return [
         (rng.uniform(start, end), FalseProcessEnd(rng.choice(nodes), rng.choice(nodes)))
         for _ in range(rng.randint(1, 6))
     ]
 
 
-_KINDS: dict[str, Callable[[random.Random, Sequence[NodeId], LinkQuality, float, float], list[Timed]]] = {
+_KINDS: dict[str, Callable[[random.Random, Sequence[NodeId], LinkQuality, float, float], list[Event]]] = {
     "partition": _partition,
     "one-way": _one_way,
     "cut-link": _cut_link,

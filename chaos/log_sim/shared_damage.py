@@ -59,7 +59,7 @@ def _bring_back(cluster: Group, node: Node, at: int, bit: int) -> None:
     """Restore an old, damaged copy of a node's file, as an operator may do."""
     if node.repair is None and node.process is not None:
         return  # truncated, which is for the checks to judge
-    cluster.note(f"{node.node_id} gets back what was damaged at {at}")
+    cluster.trace_event(f"{node.node_id} gets back what was damaged at {at}")
     node.kill(power_cut=False)
     flip(cluster, node, at, bit)
     cluster.restart(node)

@@ -135,16 +135,16 @@ def _preload(project: str) -> None:
 
 def _move(project: str, directory: str, files: Sequence[str]) -> None:
     """Take modules from ``directory`` from now on, and forget the changed ones and all that import them."""
-    waiting = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in files]
-    while waiting:
-        name = waiting.pop()
+    names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in files]
+    while names:
+        name = names.pop()
         if sys.modules.pop(name, None) is None:
             continue
         package, _, last = name.rpartition(".")
         vars(sys.modules.get(package, builtins)).pop(last, None)
-        waiting += _importers.get(name, ())
+        names += _importers.get(name, ())
         if package in _IMPORT_WHEN_ASKED:
-            waiting.append(package)
+            names.append(package)
     for name, module in list(sys.modules.items()):
         if name.startswith(_PACKAGES) and hasattr(module, "__path__"):
             module.__path__ = [path.replace(project, directory, 1) for path in module.__path__]
