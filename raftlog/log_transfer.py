@@ -94,7 +94,7 @@ class Offers:
     """Offers a leader's files to peers: makes offers, and keeps the snapshot of the newest one.
 
     Args:
-        snapshot, archive_end, note_for_copies: the application's, see `raftlog.node.Hosted`.
+        snapshot, archive_end, encode_for_copies: the application's, see `raftlog.node.Hosted`.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Offers:
         snapshot: Snapshot,
         log: Log,
         archive_end: Callable[[], Base | None] = lambda: None,
-        note_for_copies: Callable[[], bytes] = lambda: b"",
+        encode_for_copies: Callable[[], bytes] = lambda: b"",
     ) -> None:
         self._archive_end = archive_end
-        self._note_for_copies = note_for_copies
+        self._note_for_copies = encode_for_copies
         self._replica = replica
         self._transport = transport
         self._snapshot = snapshot

@@ -75,7 +75,7 @@ class Hosted:
             below 0 if the disk needs space. After a fetch, the next run begins with the note `REFILLED`, and with older
             entries in the log than the application has read; it removes the note.
         archived: how much of the log an archive has, for a peer that gets the log; None for nothing.
-        note_for_copies: what a peer that gets the log must know of its files: the note `COPIED` of its next run, some
+        encode_for_copies: what a peer that gets the log must know of its files: the note `COPIED` of its next run, some
             hundred bytes; empty for nothing. The application removes that note when it has read it.
         open_archive: reads that archive, when this node gets the log; None if it cannot.
         tasks: run next to the replica until they are cancelled.
@@ -89,7 +89,7 @@ class Hosted:
     snapshot: Callable[[], tuple[LogIndex, Callable[[], bytes]] | None] = lambda: None
     refill_bytes: Callable[[], int] = lambda: 0
     archived: Callable[[], Base | None] = lambda: None
-    note_for_copies: Callable[[], bytes] = lambda: b""
+    encode_for_copies: Callable[[], bytes] = lambda: b""
     open_archive: OpenArchive | None = None
     tasks: tuple[Callable[[], Awaitable[None]], ...] = ()
     check_body: CheckBody = lambda body, position: None
@@ -144,7 +144,7 @@ class NodeRun:
         self.replica = self._build_replica(confs, rng)
         hosted = self._hosted
         self._offers = Offers(
-            self.replica, self.transport, hosted.snapshot, log, hosted.archived, hosted.note_for_copies
+            self.replica, self.transport, hosted.snapshot, log, hosted.archived, hosted.encode_for_copies
         )
         self._puller = self._file_puller()
         self._refill = self._prefix_refill()

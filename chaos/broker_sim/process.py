@@ -21,7 +21,7 @@ from chaos.log_sim.node import DIRECTORY, Node, World
 from chaos.log_sim.process import LogProcess
 from chaos.log_sim.schedule import Scenario
 from chaos.violation import Violation
-from mq.broker.base.archive_tier import QUEUES_FROM, note_queues_from
+from mq.broker.base.archive_tier import QUEUES_FROM, store_queues_from
 from mq.broker.base.periodic_task import REST_SECONDS_MAX
 from mq.broker.base.process_tuning import DescriptorLimits
 from mq.broker.base.retention import encode_early
@@ -176,7 +176,7 @@ class BrokerProcess(LogProcess):
         if "snapshot" in node.disk.names(DIRECTORY):
             with node.disk.suspend_faults():
                 node.disk.unlink(f"{DIRECTORY}/snapshot")
-        note_queues_from(log, has_tiers=self.settings.has_tiers, is_fresh=store.is_fresh)
+        store_queues_from(log, has_tiers=self.settings.has_tiers, is_fresh=store.is_fresh)
         if self.settings.has_tiers and store.is_fresh:
             begin_to_note_floors(str(directory), store.queues)
         if QUEUES_FROM not in log.notes:

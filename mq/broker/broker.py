@@ -382,7 +382,7 @@ class Broker:
         self.connections.resume_readers()
         self._reads.try_again()
 
-    def note_delay(self, seconds: float) -> None:
+    def record_delay(self, seconds: float) -> None:
         """Note that the event loop was blocked for ``seconds``."""
         self._lateness.add(seconds, self._clock())
 

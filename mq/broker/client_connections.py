@@ -51,13 +51,13 @@ class ClientConnections:
         self._partial_requests: PartialRequests[ClientConnection] = PartialRequests(
             bytes_max=settings.partial_request_bytes_max,
             seconds_max=settings.partial_request_seconds_max,
-            on_closed=self._note_stalled,
+            on_closed=self._log_stalled,
         )
         self._unread: UnreadReplies[ClientConnection] = UnreadReplies(
             bytes_max=self.unsent_bytes_max,
             unsent=lambda: self.unsent.nbytes,
             connections=lambda: self._open,
-            on_dropped=self._note_too_slow,
+            on_dropped=self._log_too_slow,
         )
         self._client_requests: ClientRequests[ClientConnection] = ClientRequests(environment.clock, client_requests_max)
 
@@ -100,9 +100,9 @@ class ClientConnections:
             return sock
         context, der = certificate.for_clients()
         kind = TlsSocket if self._settings.tls_mode == "enforcing" else SniffingSocket
-        return kind(sock, context, self._note_tls_failure, certificate=der)
+        return kind(sock, context, self._log_tls_failure, certificate=der)
 
-    def _note_tls_failure(self, reason: str) -> None:
+    def _log_tls_failure(self, reason: str) -> None:
         self._tls_failures += 1
         self._limited_log.warning("tls_failed", reason=reason.replace("_", " ").lower(), failures=self._tls_failures)
 
@@ -111,11 +111,11 @@ class ClientConnections:
         self._refusals += 1
         self._limited_log.warning(event, limit=limit, connections=len(self._open), refused=self._refusals)
 
-    def _note_stalled(self, connection: ClientConnection, reason: str) -> None:
+    def _log_stalled(self, connection: ClientConnection, reason: str) -> None:
         self._drops += 1
         self._limited_log.warning("unfinished_requests", client=connection.peer, reason=reason, dropped=self._drops)
 
-    def _note_too_slow(self, connection: ClientConnection) -> None:
+    def _log_too_slow(self, connection: ClientConnection) -> None:
         self._drops += 1
         self._limited_log.warning(
             "clients_too_slow",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from mq.broker.base.archive_tier import QUEUES_FROM, note_queues_from
+from mq.broker.base.archive_tier import QUEUES_FROM, store_queues_from
 from mq.broker.base.rate_limited_log import Log
 from mq.broker.broker import Broker
 from mq.broker.limits import BrokerLimits
@@ -43,7 +43,7 @@ def open_derived(settings: BrokerSettings, segment_log: SegmentLog, log: Log) ->
         segment_log.set_note(REFILLED, None)
         if not settings.has_tiers and QUEUES_FROM in segment_log.notes:
             note_gap(directory)
-        note_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=store.is_fresh)
+        store_queues_from(segment_log, has_tiers=settings.has_tiers, is_fresh=store.is_fresh)
         if settings.has_tiers and store.is_fresh:
             begin_to_note_floors(directory, store.queues)
     except StoreLost as error:

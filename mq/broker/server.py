@@ -370,7 +370,7 @@ class _Host:
             snapshot=broker.snapshot,
             refill_bytes=lambda: broker.services.retention.refill_bytes(),
             archived=lambda: metadata.archived.known_at(settings.archive_url),
-            note_for_copies=lambda: broker.services.retention.note_for_copies(),
+            encode_for_copies=lambda: broker.services.retention.encode_for_copies(),
             open_archive=partial(open_archive_to_join, settings, self.limits) if settings.archive_url else None,
             tasks=(registrar.run, partial(self._run_timers, broker, reactor, store.queues)),
             check_body=check_entry,
@@ -416,7 +416,7 @@ class _Host:
             *broker.periodic(),
             *(Periodic(self.limits.upkeep.refresh_files_seconds, each.refresh) for each in file_caches),
         ]
-        periodic = PeriodicTask(actions, reactor.end_turn, broker.note_delay)
+        periodic = PeriodicTask(actions, reactor.end_turn, broker.record_delay)
         async with trio.open_nursery() as nursery:
             reactor.before_waiting(periodic.refresh)
             for task in (periodic.run, *broker.tasks()):

@@ -179,7 +179,7 @@ class Services:
         refresh = SubscriptionRefresh(
             clients=context.clients, clock=context.clock, pause_seconds=limits.refresh_pause_seconds
         )
-        self.subscriptions = Subscriptions(context, note_group=self.groups.note_group, refresh=refresh.ask)
+        self.subscriptions = Subscriptions(context, ensure_group=self.groups.ensure_group, refresh=refresh.ask)
         self.cold_reads = ColdReads(
             log=context.replica.log,
             in_background=context.environment.in_background,
@@ -201,7 +201,7 @@ class Services:
             tls=context.environment.namesrv_tls,
             log=context.log,
         )
-        rebalance = Rebalance(context, routes=self.routes, note_group=self.groups.note_group)
+        rebalance = Rebalance(context, routes=self.routes, ensure_group=self.groups.ensure_group)
         corrections = OffsetCorrections(context, offsets=self.offsets)
         self._filter_servers = FilterServers(context)
         filters = (

@@ -355,14 +355,14 @@ class ArchiveSettings(SettingGroup):
 
     @field_validator("archive_url")
     @classmethod
-    def _is_url_of_bucket(cls, value: str | None) -> str | None:
+    def _check_bucket_url(cls, value: str | None) -> str | None:
         if value is not None and why_no_bucket(value) is not None:
             raise ValueError(why_no_bucket(value))
         return value
 
     @field_validator("archive_endpoint_url")
     @classmethod
-    def _has_no_secret(cls, value: str | None) -> str | None:
+    def _check_no_secret(cls, value: str | None) -> str | None:
         if value is not None and has_secret(value):
             raise ValueError(SECRET_IN_URL)
         return value

@@ -307,13 +307,13 @@ class BrokerMetrics:
             excess_count = 2 * max(0, len(self._context.metadata.consumer_offsets) - room)  # see `_lag`
             for gather in (self._topics, self._lag, self._connections):
                 more = yield from gather()
-                included, excess = _within(more, room)
-                families += included
+                cut_families, excess = _within(more, room)
+                families += cut_families
                 excess_count += excess
-                room -= sum(len(family.samples) for family in included)
+                room -= sum(len(family.samples) for family in cut_families)
         more = yield from self._consumption()
-        included, excess = _within(more, room)
-        families += included
+        cut_families, excess = _within(more, room)
+        families += cut_families
         families.append(
             self._own("raftmq_metrics_series_dropped", Kind.GAUGE, "Series left out: metrics_series_max was reached.")(
                 excess_count + excess

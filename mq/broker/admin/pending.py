@@ -180,7 +180,7 @@ class PendingQueries(Service):
         if entry.topic == SCHEDULE_TOPIC:
             due_ms = entry.turn_ms
         elif entry.topic == TIMER_TOPIC:
-            due_ms = _number(properties.get(props.TIMER_OUT_MS)) or entry.turn_ms
+            due_ms = _parse_int(properties.get(props.TIMER_OUT_MS)) or entry.turn_ms
         return PendingMessage(
             topic=properties.get(props.REAL_TOPIC, message.topic),
             message_id=properties.get(props.UNIQUE_KEY, ""),
@@ -222,5 +222,5 @@ def _border(left_ms: int) -> int:
     return next((border for border in BORDERS_SECONDS if left_ms <= border * 1000), BORDERS_SECONDS[-1])
 
 
-def _number(text: str | None) -> int:
+def _parse_int(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 20 else 0

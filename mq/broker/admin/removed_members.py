@@ -102,9 +102,9 @@ class RemovedMembers(Service):
         else:
             seconds = ext.keep_out_ms / 1000
             was_member = self._remove(ext.group, ext.client_id, seconds, ext.reason, ext.operator)
-        answer = call.response(ext=MemberRemoved(was_member=was_member).fields())
+        response = call.response(ext=MemberRemoved(was_member=was_member).fields())
         if not is_replicated:
-            return answer
+            return response
         now_ms = self._wall_clock_ms()
         command = RemoveOrReadmit(
             group=ext.group,
@@ -116,7 +116,7 @@ class RemovedMembers(Service):
         )
 
         def reply(_: Stored) -> bytes:
-            return answer
+            return response
 
         what = "the removal of a member was being stored"
         self._appender.add_command(encode(command), partial(answer_outcome, call, what, reply))

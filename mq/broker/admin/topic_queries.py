@@ -60,20 +60,20 @@ class TopicQueries(Service):
         yield Route(GetAllConsumerOffset, self._served_gradually(self._consumer_offsets))
         yield Route(GetAllDelayOffset, self._served_by(self._delay_offsets))
 
-    def _served_by(self, answer: Callable[[Any], tuple[bytes, dict[str, str] | None]]) -> Handler:
+    def _served_by(self, build: Callable[[Any], tuple[bytes, dict[str, str] | None]]) -> Handler:
         def handle(call: Call[Any]) -> None:
             def reply() -> bytes:
-                text, ext = answer(call.request)
+                text, ext = build(call.request)
                 return call.response(ext=ext, body=text)
 
             when_current(self._read, call, reply)
 
         return handle
 
-    def _served_gradually(self, answer: Callable[[Any], ResponseSteps]) -> Handler:
+    def _served_gradually(self, build: Callable[[Any], ResponseSteps]) -> Handler:
         def handle(call: Call[Any]) -> None:
             def reply() -> ResponseSteps:
-                text = yield from answer(call.request)
+                text = yield from build(call.request)
                 return call.response(body=text)
 
             self._gradually.when_current(self._read, call, reply)

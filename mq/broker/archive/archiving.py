@@ -113,7 +113,7 @@ class Archiving(Service):
 
     def periodic(self) -> Iterator[Periodic]:
         if self._settings.archive_url is not None:
-            yield Periodic(self._limits.look_seconds, self.note_progress)
+            yield Periodic(self._limits.look_seconds, self.update_progress)
 
     def tasks(self) -> Iterator[Task]:
         if self._settings.archive_url is not None:
@@ -163,7 +163,7 @@ class Archiving(Service):
         """Bytes of complete files that are not known to be archived."""
         return max(0, self._complete_pos() - max(self._archived_end.pos, self._replica.log.base_pos))
 
-    def note_progress(self) -> None:
+    def update_progress(self) -> None:
         """Note since when something waits, and repeat a report that was not applied; called by a timer."""
         now = self._clock()
         if self._waiting_bytes() == 0:
@@ -205,9 +205,9 @@ class Archiving(Service):
             kept_seconds=own.seconds,
             kept_bytes=own.nbytes,
         )
-        self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._limits_answered)
+        self._calls.ask(leader, RequestCode.REPORT_ARCHIVED, ext.fields(), b"", ANSWER_SECONDS, self._on_limits)
 
-    def _limits_answered(self, response: Response | NoResponse, body: bytes) -> None:
+    def _on_limits(self, response: Response | NoResponse, body: bytes) -> None:
         if isinstance(response, Response) and response.code == ResponseCode.SUCCESS:
             reply = read_reply(ReportArchivedReply, response.ext)
             if min(reply.kept_seconds, reply.kept_bytes) >= 0:
@@ -447,7 +447,7 @@ class Archiving(Service):
         if self._archived_end.index >= end.index:
             if is_older is False and self._archived_end.index > end.index:
                 is_older = None  # its sender does not know yet how much is archived
-            self._note_tier(url, begin_pos, expired_pos, is_older=is_older)
+            self._replicate_tier(url, begin_pos, expired_pos, is_older=is_older)
             return
         if self._replica.commit_index <= end.index <= self._replica.log.last_index:  # right after an election
             raise RequestRefused(
@@ -463,7 +463,7 @@ class Archiving(Service):
         except CommandInvalid as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
 
-    def _note_tier(self, url: str, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
+    def _replicate_tier(self, url: str, begin_pos: int, expired_pos: int, *, is_older: bool | None) -> None:
         """Replicate from where on archived messages are served, and whether nothing may be deleted locally."""
         state = self._metadata.archived
         if self._metadata.format_level.level < LEVEL_OF_TIERS or not self._tier.is_wanted or state.url != url:

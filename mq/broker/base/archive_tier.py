@@ -44,7 +44,7 @@ class NotedLog(Protocol):
         """Set a note, or remove it with None."""
 
 
-def note_queues_from(log: NotedLog, *, has_tiers: bool, is_fresh: bool) -> None:
+def store_queues_from(log: NotedLog, *, has_tiers: bool, is_fresh: bool) -> None:
     """Note where the queues begin, when a broker opens them.
 
     Args:

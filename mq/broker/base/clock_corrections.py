@@ -72,7 +72,7 @@ class ClockCorrections:
         at = bisect_right(self._steps, (start, 2**63)) - 1
         return 0 if at < 0 else self._steps[at][1]
 
-    def note_clock(self, begin: int, end: int) -> int:
+    def check_clock(self, begin: int, end: int) -> int:
         """Notice that the clock was set; the log's closed files are those from ``begin`` to ``end``.
 
         Returns by how many milliseconds it was set, 0 if it was not.
@@ -107,7 +107,7 @@ class ClockCorrections:
         """Encode the corrections for the next process."""
         return msgspec.msgpack.encode(_Note(self._boot_id, self._offset_ms, self._steps))
 
-    def note_for_copies(self) -> bytes:
+    def encode_for_copies(self) -> bytes:
         """Encode the corrections for a replica that copies these files; without this machine's clock."""
         return msgspec.msgpack.encode(_Note("", 0, self._steps)) if self._steps else b""
 

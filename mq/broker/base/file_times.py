@@ -92,7 +92,7 @@ class FileTimes:
         self._earlier_ms = 0
         self._newest_by_start: dict[int, int | None] = {}
 
-    def note_files(self, segments: Sequence[SegmentInfo], now_ms: int, wall_ms: int) -> None:
+    def set_files(self, segments: Sequence[SegmentInfo], now_ms: int, wall_ms: int) -> None:
         """Begin a look at these files, at the time ``now_ms``; ``wall_ms`` is what the clock says, believed or not."""
         for older, newer in pairwise(segments):
             assert older.end <= newer.start, f"the file at {newer.start} follows one that ends at {older.end}"
@@ -106,9 +106,9 @@ class FileTimes:
         now = self._clock()
         closed_files = [segment for segment in segments if segment.closed]
         shift_ms = (
-            self.corrections.note_clock(closed_files[0].start, closed_files[-1].end)
+            self.corrections.check_clock(closed_files[0].start, closed_files[-1].end)
             if closed_files
-            else self.corrections.note_clock(0, 0)
+            else self.corrections.check_clock(0, 0)
         )
         if shift_ms:
             self._log.warning("files_counted_by_uptime", seconds=round(shift_ms / 1000))
@@ -118,7 +118,7 @@ class FileTimes:
                 if self._ends.get(segment.start) != segment.end:
                     self._ends[segment.start], self._grew_at[segment.start] = segment.end, now
             elif self._ends.pop(segment.start, None) is not None:
-                self._note_growth(segment)
+                self._record_growth(segment)
         if closed_files:
             self._limit_added(closed_files[-1])
 
@@ -151,7 +151,7 @@ class FileTimes:
         assert self._earlier_ms <= self._now_ms, f"{segment} has messages of {self._earlier_ms}, it is {self._now_ms}"
         return self._earlier_ms
 
-    def _note_growth(self, segment: SegmentInfo) -> None:
+    def _record_growth(self, segment: SegmentInfo) -> None:
         """Remember for later processes if a file that was just closed grew later than its messages say."""
         stamps = self._readable_stamps(segment)
         if stamps and max(stamps) <= self._now_ms:

@@ -83,7 +83,7 @@ class Schedule:
 class PeriodicTask:
     """Runs each action at its interval, and ``react`` after them; the first time after one interval.
 
-    ``note_delay`` is called with the seconds by which due actions were late, and with the duration of all of them.
+    ``on_delay`` is called with the seconds by which due actions were late, and with the duration of all of them.
 
     Waking a task, and then the reactor, costs several times what most actions do. So one task runs all of them, an
     action up to `AHEAD_SECONDS` early if others are due, and ends a turn of the reactor itself.
@@ -93,11 +93,11 @@ class PeriodicTask:
         self,
         actions: Sequence[Periodic],
         react: Callable[[], None],
-        note_delay: Callable[[float], None] = lambda seconds: None,
+        on_delay: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._schedule = Schedule(actions, trio.current_time())
         self._react = react
-        self._note_delay = note_delay
+        self._on_delay = on_delay
         self._scope = trio.CancelScope()
         self._looked_until = float("-inf")
 
@@ -122,9 +122,9 @@ class PeriodicTask:
             with trio.CancelScope(deadline=self._schedule.next_at()) as self._scope:
                 await trio.sleep_forever()
             now = trio.current_time()
-            self._note_delay(now - self._scope.deadline)
+            self._on_delay(now - self._scope.deadline)
             if self._schedule.next_at() > now + AHEAD_SECONDS:
                 continue  # it only had to look: a turn of the reactor would cost more than that
             self._schedule.run_due(now)
             self._react()
-            self._note_delay(trio.current_time() - now)
+            self._on_delay(trio.current_time() - now)

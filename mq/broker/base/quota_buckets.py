@@ -117,13 +117,13 @@ class QuotaBuckets:
 
     def count_throttled(self, subject: LimitKey, now: float, *, refused: bool) -> bool:
         """Count a request that waits or is refused. Returns whether it is the first one for `RECENT_SECONDS`."""
-        throttling = self.throttles.setdefault(subject, Throttling())
-        is_first = now - throttling.at > RECENT_SECONDS
-        throttling.at = max(throttling.at, now)
+        counts = self.throttles.setdefault(subject, Throttling())
+        is_first = now - counts.at > RECENT_SECONDS
+        counts.at = max(counts.at, now)
         if refused:
-            throttling.refused_count += 1
+            counts.refused_count += 1
         else:
-            throttling.delayed_count += 1
+            counts.delayed_count += 1
         return is_first
 
     def recent(self, now: float) -> Iterator[tuple[LimitKey, Throttling]]:

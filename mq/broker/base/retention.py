@@ -151,9 +151,9 @@ class Retention:
             self._log.warning("file_times_unreadable", error=str(error))
         return corrections
 
-    def note_for_copies(self) -> bytes:
-        """Encode the corrections for a replica that copies the log; see `ClockCorrections.note_for_copies`."""
-        return self._corrections.note_for_copies()
+    def encode_for_copies(self) -> bytes:
+        """Encode the corrections for a replica that copies the log; see `ClockCorrections.encode_for_copies`."""
+        return self._corrections.encode_for_copies()
 
     def settings_changed(self, settings: BrokerSettings) -> None:
         """Use new settings from now on."""
@@ -184,7 +184,7 @@ class Retention:
         segments = log.segments()
         wall_ms = self._wall_clock_ms()
         now_ms = self._plausible_ms(segments, wall_ms)
-        self._files.note_files(segments, now_ms, wall_ms)
+        self._files.set_files(segments, now_ms, wall_ms)
         self._keep_times()
         self._complete_note(segments, now_ms)
         needed_pos = self._floor_pos()

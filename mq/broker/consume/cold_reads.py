@@ -198,7 +198,7 @@ class ColdReads:
 
     def _load_chunk(self, chunk: int) -> None:
         begin = chunk * CHUNK_BYTES
-        self._start(self._on_disk([(begin, begin + CHUNK_BYTES)]), partial(self._chunk_arrived, chunk))
+        self._start(self._on_disk([(begin, begin + CHUNK_BYTES)]), partial(self._on_chunk, chunk))
 
     def _on_disk(self, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Cut runs to the parts that have to be read from files, and can be."""
@@ -217,7 +217,7 @@ class ColdReads:
 
         self._in_background(job)
 
-    def _chunk_arrived(self, chunk: int) -> None:
+    def _on_chunk(self, chunk: int) -> None:
         assert chunk in self._under_way, f"chunk {chunk} was loaded, under way are {sorted(self._under_way)}"
         for wait in self._under_way.pop(chunk):
             self._on_arrival(wait)

@@ -50,7 +50,7 @@ class Fencing:
         client_id = self._client_id(connection, group)
         if client_id == holder or (client_id is None and only_known) or self._is_free((group, topic, queue_id)):
             return False
-        self._note_fenced(group, topic, queue_id, client_id, holder)
+        self._log_fencing(group, topic, queue_id, client_id, holder)
         return True
 
     def fences_topic(self, connection: ClientConnection, group: str, topic: str) -> bool:
@@ -68,10 +68,10 @@ class Fencing:
         if not in_force or client_id in in_force.values():
             return False
         queue_id, holder = next(iter(in_force.items()))
-        self._note_fenced(group, topic, queue_id, client_id, holder)
+        self._log_fencing(group, topic, queue_id, client_id, holder)
         return True
 
-    def _note_fenced(self, group: str, topic: str, queue_id: int, client_id: str | None, holder: str) -> None:
+    def _log_fencing(self, group: str, topic: str, queue_id: int, client_id: str | None, holder: str) -> None:
         self.count += 1
         if (group, client_id or "") not in self._reports and len(self._reports) < _REPORTS_MAX:
             self._reports.add((group, client_id or ""))

@@ -123,8 +123,8 @@ class Heartbeats(Service):
         except HeartbeatInvalid as error:
             raise _refusal(error) from error
         for group in outcome.consumer_groups:
-            self.note_group(group)
-            self._note_retry_topic(group)
+            self.ensure_group(group)
+            self._ensure_retry_topic(group)
         self.notify(outcome.notify, sender=call.connection)
         return call.response()
 
@@ -177,7 +177,7 @@ class Heartbeats(Service):
                 continue
             self._notices.notify(group, connections, sender=sender)
 
-    def note_group(self, group: str) -> None:
+    def ensure_group(self, group: str) -> None:
         """Create an unknown consumer group and its retry topic. Only the leader can; other replicas do nothing.
 
         Raises RequestRefused for an invalid name.
@@ -193,7 +193,7 @@ class Heartbeats(Service):
             self._appender.add_command(self._put_retry_topic(config))
         self._appender.add_command(put_group, lambda _: self._new_groups.discard(group))
 
-    def _note_retry_topic(self, group: str) -> None:
+    def _ensure_retry_topic(self, group: str) -> None:
         """Create the retry topic of a group that an operator created; other groups are created with theirs."""
         config = self._metadata.groups.get(group)
         if config is None or config.retry_queues < 1 or not self._appender.is_open or group in self._new_groups:

@@ -3,7 +3,7 @@
 Consumer offsets are replicated like messages. One-way commits are batched for a moment into one command of the log. A
 commit that wants an answer, and a query of an offset that is in flight, are answered when it is committed. So an offset
 that a client has seen never decreases by itself, whichever replica leads next. It goes back when an operator resets it,
-or when the reader of the queue has gone back (`Offsets.note_pull`); both are commands in the log.
+or when the reader of the queue has gone back (`Offsets.record_pull`); both are commands in the log.
 
 An offset beyond the end of its queue is refused, since its consumers would get nothing until the queue has passed it.
 The leader compares with the end that its log gives the queue (`QueueTails.end`). A consumer has read a message only
@@ -147,7 +147,7 @@ class Offsets(Service):
             return
         self.gather(group, topic, queue_id, offset)
 
-    def note_pull(
+    def record_pull(
         self,
         connection: ClientConnection,
         group: str,
@@ -459,13 +459,13 @@ class Offsets(Service):
             if not is_known:
                 return
             try:
-                answer = self._answer(call, key)
+                response = self._answer(call, key)
             except RequestRefused:
                 return  # another replica knows whether the group begins at 0
             except (StoreError, OSError) as error:
                 call.connection.close(f"the queue cannot be read: {error}")
             else:
-                call.connection.send(answer)
+                call.connection.send(response)
 
         def finish(outcome: Outcome) -> None:
             match outcome:

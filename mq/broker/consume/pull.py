@@ -118,7 +118,7 @@ class Pulls(Service):
         self._has_archive = context.archived_reads is not None
         self._store_offset = offsets.commit
         self._reset_to = offsets.reset_to
-        self._note_pull = offsets.note_pull
+        self._record_pull = offsets.record_pull
         self._confirm = context.reads.read_once
         self._appender = context.appender
         self._beginning = context.beginning
@@ -213,7 +213,7 @@ class Pulls(Service):
             self._store_offset(call.connection, *place, ext.commit_offset)
         if self._metadata.offset_resets and (target := self._reset_to(*place, ext.queue_offset)) is not None:
             return self._moved_response(pull, target)
-        self._note_pull(call.connection, *place, ext.queue_offset, ext.forward_only)
+        self._record_pull(call.connection, *place, ext.queue_offset, ext.forward_only)
         queue = self._store.get(ext.topic, ext.queue_id)
         if ext.queue_offset <= (0 if queue is None else queue.max_offset):
             return self._serve(pull, queue, may_hold=True)

@@ -39,10 +39,10 @@ class Rebalance(Service):
     """Assigns queues to members of consumer groups, and sets and shows request modes.
 
     Args:
-        note_group: creates an unknown group; raises RequestRefused for an invalid name.
+        ensure_group: creates an unknown group; raises RequestRefused for an invalid name.
     """
 
-    def __init__(self, context: BrokerContext, *, routes: Routes, note_group: Callable[[str], None]) -> None:
+    def __init__(self, context: BrokerContext, *, routes: Routes, ensure_group: Callable[[str], None]) -> None:
         self._metadata = context.metadata
         self._appender = context.appender
         self._routes = routes
@@ -50,7 +50,7 @@ class Rebalance(Service):
         self._consumer_ids = context.clients.consumer_ids
         self._removed_members = context.clients.removed_members
         self._clock = context.clock
-        self._note_group = note_group
+        self._ensure_group = ensure_group
 
     def tasks(self) -> Iterator[Task]:
         yield self._routes.run
@@ -116,7 +116,7 @@ class Rebalance(Service):
             # Operators may set the mode of a group before it consumes for the first time.
             if not self._metadata.has_room_for_group(group):
                 raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"the group {group} does not exist")
-            self._note_group(group)
+            self._ensure_group(group)
 
         def check() -> None:
             if not self._metadata.request_modes.has_room(topic, group):

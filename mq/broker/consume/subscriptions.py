@@ -40,7 +40,7 @@ class Subscriptions(Service):
     """The subscriptions of pulls and pops, and the handler for request code 46.
 
     Args:
-        note_group: called with an unknown consumer group, to create it.
+        ensure_group: called with an unknown consumer group, to create it.
         refresh: asks a client for its subscriptions to a group.
     """
 
@@ -48,7 +48,7 @@ class Subscriptions(Service):
         self,
         context: BrokerContext,
         *,
-        note_group: Callable[[str], None],
+        ensure_group: Callable[[str], None],
         refresh: Callable[[ClientConnection, str], None],
     ) -> None:
         self._settings = context.settings
@@ -56,7 +56,7 @@ class Subscriptions(Service):
         self._clients = context.clients
         self._removed_members = context.clients.removed_members
         self._clock = context.clock
-        self._note_group = note_group
+        self._ensure_group = ensure_group
         self._refresh = refresh
 
     def routes(self) -> Iterator[Route]:
@@ -134,7 +134,7 @@ class Subscriptions(Service):
         if config is None:
             if not self._settings.auto_create_groups:
                 raise RequestRefused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"there is no consumer group {name}")
-            self._note_group(name)
+            self._ensure_group(name)
         elif not config.consume_enable:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"consumer group {name} may not consume")
         return config

@@ -265,7 +265,7 @@ class ClientConnection:
         nbytes = self._requests.sends.take(self, chunk)
         assert nbytes <= len(chunk), f"{nbytes} of {len(chunk)} bytes were taken"
         if nbytes:
-            self._note_whole()
+            self._end_partial()
         if nbytes == len(chunk):
             return nbytes
         return nbytes + self._serve_frames(chunk[nbytes:])
@@ -285,7 +285,7 @@ class ClientConnection:
         if access is not None:
             requests = access.authorize(self._address, requests, chunk)
         if nbytes:
-            self._note_whole()
+            self._end_partial()
         if len(requests) > _SERVED_AT_ONCE:
             self._serve_share(requests)
         else:
@@ -294,7 +294,7 @@ class ClientConnection:
             self._begin(_LENGTH_BYTES + int.from_bytes(chunk[nbytes : nbytes + _LENGTH_BYTES], "big"))
         return nbytes
 
-    def _note_whole(self) -> None:
+    def _end_partial(self) -> None:
         """Note that the rest of a partial request has arrived."""
         if self._unfinished:
             self._unfinished = False

@@ -102,8 +102,8 @@ class LinearizableReads:
         self._read(on_confirm)
 
 
-def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes | None]) -> None:
-    """Send the result of ``answer``, unless that is None, or the refusal that it raises, once this replica is up to
+def when_current(read: Read, call: Call[Any], build: Callable[[], bytes | None]) -> None:
+    """Send the result of ``build``, unless that is None, or the refusal that it raises, once this replica is up to
     date. It is asked again when it needs messages from the archive that have to be loaded.
     """
     call.drop_body()
@@ -116,7 +116,7 @@ def when_current(read: Read, call: Call[Any], answer: Callable[[], bytes | None]
         try:
             if not is_known:
                 raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read")
-            reply = answer()
+            reply = build()
         except ArchivedNotLoaded as missing:
             loads += 1
             if loads > ARCHIVE_LOADS_MAX or not missing.wait(partial(on_confirm, is_known)):

@@ -30,7 +30,7 @@ ResponseSteps = Generator[None, None, bytes]
 
 class _SlowResponse(NamedTuple):
     call: Call[Any]
-    answer: Generator[None, None, bytes | None]
+    steps: Generator[None, None, bytes | None]
     again: Callable[[], None] | None = None
     """Begins the answer once more."""
 
@@ -63,17 +63,17 @@ class SlowResponses:
     def work(
         self,
         call: Call[Any],
-        answer: Generator[None, None, bytes | None],
+        steps: Generator[None, None, bytes | None],
         *,
         may_begin: bool = True,
         again: Callable[[], None] | None = None,
     ) -> None:
-        """Send the result of ``answer``, unless that is None, or the refusal that it raises.
+        """Send the result of ``steps``, unless that is None, or the refusal that it raises.
 
         Sends it at once if it is finished in one step and ``may_begin`` is set, else later. Stops when the client
         disconnects. ``again`` is called if messages of the archive had to be loaded for it, when they are.
         """
-        job = _SlowResponse(call, answer, again)
+        job = _SlowResponse(call, steps, again)
         if not may_begin or self._run_step(job):
             same = sum(each.call.connection is call.connection for each in self._jobs)
             if len(self._jobs) >= WAITING_MAX or same >= WAITING_PER_CONNECTION_MAX:
@@ -87,13 +87,13 @@ class SlowResponses:
             self._jobs.append(job)
             self._has_jobs.set()
 
-    def when_current(self, read: Read, call: Call[Any], answer: Callable[[], ResponseSteps]) -> None:
+    def when_current(self, read: Read, call: Call[Any], build: Callable[[], ResponseSteps]) -> None:
         """`work`, once this replica is up to date."""
 
         loads = 0
 
         def begin() -> None:
-            self.work(call, answer(), again=again if loads < ARCHIVE_LOADS_MAX else None)
+            self.work(call, build(), again=again if loads < ARCHIVE_LOADS_MAX else None)
 
         def again() -> None:
             nonlocal loads
@@ -132,9 +132,9 @@ class SlowResponses:
         """Run one step; returns whether the answer is unfinished."""
         until = self._clock() + self._slice_seconds
         try:
-            next(job.answer)
+            next(job.steps)
             while self._clock() < until:
-                next(job.answer)
+                next(job.steps)
         except StopIteration as stop:
             if stop.value is not None:
                 job.call.answer(stop.value)

@@ -105,12 +105,12 @@ class Replica:
 
     def looks(self, later: float = 0.0) -> ArchiveJob | None:
         self.now += later
-        self.service.note_progress()
+        self.service.update_progress()
         return self.service.next_job()
 
     def looks_later(self) -> None:
         self.now += 60
-        self.service.note_progress()
+        self.service.update_progress()
 
     def job(self, later: float = 0.0) -> ArchiveJob:
         """The job that there is now."""
@@ -341,7 +341,7 @@ def tiered(leader: str = "n0", node_id: str = "n1", **given: Any) -> Replica:
     replica = Replica(node_id, leader=leader, **{"level": 7} | given)
     replica.service._tier = Tier(url=URL, log=replica.messages.log, state=replica.metadata.archived)
     replica.send(40)
-    replica.service.note_progress()
+    replica.service.update_progress()
     return replica
 
 
@@ -392,7 +392,7 @@ def test_replica_does_not_report_a_manifest_before_reading_one() -> None:
         # What it has found is news once: later others know better.
         follower.service.handle_step(step(end, begin_pos=0))
         follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=False))
-        follower.service.note_progress()
+        follower.service.update_progress()
         follower.asked.clear()
         follower.commands.clear()
         follower.metadata.apply(NoteTier(url=URL, begin_pos=0, is_held=True))
@@ -405,12 +405,12 @@ def test_manifest_is_checked_though_nothing_waits() -> None:
     replica = tiered()
     end = replica.ends()[-1]
     replica.metadata.apply(noted(end))
-    replica.service.note_progress()
+    replica.service.update_progress()
     assert replica.service.next_job() is not None, "at first"
     replica.service.handle_step(ArchiveStep(is_last=True))
     assert replica.service.next_job() is None
     replica.now += LIMITS.check_seconds + 1
-    replica.service.note_progress()
+    replica.service.update_progress()
     assert replica.service.next_job() is not None
 
 
@@ -419,12 +419,12 @@ def test_missing_format_level_is_reported(level: int, has_tiers: bool, needed: i
     replica = tiered(level=level) if has_tiers else Replica(level=level)
     replica.send(40)
     for _ in range(2):
-        replica.service.note_progress()
+        replica.service.update_progress()
         replica.now += LIMITS.turn_seconds - 1
     assert not replica.logged
-    replica.service.note_progress()
+    replica.service.update_progress()
     replica.now += 2
-    replica.service.note_progress()
+    replica.service.update_progress()
     told = [fields["needed_level"] for event, fields in replica.logged if event == "archive_waits_for_level"]
     assert told == ([] if needed is None else [needed])
 
@@ -436,7 +436,7 @@ def test_just_started_replica_does_not_report_an_older_manifest_as_complete() ->
     leader.metadata.apply(noted(end))
     leader.now += 60
     leader.commands.clear()
-    leader.service.note_progress()
+    leader.service.update_progress()
     assert not leader.commands, "nobody knows whether the manifest has all"
     leader.service.handle_step(step(end, begin_pos=0))
     assert decode_command(leader.commands.pop()) == NoteTier(url=URL, begin_pos=0, is_held=False)
@@ -481,7 +481,7 @@ def test_archiving_job_contains_the_retention_limits() -> None:
 def test_archive_alone_keeps_delayed_messages_and_compacted_topics() -> None:
     """They would be missing in a group that is restored from it, also if brokers serve their local messages only."""
     replica = Replica(messages=40)
-    replica.service.note_progress()
+    replica.service.update_progress()
     with_retention(replica, archive_retention_hours=1)
     replica.needed_pos = 2 * SEGMENT_BYTES + 7
     job = replica.job(LIMITS.check_seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.broker.base.archive_tier import QUEUES_FROM, Tier, note_queues_from
+from mq.broker.base.archive_tier import QUEUES_FROM, Tier, store_queues_from
 from mq.broker.net.log_beginning import LogBeginning
 from mq.broker.net.refusals import RequestRefused
 from mq.broker.state.archived_log import ArchivedLog, NoteArchived, NoteTier
@@ -89,7 +89,7 @@ def test_broker_without_tiers_serves_its_log() -> None:
 def test_derived_queues_are_noted(has_tiers: bool, is_fresh: bool, after: bytes | None) -> None:
     log = Log(100)
     log.notes[QUEUES_FROM] = b"20"
-    note_queues_from(log, has_tiers=has_tiers, is_fresh=is_fresh)
+    store_queues_from(log, has_tiers=has_tiers, is_fresh=is_fresh)
     assert log.notes.get(QUEUES_FROM) == after
 
 

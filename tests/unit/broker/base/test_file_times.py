@@ -48,7 +48,7 @@ class Files:
     def deleted(self, now_ms: int = NOW, hours: int = 72) -> int:
         """How many files 72 h of retention delete."""
         segments = self.segments()
-        self.times.note_files(segments, now_ms, now_ms)
+        self.times.set_files(segments, now_ms, now_ms)
         now = Situation(
             now_ms=now_ms, hour=0, floor_pos=10**9, wanted_pos=10**9, disk_used_bytes=0, disk_total_bytes=100
         )
@@ -181,7 +181,7 @@ def test_notes_of_many_differences_stay_small() -> None:
     assert len(times.encode()) < 20 * STEPS_MAX
     again = ClockCorrections(BootClock("boot", lambda: 0), times.encode())
     assert all(again.get_ms(start) >= ms for start, ms in wanted.items())
-    again.note_clock(5000, 10_000)
+    again.check_clock(5000, 10_000)
     assert all(again.get_ms(start) >= ms for start, ms in wanted.items() if start >= 5000)
 
 
@@ -192,7 +192,7 @@ def test_copied_files_of_a_slow_clock_are_not_deleted_early() -> None:
     assert leader.deleted() == 0
     assert Files(*leader.stamps).deleted() == 1, "a clock that is right says nothing of how a file was stamped"
     copy = Files(*leader.stamps)
-    copy.times.corrections.take_copied(leader.times.corrections.note_for_copies())
+    copy.times.corrections.take_copied(leader.times.corrections.encode_for_copies())
     assert copy.deleted() == 0
     copy.restart("another boot")
     assert copy.deleted() == 0
@@ -206,9 +206,9 @@ def test_larger_of_own_and_copied_corrections_applies() -> None:
     own.add(20, 30, 90_000)
     other.add(0, 20, 80_000)
     other.add(20, 30, 61_000)
-    own.take_copied(other.note_for_copies())
+    own.take_copied(other.encode_for_copies())
     assert [own.get_ms(start) for start in range(0, 40, 10)] == [80_000, 80_000, 90_000, 0]
-    assert ClockCorrections(BootClock("boot", lambda: 0), None).note_for_copies() == b""
+    assert ClockCorrections(BootClock("boot", lambda: 0), None).encode_for_copies() == b""
 
 
 def test_old_file_without_a_younger_neighbour_is_deleted() -> None:

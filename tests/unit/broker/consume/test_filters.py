@@ -53,7 +53,7 @@ class Home:
         registry: ClientRegistry[ClientConnection] = clients
         self.subscriptions = Subscriptions(
             context_of(clock=lambda: 0.0, settings=BrokerSettings(), metadata=metadata, clients=registry),
-            note_group=self.noted.append,
+            ensure_group=self.noted.append,
             refresh=lambda _, group: self.asked.append(group),
         )
 

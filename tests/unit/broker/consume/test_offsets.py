@@ -140,7 +140,7 @@ def test_offsets_gathered_before_resigning_are_dropped(stage: Stage) -> None:
 def test_backward_commit_drops_gathered_offsets(stage: Stage) -> None:
     reader: Any = object()
     stage.store(50)
-    stage.offsets.note_pull(reader, "G", "T", 0, QueueOffset(10))
+    stage.offsets.record_pull(reader, "G", "T", 0, QueueOffset(10))
     stage.gather(60)
     stage.offsets.commit(reader, "G", "T", 0, QueueOffset(11))
     stage.rounds.commit(2)
@@ -153,7 +153,7 @@ def test_repeated_read_is_not_mistaken_for_a_consumer_awaiting_a_reset(stage: St
     """A reset forgets who read from further back: what comes late from there does not undo it."""
     reader: Any = object()
     stage.store(50)
-    stage.offsets.note_pull(reader, "G", "T", 0, QueueOffset(10))
+    stage.offsets.record_pull(reader, "G", "T", 0, QueueOffset(10))
     stage.reset(40)
     stage.rounds.commit(2)
     stage.offsets.commit(reader, "G", "T", 0, QueueOffset(11))
@@ -169,7 +169,7 @@ def test_commit_at_the_wrong_moment_is_refused_with_a_reason(stage: Stage) -> No
         ext=UpdateConsumerOffsetExt(consumer_group="G", topic="T", queue_id=0, commit_offset=QueueOffset(51))
     )
     stage.store(50)
-    stage.offsets.note_pull(reader, "G", "T", 0, QueueOffset(10))
+    stage.offsets.record_pull(reader, "G", "T", 0, QueueOffset(10))
     stage.offsets.commit(reader, "G", "T", 0, QueueOffset(11))
     with pytest.raises(RequestRefused, match=r"is being reset right now: commit again$"):
         stage.offsets.handle_update(Call(other, request, b"", 0))
@@ -186,7 +186,7 @@ def test_commit_at_the_wrong_moment_is_refused_with_a_reason(stage: Stage) -> No
 def test_commit_of_a_negative_offset_does_not_delay_others(oneway: bool, stage: Stage) -> None:
     client: Any = object()
     stage.store(50)
-    stage.offsets.note_pull(client, "G", "T", 0, QueueOffset(-2))
+    stage.offsets.record_pull(client, "G", "T", 0, QueueOffset(-2))
     request = UpdateConsumerOffset(
         opaque=1,
         flag=2 if oneway else 0,
