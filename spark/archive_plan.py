@@ -47,7 +47,7 @@ class ArchivePlan:
         self._open = open_archive
         self._clock = clock
         self._sleep = sleep
-        self._opened: dict[ArchivedLog, TopicBlocks] = {}
+        self._open_blocks: dict[ArchivedLog, TopicBlocks] = {}
         """Without the ends, which move on."""
 
     def __enter__(self) -> Self:
@@ -60,9 +60,9 @@ class ArchivePlan:
 
     def close(self) -> None:
         """Close the connections to object storage."""
-        for blocks in self._opened.values():
+        for blocks in self._open_blocks.values():
             blocks.close()
-        self._opened.clear()
+        self._open_blocks.clear()
 
     def with_archives(self, parts: Sequence[LogRange], survey: Survey) -> list[LogRange]:
         """The partitions, each with the part to read from the archive. ``survey`` must be detailed.
@@ -103,7 +103,7 @@ class ArchivePlan:
                 continue
             for number, begin, end in extents:
                 log = archive._replace(end=places[end])
-                new_parts[number] = replace(new_parts[number], archived=ArchivedPart(log, begin))
+                new_parts[number] = replace(new_parts[number], archived_part=ArchivedPart(log, begin))
         return new_parts
 
     def _proven_places(
@@ -156,14 +156,14 @@ class ArchivePlan:
 
     def _drop(self, archive: ArchivedLog) -> None:
         """Forget an archive that was read with an end that may be wrong."""
-        if (blocks := self._opened.pop(_without_end(archive), None)) is not None:
+        if (blocks := self._open_blocks.pop(_without_end(archive), None)) is not None:
             blocks.close()
 
     def _blocks(self, archive: ArchivedLog) -> TopicBlocks:
         key = _without_end(archive)
-        if key not in self._opened:
-            self._opened[key] = self._open(archive, self._options.fetch_timeout_ms / 1000)
-        return self._opened[key]
+        if key not in self._open_blocks:
+            self._open_blocks[key] = self._open(archive, self._options.fetch_timeout_ms / 1000)
+        return self._open_blocks[key]
 
 
 def _without_end(archive: ArchivedLog) -> ArchivedLog:

@@ -32,7 +32,7 @@ class ArchiveTaskReader(BulkTaskReader):
 
         Raises as `TaskReader.read`; ReadFailed also if the archive cannot be read, unless the options say otherwise.
         """
-        part = self._part.archived
+        part = self._part.archived_part
         self._remaining = {each.queue_id: each for each in self._part.ranges}
         if part is not None and not self._offsets_suffice():
             blocks = self.open_archive(part.archive, self._options.fetch_seconds)
@@ -53,7 +53,7 @@ class ArchiveTaskReader(BulkTaskReader):
             try:
                 for records in blocks.read(self._part.topic, ranges, part.begin_pos, part.archive.end[2], codes):
                     self._renew_lease()
-                    self._took(records, part)
+                    self._on_records(records, part)
                     pause = PAUSE_SECONDS_MIN
                     if records.sizes:
                         yield from self._batches(Chunk(memoryview(records.data), records.sizes, 0))
@@ -64,10 +64,10 @@ class ArchiveTaskReader(BulkTaskReader):
                     self._sleep(pause)
                     pause = min(pause * 2, PAUSE_SECONDS_MAX)
                     continue
-                self._gave_up(error)
+                self._give_up(error)
             return
 
-    def _took(self, records: ArchivedRecords, part: ArchivedPart) -> None:
+    def _on_records(self, records: ArchivedRecords, part: ArchivedPart) -> None:
         self._remaining = {
             queue_id: QueueRange(queue_id, offset, each.end)
             for queue_id, each in self._remaining.items()
@@ -78,7 +78,7 @@ class ArchiveTaskReader(BulkTaskReader):
         statistics.nbytes += len(records.data)
         statistics.replicas[url] = statistics.replicas.get(url, 0) + len(records.data)
 
-    def _gave_up(self, error: ArchiveUnreadable) -> None:
+    def _give_up(self, error: ArchiveUnreadable) -> None:
         """Raise ReadFailed, unless brokers may be read instead."""
         each = next(iter(self._remaining.values()))
         where = (

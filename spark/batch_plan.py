@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from spark.bulk_offset_survey import surveyor_of
 from spark.client import Connection
-from spark.filters import Narrowing, narrowed
+from spark.filters import Narrowing, narrow_ranges
 from spark.leases import LEASE_ANSWER_SECONDS_MAX, new_lease_id, take_leases, with_leases
 from spark.options import ReadOptions
 from spark.partitions import plan_partitions, resolve_bound
@@ -22,9 +22,9 @@ def plan_batch(
     """
     surveyor = surveyor_of(options, connect, detail=False, otherwise="latest-if-possible")
     survey = surveyor.survey(options.subscription)
-    stops = resolve_bound(surveyor, survey, options, options.ending, "ending")
-    starts = resolve_bound(surveyor, survey, options, options.starting, "starting")
-    ranges = narrowed(narrowing, scan(starts, stops, survey.ends))
+    stops = resolve_bound(surveyor, survey, options, options.end, "ending")
+    starts = resolve_bound(surveyor, survey, options, options.start, "starting")
+    ranges = narrow_ranges(narrowing, scan(starts, stops, survey.ends))
     survey = surveyor.add_details(survey)
     parts = with_leases(plan_partitions(survey, ranges, options), survey, lambda _: new_lease_id())
     take_leases(parts, min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000), connect)

@@ -120,9 +120,9 @@ class BulkSurveyor(Surveyor):
         for _, topic_plans in self._answers(order, identities, plans, current=self._proves_archives):
             plans |= topic_plans
         claims: dict[str, list[ArchiveClaim]] = {}
-        missing = {topic: identity for topic, identity in identities.items() if topic not in plans}
-        if self._proves_archives and missing:
-            for address, topic_plans in self._answers(order, missing, {}, current=False):
+        unanswered = {topic: identity for topic, identity in identities.items() if topic not in plans}
+        if self._proves_archives and unanswered:
+            for address, topic_plans in self._answers(order, unanswered, {}, current=False):
                 for topic, plan in topic_plans.items():
                     if plan.archive is not None:
                         claims.setdefault(topic, []).append(ArchiveClaim(address, plan.archive))

@@ -62,20 +62,20 @@ class BulkTaskReader(TaskReader):
         """Read all messages of the partition as record batches, in log order. Raises as `TaskReader.read`."""
         yield from self._read_left({each.queue_id: each for each in self._part.ranges})
 
-    def _read_left(self, remaining: dict[int, QueueRange]) -> Iterator[Any]:
+    def _read_left(self, ranges: dict[int, QueueRange]) -> Iterator[Any]:
         self._progress_at = self._clock()
         request: int | None = None
         try:
-            while remaining:
+            while ranges:
                 try:
                     connection = self._open_connection()
                     self._hold(connection)
                     if request is None:
-                        request = self._ask_bulk(connection, remaining)
+                        request = self._ask_bulk(connection, ranges)
                     answer = self._check_response(connection.receive(request), connection)
                     request = None
-                    before = remaining
-                    remaining, chunk = self._advance(answer, remaining)
+                    before = ranges
+                    ranges, chunk = self._advance(answer, ranges)
                 except Busy:
                     request = None
                     continue
@@ -84,26 +84,26 @@ class BulkTaskReader(TaskReader):
                     self._next_replica(error)
                     continue
                 self._on_progress(connection, chunk)
-                if remaining and self._connection is connection:
+                if ranges and self._connection is connection:
                     # The broker works on the next response while this one is decoded.
                     try:
-                        request = self._ask_bulk(connection, remaining)
+                        request = self._ask_bulk(connection, ranges)
                     except Unreachable as error:
                         self._next_replica(error)
                 if answer.without_records:
-                    yield from self._offset_rows(before, remaining)
+                    yield from self._offset_rows(before, ranges)
                 elif chunk.sizes:
                     yield from self._batches(chunk, without_bodies=answer.without_bodies)
         finally:
             self._disconnect()
 
-    def _offset_rows(self, before: dict[int, QueueRange], remaining: dict[int, QueueRange]) -> Iterator[Any]:
+    def _offset_rows(self, before: dict[int, QueueRange], ranges: dict[int, QueueRange]) -> Iterator[Any]:
         """Yield batches of the columns that are known without reading the messages."""
-        ranges = [
-            QueueRange(queue_id, each.start, remaining[queue_id].start if queue_id in remaining else each.end)
+        offset_ranges = [
+            QueueRange(queue_id, each.start, ranges[queue_id].start if queue_id in ranges else each.end)
             for queue_id, each in before.items()
         ]
-        for batch in offset_batches(ranges, self._options.columns, self._source):
+        for batch in offset_batches(offset_ranges, self._options.columns, self._source):
             self.statistics.rows += batch.num_rows
             yield batch
 
@@ -117,7 +117,7 @@ class BulkTaskReader(TaskReader):
         # Whatever the response: the scan also works without a lease.
         connection.receive(connection.send(RequestCode.HOLD_LOG, lease_fields(self._part)))
 
-    def _ask_bulk(self, connection: Connection, remaining: dict[int, QueueRange]) -> int:
+    def _ask_bulk(self, connection: Connection, ranges: dict[int, QueueRange]) -> int:
         options = self._options
         wait_ms = min(WAIT_MS_MAX, int(options.fetch_seconds * 500))
         fields = {
@@ -137,7 +137,7 @@ class BulkTaskReader(TaskReader):
             RequestCode.BULK_READ,
             fields,
             encode_ranges(
-                ReadRange(each.queue_id, QueueOffset(each.start), QueueOffset(each.end)) for each in remaining.values()
+                ReadRange(each.queue_id, QueueOffset(each.start), QueueOffset(each.end)) for each in ranges.values()
             ),
         )
 
@@ -202,46 +202,46 @@ class BulkTaskReader(TaskReader):
 
     # -- responses -----------------------------------------------------------------------------------------------------
 
-    def _advance(self, response: BulkResponse, remaining: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
+    def _advance(self, response: BulkResponse, ranges: dict[int, QueueRange]) -> tuple[dict[int, QueueRange], Chunk]:
         """Return the ranges left after a response, and its records. Raises AnswerDamaged, ReplicaBehind, DataLoss."""
-        if not response.offsets or not response.offsets.keys() <= remaining.keys():
+        if not response.offsets or not response.offsets.keys() <= ranges.keys():
             raise AnswerDamaged(f"the answer is about queues {list(response.offsets)[:10]}, which were not requested")
         skip_count = 0
         if response.status is BulkStatus.GONE:
-            following = {}
-            for queue_id, first in self._gone_everywhere(response, remaining).items():
-                each = remaining[queue_id]
+            next_offsets = {}
+            for queue_id, first in self._gone_everywhere(response, ranges).items():
+                each = ranges[queue_id]
                 chunk = self._skip_lost(each, each.start, first)
-                skip_count += chunk.skipped
-                following[queue_id] = chunk.next_offset
+                skip_count += chunk.skip_count
+                next_offsets[queue_id] = chunk.next_offset
         else:
-            following = {
-                queue_id: min(offset, remaining[queue_id].end) for queue_id, offset in response.offsets.items()
+            next_offsets = {
+                queue_id: min(offset, ranges[queue_id].end) for queue_id, offset in response.offsets.items()
             }
             if not response.without_records:
-                self._check_offsets(response, remaining)
+                self._check_offsets(response, ranges)
             elif not self._offsets_suffice():
                 raise AnswerDamaged("the answer lacks the records that the query needs")
         still = {
-            queue_id: QueueRange(queue_id, following.get(queue_id, each.start), each.end)
-            for queue_id, each in remaining.items()
-            if following.get(queue_id, each.start) < each.end
+            queue_id: QueueRange(queue_id, next_offsets.get(queue_id, each.start), each.end)
+            for queue_id, each in ranges.items()
+            if next_offsets.get(queue_id, each.start) < each.end
         }
-        if any(offset < remaining[queue_id].start for queue_id, offset in following.items()) or still == remaining:
+        if any(offset < ranges[queue_id].start for queue_id, offset in next_offsets.items()) or still == ranges:
             raise AnswerDamaged(
-                f"the answer ends at {list(following.items())[:10]} for {list(remaining.values())[:10]}"
+                f"the answer ends at {list(next_offsets.items())[:10]} for {list(ranges.values())[:10]}"
             )
         data = response.data if response.status is BulkStatus.RECORDS else memoryview(b"")
         return still, Chunk(data, response.sizes, 0, skip_count)
 
-    def _gone_everywhere(self, response: BulkResponse, remaining: dict[int, QueueRange]) -> dict[int, int]:
+    def _gone_everywhere(self, response: BulkResponse, ranges: dict[int, QueueRange]) -> dict[int, int]:
         """First offsets of the queues whose next wanted message no replica has.
 
         Raises ReplicaBehind while a replica was not tried for it, AnswerDamaged.
         """
         address = self._replicas[self._turn]
         firsts = ", ".join(f"queue {queue_id} at {first}" for queue_id, first in list(response.offsets.items())[:10])
-        if any(first <= remaining[queue_id].start for queue_id, first in response.offsets.items()):
+        if any(first <= ranges[queue_id].start for queue_id, first in response.offsets.items()):
             raise AnswerDamaged(
                 f"{address} reports deleted messages, but has the requested ones; its queues begin: {firsts}"
             )
@@ -265,7 +265,7 @@ class BulkTaskReader(TaskReader):
         self._asked_replicas, self._first_offsets = frozenset(), None
         super()._on_progress(connection, chunk)
 
-    def _check_offsets(self, response: BulkResponse, remaining: dict[int, QueueRange]) -> None:
+    def _check_offsets(self, response: BulkResponse, ranges: dict[int, QueueRange]) -> None:
         """Raise AnswerDamaged unless the records of each queue continue from the position up to the next one."""
         queue_ids = np.asarray(response.queue_ids)
         sizes = np.asarray(response.sizes, dtype=np.int64)
@@ -283,7 +283,7 @@ class BulkTaskReader(TaskReader):
             bounds = [0, *(np.flatnonzero(np.diff(sorted_ids)) + 1).tolist(), len(order)]
             for begin, end in pairwise(bounds):
                 queue_id, mine = int(sorted_ids[begin]), sorted_offsets[begin:end]
-                low = remaining[queue_id].start if queue_id in remaining else 0
+                low = ranges[queue_id].start if queue_id in ranges else 0
                 if (
                     queue_id not in counts
                     or int(mine[0]) < low
@@ -294,8 +294,8 @@ class BulkTaskReader(TaskReader):
                 counts[queue_id] = end - begin
         if self._options.tags is None:
             for queue_id, count in counts.items():
-                if response.offsets[queue_id] != remaining[queue_id].start + count:
+                if response.offsets[queue_id] != ranges[queue_id].start + count:
                     raise AnswerDamaged(
-                        f"{count} records of queue {queue_id} from {remaining[queue_id].start} on do not end at "
+                        f"{count} records of queue {queue_id} from {ranges[queue_id].start} on do not end at "
                         f"{response.offsets[queue_id]}"
                     )

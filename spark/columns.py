@@ -254,7 +254,7 @@ def _decode_together(
     columns: dict[str, Any] = {}
     buffer = pa.py_buffer(data)
     if not _TEXT_COLUMNS.isdisjoint(names):
-        properties = _Properties.of(_spans(buffer, text_starts, ends, pa.string()))
+        properties = _Properties.from_texts(_spans(buffer, text_starts, ends, pa.string()))
         if properties is None:
             return None
         columns["properties"] = properties.maps
@@ -306,7 +306,7 @@ class _Properties(NamedTuple):
     values: Any
 
     @classmethod
-    def of(cls, texts: Any) -> _Properties | None:
+    def from_texts(cls, texts: Any) -> _Properties | None:
         """Decode properties; None if a text is not UTF-8, or a record has a duplicate name."""
         try:
             texts.validate(full=True)
@@ -335,9 +335,9 @@ class _Properties(NamedTuple):
         if len(indices) == count:
             return self.values.take(pa.array(indices))
         places = np.zeros(count, dtype=np.int64)
-        missing = np.ones(count, dtype=bool)
-        places[owners], missing[owners] = indices, False
-        return self.values.take(pa.array(places, mask=missing))
+        is_null = np.ones(count, dtype=bool)
+        places[owners], is_null[owners] = indices, False
+        return self.values.take(pa.array(places, mask=is_null))
 
 
 def _pairs(texts: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -59,24 +59,24 @@ class DemoState:
     acknowledged: int = 0
     failed: int = 0
     rows: int = 0
-    counted: int = 0
+    line_count: int = 0
     outcome: dict[str, Any] | None = None
-    killed: str = ""
+    killed_node: str = ""
     leaders: list[str] = field(default_factory=list)
-    served: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    served_bytes: dict[tuple[str, str, int], int] = field(default_factory=dict)
     """Bytes by node id, role and process id: a restarted replica counts from 0."""
     table: TableMade | None = None
-    moved: trio.Event = field(default_factory=trio.Event)
+    change: trio.Event = field(default_factory=trio.Event)
 
     def wake(self) -> None:
         """Let all waiting tasks check their conditions, since the state has changed."""
-        self.moved.set()
-        self.moved = trio.Event()
+        self.change.set()
+        self.change = trio.Event()
 
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
         """Wait until a condition on this state holds."""
         while not is_so():
-            await self.moved.wait()
+            await self.change.wait()
 
     @property
     def is_good(self) -> bool:
@@ -162,11 +162,11 @@ def table_of(state: DemoState) -> Table:
         ("of these missing", f"{outcome['not_written']:,}", outcome["not_written"] == 0),
         ("most frequent words", words, True),
         ("counted again from Parquet", "the same" if outcome["words_agree"] else "DIFFERENT", outcome["words_agree"]),
-        ("follower killed", state.killed, True),
+        ("follower killed", state.killed_node, True),
         ("leader moved", " -> ".join(state.leaders), len(set(state.leaders)) > 1),
     ]
     sums: dict[tuple[str, str], int] = {}
-    for (node_id, role, _), nbytes in sorted(state.served.items()):
+    for (node_id, role, _), nbytes in sorted(state.served_bytes.items()):
         sums[node_id, role] = sums.get((node_id, role), 0) + nbytes
     rows += [(f"bytes served by {node_id} as {role}", f"{nbytes:,}", True) for (node_id, role), nbytes in sums.items()]
     if state.table is not None:
@@ -215,7 +215,7 @@ async def run_demo(lines: int, directory: Path, console: Console, iceberg: Path 
             say(f"{state.acknowledged:,} lines are stored; Spark reads what is left and counts ...")
             await job.send_all(b"%d\n" % state.acknowledged)
             await state.wait_until(lambda: state.outcome is not None)
-            await _note_served(state, cluster, admin)
+            await _read_served_bytes(state, cluster, admin)
             nursery.cancel_scope.cancel()
         state.table = TableMade("parquet" if iceberg is None else "iceberg", lines, sum(map(len, _text(lines))))
         async with trio.open_nursery() as nursery:
@@ -242,13 +242,13 @@ async def _disturb(state: DemoState, cluster: DevCluster, admin: Admin, say: Cal
     await state.wait_until(lambda: state.rows >= state.lines // 5)
     leader = await cluster.leader()
     state.leaders.append(leader)
-    state.killed = next(node_id for node_id in cluster.node_ids if node_id != leader)
-    cluster.kill(state.killed)
-    say(f"killed the follower {state.killed} (SIGKILL) when Spark had {state.rows:,} rows")
+    state.killed_node = next(node_id for node_id in cluster.node_ids if node_id != leader)
+    cluster.kill(state.killed_node)
+    say(f"killed the follower {state.killed_node} (SIGKILL) when Spark had {state.rows:,} rows")
     await state.wait_until(lambda: state.rows >= state.lines * 2 // 5)
-    await cluster.start(state.killed)
+    await cluster.start(state.killed_node)
     await cluster.wait_ready()
-    say(f"started {state.killed} again when Spark had {state.rows:,} rows")
+    say(f"started {state.killed_node} again when Spark had {state.rows:,} rows")
     await state.wait_until(lambda: state.rows >= state.lines * 3 // 5)
     await admin.manage_group(cluster.address(leader), GroupCommand("transfer"))
     while (new := await cluster.leader()) == leader:  # noqa: ASYNC110 - there is no event
@@ -304,7 +304,8 @@ async def _spark(
                 if not is_started:
                     task_status.started(process.stdin)
                     is_started = True
-                state.rows, state.counted = report.get("rows", state.rows), report.get("counted", state.counted)
+                state.rows = report.get("rows", state.rows)
+                state.line_count = report.get("counted", state.line_count)
                 state.outcome = report.get("outcome", state.outcome)
             state.wake()
     if state.outcome is None:
@@ -313,11 +314,11 @@ async def _spark(
 
 async def _count_served(state: DemoState, cluster: DevCluster, admin: Admin) -> None:
     while True:
-        await _note_served(state, cluster, admin)
+        await _read_served_bytes(state, cluster, admin)
         await trio.sleep(1)
 
 
-async def _note_served(state: DemoState, cluster: DevCluster, admin: Admin) -> None:
+async def _read_served_bytes(state: DemoState, cluster: DevCluster, admin: Admin) -> None:
     """Note the bytes that each replica has sent to Spark so far, as it reports."""
     for node_id in cluster.node_ids:
         if not cluster.is_running(node_id):
@@ -328,7 +329,7 @@ async def _note_served(state: DemoState, cluster: DevCluster, admin: Admin) -> N
             continue  # killed a moment ago, or not up yet
         for role in ("Leader", "Follower"):
             nbytes = next((value for name, value in figures.items() if name.endswith(f"bulkBytesAs{role}")), "0")
-            state.served[node_id, role.lower(), cluster.pid(node_id)] = int(nbytes)
+            state.served_bytes[node_id, role.lower(), cluster.pid(node_id)] = int(nbytes)
 
 
 async def _show(state: DemoState, say: Callable[[str], None]) -> None:
@@ -336,12 +337,12 @@ async def _show(state: DemoState, say: Callable[[str], None]) -> None:
     before, moved_at = (0, 0, 0), trio.current_time()
     while True:
         await trio.sleep(SHOW_SECONDS)
-        now = state.acknowledged, state.rows, state.counted
+        now = state.acknowledged, state.rows, state.line_count
         if now != before:
             before, moved_at = now, trio.current_time()
         elif trio.current_time() - moved_at > STALLED_SECONDS_MAX:
             raise ServersFailed(f"no message has been processed for {STALLED_SECONDS_MAX:g} s")
-        say(f"  sent {state.acknowledged:,}, in Parquet {state.rows:,}, words counted of {state.counted:,} lines")
+        say(f"  sent {state.acknowledged:,}, in Parquet {state.rows:,}, words counted of {state.line_count:,} lines")
 
 
 def main() -> None:

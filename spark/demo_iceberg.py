@@ -47,7 +47,7 @@ async def fetch_iceberg(directory: Path, environment: Mapping[str, str], say: Ca
 
 
 async def _run(who: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
-    with trio.move_on_after(_SECONDS_MAX) as waiting:
+    with trio.move_on_after(_SECONDS_MAX) as timeout:
         process = await trio.run_process(
             [sys.executable, *arguments],
             env={**os.environ, **(environment or {})},
@@ -56,7 +56,7 @@ async def _run(who: str, arguments: list[str], environment: Mapping[str, str] | 
             capture_stderr=True,
             check=False,
         )
-    if waiting.cancelled_caught:
+    if timeout.cancelled_caught:
         raise IcebergMissing(f"{who} has not ended after {_SECONDS_MAX:g} s")
     if process.returncode:
         raise IcebergMissing(f"{who} failed: {_reason(process.stderr.decode(errors='replace'))}")

@@ -68,7 +68,7 @@ class DemoQueries:
     def start(self) -> list[Any]:
         """Start the queries for lines, words and definitions."""
         archive = self._lines(commitToGroup="demo_spark").select("keys", "body", "queue_id", "queue_offset")
-        counting = words_of(self._lines(columns="body")).limit(TOP)
+        counts = words_of(self._lines(columns="body")).limit(TOP)
         definitions = definitions_in(self._lines())
         return [
             start_query(
@@ -77,7 +77,7 @@ class DemoQueries:
                 .option("checkpointLocation", self._checkpoint("lines"))
             ),
             start_query(
-                counting.writeStream.outputMode("complete")
+                counts.writeStream.outputMode("complete")
                 .foreachBatch(self._keep_words)
                 .option("checkpointLocation", self._checkpoint("words"))
             ),
@@ -102,7 +102,7 @@ class DemoQueries:
         self._words = {row["word"]: row["count"] for row in top.collect()}
 
     def outcome(self, total: int) -> dict[str, Any]:
-        """The contents of the files, and whether both ways of counting words agree."""
+        """The contents of the files, and whether both ways of counts words agree."""
         files = self._session.read.parquet(str(self._directory / "lines"))
         (sums,) = files.agg(f.count("*").alias("rows"), f.count_distinct("keys").alias("different")).collect()
         (places,) = files.agg(f.count_distinct("queue_id", "queue_offset").alias("places")).collect()

@@ -45,7 +45,7 @@ class TableMade:
     commits: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    committed: int = 0
+    committed_rows: int = 0
 
     @property
     def is_good(self) -> bool:
@@ -55,13 +55,13 @@ class TableMade:
 
     def results(self) -> list[tuple[str, str, bool]]:
         """The outcome for people: name, value, and whether it is as it should be."""
-        share = self.committed / self.lines * self.nbytes / 1e9
+        share = self.committed_rows / self.lines * self.nbytes / 1e9
         return [
             (f"rows in the {self.kind} table of raftmq table", f"{self.rows:,}", self.rows == self.rows_expected),
             ("equal to the topic (verify)", "yes" if self.is_equal else "NO", self.is_equal),
             ("of messages", f"{self.messages:,}", self.messages == self.lines),
             ("killed meanwhile", f"{self.follower}, and the driver after commit {self.commits_before_kill}", True),
-            ("rows/s of its commits", f"{self.committed / max(self.seconds, 0.001):,.0f}", True),
+            ("rows/s of its commits", f"{self.committed_rows / max(self.seconds, 0.001):,.0f}", True),
             ("CPU of its commits", f"{self.cpu_seconds / max(share, 1e-9):,.0f} s per GB of text", True),
         ]
 
@@ -118,9 +118,9 @@ class _Command:
             assert process.stdout is not None
             before, rest = 0.0, b""
             while True:
-                with trio.move_on_after(SILENT_SECONDS_MAX) as waiting:
+                with trio.move_on_after(SILENT_SECONDS_MAX) as timeout:
                     chunk = await process.stdout.receive_some()
-                if waiting.cancelled_caught:
+                if timeout.cancelled_caught:
                     raise ServersFailed(f"raftmq table {command} has said nothing for {SILENT_SECONDS_MAX:g} s")
                 if not chunk:
                     return await process.wait()
@@ -128,19 +128,19 @@ class _Command:
                 if command == "verify":
                     rest = b"\n".join([*complete, rest])  # one document
                     with suppress(ValueError):
-                        _note_result(table, json.loads(rest))
+                        _record_result(table, json.loads(rest))
                     continue
                 for line in complete:
                     event, used = json.loads(line), cpu_seconds(process.pid)
                     if "rate" in event:
-                        self._note_commit(table, event, used - before)
+                        self._record_commit(table, event, used - before)
                         if on_commit is not None:
                             await on_commit(event, process.pid)
                     before = used
 
-    def _note_commit(self, table: TableMade, event: dict[str, Any], used: float) -> None:
+    def _record_commit(self, table: TableMade, event: dict[str, Any], used: float) -> None:
         table.commits = event["commit"]
-        table.committed += event["messages"]
+        table.committed_rows += event["messages"]
         table.seconds += event["seconds"]
         table.cpu_seconds += used
         self._say(
@@ -148,7 +148,7 @@ class _Command:
         )
 
 
-def _note_result(table: TableMade, result: dict[str, Any]) -> None:
+def _record_result(table: TableMade, result: dict[str, Any]) -> None:
     table.is_equal = result["equal"]
     table.messages = sum(queue["messages"] for queue in result["queues"])
     table.rows = sum(queue["rows_found"] for queue in result["queues"])

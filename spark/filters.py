@@ -20,12 +20,12 @@ _PLACES: Final = {"topic": 0, "broker_name": 1, "queue_id": 2}
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """The part of a scan that remains. ``allowed`` has sets of topics, broker groups and queue ids, None for all.
+    """The part of a scan that remains. ``sets`` has topics, broker groups and queue ids, None for all.
 
     Queue offsets are ``first`` up to but not including ``end``.
     """
 
-    allowed: tuple[frozenset[Any] | None, ...] = (None, None, None)
+    sets: tuple[frozenset[Any] | None, ...] = (None, None, None)
     first: int = 0
     end: int = 2**63 - 1
 
@@ -50,9 +50,9 @@ def narrow(narrowing: Narrowing, condition: Any) -> Narrowing | None:
         case _:
             return None
     at = _PLACES[column]
-    before = narrowing.allowed[at]
+    before = narrowing.sets[at]
     both = values if before is None else values & before
-    return replace(narrowing, allowed=(*narrowing.allowed[:at], both, *narrowing.allowed[at + 1 :]))
+    return replace(narrowing, sets=(*narrowing.sets[:at], both, *narrowing.sets[at + 1 :]))
 
 
 def _narrow_offsets(narrowing: Narrowing, kind: str, value: Any) -> Narrowing | None:
@@ -86,12 +86,12 @@ def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
     return narrowing, remaining
 
 
-def narrowed(narrowing: Narrowing, ranges: Mapping[QueueName, QueueRange]) -> dict[QueueName, QueueRange]:
+def narrow_ranges(narrowing: Narrowing, ranges: Mapping[QueueName, QueueRange]) -> dict[QueueName, QueueRange]:
     """The ranges that remain of a scan."""
-    narrow_ranges: dict[QueueName, QueueRange] = {}
+    remaining_ranges: dict[QueueName, QueueRange] = {}
     for queue, each in ranges.items():
-        if all(allowed is None or part in allowed for part, allowed in zip(queue, narrowing.allowed, strict=True)):
+        if all(values is None or part in values for part, values in zip(queue, narrowing.sets, strict=True)):
             first, end = max(each.start, narrowing.first), min(each.end, narrowing.end)
             if first < end:
-                narrow_ranges[queue] = QueueRange(each.queue_id, first, end)
-    return narrow_ranges
+                remaining_ranges[queue] = QueueRange(each.queue_id, first, end)
+    return remaining_ranges

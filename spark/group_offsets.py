@@ -35,8 +35,8 @@ class GroupOffsets:
         self._group = group
         self._connections = connections
         self._clock = clock
-        self._wanted: dict[QueueName, int] = {}
-        self._stored: dict[QueueName, int] = {}
+        self._next_offsets: dict[QueueName, int] = {}
+        self._stored_offsets: dict[QueueName, int] = {}
         self._tried_at: float | None = None
         self._is_failing = False
 
@@ -44,7 +44,7 @@ class GroupOffsets:
         self, offsets: Mapping[QueueName, int], routes: Mapping[str, TopicRoute], *, at_once: bool = False
     ) -> None:
         """Store the next offset of each queue, now or, after a recent store, with a later call."""
-        self._wanted.update(offsets)
+        self._next_offsets.update(offsets)
         now = self._clock()
         if at_once or self._tried_at is None or now - self._tried_at >= PAUSE_SECONDS:
             self.flush(routes)
@@ -52,9 +52,9 @@ class GroupOffsets:
     def flush(self, routes: Mapping[str, TopicRoute]) -> None:
         """Store the offsets that are not stored yet."""
         by_leader: dict[str, list[QueueName]] = {}
-        for queue, offset in self._wanted.items():
+        for queue, offset in self._next_offsets.items():
             leader = routes[queue[0]].addresses.get(queue[1], {}).get(LEADER_ID) if queue[0] in routes else None
-            if leader is not None and self._stored.get(queue) != offset:
+            if leader is not None and self._stored_offsets.get(queue) != offset:
                 by_leader.setdefault(leader, []).append(queue)
         if not by_leader:
             return
@@ -73,12 +73,12 @@ class GroupOffsets:
 
     def _store(self, address: str, queues: list[QueueName]) -> None:
         connection = self._connections(address, _SECONDS_MAX)
-        requests = [(queue, self._wanted[queue], connection.send(*self._request(queue))) for queue in queues]
+        requests = [(queue, self._next_offsets[queue], connection.send(*self._request(queue))) for queue in queues]
         for queue, offset, number in requests:
             response = connection.receive(number)
             if response.code != ResponseCode.SUCCESS:
                 raise ServerError(address, response.code, response.remark)
-            self._stored[queue] = offset
+            self._stored_offsets[queue] = offset
 
     def _request(self, queue: QueueName) -> tuple[int, dict[str, str]]:
         topic, broker_name, queue_id = queue
@@ -86,6 +86,6 @@ class GroupOffsets:
             "consumerGroup": self._group,
             "topic": topic,
             "queueId": str(queue_id),
-            "commitOffset": str(self._wanted[queue]),
+            "commitOffset": str(self._next_offsets[queue]),
             "brokerName": broker_name,
         }

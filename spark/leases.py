@@ -107,7 +107,7 @@ class StreamLeases:
         """The leases requested last; None where the position of the messages in the log is unknown."""
         self._renew_at = clock()
 
-    def held(self, parts: Sequence[LogRange], get_details: Callable[[], Survey]) -> list[LogRange]:
+    def extend_to(self, parts: Sequence[LogRange], get_details: Callable[[], Survey]) -> list[LogRange]:
         """The partitions of a micro-batch with leases that cover them, acquired at each replica when due.
 
         A lease of an earlier micro-batch covers a later one, too. ``get_details`` queries the positions of messages.

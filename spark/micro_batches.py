@@ -83,7 +83,7 @@ def check_cluster(position: Position, snapshot: ClusterSnapshot) -> None:
         )
 
 
-def recreated(position: Position, snapshot: ClusterSnapshot) -> set[TopicInGroup]:
+def recreated_topics(position: Position, snapshot: ClusterSnapshot) -> set[TopicInGroup]:
     """The topics, with their broker groups, that were recreated since the position was saved."""
     return {
         each
@@ -99,7 +99,7 @@ def losses(position: Position, snapshot: ClusterSnapshot, last_offsets: Mapping[
         last_offsets: the end that each queue had when it was last seen by this process.
     """
     losses_found: list[Loss] = []
-    again = recreated(position, snapshot)
+    again = recreated_topics(position, snapshot)
     for queue, offset in position.offsets.items():
         ends = snapshot.ends.get(queue)
         if ends is not None and ends.first <= offset <= ends.end and not again:
@@ -132,7 +132,7 @@ def next_position(
 
     Each queue contributes in proportion to its backlog, and at least one message, so that none starves.
     """
-    again = recreated(start, snapshot)
+    again = recreated_topics(start, snapshot)
     backlog: dict[QueueName, QueueRange] = {}
     sizes: dict[QueueName, float] = {}
     for queue, ends in snapshot.ends.items():
@@ -155,12 +155,12 @@ def next_position(
     return Position(
         start.cluster or snapshot.cluster,
         {each: identity or start.topic_ids.get(each, "") for each, identity in ids.items()},
-        {**offsets, **idle, **limited(backlog, sizes, limits)},
+        {**offsets, **idle, **limit_batch(backlog, sizes, limits)},
         start.began if start.is_beginning else None,
     )
 
 
-def limited(
+def limit_batch(
     backlog: Mapping[QueueName, QueueRange], sizes: Mapping[QueueName, float], limits: Limits
 ) -> dict[QueueName, int]:
     """The offset at which each queue ends in a micro-batch within the limits, up to one message per queue.
@@ -182,7 +182,7 @@ def limited(
 
 def message_count(start: Position, snapshot: ClusterSnapshot) -> int:
     """The number of messages behind a position."""
-    again = recreated(start, snapshot)
+    again = recreated_topics(start, snapshot)
     return sum(
         max(0, ends.end - max(0 if queue[:2] in again else start.offsets.get(queue, 0), ends.first))
         for queue, ends in snapshot.ends.items()
@@ -202,7 +202,7 @@ def batch_ranges(
         for each, identity in end.topic_ids.items()
         if start.topic_ids.get(each, identity) != identity and start.topic_ids[each]
     }
-    again = recreated(end, snapshot)
+    again = recreated_topics(end, snapshot)
     ranges: dict[QueueName, QueueRange] = {}
     data_losses: list[Loss] = []
     for queue, last in sorted(end.offsets.items()):
@@ -239,7 +239,7 @@ def loss_text(data_losses: Iterable[Loss]) -> str:
     return "\n".join(paragraphs)
 
 
-def _deleted(loss: Loss) -> str:
+def _deleted_text(loss: Loss) -> str:
     count = (loss.end or 0) - loss.start
     return (
         f"{_queue_of(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} ({count} messages) were deleted before they "
@@ -247,22 +247,22 @@ def _deleted(loss: Loss) -> str:
     )
 
 
-def _cut(loss: Loss) -> str:
+def _cut_text(loss: Loss) -> str:
     return (
         f"{_queue_of(loss)}: offsets {loss.start} to {(loss.end or 0) - 1} existed before and no longer exist "
         f"({(loss.end or 0) - loss.start} messages), the queue ends at {loss.now} now"
     )
 
 
-def _deleted_text(loss: Loss) -> str:
-    return f"{_queue_of(loss)} no longer exists; {_unread(loss)}"
+def _gone_text(loss: Loss) -> str:
+    return f"{_queue_of(loss)} no longer exists; {_unread_text(loss)}"
 
 
-def _recreated(loss: Loss) -> str:
-    return f"{_queue_of(loss)}: the topic was deleted and created again; {_unread(loss)}"
+def _recreated_text(loss: Loss) -> str:
+    return f"{_queue_of(loss)}: the topic was deleted and created again; {_unread_text(loss)}"
 
 
-def _unread(loss: Loss) -> str:
+def _unread_text(loss: Loss) -> str:
     if loss.end is None:
         return f"it was read up to offset {loss.start}, and may have had more messages"
     return f"offsets {loss.start} to {loss.end - 1} ({loss.end - loss.start} messages) were not read"
@@ -274,10 +274,10 @@ def _queue_of(loss: Loss) -> str:
 
 
 _WORDS: Final[dict[LossKind, Callable[[Loss], str]]] = {
-    "deleted": _deleted,
-    "cut": _cut,
-    "gone": _deleted_text,
-    "recreated": _recreated,
+    "deleted": _deleted_text,
+    "cut": _cut_text,
+    "gone": _gone_text,
+    "recreated": _recreated_text,
 }
 REMEDIES: Final[dict[LossKind, str]] = {
     "deleted": "Keep messages longer (fileReservedTime), read sooner, or set failOnDataLoss=false to go on without "

@@ -85,7 +85,7 @@ def _boolean(value: str) -> bool:
             raise ValueError("must be true or false")
 
 
-def _number(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
+def _integer(low: int, high: int = 2**63 - 1) -> Callable[[str], int]:
     def parse(value: str) -> int:
         try:
             number = int(value)
@@ -209,14 +209,14 @@ def _times(value: str) -> Mapping[QueueName, int]:
     return _queue_table(value, "time", 0)
 
 
-def _starting(value: str) -> Bound:
+def _start_bound(value: str) -> Bound:
     if (word := value.strip().lower()) in ("earliest", "latest"):
         return "earliest" if word == "earliest" else "latest"
     return AtOffsets(_offsets(value))
 
 
-def _ending(value: str) -> Bound:
-    bound = _starting(value)
+def _end_bound(value: str) -> Bound:
+    bound = _start_bound(value)
     if bound == "earliest":
         raise ValueError("cannot be earliest")
     if isinstance(bound, AtOffsets):
@@ -287,7 +287,7 @@ OPTIONS: Final = (
     ),
     Option(
         "startingOffsets",
-        _starting,
+        _start_bound,
         None,
         _READ,
         'earliest, latest, {"Orders": {"broker-a:0": 23}}',
@@ -296,7 +296,7 @@ OPTIONS: Final = (
     ),
     Option(
         "endingOffsets",
-        _ending,
+        _end_bound,
         None,
         ("batch",),
         'latest, {"Orders": {"broker-a:0": 50}}',
@@ -304,7 +304,7 @@ OPTIONS: Final = (
     ),
     Option(
         "startingTimestamp",
-        _number(0),
+        _integer(0),
         None,
         _READ,
         "epoch ms",
@@ -312,7 +312,7 @@ OPTIONS: Final = (
     ),
     Option(
         "endingTimestamp",
-        _number(0),
+        _integer(0),
         None,
         ("batch",),
         "epoch ms",
@@ -421,8 +421,8 @@ OPTIONS: Final = (
         "know to be committed, which lags slightly and needs no leader. Default: `committed` for a stream; `latest` "
         "for a batch, or `committed` if there is no leader. Not for `pull`.",
     ),
-    Option("minPartitions", _number(1), None, _READ, "number", "Approximate minimum number of partitions."),
-    Option("maxRecordsPerPartition", _number(1), None, _READ, "number", "Split partitions with more messages."),
+    Option("minPartitions", _integer(1), None, _READ, "number", "Approximate minimum number of partitions."),
+    Option("maxRecordsPerPartition", _integer(1), None, _READ, "number", "Split partitions with more messages."),
     Option(
         "maxBytesPerPartition",
         _size(64 << 10, 2**63 - 1),
@@ -441,7 +441,7 @@ OPTIONS: Final = (
         "`spark.sql.python.filterPushdown.enabled=true`.",
     ),
     Option(
-        "maxOffsetsPerTrigger", _number(1), None, ("stream",), "number", "Maximum number of messages per micro-batch."
+        "maxOffsetsPerTrigger", _integer(1), None, ("stream",), "number", "Maximum number of messages per micro-batch."
     ),
     Option(
         "maxBytesPerTrigger",
@@ -453,7 +453,7 @@ OPTIONS: Final = (
     ),
     Option(
         "minOffsetsPerTrigger",
-        _number(1),
+        _integer(1),
         None,
         ("stream",),
         "number",
@@ -518,7 +518,7 @@ OPTIONS: Final = (
     ),
     Option(
         "txnVersion",
-        _number(0, TXN_VERSION_MAX),
+        _integer(0, TXN_VERSION_MAX),
         None,
         ("sink",),
         "number",

@@ -53,8 +53,8 @@ class ReadOptions:
 
     namesrv: tuple[str, ...]
     subscription: Subscription
-    starting: Bound
-    ending: Bound
+    start: Bound
+    end: Bound
     no_message_at_time: Literal["error", "latest"]
     fail_on_data_loss: bool
     columns: tuple[str, ...]
@@ -96,10 +96,10 @@ class WriteOptions:
 
 @dataclass(slots=True)
 class _UserOptions:
-    """The options that a user set, by their own names, parsed; ``spelled`` has the user's spelling of each."""
+    """The options that a user set, by their own names, parsed; ``names`` has the user's spelling of each."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    spelled: dict[str, str] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         return self.values.get(name, _BY_NAME[name.lower()].default)
@@ -108,7 +108,7 @@ class _UserOptions:
         """The one of the named options that is set, None if none is. Raises OptionInvalid if several are."""
         names_set = [name for name in names if name in self.values]
         if len(names_set) > 1:
-            raise OptionInvalid(f"options {' and '.join(self.spelled[name] for name in names_set)} exclude each other")
+            raise OptionInvalid(f"options {' and '.join(self.names[name] for name in names_set)} exclude each other")
         return names_set[0] if names_set else None
 
 
@@ -121,16 +121,16 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
     """
     user = _parse(options, use)
     if user["readMode"] == "pull" and "readConsistency" in user.values:
-        raise OptionInvalid(f"option {user.spelled['readConsistency']} needs readMode=bulk or archive")
+        raise OptionInvalid(f"option {user.names['readConsistency']} needs readMode=bulk or archive")
     for name in ("archiveEndpointUrl", "onArchiveFailure"):
         if name in user.values and user["readMode"] != "archive":
-            raise OptionInvalid(f"option {user.spelled[name]} needs readMode=archive")
+            raise OptionInvalid(f"option {user.names[name]} needs readMode=archive")
     is_batch = use == "batch"
     return ReadOptions(
         namesrv=_require(user, "namesrv"),
         subscription=_subscription(user),
-        starting=_parse_bound(user, "starting", "earliest" if is_batch else "latest"),
-        ending=_parse_bound(user, "ending", "latest"),
+        start=_parse_bound(user, "starting", "earliest" if is_batch else "latest"),
+        end=_parse_bound(user, "ending", "latest"),
         no_message_at_time=user["startingOffsetsByTimestampStrategy"],
         **_same_name(user, ReadOptions),
     )
@@ -171,13 +171,13 @@ def _parse(options: Mapping[str, str], use: Use) -> _UserOptions:
             uses = " and ".join(option.uses)
             raise OptionInvalid(f"option {option.name} is for {uses}, not for {use}")
         if option.name in user.values:
-            raise OptionInvalid(f"options {user.spelled[option.name]} and {spelling} are the same option")
+            raise OptionInvalid(f"options {user.names[option.name]} and {spelling} are the same option")
         try:
             user.values[option.name] = option.parse(value)
         except ValueError as error:
             raise OptionInvalid(f"option {option.name} {error}; it is {_format(value)}") from None
         # Spark passes names in lower case: errors show them as in the documentation.
-        user.spelled[option.name] = option.name if spelling.lower() == option.name.lower() else spelling
+        user.names[option.name] = option.name if spelling.lower() == option.name.lower() else spelling
     return user
 
 

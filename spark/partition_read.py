@@ -36,5 +36,5 @@ def read_partition(
     reader = task_reader(partition.part, task_options(options, columns, from_earliest=from_earliest))
     yield from reader.read()
     statistics = reader.statistics
-    if statistics.skipped:
-        logging.getLogger(__name__).warning("%d messages of %s were deleted", statistics.skipped, partition.part)
+    if statistics.skip_count:
+        logging.getLogger(__name__).warning("%d messages of %s were deleted", statistics.skip_count, partition.part)

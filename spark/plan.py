@@ -73,8 +73,8 @@ class LogRange:
     pickled.
 
     ``replicas`` are addresses in the order to try. Tasks of one scan hold the log of each replica that they read from,
-    from the physical offset ``lease_position`` on; without a ``lease_id`` they hold none. The messages in ``archived``
-    are read from there, the others from replicas.
+    from the physical offset ``lease_position`` on; without ``lease_id`` they hold none. They read the messages in
+    ``archived_part`` from the archive, the others from replicas.
     """
 
     topic: str
@@ -84,7 +84,7 @@ class LogRange:
     replicas: tuple[str, ...]
     lease_id: str = ""
     lease_position: int = 0
-    archived: ArchivedPart | None = None
+    archived_part: ArchivedPart | None = None
 
     @property
     def message_count(self) -> int:
@@ -137,8 +137,8 @@ def check_same_queues(queues: Iterable[QueueName], there: Iterable[QueueName], n
     """Raises PlanInvalid, which names all queues that an option omits and all unknown ones."""
     queues, there = set(queues), set(there)
     faults = []
-    if missing := sorted(there - queues):
-        faults.append(f"says nothing of {format_queues(missing)}")
+    if omitted_queues := sorted(there - queues):
+        faults.append(f"says nothing of {format_queues(omitted_queues)}")
     if unknown := sorted(queues - there):
         faults.append(f"names {format_queues(unknown)}, which cannot be read")
     if faults:

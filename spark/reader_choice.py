@@ -11,7 +11,7 @@ def task_reader(part: LogRange, options: TaskOptions) -> TaskReader:
     """The reader of a partition for the mode in the options."""
     if options.read_mode == "pull":
         return TaskReader(part, options)
-    if part.archived is None:
+    if part.archived_part is None:
         return BulkTaskReader(part, options)
     from spark.archive_reader import ArchiveTaskReader  # its imports need to be installed only where it is used
 

@@ -95,7 +95,7 @@ class TopicReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Read the messages of a partition as record batches."""
-        from_earliest = self._options.starting == "earliest"
+        from_earliest = self._options.start == "earliest"
         yield from read_partition(partition, self._options, self._columns, from_earliest=from_earliest)
 
 

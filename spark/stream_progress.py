@@ -101,7 +101,7 @@ class StreamProgress:
         self._batch_at = clock()
         self._turn = 0
         self._missed_since: dict[tuple[LossKind, QueueName], float] = {}
-        self._reported: set[tuple[LossKind, QueueName]] = set()
+        self._reported_losses: set[tuple[LossKind, QueueName]] = set()
         lease_timeout = min(LEASE_ANSWER_SECONDS_MAX, options.fetch_timeout_ms / 1000)
         self._leases = StreamLeases(lease_timeout, connect, new_lease_id, clock)
         self._archive: ArchivePlan | None = None
@@ -122,7 +122,7 @@ class StreamProgress:
         """
         if self._began is None:
             survey = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=True)
-            starts = resolve_bound(self._surveyor, survey, self._options, self._options.starting, "starting")
+            starts = resolve_bound(self._surveyor, survey, self._options, self._options.start, "starting")
             snapshot = _snapshot_of(survey)
             self._began = Position(snapshot.cluster, snapshot.topic_ids, starts, starts).to_json()
         return self._began
@@ -183,7 +183,7 @@ class StreamProgress:
                 # A repeated micro-batch must be the same, task by task and row by row: a sink numbers the rows of each
                 # task, and drops a row whose number is known.
                 parts = plan_partitions(survey, ranges, self._options, self._turn, repeatable=True)
-                leased_parts = self._leases.held(parts, partial(self._surveyor.add_details, survey))
+                leased_parts = self._leases.extend_to(parts, partial(self._surveyor.add_details, survey))
                 return self._from_archive(leased_parts, survey)
             self._sleep(pause)
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
@@ -296,16 +296,16 @@ class StreamProgress:
             self._routes_at = -math.inf  # a name server lookup shows whether it reappears
         if certain and self._options.fail_on_data_loss:
             raise DataLoss(loss_text(certain))
-        if news := [each for each in certain if each.key not in self._reported]:
+        if news := [each for each in certain if each.key not in self._reported_losses]:
             log.warning("%s", loss_text(news))
-        self._reported.update(each.key for each in certain)
+        self._reported_losses.update(each.key for each in certain)
         return doubtful
 
     def _forget_all_but(self, data_losses: Iterable[Loss]) -> None:
         """Forget all losses except ``data_losses``: a loss that has ended is logged again if it recurs."""
         keys = {each.key for each in data_losses}
         self._missed_since = {key: since for key, since in self._missed_since.items() if key in keys}
-        self._reported &= keys
+        self._reported_losses &= keys
 
     # -- consumer group --------------------------------------------------------------------------------------------
 

@@ -87,12 +87,12 @@ class ReplicaBehind(Exception):
 
 
 class Chunk(NamedTuple):
-    """Records of one queue, back to back, and the next offset. ``skipped`` messages before them are deleted."""
+    """Records of one queue, back to back, and the next offset. ``skip_count`` messages before them are deleted."""
 
     data: memoryview
     sizes: Sequence[int]
     next_offset: int
-    skipped: int = 0
+    skip_count: int = 0
 
 
 class TaskStatistics:
@@ -102,7 +102,7 @@ class TaskStatistics:
         self.rows = 0
         self.nbytes = 0
         self.switches = 0
-        self.skipped = 0
+        self.skip_count = 0
         self.replicas: dict[str, int] = {}
         """Bytes from each."""
 
@@ -134,7 +134,7 @@ class TaskReader:
         self._turn = 0
         self._connection: Connection | None = None
         self._failures: dict[str, str] = {}
-        self._denied: set[str] = set()
+        self._denying_replicas: set[str] = set()
         self._progress_at = clock()
         self._pause = PAUSE_SECONDS_MIN
         self.statistics = TaskStatistics()
@@ -291,7 +291,7 @@ class TaskReader:
                 f"{where}: {message}. The queue begins at {first} now. Keep messages longer (fileReservedTime), read "
                 f"sooner, or set failOnDataLoss=false to continue without them"
             )
-        return Chunk(memoryview(b""), [], behind, skipped=behind - offset)
+        return Chunk(memoryview(b""), [], behind, skip_count=behind - offset)
 
     # -- replicas --------------------------------------------------------------------------------------------------
 
@@ -310,10 +310,10 @@ class TaskReader:
     def _on_progress(self, connection: Connection, chunk: Chunk) -> None:
         self._progress_at = self._clock()
         self._pause = PAUSE_SECONDS_MIN
-        self._denied.clear()
+        self._denying_replicas.clear()
         statistics = self.statistics
         statistics.nbytes += len(chunk.data)
-        statistics.skipped += chunk.skipped
+        statistics.skip_count += chunk.skip_count
         statistics.replicas[connection.address] = statistics.replicas.get(connection.address, 0) + len(chunk.data)
 
     def _next_replica(self, error: Exception) -> None:
@@ -323,8 +323,8 @@ class TaskReader:
         if self._replicas:
             self._failures[self._replicas[self._turn]] = str(error)
         if isinstance(error, ServerError) and error.code == ResponseCode.NO_PERMISSION:
-            self._denied.add(self._replicas[self._turn])
-            if self._denied.issuperset(self._replicas):  # waiting longer does not help
+            self._denying_replicas.add(self._replicas[self._turn])
+            if self._denying_replicas.issuperset(self._replicas):  # waiting longer does not help
                 raise ReadFailed(
                     f"topic {self._part.topic!r}, broker group {self._part.broker_name}: no replica lets this query "
                     f"read it ({error}). RAFTMQ_CREDENTIALS names the file with the keys of an account that may"

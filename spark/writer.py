@@ -84,7 +84,7 @@ class _Producer:
     rows: int = 0
     """Rows put into batches."""
     batches: int = 0
-    gathered: list[Message] | None = None
+    messages: list[Message] | None = None
     nbytes: int = 0
 
 
@@ -143,7 +143,7 @@ class TaskWriter:
         self._in_flight_bytes = 0
         self._progress_at = 0.0
         self._pause = _PAUSE_SECONDS
-        self.written = WrittenRows()
+        self._totals = WrittenRows()
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> WrittenRows:
         """Write all rows; when this returns they are stored, each on a majority of its group's disks.
@@ -164,7 +164,7 @@ class TaskWriter:
         finally:
             for line in self._lines.values():
                 line.close()
-        return self.written
+        return self._totals
 
     # -- rows --------------------------------------------------------------------------------------------------------
 
@@ -172,20 +172,20 @@ class TaskWriter:
         try:
             yield from messages_of(batch, self._options.columns)
         except RowInvalid as error:
-            raise RowInvalid(self.written.rows + error.row, error.reason) from None
-        self.written.rows += batch.num_rows
+            raise RowInvalid(self._totals.rows + error.row, error.reason) from None
+        self._totals.rows += batch.num_rows
 
     def _gather(self, message: Message) -> None:
         producer = self._producers.get(message.destination) or self._new_producer(message.destination)
         nbytes = OVERHEAD_BYTES + len(message.body) + len(message.properties)
-        if producer.gathered and producer.nbytes + nbytes > self._limits.batch_bytes:
+        if producer.messages and producer.nbytes + nbytes > self._limits.batch_bytes:
             self._send(producer)
-        if producer.gathered is None:
-            producer.gathered = []
-        producer.gathered.append(message)
+        if producer.messages is None:
+            producer.messages = []
+        producer.messages.append(message)
         producer.nbytes += nbytes
         self._gathered_bytes += nbytes
-        if len(producer.gathered) >= self._limits.batch_rows:
+        if len(producer.messages) >= self._limits.batch_rows:
             self._send(producer)
         elif self._gathered_bytes > self._limits.gathered_bytes_max:
             self._send_gathered()
@@ -202,12 +202,12 @@ class TaskWriter:
 
     def _send_gathered(self) -> None:
         for producer in self._producers.values():
-            if producer.gathered:
+            if producer.messages:
                 self._send(producer)
 
     def _send(self, producer: _Producer) -> None:
         """Send the gathered rows of a producer, as soon as there is room for another request in flight."""
-        messages, producer.gathered = producer.gathered or [], None
+        messages, producer.messages = producer.messages or [], None
         self._gathered_bytes -= producer.nbytes
         producer.nbytes = 0
         batch = self._batch(producer, messages)
@@ -216,7 +216,7 @@ class TaskWriter:
             line = self._lines[batch.group] = _GroupSender(batch.group)
         self._make_room(len(batch.body))
         self._in_flight_bytes += len(batch.body)
-        self.written.nbytes += len(batch.body)
+        self._totals.nbytes += len(batch.body)
         self._post(line, batch)
         # Until a first response has confirmed that brokers support sequence numbers, only one request is sent.
         while line.under_way and (not line.is_trusted or line.connection is None or line.has_input):
@@ -320,7 +320,7 @@ class TaskWriter:
         elif response.code in _LATER:
             reason = f"broker group {line.group} answered {response.remark} (code {response.code})"
             self._wait(f"{batch.rows} are not stored", reason)
-            self.written.sent_again += 1
+            self._totals.sent_again += 1
             self._post(line, batch)
         else:
             raise WriteFailed(
@@ -336,8 +336,8 @@ class TaskWriter:
             )
         line.is_trusted = True
         self._in_flight_bytes -= len(batch.body)
-        self.written.requests += 1
-        self.written.already_stored += int(already)
+        self._totals.requests += 1
+        self._totals.already_stored += int(already)
         self._progress_at = self._clock()
         self._pause = _PAUSE_SECONDS
 
@@ -354,7 +354,7 @@ class TaskWriter:
         line.connection = connection = self._connect(line.next_address(), self._options.request_seconds)
         for request in line.under_way:
             if request.opaque is not None:
-                self.written.sent_again += 1
+                self._totals.sent_again += 1
             request.opaque = connection.send(RequestCode.SEND_BATCH_MESSAGE, request.batch.ext, request.batch.body)
 
     def _wait(self, what: str, why: str) -> None:

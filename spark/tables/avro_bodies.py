@@ -155,10 +155,10 @@ class _Schema:
                 return self._record(schema, path, inside)
             case "array":
                 element, convert = self._type(schema["items"], f"{path}[]", inside)
-                return Array(element), None if convert is None else _of_list(convert)
+                return Array(element), None if convert is None else _list_converter(convert)
             case "map":
                 value, convert = self._type(schema["values"], f"{path}{{}}", inside)
-                return Map(Primitive("string"), value), _pairs if convert is None else _of_map(convert)
+                return Map(Primitive("string"), value), _pairs if convert is None else _map_converter(convert)
             case "enum":
                 return Primitive("string"), None
             case "null":
@@ -190,7 +190,7 @@ class _Schema:
             check_names(dict(fields))
         except ValueError as error:
             raise SchemaUnusable(f"{f'field {path}' if path else 'the record'} {error}") from None
-        return Struct(tuple(fields)), _of_record(converts)
+        return Struct(tuple(fields)), _record_converter(converts)
 
     def _union(self, schema: list[Any], path: str, inside: tuple[str, ...]) -> tuple[ColumnType, Convert | None]:
         there = [each for each in schema if each != "null" and not (isinstance(each, dict) and each["type"] == "null")]
@@ -290,7 +290,7 @@ def _time(path: str, unit: int) -> Convert:
     return convert
 
 
-def _of_list(convert: Convert) -> Convert:
+def _list_converter(convert: Convert) -> Convert:
     return lambda values: [convert(each) for each in values]
 
 
@@ -298,7 +298,7 @@ def _pairs(value: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return list(value.items())
 
 
-def _of_map(convert: Convert) -> Convert:
+def _map_converter(convert: Convert) -> Convert:
     return lambda values: [(name, convert(each)) for name, each in values.items()]
 
 
@@ -306,11 +306,11 @@ def _unless_null(convert: Convert) -> Convert:
     return lambda value: None if value is None else convert(value)
 
 
-def _of_record(fields: Sequence[tuple[str, Any, Convert | None]]) -> Convert:
+def _record_converter(fields: Sequence[tuple[str, Any, Convert | None]]) -> Convert:
     def convert(value: Mapping[str, Any]) -> dict[str, Any]:
         # The default of a record may leave out fields that have a default of their own.
         there = ((name, value.get(name, default), each) for name, default, each in fields)
-        return {name: found if each is None else each(found) for name, found, each in there}
+        return {name: item if each is None else each(item) for name, item, each in there}
 
     return convert
 

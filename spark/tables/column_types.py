@@ -90,14 +90,14 @@ class Struct:
     fields: tuple[tuple[str, ColumnType], ...]
 
     def __str__(self) -> str:
-        return f"struct<{','.join(f'{quoted(name)}:{kind}' for name, kind in self.fields)}>"
+        return f"struct<{','.join(f'{quote_name(name)}:{kind}' for name, kind in self.fields)}>"
 
 
 ColumnType = Primitive | Array | Map | Struct
 Schema = Mapping[str, ColumnType]
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Quote a name for SQL, if that is needed."""
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
@@ -132,7 +132,7 @@ def written_schema(schema: Schema) -> dict[str, str]:
 
 def ddl(schema: Schema) -> str:
     """Write a schema as the text that Spark's decoders take."""
-    return ", ".join(f"{quoted(name)} {kind}" for name, kind in schema.items())
+    return ", ".join(f"{quote_name(name)} {kind}" for name, kind in schema.items())
 
 
 def check_names(schema: Mapping[str, object]) -> None:
@@ -208,17 +208,17 @@ def _struct(tokens: list[str], depth: int) -> Struct:
 
 def _decimal(tokens: list[str]) -> Primitive:
     _expect(tokens, "(")
-    precision, scale = _number(_next(tokens, "the number of digits")), 0
+    precision, scale = _parse_int(_next(tokens, "the number of digits")), 0
     if tokens and tokens[0] == ",":
         tokens.pop(0)
-        scale = _number(_next(tokens, "the digits behind the point"))
+        scale = _parse_int(_next(tokens, "the digits behind the point"))
     _expect(tokens, ")")
     if not (1 <= precision <= DECIMAL_DIGITS_MAX and 0 <= scale <= precision):
         raise ValueError(f"is not a type: expected 1 to {DECIMAL_DIGITS_MAX} digits, no more behind the point")
     return Primitive(f"decimal({precision},{scale})")
 
 
-def _number(token: str) -> int:
+def _parse_int(token: str) -> int:
     if not token.isdigit():
         raise ValueError(f"is not a type: {token!r} is where a number must be")
     return int(token)
@@ -243,12 +243,12 @@ def _expect(tokens: list[str], mark: str) -> None:
 class Change:
     """The changes of a table that rows of a new schema need.
 
-    ``added`` are new columns, ``refused`` has by column the reason that it cannot change. Fields inside a struct are
-    not added: their change is refused.
+    ``reasons`` has the columns that cannot change, each with the reason. Fields inside a struct are not added: their
+    change is refused.
     """
 
-    added: dict[str, ColumnType]
-    refused: dict[str, str]
+    new_columns: dict[str, ColumnType]
+    reasons: dict[str, str]
 
 
 def change(table: Schema, schema: Schema) -> Change:
@@ -299,7 +299,7 @@ def _decimal_fits(name: str, other: str) -> bool:
 # -- inference ---------------------------------------------------------------------------------------------------------
 
 
-def merged(pinned: Schema, schema: Schema) -> dict[str, ColumnType]:
+def merge_schemas(pinned: Schema, schema: Schema) -> dict[str, ColumnType]:
     """Add the new columns of a newly inferred schema to a pinned one; pinned columns stay as they are.
 
     A column that differs only in case from a known one is not new. A column that was only ever null has no type yet,

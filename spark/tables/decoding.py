@@ -21,7 +21,7 @@ from spark.tables.column_types import (
     columns_from_spark,
     ddl,
     inferred_type,
-    merged,
+    merge_schemas,
 )
 from spark.tables.json_syntax import json_check
 from spark.tables.layout import SchemaInvalid
@@ -38,7 +38,7 @@ _SIDES: Final = ("before", "after")
 _NO_REASON: Final = "it does not fit decode.schema"
 
 
-def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFrame:
+def decode_bodies(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFrame:
     """Decode messages into the columns `ROW`, a struct of the body's columns, and `REASON`, null if they decode.
 
     For upserts, which need the column ``keys``, also with `DELETED`: whether the message deletes its key. One without a
@@ -69,7 +69,7 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
         reasons = [f.col(_SYNTAX), _explain(decode, wire, f.when(misfit, f.col("body")))]
     image = f.col(ROW)
     if is_debezium:
-        op, before, after = (_of_change(decode, each) for each in ("op", *_SIDES))
+        op, before, after = (_change_field(decode, each) for each in ("op", *_SIDES))
         is_delete, image = op == "d", f.when(op == "d", before).otherwise(after)
         reasons += [
             f.when(op.isNull(), "it has no op: it is no change as Debezium writes it"),
@@ -95,7 +95,7 @@ def decoded(messages: DataFrame, pipeline: Pipeline, schema: Schema) -> DataFram
         .withColumn(ROW, f.struct(*[each.alias(name) for name, each in columns.items()]))
     )
     if upsert is not None:
-        with_image = with_image.withColumn(REASON, f.coalesce(REASON, *_missing(upsert, schema, _is_tombstone(decode))))
+        with_image = with_image.withColumn(REASON, f.coalesce(REASON, *_reasons(upsert, schema, _is_tombstone(decode))))
     return with_image.drop(_SYNTAX)
 
 
@@ -126,7 +126,7 @@ def _key_of_tombstone(upsert: Upsert, schema: Schema) -> dict[str, Column]:
     return columns
 
 
-def _missing(upsert: Upsert, schema: Schema, is_tombstone: Column) -> list[Column]:
+def _reasons(upsert: Upsert, schema: Schema, is_tombstone: Column) -> list[Column]:
     """Reasons for changes without their key, or without telling whether they are the latest."""
 
     def is_null(name: str) -> Column:
@@ -154,7 +154,7 @@ def debezium_columns(schema: Schema) -> dict[str, ColumnType]:
     return {**change, "payload": Struct(tuple(change.items()))}
 
 
-def _of_change(decode: Decode, name: str) -> Column:
+def _change_field(decode: Decode, name: str) -> Column:
     """A field of a change; in JSON it may be inside of the payload."""
     column = f.col(f"{ROW}.{name}")
     return column if decode.bodies is not None else f.coalesce(column, f.col(f"{ROW}.payload.{name}"))
@@ -179,7 +179,7 @@ def _value(decode: Decode, wire: Schema) -> Column:
     return f.from_csv(line, shape, {**options, "sep": decode.separator, "escape": '"'})
 
 
-def inferred(messages: DataFrame, schema: Schema, adds: bool) -> dict[str, ColumnType]:
+def infer_columns(messages: DataFrame, schema: Schema, adds: bool) -> dict[str, ColumnType]:
     """The columns of JSON bodies: the known ones, and if it ``adds``, new ones as the messages have them.
 
     Empty if no message has any field. Raises SchemaInvalid for fields that no table can have.
@@ -198,7 +198,7 @@ def inferred(messages: DataFrame, schema: Schema, adds: bool) -> dict[str, Colum
         raise SchemaInvalid(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error
     try:
         inferred_types = {name: inferred_type(kind) for name, kind in columns_from_spark(struct).items()}
-        new = merged(schema, inferred_types)
+        new = merge_schemas(schema, inferred_types)
         check_names(new)
     except ValueError as error:
         raise SchemaInvalid(f"the messages have fields that cannot be columns: {error}; set decode.schema") from error

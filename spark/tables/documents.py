@@ -208,8 +208,8 @@ def _scalar_text(name: str, value: Any) -> str:
 
 
 def _format(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 100 else f"{shown[:100]}..."
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def format_list(names_of: Iterable[str]) -> str:

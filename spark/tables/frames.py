@@ -11,9 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark.tables.column_types import Schema, merged
+from spark.tables.column_types import Schema, merge_schemas
 from spark.tables.commits import assign_option, offsets_option
-from spark.tables.decoding import REASON, ROW, decoded, inferred
+from spark.tables.decoding import REASON, ROW, decode_bodies, infer_columns
 from spark.tables.loop import Range, RangeCounts
 from spark.tables.pipeline import POSITION_COLUMNS, Pipeline
 
@@ -37,12 +37,12 @@ class Messages:
         if self._is_kept:
             self._source = self._source.persist(StorageLevel.MEMORY_AND_DISK)
             # The file's columns are first, and win; the table refuses them if they changed in a way that breaks it.
-            self.schema: Schema = inferred(
-                self._source, merged(decode.schema or {}, schema), decode.new_fields == "add"
+            self.schema: Schema = infer_columns(
+                self._source, merge_schemas(decode.schema or {}, schema), decode.new_fields == "add"
             )
         else:
             self.schema = decode.columns
-        self.frame = decoded(self._source, pipeline, self.schema).persist(StorageLevel.MEMORY_AND_DISK)
+        self.frame = decode_bodies(self._source, pipeline, self.schema).persist(StorageLevel.MEMORY_AND_DISK)
 
     def count(self) -> RangeCounts:
         """Count messages and bad ones of each queue, in one pass that also reads and decodes them."""
@@ -132,7 +132,7 @@ def _source(spark: SparkSession, pipeline: Pipeline, ranges: Range) -> DataFrame
     )
 
 
-def partitioned(rows: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, str | None]:
+def partition_rows(rows: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, str | None]:
     """Add the column by which files are partitioned, and return its name; for tables without hidden partitions."""
     table = pipeline.table
     if table.partition_column is None:

@@ -162,14 +162,14 @@ def run(
     step("begin")
     oldest = source.earliest() if backward else None
 
-    def left(commit: Commit) -> int:
+    def remaining_count(commit: Commit) -> int:
         """The number of messages within the scope of this run that are not in the table."""
         newest = source.newest()
         if oldest is not None:
             return _count(oldest, commit.begin)
         return 0 if newest is None else _count(commit.end, newest)
 
-    def committed(commit: Commit, seconds: float) -> None:
+    def on_commit(commit: Commit, seconds: float) -> None:
         figures = {
             "commits": loop.figures.commits,
             "messages": loop.figures.messages,
@@ -177,7 +177,7 @@ def run(
             "seconds": round(loop.figures.seconds, 3),
         }
         state.keep_note(commit, figures)
-        metrics.committed(commit, seconds, source.newest())
+        metrics.on_commit(commit, seconds, source.newest())
         rate = commit.messages / seconds if seconds else 0
         print_json(
             commit=commit.number,
@@ -185,7 +185,7 @@ def run(
             dead=commit.dead,
             seconds=round(seconds, 3),
             rate=round(rate),
-            left=left(commit),
+            left=remaining_count(commit),
             total=loop.figures.messages,
         )
 
@@ -198,17 +198,17 @@ def run(
         run=uuid.uuid4().hex[:12],
         clock=time.monotonic,
         wall_clock_ms=lambda: int(time.time() * 1000),
-        on_commit=committed,
+        on_commit=on_commit,
     )
 
     def commit_next() -> bool:
         was_behind = loop.step()
         if not was_behind:
-            metrics.has_all()
+            metrics.on_caught_up()
         return was_behind
 
     def is_behind() -> bool:
-        return left(loop.last) > 0
+        return remaining_count(loop.last) > 0
 
     try:
         if backward and pipeline.upsert is not None:
@@ -216,7 +216,7 @@ def run(
                 "older changes would replace newer rows: a table with upserts is not filled backward"
             )
         last = loop.open()
-        metrics.opened(last)
+        metrics.on_open(last)
         print_json(opened=pipeline.table.where, commit=last.number)
         with _with_progress(loop):
             if backward:
@@ -236,8 +236,8 @@ def _with_progress(loop: Loop) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if loop.reached() not in str(error):
-            error.add_note(loop.reached())
+        if loop.status() not in str(error):
+            error.add_note(loop.status())
         raise
 
 

@@ -16,10 +16,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark.tables.column_types import ColumnType, Schema, columns_from_spark, ddl, quoted
+from spark.tables.column_types import ColumnType, Schema, columns_from_spark, ddl, quote_name
 from spark.tables.commits import Commit, CommitRefused, Overtaken, lineage, parse_commit
 from spark.tables.decoding import DELETED
-from spark.tables.frames import Messages, partitioned
+from spark.tables.frames import Messages, partition_rows
 from spark.tables.layout import added_columns, check_kept, check_partition, table_columns
 from spark.tables.parquet_directory import DirectoryUnusable
 from spark.tables.pipeline import UNITS, Pipeline
@@ -170,14 +170,14 @@ class LakeTarget:
         """Rows with all columns of the table, in its order, and ``more``."""
         there = {name.lower(): name for name in rows.columns}
         return rows.select(*[
-            f.col(quoted(there[name.lower()])).alias(name)
+            f.col(quote_name(there[name.lower()])).alias(name)
             if name.lower() in there
             else f.lit(None).cast(str(kind)).alias(name)
             for name, kind in self._columns().items()
         ], *more)  # fmt: skip
 
     @contextmanager
-    def _translated_errors(self, doing: str) -> Iterator[None]:
+    def _translated_errors(self, action: str) -> Iterator[None]:
         try:
             yield
         except SPARK_ERRORS as error:
@@ -187,7 +187,7 @@ class LakeTarget:
             if any(each in message for each in _DENIED):
                 line = next(line.strip() for line in message.splitlines() if any(each in line for each in _DENIED))
                 raise DirectoryUnusable(
-                    f"{doing} the table {self._where} is not allowed: {line.removeprefix('Caused by: ')}; nothing of "
+                    f"{action} the table {self._where} is not allowed: {line.removeprefix('Caused by: ')}; nothing of "
                     f"this commit is in the table"
                 ) from error
             raise
@@ -276,7 +276,7 @@ class IcebergTarget(LakeTarget):
         table = self._pipeline.table
         by = ""
         if table.partition_column is not None:
-            by = f" PARTITIONED BY ({table.partition_unit}s({quoted(table.partition_column)}))"
+            by = f" PARTITIONED BY ({table.partition_unit}s({quote_name(table.partition_column)}))"
         properties = {"format-version": "2", **table.properties}
         pairs = ", ".join(f"{_text(name)}={_text(value)}" for name, value in properties.items())
         self._spark.sql(f"CREATE TABLE {self._sql_name} ({ddl(columns)}) USING iceberg{by} TBLPROPERTIES ({pairs})")
@@ -386,7 +386,7 @@ class DeltaTarget(LakeTarget):
             self._append(self._spark.createDataFrame([], ddl(self._columns())), commit)
 
     def _complete(self, rows: DataFrame, *more: str) -> DataFrame:
-        return super()._complete(partitioned(rows, self._pipeline)[0], *more)
+        return super()._complete(partition_rows(rows, self._pipeline)[0], *more)
 
     def _transaction(self, commit: Commit) -> tuple[str, str]:
         return f"raftmq/{commit.pipeline}", str(self._version + 1)

@@ -52,9 +52,9 @@ def check_kept(table: Schema, schema: Schema, last: Commit, where: str) -> None:
     rows.
     """
     expected = {*last.schema, *(PREFIX + name for name in POSITION_COLUMNS)}
-    if missing := [name for name in schema if name in expected and name not in table]:
+    if absent := [name for name in schema if name in expected and name not in table]:
         raise SchemaInvalid(
-            f"the table {where} no longer has column {missing[0]} of commit {last.number}: it was dropped or renamed. "
+            f"the table {where} no longer has column {absent[0]} of commit {last.number}: it was dropped or renamed. "
             f"Nothing was written; rename it back, or add it again, or write to a new table"
         )
 
@@ -88,10 +88,10 @@ def check_folder(folder: str | None, pipeline: Pipeline) -> None:
 def added_columns(table: Schema, schema: Schema, where: str) -> dict[str, ColumnType]:
     """The columns to add to a table. Raises SchemaInvalid, naming each column that would break."""
     difference = change(table, schema)
-    if difference.refused:
-        problems = "; ".join(f"column {name}: {reason}" for name, reason in difference.refused.items())
+    if difference.reasons:
+        problems = "; ".join(f"column {name}: {reason}" for name, reason in difference.reasons.items())
         raise SchemaInvalid(
             f"the table {where} cannot take these rows: {problems}. Nothing was written; set decode.schema to what the "
             f"table has, or write to a new table"
         )
-    return difference.added
+    return difference.new_columns

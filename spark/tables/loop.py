@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 from mq.inspection.formatting import time_of
 from spark.option_table import QueueName
 from spark.positions import Position, parse_position
-from spark.tables.column_types import Schema, merged, parse_schema, written_schema
+from spark.tables.column_types import Schema, merge_schemas, parse_schema, written_schema
 from spark.tables.commits import (
     Commit,
     CommitRefused,
@@ -222,7 +222,7 @@ class Loop:
         check_owner(self._last, self._identity, self._pipeline.table.where)
         return self.last
 
-    def reached(self) -> str:
+    def status(self) -> str:
         """Describe for people how far the table is."""
         if self._last is None:
             return "The table has no messages."
@@ -254,7 +254,7 @@ class Loop:
                 check_owner(self._last, self._identity, self._pipeline.table.where)
         raise Stopped(
             f"another process committed to the table {self._pipeline.table.where} {OVERTAKEN_MAX} times before this "
-            f"pipeline could: nothing of this commit is in the table. {self.reached()} Run only one process of a "
+            f"pipeline could: nothing of this commit is in the table. {self.status()} Run only one process of a "
             f"pipeline, and pause other writers of the table meanwhile"
         )
 
@@ -263,13 +263,13 @@ class Loop:
         if commit is None:
             raise Stopped(
                 f"the table {self._pipeline.table.where}, or its commits, were removed while this pipeline ran: "
-                f"nothing of this commit is in it. {self.reached()} Restore it and run again, or write to a new table"
+                f"nothing of this commit is in it. {self.status()} Restore it and run again, or write to a new table"
             )
         return commit
 
-    def _commit_next(self, planned: CommitRange) -> bool:
+    def _commit_next(self, span: CommitRange) -> bool:
         began = self._clock()
-        ranges = {**messages_between(planned.start, planned.end), **messages_between(planned.begin, self.last.begin)}
+        ranges = {**messages_between(span.start, span.end), **messages_between(span.begin, self.last.begin)}
         if not ranges:
             return False
         table_schema = parse_schema(self.last.schema)
@@ -277,18 +277,18 @@ class Loop:
         try:
             counts = batch.count()
             messages = self._check_complete(ranges, counts)
-            schema = written_schema(merged(table_schema, batch.schema))
+            schema = written_schema(merge_schemas(table_schema, batch.schema))
             commit = Commit(
                 self._identity,
                 self.last.number + 1,
-                planned.start,
-                planned.end,
+                span.start,
+                span.end,
                 messages,
                 counts.dead,
                 self._wall_clock_ms(),
                 self._run,
                 schema,
-                planned.begin,
+                span.begin,
             )
             if counts.dead:
                 self._check_share(commit, counts)
@@ -359,13 +359,13 @@ class Loop:
         text = f"{counts.dead} of {commit.messages} messages do not decode{example}."
         if where is None:
             raise Stopped(
-                f"{text} None of them was committed. {self.reached()} Correct decode, or set dead_letters.topic, the "
+                f"{text} None of them was committed. {self.status()} Correct decode, or set dead_letters.topic, the "
                 f"topic for such messages"
             )
         if counts.dead >= FEW and counts.dead * 100 > commit.messages * where.stop_above_percent:
             raise Stopped(
                 f"{text} That is more than dead_letters.stop_above_percent ({where.stop_above_percent}): probably "
-                f"decode is wrong instead of the messages. None of them was committed. {self.reached()} Correct "
+                f"decode is wrong instead of the messages. None of them was committed. {self.status()} Correct "
                 f"decode, or set stop_above_percent to 100"
             )
 

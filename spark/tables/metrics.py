@@ -26,16 +26,16 @@ class Metrics:
         names = ("pipeline", "topic")
         values = (pipeline.name, pipeline.topic)
 
-        def made(kind: Any, name: str, meaning: str, **more: Any) -> Any:
+        def create(kind: Any, name: str, meaning: str, **more: Any) -> Any:
             return kind(name, meaning, names, registry=self._registry, **more).labels(*values)
 
-        self._commits = made(Counter, "raftmq_table_commits", "Commits to the table by this process.")
-        self._messages = made(Counter, "raftmq_table_messages", "Messages committed by this process.")
-        self._dead = made(Counter, "raftmq_table_dead_letters", "Messages that did not decode.")
-        self._lag = made(Gauge, "raftmq_table_lag_messages", "Messages of the topic that are not in the table.")
-        self._at = made(Gauge, "raftmq_table_commit_timestamp_seconds", "When the last commit was made.")
+        self._commits = create(Counter, "raftmq_table_commits", "Commits to the table by this process.")
+        self._messages = create(Counter, "raftmq_table_messages", "Messages committed by this process.")
+        self._dead = create(Counter, "raftmq_table_dead_letters", "Messages that did not decode.")
+        self._lag = create(Gauge, "raftmq_table_lag_messages", "Messages of the topic that are not in the table.")
+        self._at = create(Gauge, "raftmq_table_commit_timestamp_seconds", "When the last commit was made.")
         buckets = (0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900)
-        self._seconds = made(Histogram, "raftmq_table_commit_seconds", "How long a commit takes.", buckets=buckets)
+        self._seconds = create(Histogram, "raftmq_table_commit_seconds", "How long a commit takes.", buckets=buckets)
 
     def serve(self) -> None:
         """Serve the figures on all addresses. Raises PortUnusable."""
@@ -50,18 +50,18 @@ class Metrics:
                     f"uses this one"
                 ) from error
 
-    def opened(self, last: Commit) -> None:
+    def on_open(self, last: Commit) -> None:
         """Publish the last commit of an opened table, mostly by another process; the lag is not known yet."""
         if self._port is not None:
             self._at.set(last.at_ms / 1000)
             self._lag.set(math.nan)
 
-    def has_all(self) -> None:
+    def on_caught_up(self) -> None:
         """Publish that the table has all messages."""
         if self._port is not None:
             self._lag.set(0)
 
-    def committed(self, commit: Commit, seconds: float, newest: dict[str, Any] | None) -> None:
+    def on_commit(self, commit: Commit, seconds: float, newest: dict[str, Any] | None) -> None:
         """Publish a new commit."""
         if self._port is None:
             return

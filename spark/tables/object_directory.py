@@ -158,9 +158,9 @@ class ObjectDirectory:
         ]
 
     def _check(self, numbers: list[int], rows: list[str]) -> None:
-        if missing := [want for want, number in enumerate(numbers) if number != want]:
+        if gaps := [want for want, number in enumerate(numbers) if number != want]:
             raise CommitRefused(
-                f"commit {missing[0]} is missing in {self._own.name}/{_COMMITS}: it was removed. Restore it, or write "
+                f"commit {gaps[0]} is missing in {self._own.name}/{_COMMITS}: it was removed. Restore it, or write "
                 f"to a new prefix"
             )
         for name in rows:

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark.tables.arrow_rows import arrow_type
-from spark.tables.column_types import Primitive, Schema, ddl, parse_schema, quoted
+from spark.tables.column_types import Primitive, Schema, ddl, parse_schema, quote_name
 from spark.tables.commits import Commit
-from spark.tables.frames import Messages, partitioned
+from spark.tables.frames import Messages, partition_rows
 from spark.tables.layout import added_columns, check_folder, table_columns
 from spark.tables.object_directory import ObjectDirectory
 from spark.tables.object_files import read_objects, write_objects
@@ -64,8 +64,8 @@ class ObjectTarget:
         # A column that the pipeline now writes narrower keeps the type that the other objects have.
         for name, kind in commit.schema.items():
             if name in batch.schema and str(batch.schema[name]) != kind:
-                rows = rows.withColumn(name, f.col(quoted(name)).cast(kind))
-        rows, unit = partitioned(rows, self._pipeline)
+                rows = rows.withColumn(name, f.col(quote_name(name)).cast(kind))
+        rows, unit = partition_rows(rows, self._pipeline)
         new_files: list[tuple[str, int]] = []
         if commit.messages > commit.dead:
             url = self._directory.staging_of(commit)

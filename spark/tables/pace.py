@@ -29,20 +29,20 @@ class StopSignal:
     """
 
     def __init__(self) -> None:
-        self._asked, self._ask = os.pipe()
+        self._read_fd, self._write_fd = os.pipe()
 
     def ask(self, *_: Any) -> None:
         """Ask for the stop; a handler of signals."""
-        os.write(self._ask, b"x")
+        os.write(self._write_fd, b"x")
 
     def wait(self, timeout: float) -> bool:
         """Wait as `StopCondition.wait`."""
-        return bool(select.select([self._asked], [], [], timeout)[0])
+        return bool(select.select([self._read_fd], [], [], timeout)[0])
 
     def close(self) -> None:
         """Close the descriptors that it waits by; no signal may be handled after that."""
-        os.close(self._asked)
-        os.close(self._ask)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
 
 
 def keep_pace(

@@ -159,9 +159,9 @@ class ParquetDirectory:
 
     def _check(self) -> Commit | None:
         numbers = self._numbers()
-        if missing := [want for want, number in enumerate(numbers) if number != want]:
+        if gaps := [want for want, number in enumerate(numbers) if number != want]:
             raise CommitRefused(
-                f"commit {missing[0]} is missing in {self._commits}: it was removed. Restore it, or write to a new "
+                f"commit {gaps[0]} is missing in {self._commits}: it was removed. Restore it, or write to a new "
                 f"directory"
             )
         names = {each["to"] for number in numbers for each in self._read(number)[1]}

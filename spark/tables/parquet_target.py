@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow.parquet
 from pyspark.sql import functions as f
 
-from spark.tables.column_types import Schema, parse_schema, quoted
+from spark.tables.column_types import Schema, parse_schema, quote_name
 from spark.tables.commits import Commit
-from spark.tables.frames import Messages, partitioned
+from spark.tables.frames import Messages, partition_rows
 from spark.tables.layout import added_columns, check_folder, table_columns
 from spark.tables.parquet_directory import DirectoryUnusable, ParquetDirectory, directory_url
 from spark.tables.pipeline import Pipeline
@@ -53,8 +53,8 @@ class ParquetTarget:
         # A column that the pipeline now writes narrower keeps the type that the other files have.
         for name, kind in commit.schema.items():
             if name in batch.schema and str(batch.schema[name]) != kind:
-                rows = rows.withColumn(name, f.col(quoted(name)).cast(kind))
-        rows, unit = partitioned(rows, self._pipeline)
+                rows = rows.withColumn(name, f.col(quote_name(name)).cast(kind))
+        rows, unit = partition_rows(rows, self._pipeline)
         staging = self._directory.staging_of(commit)
         if commit.messages > commit.dead:
             writer = rows.write.mode("error")

@@ -97,11 +97,11 @@ class _Reader:
         try:
             message.ParseFromString(body)
         except (DecodeError, UnicodeDecodeError, RecursionError) as error:
-            missing = message.FindInitializationErrors()
-            problem = f"the required field {missing[0]} is missing" if missing else " ".join(str(error).split())
+            absent = message.FindInitializationErrors()
+            problem = f"the required field {absent[0]} is missing" if absent else " ".join(str(error).split())
             raise BodyInvalid(f"it is not Protobuf of this message: {problem}") from None
-        if missing := message.FindInitializationErrors():
-            raise BodyInvalid(f"the required field {missing[0]} is missing")
+        if absent := message.FindInitializationErrors():
+            raise BodyInvalid(f"the required field {absent[0]} is missing")
         if self._rejects_unknown and (unknown := next(_unknown(message, ""), None)) is not None:
             raise BodyInvalid(f"it has a field {unknown}; the message of decode.schema_file has no such field")
         values: Values = self._take(message)
@@ -156,13 +156,13 @@ def _pool(files: bytes) -> DescriptorPool:
     from google.protobuf.descriptor_pool import DescriptorPool
 
     pool = DescriptorPool()
-    waiting = {each.name: each for each in _file_set(files).file}
+    files_by_name = {each.name: each for each in _file_set(files).file}
     names: set[str] = set()
 
     def add(name: str, by: str) -> None:
         if name in names:
             return
-        file = waiting.get(name)
+        file = files_by_name.get(name)
         names.add(name)
         if file is None and name.startswith(_WELL_KNOWN):
             module = importlib.import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
@@ -176,7 +176,7 @@ def _pool(files: bytes) -> DescriptorPool:
             add(dependency, name)
         pool.AddSerializedFile(file.SerializeToString())
 
-    for name in waiting:
+    for name in files_by_name:
         try:
             add(name, name)
         except (TypeError, ModuleNotFoundError) as error:

@@ -79,15 +79,15 @@ def misfit(path: str, value: Any, kind: ColumnType, is_of: Callable[[Any, str], 
         case Array(element):
             if not isinstance(value, list):
                 return _wrong(path, value, kind)
-            return _first(misfit(f"{path}[{number}]", each, element, is_of) for number, each in enumerate(value))
+            return _first_reason(misfit(f"{path}[{number}]", each, element, is_of) for number, each in enumerate(value))
         case Map(_, item):
             if not isinstance(value, dict):
                 return _wrong(path, value, kind)
-            return _first(misfit(f"{path}.{name}", each, item, is_of) for name, each in value.items())
+            return _first_reason(misfit(f"{path}.{name}", each, item, is_of) for name, each in value.items())
         case Struct(fields):
             if not isinstance(value, dict):
                 return _wrong(path, value, kind)
-            return _first(misfit(f"{path}.{name}", value.get(name), inner, is_of) for name, inner in fields)
+            return _first_reason(misfit(f"{path}.{name}", value.get(name), inner, is_of) for name, inner in fields)
         case Primitive(name):
             return None if (is_of or _is_of)(value, name) else _wrong(path, value, kind)
 
@@ -149,7 +149,7 @@ def _parses(parse: Callable[[str], Any], value: str) -> bool:
     return True
 
 
-def _first(reasons: Any) -> str | None:
+def _first_reason(reasons: Any) -> str | None:
     return next((each for each in reasons if each is not None), None)
 
 
@@ -168,7 +168,7 @@ def _kind(value: Any) -> str:
 
 def _format(value: Any) -> str:
     try:
-        shown = str(value) if isinstance(value, decimal.Decimal) else json.dumps(value, default=str)
+        text = str(value) if isinstance(value, decimal.Decimal) else json.dumps(value, default=str)
     except RecursionError:
         return "nested too deeply"
-    return shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}..."
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

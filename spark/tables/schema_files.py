@@ -65,7 +65,7 @@ def protobuf_bodies(section: Section, beside: Path) -> tuple[ProtobufBodies, dic
         except SchemaUnusable as error:
             raise DocumentInvalid(f"{path}: {error}") from None
         except ImportError:
-            raise _missing(section, "protobuf", "protobuf") from None
+            raise _missing_error(section, "protobuf", "protobuf") from None
         if len(names) != 1:
             raise section.error(f"message is missing: {path} has {format_list(names) or 'no messages'}")
         message = names[0]
@@ -111,10 +111,10 @@ def _columns(bodies: Bodies, path: Path, section: Section, library: str, extra: 
     except SchemaUnusable as error:
         raise DocumentInvalid(f"{path}: {error}") from None
     except ImportError:
-        raise _missing(section, library, extra) from None
+        raise _missing_error(section, library, extra) from None
 
 
-def _missing(section: Section, library: str, extra: str) -> DocumentInvalid:
+def _missing_error(section: Section, library: str, extra: str) -> DocumentInvalid:
     return section.error(f"format needs {library}, here and on all executors: pip install 'raftmq[{extra}]'")
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as f
 
-from spark.tables.column_types import quoted
+from spark.tables.column_types import quote_name
 from spark.tables.decoding import DELETED, REASON, ROW
 from spark.tables.loop import Stopped
 from spark.tables.pipeline import POSITION_COLUMNS, PREFIX, Pipeline, Upsert
@@ -25,7 +25,7 @@ def latest_changes(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
     assert upsert is not None
     metadata = [f.col(name).alias(alias) for name, alias in pipeline.metadata_columns.items()]
     rows = frame.where(f.col(REASON).isNull()).select(*metadata, f.col(f"{ROW}.*"), f.col(DELETED))
-    keys = [f.col(quoted(name)) for name in upsert.key]
+    keys = [f.col(quote_name(name)) for name in upsert.key]
     if upsert.order is None:
         conflict = (
             rows.groupBy(*keys)
@@ -40,7 +40,7 @@ def latest_changes(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
                 f"None of them was committed. Send the changes of a key to one queue, or set upsert.order to a "
                 f"column that grows with each change"
             )
-    order = [] if upsert.order is None else [f.col(quoted(upsert.order)).desc_nulls_last()]
+    order = [] if upsert.order is None else [f.col(quote_name(upsert.order)).desc_nulls_last()]
     # Of equal ones in several queues none is later: the same one each time.
     place = [f.col(PREFIX + name).desc() for name in POSITION_COLUMNS]
     window = Window.partitionBy(*keys).orderBy(*order, *place)
@@ -49,14 +49,14 @@ def latest_changes(frame: DataFrame, pipeline: Pipeline) -> DataFrame:
 
 def merge_statement(table: str, columns: list[str], upsert: Upsert) -> str:
     """The MERGE that applies the changes in the view `CHANGES`. A change that is older than the table's row is left."""
-    on = " AND ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in upsert.key)
+    on = " AND ".join(f"t.{quote_name(name)} = s.{quote_name(name)}" for name in upsert.key)
     newer = ""
     if upsert.order is not None:
-        order = quoted(upsert.order)
+        order = quote_name(upsert.order)
         newer = f" AND (t.{order} IS NULL OR s.{order} >= t.{order})"
-    updates = ", ".join(f"t.{quoted(name)} = s.{quoted(name)}" for name in columns)
-    names = ", ".join(quoted(name) for name in columns)
-    values = ", ".join(f"s.{quoted(name)}" for name in columns)
+    updates = ", ".join(f"t.{quote_name(name)} = s.{quote_name(name)}" for name in columns)
+    names = ", ".join(quote_name(name) for name in columns)
+    values = ", ".join(f"s.{quote_name(name)}" for name in columns)
     return (
         f"MERGE INTO {table} t USING {CHANGES} s ON {on} "  # noqa: S608
         f"WHEN MATCHED AND s.{DELETED}{newer} THEN DELETE "

@@ -9,10 +9,10 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from spark.positions import parse_position
-from spark.tables.column_types import parse_schema, quoted
+from spark.tables.column_types import parse_schema, quote_name
 from spark.tables.commits import Commit
 from spark.tables.compaction import TableCommandRefused
-from spark.tables.frames import Messages, partitioned
+from spark.tables.frames import Messages, partition_rows
 from spark.tables.loop import Range
 from spark.tables.parquet_directory import OWN, directory_pattern
 from spark.tables.pipeline import Pipeline
@@ -49,14 +49,14 @@ def compare(spark: SparkSession, pipeline: Pipeline, commit: Commit, ranges: Ran
     batch = Messages(spark, pipeline, ranges, parse_schema(commit.schema))
     try:
         counts = batch.count()
-        target_rows = batch.good() if pipeline.table.format == "iceberg" else partitioned(batch.good(), pipeline)[0]
+        target_rows = batch.good() if pipeline.table.format == "iceberg" else partition_rows(batch.good(), pipeline)[0]
         rows = table_rows(spark, pipeline) if _has_rows(pipeline) else target_rows.limit(0)
         names = target_rows.columns
         for name in set(names).difference(rows.columns):  # dropped or renamed: as if it were null in all rows
             rows = rows.withColumn(name, f.lit(None).cast(target_rows.schema[name].dataType))
         types = {field.name: field.dataType for field in rows.schema.fields}
-        target_rows = target_rows.select(*[f.col(quoted(name)).cast(types[name]).alias(name) for name in names])
-        rows = _within(rows, ranges).select(*[f.col(quoted(name)) for name in names])
+        target_rows = target_rows.select(*[f.col(quote_name(name)).cast(types[name]).alias(name) for name in names])
+        rows = _within(rows, ranges).select(*[f.col(quote_name(name)) for name in names])
         expected, actual = _sums(target_rows, names), _sums(rows, names)
         differences = {} if expected == actual else _differences(target_rows, rows, names)
     finally:
@@ -110,11 +110,11 @@ def _differences(
     """The first rows of each queue that differ, with their differences."""
     place = [*_PLACE, "_queue_offset"]
 
-    def summed(rows: DataFrame, side: str) -> DataFrame:
+    def sum_rows(rows: DataFrame, side: str) -> DataFrame:
         total = f.sum(_hash(rows, names)).alias(f"{side}_sum")
         return rows.groupBy(*place).agg(f.count(f.lit(1)).alias(f"{side}_rows"), total)
 
-    both = summed(expected, "wanted").join(summed(actual, "found"), place, "full_outer")
+    both = sum_rows(expected, "wanted").join(sum_rows(actual, "found"), place, "full_outer")
     unequal = both.where("NOT (wanted_rows <=> found_rows AND wanted_sum <=> found_sum)")
     number = f.row_number().over(Window.partitionBy(*_PLACE).orderBy("_queue_offset"))
     first = unequal.withColumn("number", number).where(f"number <= {DIFFERENCES_MAX}").orderBy(*place).collect()
@@ -134,7 +134,7 @@ def _differences(
 
 def _hash(rows: DataFrame, names: list[str]) -> Column:
     # Maps have no hash; as text they have.
-    plain = [f.to_json(f.col(quoted(name))) if _has_map(rows, name) else f.col(quoted(name)) for name in names]
+    plain = [f.to_json(f.col(quote_name(name))) if _has_map(rows, name) else f.col(quote_name(name)) for name in names]
     return f.xxhash64(*plain).cast("decimal(38,0)")
 
 

@@ -145,7 +145,7 @@ async def scanned(tmp_path: Path, patch: pytest.MonkeyPatch, **given: str) -> As
 async def test_archive_scan_does_not_load_a_running_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with scanned(tmp_path, monkeypatch) as group:
         parts = await group.plan()
-        cold = [part for part in parts if part.archived is not None]
+        cold = [part for part in parts if part.archived_part is not None]
         assert len(cold) > 4
         assert len({part.lease_id for part in parts}) == 1
         assert SECRET_KEY.encode() not in pickle.dumps(parts), "credentials stay with each process"
@@ -181,7 +181,7 @@ async def test_store_in_trouble_is_reported_or_brokers_serve(tmp_path: Path, mon
         with pytest.raises(ReadFailed, match="SlowDown"):
             await group.plan()
         fallen = await group.plan(onArchiveFailure="brokers")
-        assert not any(part.archived for part in fallen)
+        assert not any(part.archived_part for part in fallen)
         storage.come_back()
         group.check(await group.read(fallen), fallen, MESSAGES)
         # What a task cannot read for lack of permission, the broker can.

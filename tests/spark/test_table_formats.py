@@ -17,7 +17,7 @@ import fastavro
 import pytest
 from google.protobuf import descriptor_pb2, text_format
 
-from spark.tables.decoding import DELETED, REASON, decoded
+from spark.tables.decoding import DELETED, REASON, decode_bodies
 from spark.tables.job import run
 from spark.tables.layout import SchemaInvalid
 from spark.tables.pipeline import Pipeline, parse_pipeline
@@ -147,7 +147,7 @@ def test_changes_in_avro_set_and_delete_rows(session: Any, tmp_path: Path) -> No
     ]
     messages = [(each, None) for each in bodies] + [(b"", '{"id":4}'), (b"", "\0\0\0\0\x01\x08")]
     frame = session.createDataFrame(messages, "body binary, keys string")
-    found = decoded(frame, pipeline, pipeline.decode.columns).collect()
+    found = decode_bodies(frame, pipeline, pipeline.decode.columns).collect()
     assert [(each.raftmq_row.id, each[DELETED], each[REASON]) for each in found] == [
         (1, False, None),
         (2, True, None),

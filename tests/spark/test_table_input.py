@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import functions as f
 
-from spark.tables.decoding import REASON, ROW, decoded
+from spark.tables.decoding import REASON, ROW, decode_bodies
 from spark.tables.layout import SchemaInvalid
 from spark.tables.parquet_directory import ParquetDirectory
 from spark.tables.pipeline import Pipeline, Unit, parse_pipeline
@@ -36,7 +36,7 @@ def found(session: Any, decode: str, bodies: list[bytes]) -> list[tuple[Any, str
     pipeline = parse_pipeline(text, Path("/p.yaml"))
     messages = session.createDataFrame(list(enumerate(bodies)), "number int, body binary").repartition(1)
     row = f.when(f.col(REASON).isNull(), f.col(ROW)).alias(ROW)  # those of others go nowhere
-    rows = decoded(messages, pipeline, pipeline.decode.columns).orderBy("number").select(row, REASON).collect()
+    rows = decode_bodies(messages, pipeline, pipeline.decode.columns).orderBy("number").select(row, REASON).collect()
     return [tuple(each) for each in rows]
 
 

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from spark.tables import job
 from spark.tables.commits import CommitRefused, Overtaken, shown_position
-from spark.tables.decoding import DELETED, REASON, decoded
+from spark.tables.decoding import DELETED, REASON, decode_bodies
 from spark.tables.frames import Messages
 from spark.tables.job import REFUSED, STOPPED, main, text_of
 from spark.tables.lake_targets import DeltaTarget, IcebergTarget
@@ -215,7 +215,7 @@ def test_change_without_its_order_is_a_dead_letter(session: Any) -> None:
     pipeline = parse_pipeline(f"{text}decode: {{format: json, schema: {{id: int, at: int}}}}\n", Path("/p.yaml"))
     bodies = [b'{"id": 1, "at": 2}', b'{"id": 1}', b'{"at": 2}']
     messages = session.createDataFrame([(body, None) for body in bodies], "body binary, keys string")
-    reasons = [row[REASON] for row in decoded(messages, pipeline, pipeline.decode.columns).collect()]
+    reasons = [row[REASON] for row in decode_bodies(messages, pipeline, pipeline.decode.columns).collect()]
     assert reasons == [None, "its order at is null or missing", "its key id is null or missing"]
 
 
@@ -232,9 +232,8 @@ def test_equal_orders_in_two_queues_give_the_same_change(session: Any) -> None:
 
     def latest(messages: list[tuple[Any, ...]]) -> list[str]:
         frame = session.createDataFrame(messages, columns).coalesce(1)
-        return [
-            row.name for row in latest_changes(decoded(frame, pipeline, pipeline.decode.columns), pipeline).collect()
-        ]
+        rows = decode_bodies(frame, pipeline, pipeline.decode.columns)
+        return [row.name for row in latest_changes(rows, pipeline).collect()]
 
     assert latest(found[:2]) == latest(found[1::-1]) == ["second"]
     assert latest(found) == latest(found[::-1]) == ["other queue"]
@@ -244,7 +243,8 @@ def test_message_without_a_body_deletes_the_key_in_its_keys(session: Any) -> Non
     def found(upsert: str, schema: str, *messages: tuple[bytes, str | None]) -> list[tuple[Any, bool, str | None]]:
         text = f"namesrv: h:1\ntopic: T\ntable: {{format: delta, location: /t}}\nupsert: {upsert}\n"
         pipeline = parse_pipeline(f"{text}decode: {{format: json, schema: {schema}}}\n", Path("/p.yaml"))
-        rows = decoded(session.createDataFrame(messages, "body binary, keys string"), pipeline, pipeline.decode.columns)
+        frame = session.createDataFrame(messages, "body binary, keys string")
+        rows = decode_bodies(frame, pipeline, pipeline.decode.columns)
         return [(row.raftmq_row.id, row[DELETED], row[REASON]) for row in rows.collect()]
 
     nobody = "it has no body, and its keys do not say which id it deletes"

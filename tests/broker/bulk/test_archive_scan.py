@@ -96,9 +96,9 @@ async def test_scan_reads_archived_messages_from_the_store_not_the_broker(
             scan = Scan(broker)
             parts = await scan.plan()
             assert SECRET_KEY.encode() not in pickle.dumps(parts), "credentials stay with each process"
-            cold = [part for part in parts if part.archived is not None]
+            cold = [part for part in parts if part.archived_part is not None]
             assert len(cold) > 5
-            archived_end = cold[0].archived.archive.end[2] if cold[0].archived else 0
+            archived_end = cold[0].archived_part.archive.end[2] if cold[0].archived_part else 0
             assert archived_end > 0
             rows = await scan.read(parts[:2])
 

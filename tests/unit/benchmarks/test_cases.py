@@ -53,4 +53,4 @@ def test_one_hop_more_per_round_is_ignored_per_message(few: int, many: int, each
 
 def test_benchmark_names_topic_parts_as_ending_offsets() -> None:
     options = parse_read_options(up_to("127.0.0.1:9876", 80), "batch")
-    assert options.ending == AtOffsets({(TOPIC, "broker-a", queue): 80 for queue in range(QUEUES)})
+    assert options.end == AtOffsets({(TOPIC, "broker-a", queue): 80 for queue in range(QUEUES)})

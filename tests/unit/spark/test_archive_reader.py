@@ -133,7 +133,7 @@ WHOLE = QueueRange(0, 0, 40), QueueRange(1, 0, 40)
 
 def test_task_continues_at_brokers_after_the_archive(group: Group) -> None:
     part = group.with_archives(*WHOLE)
-    assert part.archived is not None
+    assert part.archived_part is not None
     reader = group.reader(part)
     found = rows(reader)
     assert found == group.archived(*WHOLE)
@@ -148,17 +148,18 @@ def test_any_part_is_read_from_its_own_files(group: Group, start: int) -> None:
     ranges = QueueRange(0, start, start + 5), QueueRange(1, start + 2, start + 4)
     part = group.with_archives(*ranges)
     expected = group.archived(*ranges)
-    if part.archived is None:
+    if part.archived_part is None:
         assert not expected
         return
     reader = group.reader(part)
     assert rows(reader) == expected
-    assert part.archived.begin_pos + 4 * SEGMENT_BYTES >= part.archived.archive.end[2], "no more than it needs"
+    archive_end = part.archived_part.archive.end[2]
+    assert part.archived_part.begin_pos + 4 * SEGMENT_BYTES >= archive_end, "no more than it needs"
 
 
 def test_messages_behind_the_archive_are_read_from_brokers(group: Group) -> None:
     end = group.home.messages.offsets["T", 0]
-    assert group.with_archives(QueueRange(0, end - 1, end)).archived is None
+    assert group.with_archives(QueueRange(0, end - 1, end)).archived_part is None
 
 
 def test_brokers_answer_queries_that_need_only_offsets(group: Group) -> None:
@@ -207,7 +208,7 @@ def test_store_failing_at_planning_is_reported_or_replaced(group: Group) -> None
     group.home.bucket.fails = 1.0
     with pytest.raises(ReadFailed, match=r"topic 'T', broker group a: the archive cannot be read: .*onArchiveFailure"):
         group.with_archives(*WHOLE)
-    assert group.with_archives(*WHOLE, onArchiveFailure="brokers").archived is None
+    assert group.with_archives(*WHOLE, onArchiveFailure="brokers").archived_part is None
 
 
 def test_group_without_an_archive_is_refused_with_the_remedy(group: Group) -> None:
@@ -245,8 +246,8 @@ def in_trouble_for_good(name: str, operation: str) -> None:
 
 def test_endpoint_of_the_query_overrides_the_broker_endpoint(group: Group) -> None:
     part = group.with_archives(*WHOLE, archiveEndpointUrl="https://store.example:9000")
-    assert part.archived is not None
-    assert part.archived.archive.endpoint_url == "https://store.example:9000"
+    assert part.archived_part is not None
+    assert part.archived_part.archive.endpoint_url == "https://store.example:9000"
 
 
 def test_reader_asks_brokers_about_deleted_archive_files(group: Group) -> None:
@@ -270,7 +271,7 @@ def test_archive_of_a_recreated_group_is_refused(group: Group) -> None:
         with pytest.raises(ReadFailed, match=r"it belongs to log c .* expected log former"):
             plan.with_archives([part], former)
         [planned] = plan.with_archives([part], group.survey)
-    assert planned.archived is not None
+    assert planned.archived_part is not None
 
 
 def claimed(group: Group, *claims: ArchivedLog) -> Survey:
@@ -303,11 +304,11 @@ def test_rolled_back_replica_cannot_make_a_scan_lose_rows(group: Group) -> None:
         found = claimed(group, group.archive, each)
         with pytest.raises(ReadFailed, match=r"no leader confirms it, and f1:1 .*onArchiveFailure=brokers"):
             group.with_archives(*WHOLE, found=found)
-        assert group.with_archives(*WHOLE, found=found, onArchiveFailure="brokers").archived is None
+        assert group.with_archives(*WHOLE, found=found, onArchiveFailure="brokers").archived_part is None
     # One that says more than the archive has is found out by the archive.
     ahead = group.archive._replace(end=(index + 1000, term + 1, group.archive.end[2] + SEGMENT_BYTES, chain))
     with pytest.raises(ReadFailed, match="the archive cannot be read"):
         group.with_archives(*WHOLE, found=claimed(group, group.archive, ahead))
     part = group.with_archives(*WHOLE, found=claimed(group, group.archive, ahead), onArchiveFailure="brokers")
-    assert part.archived is None
-    assert group.with_archives(*WHOLE).archived is not None
+    assert part.archived_part is None
+    assert group.with_archives(*WHOLE).archived_part is not None

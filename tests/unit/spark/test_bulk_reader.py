@@ -355,7 +355,7 @@ def test_deleted_messages_fail_the_query_or_are_counted(cluster: BulkCluster) ->
         rows(cluster.reader(*RANGES))
     reader = cluster.reader(*RANGES, on_data_loss="skip")
     assert rows(reader) == cluster.expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
-    assert reader.statistics.skipped == 18
+    assert reader.statistics.skip_count == 18
 
 
 def test_messages_deleted_by_one_replica_are_read_from_another(cluster: BulkCluster) -> None:
@@ -363,7 +363,7 @@ def test_messages_deleted_by_one_replica_are_read_from_another(cluster: BulkClus
     reader = cluster.reader(*RANGES, on_data_loss="skip")
 
     assert rows(reader) == cluster.expected(*RANGES)
-    assert (reader.statistics.skipped, list(reader.statistics.replicas)) == (0, ["f2:1"])
+    assert (reader.statistics.skip_count, list(reader.statistics.replicas)) == (0, ["f2:1"])
 
 
 def test_reader_uses_the_leader_if_followers_deleted_the_messages(cluster: BulkCluster) -> None:
@@ -379,7 +379,7 @@ def test_message_deleted_on_some_replicas_is_not_reported_lost(cluster: BulkClus
     reader = cluster.reader(*RANGES, on_data_loss="skip")
 
     assert rows(reader) == cluster.expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
-    assert reader.statistics.skipped == 18
+    assert reader.statistics.skip_count == 18
     assert list(reader.statistics.replicas) == ["leader:1", "f2:1"]
     assert cluster.bulk_replicas["leader:1"].served == 0
     with pytest.raises(DataLoss, match=r"offsets 3 to 9 \(7 messages\)"):
@@ -392,7 +392,7 @@ def test_unreachable_replica_does_not_delay_the_loss_report(cluster: BulkCluster
     reader = cluster.reader(*RANGES, on_data_loss="skip")
 
     assert rows(reader) == cluster.expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
-    assert reader.statistics.skipped == 18
+    assert reader.statistics.skip_count == 18
 
 
 def test_reading_a_recreated_topic_as_its_predecessor_fails(cluster: BulkCluster) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark.filters import narrow_all, narrowed
+from spark.filters import narrow_all, narrow_ranges
 from spark.option_table import QueueName
 from spark.plan import QueueRange
 
@@ -99,7 +99,7 @@ def rows(ranges: dict[QueueName, QueueRange]) -> list[dict[str, Any]]:
 def test_pushed_filters_and_spark_together_select_the_right_rows(conditions: list[Condition]) -> None:
     found, left = narrow_all(conditions)
 
-    read = rows(narrowed(found, SCAN))
+    read = rows(narrow_ranges(found, SCAN))
 
     assert [row for row in read if all(each.holds(row) for each in left)] == [
         row for row in rows(SCAN) if all(each.holds(row) for each in conditions)
@@ -123,7 +123,7 @@ def test_inexact_filters_are_left_to_spark(condition: Condition) -> None:
     found, left = narrow_all([condition])
 
     assert left == [condition]
-    assert narrowed(found, SCAN) == SCAN
+    assert narrow_ranges(found, SCAN) == SCAN
 
 
 def test_exact_filters_are_not_left_to_spark() -> None:
@@ -132,4 +132,4 @@ def test_exact_filters_are_not_left_to_spark() -> None:
     found, left = narrow_all(conditions)
 
     assert left == []
-    assert {each.start for each in narrowed(found, SCAN).values()} == {4}
+    assert {each.start for each in narrow_ranges(found, SCAN).values()} == {4}

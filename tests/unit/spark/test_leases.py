@@ -97,7 +97,7 @@ class Stream:
         return FOUND
 
     def batch(self, start: int, topic: str = "T") -> tuple[str, int]:
-        [part] = self.leases.held(parts((QueueRange(0, start, start + 5),), topic=topic), self.add_details)
+        [part] = self.leases.extend_to(parts((QueueRange(0, start, start + 5),), topic=topic), self.add_details)
         return part.lease_id, part.lease_position
 
     def taken(self) -> list[tuple[str, ...]]:
@@ -134,5 +134,5 @@ def test_later_topic_gets_a_lease_at_once() -> None:
 
 def test_empty_micro_batch_sends_no_requests() -> None:
     stream = Stream()
-    assert stream.leases.held([], stream.add_details) == []
+    assert stream.leases.extend_to([], stream.add_details) == []
     assert (stream.taken(), stream.looks) == ([], 0)

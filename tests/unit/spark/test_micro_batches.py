@@ -18,7 +18,7 @@ from spark.micro_batches import (
     Loss,
     batch_ranges,
     check_cluster,
-    limited,
+    limit_batch,
     loss_text,
     losses,
     message_count,
@@ -175,7 +175,7 @@ def test_micro_batch_takes_of_each_queue_in_proportion(
     }
     sizes: dict[QueueName, float] = {("T", "a", number): size for number, (_, size) in enumerate(queues)}
 
-    ends = limited(backlog, sizes, Limits(records, nbytes))
+    ends = limit_batch(backlog, sizes, Limits(records, nbytes))
 
     taken = {queue: ends[queue] - each.start for queue, each in backlog.items()}
     assert all(1 <= taken[queue] <= each.message_count for queue, each in backlog.items())

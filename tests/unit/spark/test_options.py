@@ -17,8 +17,8 @@ def test_defaults_of_a_batch_and_a_stream() -> None:
     stream = parse_read_options(NEEDED, "stream")
 
     assert (batch.namesrv, batch.subscription) == (("127.0.0.1:9876",), Topics(("Orders",)))
-    assert (batch.starting, batch.ending) == ("earliest", "latest")
-    assert stream.starting == "latest"
+    assert (batch.start, batch.end) == ("earliest", "latest")
+    assert stream.start == "latest"
     assert "body" in batch.columns
     assert "physical_offset" not in batch.columns
     assert (batch.fetch_bytes, batch.fetch_timeout_ms, batch.read_deadline_ms) == (4 << 20, 10_000, 120_000)
@@ -45,7 +45,7 @@ def test_reader_accepts_patterns_and_assigned_queues() -> None:
 def test_starting_and_ending_offsets_are_parsed() -> None:
     def read(**options: str) -> tuple[object, object]:
         found = parse_read_options({**NEEDED, **options}, "batch")
-        return found.starting, found.ending
+        return found.start, found.end
 
     assert read(startingOffsets="LATEST") == ("latest", "latest")
     assert read(startingOffsets='{"T": {"a:0": -2, "a:1": 5}}', endingOffsets='{"T": {"a:0": -1}}') == (

@@ -114,7 +114,7 @@ def test_deleted_messages_fail_the_query_or_are_counted(cluster: Cluster) -> Non
         rows(cluster.reader(*RANGES))
     reader = cluster.reader(*RANGES, on_data_loss="skip")
     assert rows(reader) == expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
-    assert reader.statistics.skipped == 17
+    assert reader.statistics.skip_count == 17
 
 
 def test_read_from_earliest_starts_at_the_first_kept_message(cluster: Cluster) -> None:
@@ -123,7 +123,7 @@ def test_read_from_earliest_starts_at_the_first_kept_message(cluster: Cluster) -
     reader = cluster.reader(*RANGES, from_earliest=True)
 
     assert rows(reader) == expected(QueueRange(0, 10, 40), QueueRange(2, 10, 50))
-    assert reader.statistics.skipped == 0
+    assert reader.statistics.skip_count == 0
 
 
 def test_read_from_the_earliest_misses_messages_deleted_during_the_read(cluster: Cluster) -> None:
@@ -143,7 +143,7 @@ def test_fully_deleted_range_ends(cluster: Cluster) -> None:
     reader = cluster.reader(QueueRange(0, 3, 40), on_data_loss="skip")
 
     assert rows(reader) == []
-    assert reader.statistics.skipped == 37
+    assert reader.statistics.skip_count == 37
 
 
 @pytest.mark.parametrize("tag", ["even", "odd"])

@@ -13,7 +13,7 @@ from spark.tables.column_types import (
     columns_from_spark,
     fits,
     inferred_type,
-    merged,
+    merge_schemas,
     parse_schema,
     parse_type,
     written_schema,
@@ -63,8 +63,8 @@ def test_columns_are_added_and_breaking_changes_are_reported() -> None:
     table = parse_schema({"id": "bigint", "note": "string", "price": "decimal(12,2)"})
     wanted = parse_schema({"id": "int", "Note": "string", "price": "decimal(10,3)", "new": "date"})
     found = change(table, wanted)
-    assert written_schema(found.added) == {"new": "date"}
-    assert found.refused == {
+    assert written_schema(found.new_columns) == {"new": "date"}
+    assert found.reasons == {
         "Note": "the table has it as note: names that differ only in case are one column",
         "price": "the table has decimal(12,2), the pipeline writes decimal(10,3)",
     }
@@ -93,7 +93,7 @@ def test_value_type_fits_column_only_if_no_value_changes(value: str, column: str
 def test_pinned_columns_stay_and_new_ones_follow() -> None:
     pinned = parse_schema({"id": "bigint", "when": "string"})
     found = parse_schema({"When": "date", "a": "string", "id": "string"})
-    assert written_schema(merged(pinned, found)) == {"id": "bigint", "when": "string", "a": "string"}
+    assert written_schema(merge_schemas(pinned, found)) == {"id": "bigint", "when": "string", "a": "string"}
 
 
 def nested(levels: int) -> dict[str, ColumnType]:

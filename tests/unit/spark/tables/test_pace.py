@@ -113,11 +113,11 @@ def test_restarted_pipeline_reports_the_age_of_its_last_commit(monkeypatch: pyte
     metrics = Metrics(parse_pipeline(text, Path("/p.yaml")))
     metrics.serve()
     position = Position("c", {}, {}).to_json()
-    metrics.opened(Commit("p/T", 4, position, position, 0, 0, 1_700_000_000_500, "run", {}, position))
+    metrics.on_open(Commit("p/T", 4, position, position, 0, 0, 1_700_000_000_500, "run", {}, position))
     labels = {"pipeline": "p", "topic": "T"}
     lag = served[0].get_sample_value("raftmq_table_lag_messages", labels)
     assert lag is not None
     assert math.isnan(lag), "nobody has asked the topic"
-    metrics.has_all()
+    metrics.on_caught_up()
     assert served[0].get_sample_value("raftmq_table_lag_messages", labels) == 0
     assert served[0].get_sample_value("raftmq_table_commit_timestamp_seconds", labels) == 1_700_000_000.5
