@@ -1,4 +1,4 @@
-"""Administration: shows and changes a cluster, its topics, messages and consumer groups."""
+"""Administration of a cluster: reads and changes topics, messages, consumer groups and brokers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ T = TypeVar("T")
 
 
 class Admin(Client):
-    """Administration of a cluster through its name servers, on trio or asyncio.
+    """Administers a cluster through its name servers, on trio or asyncio.
 
         async with Admin("127.0.0.1:9876") as admin:
             await admin.create_topic("Orders", queues=8)
@@ -134,28 +134,28 @@ class Admin(Client):
 
     @property
     def removed_members(self) -> RemovedMembers:
-        """Members that were removed from their consumer groups for a while."""
+        """The calls that remove members from their consumer groups for a while."""
         return RemovedMembers(self)
 
     # The cluster.
 
     async def cluster_info(self) -> ClusterInfo:
-        """All broker groups with the addresses of their replicas; id 0 is the leader."""
+        """Return all broker groups with the addresses of their replicas. The leader has id 0."""
         _, body = await self._ask(RequestCode.GET_BROKER_CLUSTER_INFO)
         return read_body(ClusterInfo.decode, body)
 
     async def broker_runtime(self, address: str) -> dict[str, str]:
-        """The runtime figures of one broker, by RocketMQ's names."""
+        """Return the runtime figures of one broker, by RocketMQ's names."""
         _, body = await self._open_core().call(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(read_body(KVTable.decode, body).table)
 
     async def broker_settings(self, address: str) -> dict[str, str]:
-        """The current settings of one broker; ours have names with `raftmq.` before them."""
+        """Return the current settings of one broker. Settings of raftmq have names that start with `raftmq.`."""
         _, body = await self._open_core().call(address, RequestCode.GET_BROKER_CONFIG)
         return read_body(decode_properties, body)
 
     async def manage_group(self, address: str, command: GroupCommand, *, timeout: float = 3.0) -> GroupAnswer:
-        """Show or change the Raft group of the broker at `address`; the answer contains the broker's text."""
+        """Show or change the Raft group of the broker at `address`, and return the broker's answer."""
         body = command.encode()
         _, response = await self._open_core().call(address, RequestCode.MANAGE_GROUP, body=body, timeout=timeout)
         return read_body(GroupAnswer.decode, response)
@@ -280,11 +280,11 @@ class Admin(Client):
         await self._ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNamesrvExt(topic=topic).fields())
 
     async def deleted_topics(self) -> dict[str, dict[str, DeletedTopicInfo]]:
-        """The deleted topics that can be restored, by name and broker group, sorted. Raises NoRoute, BrokerError."""
+        """Map each deleted topic that can be restored to its broker groups. Sorted. Raises NoRoute, BrokerError."""
         return await deleted_topics(self._open_core(), await self._leaders(None, None))
 
     async def restore_topic(self, topic: str) -> list[str]:
-        """Bring back a deleted topic in every broker group in which it can be restored; returns their names, sorted.
+        """Restore a deleted topic in every broker group that still can; returns their names, sorted.
 
         It is as it was when it was deleted, with the messages that retention has left. A group that pops gets messages
         that it had not acknowledged once more. Returns when the name servers know it. Raises TopicNotFound if no group
@@ -302,18 +302,18 @@ class Admin(Client):
         raise NoRoute(topic, f"restored, but no name server knew it within {TOPIC_VISIBLE_SECONDS:g} s")
 
     async def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
+        """Return the names of all topics, sorted."""
         _, body = await self._ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(read_body(TopicList.decode, body).topics)
 
     async def route(self, topic: str) -> TopicRoute:
-        """The current route of `topic`. Raises TopicNotFound."""
+        """Return the current route of `topic`. Raises TopicNotFound."""
         return await self._open_core().route(topic, refresh=True)
 
     # Messages.
 
     async def message_by_id(self, offset_message_id: str) -> ReceivedMessage | None:
-        """The stored record with this id (`SendResult.offset_message_id`), or None if it does not exist, or no longer.
+        """Return the stored record with this id (`SendResult.offset_message_id`); None if it does not exist any more.
 
         It is found although the broker that stored it is down. Raises ValueError for an invalid id, NoRoute if no
         broker group has the broker named in it, and none has the record.
@@ -330,7 +330,7 @@ class Admin(Client):
         end: dt.datetime | None = None,
         unique: bool = False,
     ) -> list[ReceivedMessage]:
-        """Messages of `topic` with this key, stored between two times, both inclusive, oldest first.
+        """Return messages of `topic` with this key, stored from `begin` to `end` (both inclusive), oldest first.
 
         Each broker group answers with its newest `count_max`, 64 at most. With `unique` the key is a message id
         (`SendResult.message_id`). Raises TopicNotFound.
@@ -353,7 +353,7 @@ class Admin(Client):
         begin: dt.datetime | None = None,
         end: dt.datetime | None = None,
     ) -> MessageTrace:
-        """The trace records that producers and consumers with `trace=True` have written about a message.
+        """Return the trace records that producers and consumers with `trace=True` have written about a message.
 
         `topic` is the trace topic; `begin` and `end` limit the time. With very many consumers, some records may be
         missing. Raises TopicNotFound.
@@ -362,7 +362,7 @@ class Admin(Client):
         return trace_of(message_id, messages)
 
     async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
-        """The configuration of `topic` in each broker group that has it. Raises TopicNotFound, NoRoute."""
+        """Return the configuration of `topic` in each broker group that has it. Raises TopicNotFound, NoRoute."""
         configs: dict[str, TopicConfig] = {}
         ext = TopicOfBrokerExt(topic=topic, lo=True)
         for name, address in (await self._leaders_of(topic)).items():
@@ -384,7 +384,7 @@ class Admin(Client):
         return identities
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueEnds]:
-        """The first and the next offset of each queue of `topic`, and the store time of its last message."""
+        """Return the first and the next offset of each queue of `topic`, and the store time of its last message."""
         ends: dict[QueueRef, QueueEnds] = {}
         ext = TopicExt(topic=topic)
         for address in (await self._leaders_of(topic)).values():
@@ -393,7 +393,7 @@ class Admin(Client):
         return _by_queue(ends)
 
     async def figure(self, name: str, key: str) -> dict[str, BrokerStatsData]:
-        """One of RocketMQ's statistics, such as `TOPIC_PUT_NUMS` of a topic, in each broker group that has it.
+        """Return one of RocketMQ's statistics, such as `TOPIC_PUT_NUMS` of a topic, from each broker group that has it.
 
         `key` is a topic, `topic@group` or a cluster. Raises NoRoute.
         """
@@ -416,7 +416,7 @@ class Admin(Client):
     # Consumer groups.
 
     async def consumer_groups(self) -> dict[str, dict[str, SubscriptionGroupConfig]]:
-        """The configuration of every consumer group, by group name and broker group. Raises NoRoute."""
+        """Return the configuration of every consumer group, by group name and broker group. Raises NoRoute."""
         groups: dict[str, dict[str, SubscriptionGroupConfig]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             _, body = await self._open_core().call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
@@ -447,7 +447,7 @@ class Admin(Client):
             await self.delete_topic(topic, cluster=cluster)
 
     async def group_progress(self, group: str) -> dict[MessageQueue, GroupProgress]:
-        """The progress of a consumer group in each queue of the topics in which it has offsets. Raises NoRoute."""
+        """Return the progress of a group in each queue of the topics in which it has offsets. Raises NoRoute."""
         progress: dict[QueueRef, GroupProgress] = {}
         for address in (await self._leaders(None, None)).values():
             ext = ConsumeStatsExt(consumer_group=group)
@@ -456,7 +456,7 @@ class Admin(Client):
         return _by_queue(progress)
 
     async def all_progress(self) -> dict[str, dict[MessageQueue, GroupProgress]]:
-        """The progress of all consumer groups that have offsets, by group, with two requests per broker group.
+        """Return the progress of all groups that have offsets, by group; sends two requests per broker group.
 
         Raises NoRoute.
         """
@@ -470,7 +470,7 @@ class Admin(Client):
         return {group: _by_queue(progress[group]) for group in sorted(progress)}
 
     async def group_members(self, group: str) -> list[ClientConnectionData]:
-        """The members of a consumer group in all broker groups, by client id; empty without any. Raises NoRoute."""
+        """Return the members of a consumer group in all broker groups, by client id. Raises NoRoute."""
         members: dict[str, ClientConnectionData] = {}
         ext = ConsumerGroupExt(consumer_group=group)
         for address in (await self._leaders(None, None)).values():
@@ -484,7 +484,7 @@ class Admin(Client):
         return [members[client_id] for client_id in sorted(members)]
 
     async def member_queues(self, group: str, client_id: str) -> dict[MessageQueue, ProcessQueueInfo]:
-        """The queues that a member of a consumer group has now, as it says itself, through its broker.
+        """Ask a member of a consumer group, through its broker, which queues it has now.
 
         Raises NoRoute, and BrokerError if it is not a member, does not answer, or pops its messages.
         """
@@ -518,7 +518,7 @@ class Admin(Client):
         return _by_queue(offsets)
 
     async def skip_message(self, group: str, queue: MessageQueue, offset: int, *, operator: str = "") -> int:
-        """Move a consumer group behind the message at which it stands; the message becomes a dead letter of the group.
+        """Advance a group past its next message in `queue`, at `offset`; it becomes a dead letter of the group.
 
         Works while members run; these continue behind it at once. `operator` says who skips it, for the dead letter and
         the broker's log. Returns the offset at which the group goes on. Raises NameRefused, NoRoute, TopicNotFound, and
@@ -553,20 +553,20 @@ class Admin(Client):
     # Queues and groups.
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The offset of the first message kept in `queue`."""
+        """Return the offset of the first message kept in `queue`."""
         return await self.offset(queue, "first")
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset the next message of `queue` will get."""
+        """Return the offset the next message of `queue` will get."""
         return await self.offset(queue, "last")
 
     async def offset(self, queue: MessageQueue, position: ConsumeFrom) -> int:
-        """The offset at the beginning or end of `queue`, or of its first message stored at or after a time."""
+        """Return the offset at the beginning or end of `queue`, or of its first message stored at or after a time."""
         core = self._open_core()
         return await queue_offset(core, queue, position, seconds=core.settings.request_seconds)
 
     async def consumers(self, group: str, topic: str) -> list[str]:
-        """The client ids of the members of `group`, from the leader of a broker group of `topic`."""
+        """Return the client ids of the members of `group`, from the leader of a broker group of `topic`."""
         core = self._open_core()
         route = await self.route(topic)
         for name in sorted(route.brokers):
@@ -583,7 +583,7 @@ class Admin(Client):
         raise NoRoute(topic, "no broker group has a leader")
 
     async def group_offset(self, group: str, queue: MessageQueue) -> int | None:
-        """The stored offset of `group` in `queue`, or None if there is none."""
+        """Return the stored offset of `group` in `queue`, or None if there is none."""
         core = self._open_core()
         return await stored_offset(core, group, queue, seconds=core.settings.request_seconds)
 

@@ -32,29 +32,29 @@ R = TypeVar("R")
 
 
 def is_async(function: object) -> bool:
-    """Whether calling it returns a coroutine: `async def`, or an object with such a `__call__`."""
+    """Return whether a call of `function` returns a coroutine: `async def`, or an object with such a `__call__`."""
     return iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def ends_program(error: BaseException) -> bool:
-    """Whether an exception is for the whole program, or contains one that is."""
+    """Return whether an exception ends the whole program, or is a group with one that does."""
     return program_end_in(error) is not None
 
 
 def program_end_in(error: BaseException) -> BaseException | None:
-    """The SystemExit or KeyboardInterrupt in a group of exceptions, or the exception itself if it is one."""
+    """Return the SystemExit or KeyboardInterrupt in a group of exceptions, or the exception itself if it is one."""
     if isinstance(error, BaseExceptionGroup):
         return next((end for each in error.exceptions if (end := program_end_in(each)) is not None), None)
     return error if isinstance(error, SystemExit | KeyboardInterrupt) else None
 
 
 def runs_on_asyncio() -> bool:
-    """Whether the caller's event loop is asyncio's; imports neither asyncio nor trio, which would take a while."""
+    """Return whether the caller's event loop is asyncio's. Imports neither asyncio nor trio, to save time."""
     return anyio.get_cancelled_exc_class().__module__ == "asyncio.exceptions"
 
 
 def calling_task() -> asyncio.Task[Any] | None:
-    """The current task of asyncio; None on trio."""
+    """Return the current task of asyncio; None on trio."""
     if not runs_on_asyncio():
         return None
     import asyncio
@@ -63,7 +63,7 @@ def calling_task() -> asyncio.Task[Any] | None:
 
 
 def task_finder() -> Callable[[], object]:
-    """The function that returns the current task of the caller's event loop."""
+    """Return a function that finds the current task of the caller's event loop."""
     if runs_on_asyncio():
         import asyncio
 
@@ -76,7 +76,7 @@ def task_finder() -> Callable[[], object]:
 async def failure_of(
     function: Callable[[T], Awaitable[object]], argument: T, caller: asyncio.Task[Any] | None = None
 ) -> BaseException | None:
-    """Await a function of the application; returns its failure, or None.
+    """Await a function of the application. Returns the exception that it raised, or None.
 
     `caller` is the task that started this one (`calling_task`): when asyncio ends, it cancels all tasks one by one,
     without a scope. Raises what ends the program. If cancelled, it raises that.
@@ -107,7 +107,7 @@ def _is_cancelled(caller: asyncio.Task[Any] | None) -> bool:
 
 
 def failure_in(function: Callable[[T], object], argument: T) -> BaseException | None:
-    """Call a plain function of the application; returns its failure, or None. Raises what ends the program."""
+    """Call a plain function of the application. Returns its exception, or None. Raises what ends the program."""
     try:
         function(argument)
     except BaseException as error:  # noqa: ASYNC103 - nothing is awaited, so it cannot have been cancelled
@@ -118,7 +118,7 @@ def failure_in(function: Callable[[T], object], argument: T) -> BaseException | 
 
 
 class NeverRaises:
-    """Decorates functions that only observe: a failing one returns None, so that it does not stop the observed code.
+    """Decorator for functions that only observe: if one fails, it returns None, and the observed code goes on.
 
     `note` logs the current exception; it is called once a minute.
     """

@@ -1,4 +1,4 @@
-"""Codecs: how the bodies of messages become values of the application, and values become bodies.
+"""Codecs convert the bodies of messages to values of the application, and back.
 
     producer = Producer("127.0.0.1:9876", codec=JsonCodec(Order))
     await producer.send(Message("Orders", Order(4711)))
@@ -28,31 +28,31 @@ class BodyCodec(Protocol[T]):
     """The methods of a codec. `decode` raises any exception for bytes that are not a value; see `BodyNotDecoded`."""
 
     def encode(self, value: T, /) -> bytes:
-        """The body for a value: 1 byte to 4 MiB."""
+        """Return the body for a value: 1 byte to 4 MiB."""
         ...
 
     def decode(self, body: bytes, /) -> T:
-        """The value of a body."""
+        """Return the value of a body."""
         ...
 
 
 class BytesCodec:
-    """Bodies are bytes, as without a codec: for a handler of a consumer that has another one."""
+    """Leaves bodies as bytes. For a handler of a consumer that has another codec."""
 
     def encode(self, value: bytes, /) -> bytes:
-        """The value itself."""
+        """Return the value itself."""
         return value
 
     def decode(self, body: bytes, /) -> bytes:
-        """The body itself."""
+        """Return the body itself."""
         return body
 
 
 class TextCodec:
-    """Bodies are texts in UTF-8."""
+    """Converts bodies to text and back, in UTF-8."""
 
     def encode(self, value: str, /) -> bytes:
-        """Raises AttributeError for a value that is not a text, UnicodeEncodeError for half a surrogate pair."""
+        """Encode text in UTF-8. Raises AttributeError for other values, UnicodeEncodeError for lone surrogates."""
         return value.encode()
 
     def decode(self, body: bytes, /) -> str:
@@ -61,7 +61,7 @@ class TextCodec:
 
 
 class JsonCodec(Generic[T]):
-    """Bodies are JSON: of any kind, or with `JsonCodec(Order)` of that type, which decoding checks.
+    """Converts JSON bodies to any value, or with `JsonCodec(Order)` to that type, which decoding checks.
 
     The type may be a dataclass, a `msgspec.Struct`, an attrs class, a TypedDict, a builtin such as `dict[str, int]`, or
     a union of these. Raises TypeError for others.
@@ -82,16 +82,16 @@ class JsonCodec(Generic[T]):
         return self._format
 
     def encode(self, value: T, /) -> bytes:
-        """Raises TypeError for what JSON has no form for."""
+        """Encode a value as JSON. Raises TypeError for a value that JSON cannot express."""
         return self._encoder.encode(value)
 
     def decode(self, body: bytes, /) -> T:
-        """Raises msgspec.DecodeError; for another type msgspec.ValidationError, which says where."""
+        """Decode JSON. Raises msgspec.DecodeError; for a wrong type msgspec.ValidationError, which says where."""
         return self._decoder.decode(body)
 
 
 class MsgpackCodec(Generic[T]):
-    """Bodies are MessagePack; everything else is as for `JsonCodec`."""
+    """Converts MessagePack bodies to values; otherwise as `JsonCodec`."""
 
     @overload
     def __init__(self: MsgpackCodec[Any]) -> None: ...
@@ -108,16 +108,16 @@ class MsgpackCodec(Generic[T]):
         return self._format
 
     def encode(self, value: T, /) -> bytes:
-        """Raises TypeError for what MessagePack has no form for."""
+        """Encode a value as MessagePack. Raises TypeError for a value that MessagePack cannot express."""
         return self._encoder.encode(value)
 
     def decode(self, body: bytes, /) -> T:
-        """Raises msgspec.DecodeError; for another type msgspec.ValidationError, which says where."""
+        """Decode MessagePack. Raises msgspec.DecodeError, and msgspec.ValidationError for a wrong type."""
         return self._decoder.decode(body)
 
 
 class PydanticCodec(Generic[T]):
-    """Bodies are JSON that pydantic validates: `PydanticCodec(Order)` for a model, or any other type it knows.
+    """Converts JSON bodies to a pydantic model, or to any other type that pydantic knows: `PydanticCodec(Order)`.
 
     Needs `pip install 'raftmq[pydantic]'`; raises ImportError without. What it says of a wrong body does not contain
     values of that body.
@@ -143,11 +143,11 @@ class PydanticCodec(Generic[T]):
         return f"{type(self).__name__}({_name(self._kind)})"
 
     def encode(self, value: T, /) -> bytes:
-        """Raises pydantic's PydanticSerializationError; a value that the type does not allow raises ValueError."""
+        """Encode a value as JSON. Raises PydanticSerializationError; ValueError for a value of a wrong type."""
         return self._adapter.dump_json(value, warnings="error")
 
     def decode(self, body: bytes, /) -> T:
-        """Raises ValueError, which says where the body is wrong."""
+        """Decode and validate JSON. Raises ValueError, which says where the body is wrong."""
         try:
             return self._adapter.validate_json(body)
         except self._pydantic.ValidationError as error:
@@ -157,7 +157,7 @@ class PydanticCodec(Generic[T]):
 
 
 def check_body_codec(codec: BodyCodec[T] | None) -> BodyCodec[T] | None:
-    """The codec itself. Raises TypeError for another object, and says what to write."""
+    """Return the codec itself. Raises TypeError for any other object, with the code to write instead."""
     any_codec = cast("Any", codec)
     if any_codec is None:
         return None
@@ -175,7 +175,7 @@ def check_body_codec(codec: BodyCodec[T] | None) -> BodyCodec[T] | None:
 
 
 def encode_body(codec: BodyCodec[T], value: T) -> bytes:
-    """The body for a value. Raises MessageRefused, with the codec's exception as its cause."""
+    """Encode a value as a body. Raises MessageRefused, with the codec's exception as its cause."""
     try:
         return codec.encode(value)
     except BaseException as error:  # noqa: ASYNC103 - nothing is awaited here
@@ -186,7 +186,7 @@ def encode_body(codec: BodyCodec[T], value: T) -> bytes:
 
 
 def encode_message(message: Message[T], codec: BodyCodec[T] | None) -> Message[bytes]:
-    """The message with its body as bytes. Raises MessageRefused, also for a value that is not a Message."""
+    """Encode the body of a message. Raises MessageRefused, also for a value that is not a Message."""
     if not isinstance(message, Message):
         raise MessageRefused(f"pass a Message(topic, body), not {type(message).__name__}")
     if codec is None:
@@ -204,7 +204,7 @@ def encode_message(message: Message[T], codec: BodyCodec[T] | None) -> Message[b
 
 
 def decode_body(message: ReceivedMessage[Any], codec: BodyCodec[Any]) -> BodyNotDecoded | None:
-    """Decode the body of a message anew; returns why it cannot be, and leaves the bytes then."""
+    """Decode the body of a message in place. If that fails, return the error and leave the bytes."""
     try:
         message.body = codec.decode(message.raw_body)
     except BaseException as error:  # noqa: ASYNC103 - nothing is awaited here

@@ -32,14 +32,14 @@ _OF_THE_LETTER = frozenset(
 
 
 def origin_topic(letter: ReceivedMessage[Any]) -> str | None:
-    """The topic that a dead letter was sent to, None if it does not say so."""
+    """Return the topic that a dead letter was sent to; None if its properties do not name it."""
     return letter.properties.get(props.DEAD_TOPIC) or letter.properties.get(props.RETRY_TOPIC)
 
 
 async def requeue(
     core: ClientCore, group: str, letter: ReceivedMessage[Any], *, operator: str = "", to_topic: bool = False
 ) -> None:
-    """Send a copy of a dead letter to its ``group`` alone, or with ``to_topic`` to its topic, to all groups.
+    """Send a copy of a dead letter to ``group`` alone, or with ``to_topic`` to all groups that read its topic.
 
     The copy has the message id of the original, no attempts yet, and says who requeued it. The dead letter stays. It
     is stored in the broker group of the dead letter, waits at most `REQUEUE_SECONDS` for a leader, and raises

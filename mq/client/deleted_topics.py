@@ -15,7 +15,7 @@ _NOT_THERE = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPOR
 
 
 async def deleted_topics(core: ClientCore, leaders: Mapping[str, str]) -> dict[str, dict[str, DeletedTopicInfo]]:
-    """The deleted topics by name and broker group, from the leaders at these addresses. Raises BrokerError."""
+    """Ask the leaders at these addresses for deleted topics; by name and broker group. Raises BrokerError."""
     topics: dict[str, dict[str, DeletedTopicInfo]] = {}
     for broker, address in sorted(leaders.items()):
         try:
@@ -30,7 +30,7 @@ async def deleted_topics(core: ClientCore, leaders: Mapping[str, str]) -> dict[s
 
 
 async def restore_topic(core: ClientCore, topic: str, leaders: Mapping[str, str]) -> list[str]:
-    """Restore a topic in the broker groups that can; returns these.
+    """Restore a topic in each broker group that can, and return the names of these groups.
 
     Raises TopicNotFound if none can, BrokerError if one has a topic of its name, and none can.
     """

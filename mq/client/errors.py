@@ -26,7 +26,7 @@ def _code_text(codes: type[IntEnum], code: int) -> str:
 
 
 class ClientError(Exception):
-    """Base of everything this package raises. `stored` says whether the operation may have happened."""
+    """Base of all exceptions of this package. `stored` says whether the operation may have taken effect."""
 
     stored: Stored = "no"
 
@@ -35,7 +35,7 @@ ErrorT = TypeVar("ErrorT", bound=ClientError)
 
 
 def copy_of(error: ErrorT) -> ErrorT:
-    """A copy, since each task that raises an error adds its traceback to it."""
+    """Copy an error: each task that raises it adds its own traceback."""
     own = error.__class__.__new__(error.__class__)
     own.args = error.args
     own.__dict__.update(error.__dict__)
@@ -44,11 +44,11 @@ def copy_of(error: ErrorT) -> ErrorT:
 
 
 class ClientClosed(ClientError):
-    """The producer, consumer or admin was closed by its owner, or never opened."""
+    """The client was closed, or never opened."""
 
 
 class ClientForked(ClientClosed):
-    """The client was opened in `process`, from which this one was forked; it works there, and nothing was sent here.
+    """The client was opened in `process`, of which this process is a fork. Nothing was sent; it still works there.
 
     It may be opened here as well, as another client.
     """
@@ -63,7 +63,7 @@ class ClientForked(ClientClosed):
 
 
 class CodecNotInstalled(ClientError):
-    """A message is compressed with `codec`, whose library is not installed here; it stays at the broker, unread.
+    """A message is compressed with `codec`, whose library is not installed. The message stays at the broker, unread.
 
     Consumers wait at such a message, and say in the log what to install.
     """
@@ -74,7 +74,7 @@ class CodecNotInstalled(ClientError):
 
 
 class BodyNotDecoded(ClientError):
-    """The codec cannot decode the body of `message`, whose `raw_body` has the bytes. It stays stored.
+    """The codec cannot decode the body of `message`; `message.raw_body` has the bytes. The broker keeps the message.
 
     A handler does not get such a message: it becomes a dead letter, unless `on_error` says otherwise.
     """
@@ -92,7 +92,7 @@ class AlreadyOpen(ClientError):
 
 
 class NotADeadLetter(ClientError):
-    """No broker took a message as a dead letter; a broker may have stored it all the same."""
+    """No broker confirmed that it stored the message as a dead letter. One may have stored it all the same."""
 
     stored: Stored = "unknown"
 
@@ -109,7 +109,7 @@ class MessageRefused(ClientError):
 
 
 class ProducerBusy(ClientError):
-    """`limit` messages are in flight or waiting for replies; nothing was sent."""
+    """`limit` messages are in flight or wait for replies. Nothing was sent."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} messages are in flight already")
@@ -140,7 +140,7 @@ class ConnectionLost(ClientError):
 
 
 class RequestTimeout(ClientError):
-    """No answer to request `code` from `address` within `seconds`; a later answer is ignored."""
+    """`address` did not answer request `code` within `seconds`. A later answer is ignored."""
 
     stored: Stored = "unknown"
 
@@ -197,14 +197,14 @@ class TransactionOutcomeUnknown(ClientError):
 
 
 class NotRecalled(BrokerError):
-    """No message that still waits has this handle; `remark` is the broker's explanation.
+    """No waiting message has this handle; `remark` is the broker's explanation.
 
     It was delivered, is being delivered, was recalled before, or was never stored.
     """
 
 
 class UnreadableAnswer(ClientError):
-    """The answer violates the protocol; the request may have been executed."""
+    """The server's answer violates the protocol. The request may have been executed."""
 
     stored: Stored = "unknown"
 
@@ -213,7 +213,7 @@ class UnreadableAnswer(ClientError):
 
 
 class NameServersUnavailable(ClientError):
-    """No name server answered. `reasons` has one line for each, `hint` says what to do."""
+    """No name server answered. `reasons` has one line for each; `hint` says what to do."""
 
     def __init__(self, reasons: dict[str, str], hint: str = "") -> None:
         text = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
@@ -222,7 +222,7 @@ class NameServersUnavailable(ClientError):
 
 
 class TopicNotFound(ClientError):
-    """The name servers know neither the topic nor a template to create it from."""
+    """The name servers know neither the topic nor a template from which to create it."""
 
     def __init__(self, topic: str, hint: str = "") -> None:
         super().__init__(f"topic {topic} does not exist" + (f"; {hint}" if hint else ""))
@@ -230,7 +230,7 @@ class TopicNotFound(ClientError):
 
 
 class NoRoute(ClientError):
-    """The topic exists, but no broker can serve the request now (typically: no leader elected yet)."""
+    """The topic exists, but no broker can serve the request now; often because no leader is elected yet."""
 
     def __init__(self, topic: str, reason: str) -> None:
         super().__init__(f"no broker for topic {topic}: {reason}" if topic else reason)
@@ -239,7 +239,7 @@ class NoRoute(ClientError):
 
 
 class NoReply(ClientError):
-    """The message `message_id` is stored, but no reply came within `seconds`; it may be handled all the same."""
+    """The message `message_id` is stored, but no reply came within `seconds`. A consumer may still handle it."""
 
     stored: Stored = "unknown"
 
@@ -250,7 +250,7 @@ class NoReply(ClientError):
 
 
 class NotARequest(ClientError):
-    """The sender of this message waits for no reply, or its broker did not name its cluster."""
+    """The sender of this message does not wait for a reply, or the message does not name the cluster to reply to."""
 
     def __init__(self, message: ReceivedMessage[Any]) -> None:
         super().__init__(f"{message} wants no reply")
@@ -268,11 +268,11 @@ class ReplyNotDelivered(ClientError):
 
 
 class OffsetsFileDamaged(ClientError):
-    """The file with the offsets is damaged. Removing it restarts the consumer, which repeats or misses messages."""
+    """The offsets file is damaged. If you remove it, the consumer starts anew, and repeats or misses messages."""
 
 
 class DeliveryFinished(ClientError):
-    """The delivery was acknowledged or returned before; the second call had no effect."""
+    """The delivery was acknowledged or returned before. The second call had no effect."""
 
     def __init__(self, message: ReceivedMessage[Any], outcome: Literal["acknowledged", "given back"]) -> None:
         super().__init__(f"{message} was {outcome} before")
@@ -308,7 +308,7 @@ class SendRejected(_SendFailed):
 
 
 class NumberUsed(SendRejected):
-    """Another process has used the number of this message of a numbered producer: it is certainly not stored.
+    """Another process has used this message's number of a numbered producer: the message is certainly not stored.
 
     Another process uses its producer id, or the clock was ahead when the id was used before.
     """
@@ -325,7 +325,7 @@ class NumberUsed(SendRejected):
 
 
 class SendOutcomeUnknown(_SendFailed):
-    """The message may have been stored, once per attempt: after a timeout, a lost connection, or an unclear answer.
+    """A broker may have stored the message, once per attempt: after a timeout, a lost connection or an unclear answer.
 
     `message_id` is the UNIQ_KEY of all attempts: `Admin.messages_by_key(topic, message_id, unique=True)` finds the
     message, and consumers can recognize duplicates by it.

@@ -1,4 +1,4 @@
-"""Events of a client for the application, and its health in words."""
+"""Events of a client, which the application can observe, and its health in words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EventKind = Literal["connected", "lost", "assigned", "revoked", "stuck", "remove
 
 @dataclass(frozen=True, slots=True)
 class ClientEvent:
-    """Something that happened to a client.
+    """Something that happened to a client, such as a lost connection or a rebalance.
 
     `kind` is "connected" or "lost" for a connection, with the address as the `subject`; "assigned" or "revoked" for
     `queues` of the topic that is the `subject` ("revoked" when their offsets are stored, if their leaders answer);
@@ -37,7 +37,7 @@ OnEvent = Callable[[ClientEvent], object]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Whether a client can work now, and what keeps it from that, in words; true if it can."""
+    """Whether a client can work now, and the problems in words. True if there are none."""
 
     reasons: tuple[str, ...] = ()
 
@@ -49,13 +49,13 @@ class Health:
 
 
 def check_on_event(on_event: OnEvent | None) -> OnEvent | None:
-    """The function itself. Raises TypeError for a coroutine function: it would be called, and never run."""
+    """Return the function itself. Raises TypeError for a coroutine function, which would never run."""
     if on_event is not None and (is_async(on_event) or not callable(on_event)):
         raise TypeError(f"on_event is a plain function (def), which must not wait, not {on_event!r}")
     return on_event
 
 
 def emit(on_event: OnEvent | None, event: ClientEvent) -> None:
-    """Call the application's function, if there is one. Raises what ends the program."""
+    """Call the application's function if there is one. Raises only what ends the program."""
     if on_event is not None and (error := failure_in(on_event, event)) is not None:
         log.exception("on_event_failed", error, event_kind=event.kind)

@@ -28,8 +28,8 @@ class WasmFilter:
 
 @dataclass(frozen=True, slots=True)
 class BodyFilter:
-    """An SQL92 expression that may look into bodies that are JSON, evaluated by a filter server:
-    ``BodyFilter("region = 'eu' AND BODY('$.order.amount') > 100")``.
+    """An SQL92 expression that can read JSON bodies, evaluated by a filter server: ``BodyFilter("region = 'eu' AND
+    BODY('$.order.amount') > 100")``.
     """
 
     expression: str

@@ -10,7 +10,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Times in seconds, and numbers, of one client."""
+    """The limits of one client; times are in seconds."""
 
     warn_after_seconds: float = 10.0
     """Moments without name servers, brokers and leaders are normal; a longer wait is worth a warning."""

@@ -47,7 +47,7 @@ class Brokers(Protocol):
 
 
 class LiteTopics:
-    """The lite topics of a cluster: `Admin.lite`.
+    """The calls that administer lite topics: `Admin.lite`.
 
     All methods raise as those of `Admin`, and BrokerError with code INVALID_PARAMETER (29) for a topic without
     lite topics, or a group that is not bound to one. What clients subscribe to is in the memory of the leaders: for
@@ -58,14 +58,14 @@ class LiteTopics:
         self._admin = admin
 
     async def brokers(self) -> dict[str, BrokerLiteInfo]:
-        """Figures of all lite topics, and which topics have some, by broker group (request code 200074)."""
+        """Return figures of all lite topics, and the topics that have some, by broker group (request code 200074)."""
         infos: dict[str, BrokerLiteInfo] = {}
         for broker, address in (await self._admin._leaders(None, None)).items():
             infos[broker] = await self._ask(address, RequestCode.GET_BROKER_LITE_INFO, None, BrokerLiteInfo)
         return infos
 
     async def parent(self, topic: str) -> dict[str, ParentTopicInfo]:
-        """The number of lite topics of a topic, by broker group (request code 200075). Raises TopicNotFound."""
+        """Return the number of lite topics of a topic, by broker group (request code 200075). Raises TopicNotFound."""
         ext = ParentTopicExt(topic=topic)
         return await self._of_topic(topic, RequestCode.GET_PARENT_TOPIC_INFO, ext, ParentTopicInfo)
 
@@ -78,7 +78,7 @@ class LiteTopics:
         return await self._of_topic(parent, RequestCode.GET_LITE_TOPIC_INFO, ext, LiteTopicInfo)
 
     async def client(self, parent: str, group: str, client_id: str, *, most: int = 1000) -> dict[str, LiteClientInfo]:
-        """The subscriptions of a client, at most `most` names of 1 to 10,000, by broker group (request code 200077).
+        """Return at most `most` (1 to 10,000) subscriptions of a client, by broker group (request code 200077).
 
         `topic_count` is -1 where the client has not said it. Raises TopicNotFound.
         """
@@ -86,7 +86,7 @@ class LiteTopics:
         return await self._of_topic(parent, RequestCode.GET_LITE_CLIENT_INFO, ext, LiteClientInfo)
 
     async def lag(self, group: str, lite_topic: str | None = None, *, top: int = 20) -> dict[str, LiteGroupInfo]:
-        """Messages that a group is behind, in one lite topic or in all, by broker group (request code 200078).
+        """Return a group's lag in messages, in one lite topic or in all, by broker group (request code 200078).
 
         For all: with the `top` lite topics in which it is behind most, 0 to 10,000 of them.
         """
@@ -97,7 +97,7 @@ class LiteTopics:
         return infos
 
     async def dispatch(self, group: str, client_id: str | None = None, *, broker: str | None = None) -> list[str]:
-        """Let brokers look now at all that the clients of a group subscribe to (request code 200079).
+        """Let brokers check now all lite topics to which the clients of a group subscribe (request code 200079).
 
         They do that by themselves every 15 s. Returns the names of the broker groups. Raises BrokerError with code
         SUBSCRIPTION_NOT_EXIST (24) if `client_id` has not sent its subscriptions.

@@ -1,4 +1,4 @@
-"""Logging of the SDK: Python's own, under the name ``mq.client``.
+"""The SDK's logging: writes to Python's logger ``mq.client``.
 
 A library does not write to its user's terminal by default: as everywhere in Python, warnings show and the rest is
 silent until the application configures logging (``logging.basicConfig(level="INFO")``). If the application uses
@@ -33,7 +33,7 @@ class EventLog:
         self._write("error", event, fields)
 
     def exception(self, event: str, error: BaseException | None = None, /, **fields: Any) -> None:
-        """Log an error with the traceback of an exception, by default the current one, without values of variables."""
+        """Log an error with the traceback of an exception, by default the current one, but no values of variables."""
         self._write("error", event, fields, exc_info=error or True)
 
     def _write(

@@ -1,4 +1,4 @@
-"""Warns when a client waits long, and names the reason.
+"""Warns when a client waits long, and logs the reason.
 
 Consumers wait for name servers, brokers and leaders without a limit: they continue when these are back. Moments without
 them are normal; a wait of more than ten seconds is worth a warning, and then one every half minute.
@@ -32,7 +32,7 @@ class LongWait:
         """Why it is missing now."""
 
     def warn_if_long(self, reason: object, **fields: Any) -> bool:
-        """Log a warning if the awaited thing has been missing for long, because of `reason`; returns whether it did."""
+        """Log a warning with `reason` if the wait has lasted for long; returns whether it did."""
         self.reason = str(reason)
         now = anyio.current_time()
         if self._since is None:
@@ -44,5 +44,5 @@ class LongWait:
         return False
 
     def end(self) -> None:
-        """End the wait: the awaited thing is there."""
+        """End the wait, because what the client waited for has come."""
         self._since = self.reason = None

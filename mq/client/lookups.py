@@ -1,4 +1,4 @@
-"""Look up single messages: by the id of the stored record, and by key."""
+"""Looks up single messages, by key or by the id of the stored record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mq.protocol.requests.queries import QueryMessageExt, ViewMessageByIdExt
 
 
 async def message_by_id(core: ClientCore, offset_message_id: str, cluster: ClusterInfo) -> ReceivedMessage | None:
-    """The record of this id; None if there is none. Any replica of its broker group may have it.
+    """Return the record with this id; None if there is none. Asks the replicas of its broker group.
 
     If no broker group has the replica named in the id, because it is down or has another address now, every group is
     asked.
@@ -83,7 +83,7 @@ async def _view(
 async def messages_by_key(
     core: ClientCore, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int, unique: bool
 ) -> list[ReceivedMessage]:
-    """Messages with a key, of every broker group of the topic, the newest ``count_max`` of each; oldest first.
+    """Ask each broker group of the topic for its newest ``count_max`` messages with a key. Returns all, oldest first.
 
     Raises TopicNotFound, NoRoute, BrokerError and request errors.
     """
@@ -120,7 +120,7 @@ async def _group_messages_by_key(
 
 
 def trace_of(message_id: str, messages: Iterable[ReceivedMessage]) -> MessageTrace:
-    """The trace of a message, from messages of the trace topic; their sender is the client that wrote the record."""
+    """Build the trace of a message from messages of the trace topic, whose senders are the clients that wrote them."""
     records: list[TraceRecord] = []
     unreadable = 0
     for message in messages:

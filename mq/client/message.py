@@ -41,7 +41,7 @@ class MessageQueue(NamedTuple):
 
 
 def check_queues(*queues: object) -> None:
-    """Raises TypeError for a value that is not a queue, such as the name of a topic."""
+    """Raise TypeError for a value that is not a queue, such as the name of a topic."""
     for queue in queues:
         if not isinstance(queue, MessageQueue):
             raise TypeError(f"pass a queue, such as one that queues(topic) returns, not {queue!r}")
@@ -88,7 +88,7 @@ class Message(msgspec.Struct, Generic[BodyT], frozen=True, repr_omit_defaults=Tr
 def tombstone(
     topic: str, key: str, *, tags: str | None = None, properties: Mapping[str, str] | None = None
 ) -> Message[bytes]:
-    """A message without a body, which says to a compacted topic that `key` no longer has a value.
+    """Make a message without a body, which deletes the value of `key` in a compacted topic.
 
     It is sent to the queue of the sharding key `key`; send the values of the key with the same sharding key.
     """
@@ -96,7 +96,7 @@ def tombstone(
 
 
 class SendStatus(Enum):
-    """The durability of a stored message. Only `OK` means the durability that the broker group is configured for."""
+    """The durability of a stored message. Only `OK` means as durable as the broker group is configured for."""
 
     OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -127,7 +127,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True)
 
 
 class ReceivedMessage(Generic[BodyT]):
-    """A received message: the body inflated and decoded, everything else as stored by the broker.
+    """A received message. Its body is inflated and decoded; everything else is as the broker stored it.
 
     `body` is decoded by the codec from `raw_body`, which are bytes; without a codec, both are the same. A body that
     cannot be inflated is `raw_body` as stored, and logged. `attempt` is 1 for the first delivery in this process and
@@ -150,17 +150,17 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def is_tombstone(self) -> bool:
-        """Whether this message says, in a compacted topic, that its key no longer has a value."""
+        """Whether this message deletes the value of its key in a compacted topic."""
         return not self.raw_body
 
     @property
     def is_carried(self) -> bool:
-        """Whether a compacted topic has stored this message again, so that it may have been received before."""
+        """Whether a compacted topic has stored this message again. A consumer may then have received it before."""
         return props.CARRIED in self.record.properties
 
     @property
     def topic(self) -> str:
-        """The topic the message was sent to, also when it is redelivered through the group's retry topic."""
+        """The topic that the message was sent to, even if it is redelivered through the group's retry topic."""
         if self.record.topic.startswith(RETRY_PREFIX):
             return self.record.properties.get(props.RETRY_TOPIC, self.record.topic)
         return self.record.topic
@@ -182,7 +182,7 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def message_id(self) -> str:
-        """The UNIQ_KEY, the same in every copy of the message: what to deduplicate by."""
+        """The UNIQ_KEY, which is the same in every copy of the message. Deduplicate by it."""
         return self.record.properties.get(props.UNIQUE_KEY) or self.offset_message_id
 
     @property
@@ -192,12 +192,12 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def sharding_key(self) -> str | None:
-        """The key for the sender's choice of the queue, or None."""
+        """The key by which the sender chose the queue, or None."""
         return self.record.properties.get(props.SHARDING_KEY)
 
     @property
     def priority(self) -> int | None:
-        """The priority of the message, also when it is redelivered, and of a dead letter; None without one."""
+        """The priority of the message, which redelivered messages and dead letters keep; None without one."""
         return stored_priority(self.record.properties)
 
     @property
@@ -239,7 +239,7 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def flag(self) -> int:
-        """The sender's number; brokers ignore it."""
+        """A number that the sender set; brokers ignore it."""
         return self.record.flag
 
     @property
@@ -255,5 +255,5 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def origin_message_id(self) -> str | None:
-        """The id of the originally delivered record, of a redelivered message or a dead letter; else None."""
+        """The id of the record that was delivered first, for a redelivered message or a dead letter; else None."""
         return self.record.properties.get(props.ORIGIN_MESSAGE_ID)

@@ -1,4 +1,4 @@
-"""Keyword arguments that all clients have which send or receive messages."""
+"""The options that all clients have that send or receive messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mq.client.spans import TracerProvider
 
 
 class ClientOptions(TypedDict, total=False):
-    """The options of a client of this kind; see `Producer`."""
+    """The keyword arguments of every producer and consumer; see `Producer`."""
 
     otel: bool | TracerProvider
     metrics: ClientMetrics | None

@@ -1,4 +1,4 @@
-"""Members of consumer groups that are removed for a while.
+"""Removes members from consumer groups for a while.
 
     async with Admin("127.0.0.1:9876") as admin:
         await admin.removed_members.remove("billing", "10.0.0.7@4711", keep_out=600, reason="it hangs")
@@ -43,7 +43,7 @@ class Brokers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """The outcome of a removal at the replicas.
+    """The answers of the replicas to a removal.
 
     Attributes:
         was_member: one of them knew the client as a member, or kept it out already.
@@ -64,7 +64,7 @@ class RemovedMembers:
     async def remove(
         self, group: str, client_id: str, *, keep_out: float = 300.0, reason: str = "", operator: str = ""
     ) -> Removal:
-        """Remove a client from a group, and keep it out for `keep_out` seconds, more than 0 and at most a week.
+        """Remove a client from a group, and refuse it for `keep_out` seconds, more than 0 and at most a week.
 
         The other members get its queues at once; a client that does not exist is kept out, too. The client's other
         groups continue. `reason` and `operator` are for the logs of the client and of the brokers. Raises ValueError,
@@ -76,11 +76,11 @@ class RemovedMembers:
         return await self._send_to_leaders(group, client_id, round(keep_out * 1000), reason, operator)
 
     async def let_in(self, group: str, client_id: str, *, operator: str = "") -> Removal:
-        """Let a client in again before its time is over; `was_member` says whether it was kept out."""
+        """Admit a removed client again before its time is over; `was_member` says whether it was removed."""
         return await self._send_to_leaders(group, client_id, 0, "", operator)
 
     async def kept_out(self, group: str) -> list[KeptOutMember]:
-        """The clients that the leaders keep out of a group, by client id; empty if brokers do not know this request.
+        """List the removed clients of a group, by client id. Empty if the brokers do not know this request.
 
         Raises NoRoute.
         """

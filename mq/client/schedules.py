@@ -56,7 +56,7 @@ class ScheduleNotFound(BrokerError):
 
 
 class Cron(msgspec.Struct, frozen=True):
-    """Ticks of a cron expression with five fields, or six with seconds in front, by the clock of a time zone.
+    """Ticks by a cron expression of five fields, or six with seconds first, in a time zone.
 
     `days` says which must match if a day of the month and a day of the week are both restricted: `either` as in cron,
     or `both`. `docs/schedules.md` says what happens when clocks change.
@@ -68,7 +68,7 @@ class Cron(msgspec.Struct, frozen=True):
 
 
 class Every(msgspec.Struct, frozen=True):
-    """Ticks at equal distances of at least a second: `anchor` plus any number of intervals.
+    """Ticks at equal intervals of at least a second, counted from `anchor`.
 
     Without an `anchor`, they are counted from the start of the schedule, or from its creation.
     """
@@ -87,7 +87,7 @@ Rule: TypeAlias = Cron | Every | Once
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """A message to send by a rule.
+    """A message, and the rule by which brokers send it.
 
     `topic` must exist. `body` has at most 64 KiB, keys, tags and properties together 16 KiB. All ticks are sent to one
     queue, `queue_id`, or one that depends on the name. The first tick is at `start` or later, the last one before
@@ -113,7 +113,7 @@ class Schedule(msgspec.Struct, frozen=True):
 
 
 class ScheduleStatus(msgspec.Struct, frozen=True):
-    """A schedule as a broker group has it.
+    """A schedule in one broker group, and what has happened to it.
 
     `version` changes with each change of the schedule. `next` are the next ticks, in UTC; `last` is the last one that
     was sent. `sent` and `skipped` count ticks since the creation. `error` says why the broker cannot send it.
@@ -140,7 +140,7 @@ class Brokers(Protocol):
 
 
 class Schedules:
-    """The schedules of a cluster: `Admin.schedules`.
+    """The calls that administer schedules: `Admin.schedules`.
 
     All methods raise as the methods of `Admin`; `broker` names the group of a schedule, if several have one of this
     name.
@@ -150,7 +150,7 @@ class Schedules:
         self._admin = admin
 
     async def create(self, schedule: Schedule, *, broker: str | None = None) -> ScheduleStatus:
-        """Create a schedule. Raises ScheduleConflict if there is one of this name, TopicNotFound."""
+        """Create a schedule. Raises ScheduleConflict if its name is taken, TopicNotFound."""
         name = schedule.name
         leaders = await self._admin._leaders_of(schedule.topic)
         if broker is None:
@@ -166,7 +166,7 @@ class Schedules:
     async def update(
         self, schedule: Schedule, *, expected_version: int | None = None, broker: str | None = None
     ) -> ScheduleStatus:
-        """Replace a schedule; with `expected_version` only if it still has that.
+        """Replace a schedule; with `expected_version` only if the schedule still has that version.
 
         If its rule stays the same, no tick is lost or repeated; else the new one counts from now on. Raises
         ScheduleNotFound, ScheduleConflict.
@@ -176,18 +176,18 @@ class Schedules:
         return await self._put(schedule, status.broker_name, address, old_version)
 
     async def delete(self, name: str, *, expected_version: int | None = None, broker: str | None = None) -> None:
-        """Delete a schedule. Messages that it has sent stay. Raises ScheduleNotFound, ScheduleConflict."""
+        """Delete a schedule. The messages that it has sent stay. Raises ScheduleNotFound, ScheduleConflict."""
         _, address = await self._find(name, broker)
         version = ANY_VERSION if expected_version is None else expected_version
         await self._ask(address, RequestCode.DELETE_SCHEDULE, DeleteScheduleExt(name=name, expected_version=version))
 
     async def get(self, name: str, *, broker: str | None = None, ticks: int = 3) -> ScheduleStatus:
-        """A schedule with its next `ticks`, at most 20. Raises ScheduleNotFound."""
+        """Return a schedule with its next `ticks`, at most 20. Raises ScheduleNotFound."""
         status, _ = await self._find(name, broker, ticks=ticks)
         return status
 
     async def list(self, *, owner: str = "", bodies: bool = False) -> Sequence[ScheduleStatus]:
-        """All schedules, or those of an owner, by name and broker group; without bodies unless asked for."""
+        """List all schedules, or those of one owner, by name and broker group; message bodies only with `bodies`."""
         statuses: list[ScheduleStatus] = []
         for broker, address in (await self._admin._leaders(None, None)).items():
             after, more = "", True
@@ -199,15 +199,15 @@ class Schedules:
         return sorted(statuses, key=lambda each: (each.schedule.name, each.broker_name))
 
     async def pause(self, name: str, *, broker: str | None = None) -> None:
-        """Send no further ticks. Raises ScheduleNotFound."""
+        """Stop sending the message of a schedule, until `resume`. Raises ScheduleNotFound."""
         await self._switch(name, broker, enabled=False)
 
     async def resume(self, name: str, *, broker: str | None = None) -> None:
-        """Send ticks again, from now on. Raises ScheduleNotFound."""
+        """Continue a paused schedule from now on. Raises ScheduleNotFound."""
         await self._switch(name, broker, enabled=True)
 
     async def trigger(self, name: str, *, broker: str | None = None) -> None:
-        """Send the message of a schedule now, besides its ticks, also if it is paused. Raises ScheduleNotFound."""
+        """Send a schedule's message now, besides its ticks, even if it is paused. Raises ScheduleNotFound."""
         _, address = await self._find(name, broker)
         await self._ask(address, RequestCode.TRIGGER_SCHEDULE, TriggerScheduleExt(name=name))
 
@@ -273,7 +273,7 @@ def _own_error(error: BrokerError) -> BrokerError:
 
 
 def definition_of(schedule: Schedule) -> ScheduleDefinition:
-    """A schedule as brokers keep it. Raises ValueError for an invalid value, MessageRefused."""
+    """Convert a schedule to its form at brokers. Raises ValueError for an invalid value, MessageRefused."""
     try:
         props.check_user_properties(schedule.properties)
     except props.PropertyInvalid as error:
@@ -314,7 +314,7 @@ def definition_of(schedule: Schedule) -> ScheduleDefinition:
 
 
 def schedule_of(definition: ScheduleDefinition) -> Schedule:
-    """The reverse of `definition_of`."""
+    """Convert a schedule from its form at brokers."""
     rule: Rule
     if definition.cron:
         rule = Cron(definition.cron, definition.time_zone, definition.cron_days)

@@ -1,4 +1,4 @@
-"""The names of RocketMQ's attributes in spans: the names of 2024, or the later ones by OpenTelemetry's opt-in.
+"""Renames RocketMQ's attributes in spans: names of 2024, or later ones if OpenTelemetry's variable asks for them.
 
 OpenTelemetry renamed ``messaging.rocketmq.*`` to ``rocketmq.*``. Its rule for libraries that use earlier names: keep
 them, until the application sets ``OTEL_SEMCONV_STABILITY_OPT_IN``, a list with commas, to ``messaging`` (the new names
@@ -17,7 +17,7 @@ _NEW: Final = "rocketmq."
 
 
 def choice(opt_in: str | None) -> tuple[bool, bool]:
-    """Whether a value of the variable asks for the old names, and for the new ones.
+    """Return whether a value of the variable asks for the old names, and whether for the new ones.
 
     ``messaging/dup`` wins over ``messaging``, as the conventions say; entries for other libraries are ignored.
     """
@@ -27,7 +27,7 @@ def choice(opt_in: str | None) -> tuple[bool, bool]:
 
 
 def rename(attributes: dict[str, Any], opt_in: str | None) -> dict[str, Any]:
-    """The attributes of a span, which have the old names, under the names for a value of the variable."""
+    """Rename the attributes of a span from the old names to those that a value of the variable asks for."""
     is_old, is_new = choice(opt_in)
     if not is_new:
         return attributes

@@ -1,4 +1,4 @@
-"""The meaning of answers to sends. Pure.
+"""Interprets brokers' answers to sends. Pure.
 
 It answers two questions for the producer: may the message be stored, and is another attempt useful? Source:
 SendMessageProcessor for the codes, DefaultMQProducerImpl for those that it retries at another queue.
@@ -13,7 +13,7 @@ from mq.protocol.codes import ResponseCode
 
 
 class Retry(Enum):
-    """Whether the same message may be retried."""
+    """Whether, and where, the same message may be sent again."""
 
     NEVER = "never"
     """Never send again: no broker would accept the message; it or the sender is at fault."""
@@ -26,7 +26,7 @@ class Retry(Enum):
 
 
 class StoreCertainty(NamedTuple):
-    """Whether a message is stored, as far as this answer alone tells."""
+    """Whether a message is stored, as far as one answer tells."""
 
     stored: Literal["yes", "no", "unknown"]
     retry: Retry
@@ -62,7 +62,7 @@ _BUSY_BEFORE_STORE = ("[REJECTREQUEST]", "[OVERLOAD]", "[TIMEOUT_CLEAN_QUEUE]")
 
 
 def judge_answer(code: int, remark: str | None) -> StoreCertainty:
-    """The meaning of a broker's answer `code` with `remark` to a send. Unlisted codes are permanent refusals."""
+    """Interpret a broker's `code` and `remark` in the answer to a send. Unlisted codes are permanent refusals."""
     if code == ResponseCode.SYSTEM_BUSY:
         return NOT_NOW if (remark or "").startswith(_BUSY_BEFORE_STORE) else VAGUE
     return _VERDICTS.get(code, REFUSED)

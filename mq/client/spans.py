@@ -38,13 +38,13 @@ _never_raises = NeverRaises(lambda: log.exception("span_failed"))
 
 
 class TracerProvider(Protocol):
-    """The part of OpenTelemetry's provider that clients use; defined here so that signatures do not import it."""
+    """The part of OpenTelemetry's provider that clients use. Defined here so that no import of it is needed."""
 
     def get_tracer(self, module: str, version: str | None = None, schema_url: str | None = None, /) -> Any: ...
 
 
 def open_spans(otel: bool | TracerProvider, *, group: str, model: str | None = None) -> Spans | None:
-    """The spans of one client; None if disabled. Raises ImportError without OpenTelemetry.
+    """Return the spans of one client; None if they are disabled. Raises ImportError without OpenTelemetry.
 
     Args:
         model: the message model of a consumer, ``clustering`` or ``broadcasting``; None for a producer.
@@ -79,7 +79,7 @@ class Spans:
 
     @_never_raises
     def start_send(self, messages: Sequence[Message], *, is_batch: bool = False, transaction: bool = False) -> SendSpan:
-        """Start the span of one request that sends these messages, all of one topic."""
+        """Start the span of one request that sends these messages, which have one topic."""
         topic = messages[0].topic if messages else ""
         attributes = self._operation("send", "send", topic)
         if is_batch:
@@ -102,13 +102,13 @@ class Spans:
 
     @_never_raises
     def start_process(self, messages: Sequence[ReceivedMessage[Any]], *, is_batch: bool = False) -> Work:
-        """Start the span of handling these messages, all of one topic."""
+        """Start the span of handling these messages, which have one topic."""
         attributes = self._operation("process", "process", messages[0].topic) | _receive_attributes(messages, is_batch)
         span = self._start("process", messages, self._trace.SpanKind.CONSUMER, attributes)
         return Work(span, self._trace.use_span(span, record_exception=False, set_status_on_exception=False))
 
     def trace_handler(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """Wrap `handler` in a span per call, which is the current span in it."""
+        """Wrap `handler` so that each call runs in a span of its own, as the current span."""
 
         async def trace_call(each: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
             is_batch = isinstance(each, list)
@@ -121,7 +121,7 @@ class Spans:
     def on_receive(
         self, operation: str, messages: Sequence[ReceivedMessage[Any]], began_ns: int, *, is_batch: bool
     ) -> None:
-        """Record that the application has just received these messages, requested at ``began_ns`` since 1970."""
+        """Record that the application received these messages, which it requested at ``began_ns`` since 1970."""
         topics = {message.topic for message in messages}
         topic = topics.pop() if len(topics) == 1 else None
         attributes = self._operation(operation, "receive", topic) | _receive_attributes(messages, is_batch)
@@ -129,7 +129,7 @@ class Spans:
 
     @contextmanager
     def trace_settle(self, operation: str, topic: str, messages: Sequence[ReceivedMessage[Any]] = ()) -> Iterator[None]:
-        """Run the block in a span of settling these messages at a broker; an exception becomes the span's error."""
+        """Run the block in a span of settling these messages at a broker, which records an exception of the block."""
         span = self._start_settle(operation, topic, messages)
         try:
             yield
@@ -204,14 +204,14 @@ class SendSpan:
         self.carrier = carrier
 
     def with_span_context(self, message: Message) -> Message:
-        """The message with the context of this span; unchanged if it carries one of the application's."""
+        """Return the message with this span's context; unchanged if the application has set a context."""
         if self.carrier.keys() & message.properties.keys():
             return message
         return msgspec.structs.replace(message, properties={**message.properties, **self.carrier})
 
     @_never_raises
     def not_sent(self, error: BaseException) -> None:
-        """End the span with the error: the message was not sent."""
+        """End the span with an error, because the message was not sent."""
         _fail(self._span, error)
         self._span.set_attribute(OUTCOME, "no")
         self._span.end()
@@ -229,7 +229,7 @@ class SendSpan:
         leader_of: Callable[[MessageQueue], str | None],
         on_done: Callable[[SendResult | ClientError], None],
     ) -> Callable[[SendResult | ClientError], None]:
-        """Wrap `on_done`, to also end the span. The application gets the outcome first."""
+        """Wrap `on_done`, to end the span after the application got the outcome."""
 
         def on_outcome(outcome: SendResult | ClientError) -> None:
             try:
@@ -260,7 +260,7 @@ class SendSpan:
 
     @_never_raises
     def on_oneway(self) -> None:
-        """Record that the message was sent one-way, so the outcome stays unknown."""
+        """Record that the message was sent one-way: its outcome stays unknown."""
         self._span.set_attribute(OUTCOME, "unknown")
         self._span.end()
 
@@ -278,7 +278,7 @@ class SendSpan:
 
 
 class Work:
-    """The span of handling messages. In its block it is the current span, and it ends with the block.
+    """The span of handling messages: the current span within its block, which ends it.
 
     Without a block it ends when the messages are `settled`.
     """
@@ -304,14 +304,14 @@ class Work:
 
     @_never_raises
     def on_settle(self, outcome: str) -> None:
-        """Record that the messages were acknowledged, or returned."""
+        """Record whether the messages were acknowledged or returned."""
         self._span.set_attribute("raftmq.delivery.outcome", outcome)
         if not self._in_block:
             self._span.end()
 
 
 def now_ns() -> int:
-    """Nanoseconds since 1970, the unit of span times."""
+    """Return nanoseconds since 1970, as in span times."""
     return time.time_ns()
 
 

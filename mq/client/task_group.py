@@ -11,7 +11,7 @@ import anyio.abc
 
 @asynccontextmanager
 async def open_task_group() -> AsyncIterator[anyio.abc.TaskGroup]:
-    """Works like `anyio.create_task_group`, but an exception of the body alone is raised as it is.
+    """Open a task group, as `anyio.create_task_group`, that raises an exception of the body alone unwrapped.
 
     Users need not know that the SDK runs tasks: `except SendRejected` around `async with Producer(...)` must work.
     Tasks are cancelled when the body ends. Failures of several tasks are still raised as an ExceptionGroup.

@@ -1,4 +1,4 @@
-"""The requests that create or change a topic, and its attributes."""
+"""Builds requests that create topics, or change topics and their attributes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ask = Callable[[int, dict[str, str] | None, bytes], Awaitable[tuple[Response, me
 
 
 async def put_topic(ask: Ask, config: TopicConfig, changes: Mapping[str, str | None], *, hides_none: bool) -> int:
-    """Create or change a topic in one broker group; returns how many queues can be read then.
+    """Create or change a topic in one broker group. Returns the number of queues that can be read afterwards.
 
     With `hides_none`, queues beyond the number in `config` stay readable up to the last one with messages. Raises
     ValueError for an attribute without a name, and the errors of `ask`.
@@ -73,7 +73,7 @@ async def _last_with_messages(ask: Ask, topic: str, first: int, end: int) -> int
 
 
 def check_counts(**counts: int | None) -> None:
-    """Raises TypeError for a number of queues that is not a whole number; brokers check its range."""
+    """Raise TypeError for a number of queues that is not a whole number. Brokers check the range."""
     for name, count in counts.items():
         number: object = count
         if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
@@ -88,7 +88,7 @@ def attribute_changes(
     *,
     compacted: bool | None = None,
 ) -> dict[str, str | None]:
-    """Attributes to set, and with None to remove. Raises ValueError for an unknown message type."""
+    """Return the attributes to set, with None those to remove. Raises ValueError for an unknown message type."""
     if message_type is not None and message_type not in MESSAGE_TYPES:
         raise ValueError(f"message_type is {message_type!r}, not one of {', '.join(MESSAGE_TYPES)}")
     changes = dict(others or {})
@@ -104,7 +104,7 @@ def attribute_changes(
 
 
 def topic_request(config: TopicConfig, changes: Mapping[str, str | None]) -> tuple[int, dict[str, str] | None, bytes]:
-    """The request that creates or changes a topic, and its attributes by name: None removes one.
+    """Build the request that creates or changes a topic. `changes` has its attributes by name: None removes one.
 
     The usual one has the attributes as a text. A value that it cannot have is sent as a list of one topic, which
     RocketMQ knows from 5.3 on. Raises ValueError for an attribute without a name.

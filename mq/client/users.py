@@ -1,6 +1,4 @@
-"""Users of broker groups, their policies and quotas: request codes 3001 to 3010, 9024 and 9025, sent to the leaders of
-all groups.
-"""
+"""Manages users of broker groups, their policies and quotas: request codes 3001 to 3010, 9024 and 9025 to all leaders."""
 
 from __future__ import annotations
 
@@ -40,15 +38,15 @@ class UserAdmin(Admin):
         await self._send_to_leaders(RequestCode.AUTH_CREATE_USER, UserExt(name=user.name), user.encode(), cluster)
 
     async def update_user(self, user: UserInfo, *, cluster: str | None = None) -> None:
-        """Change the fields that are not None. Raises BrokerError if the user does not exist."""
+        """Change those fields of a user that are not None. Raises BrokerError if the user does not exist."""
         await self._send_to_leaders(RequestCode.AUTH_UPDATE_USER, UserExt(name=user.name), user.encode(), cluster)
 
     async def delete_user(self, name: str, *, cluster: str | None = None) -> None:
-        """Delete a user and its policies, if it exists."""
+        """Delete a user and its policies. Does nothing if there is none."""
         await self._send_to_leaders(RequestCode.AUTH_DELETE_USER, UserExt(name=name), b"", cluster)
 
     async def users(self, name_part: str = "") -> dict[str, list[UserInfo]]:
-        """The users with ``name_part`` in their names, by broker group; without passwords."""
+        """Return the users whose names contain ``name_part``, by broker group, without passwords."""
         users_by_group: dict[str, list[UserInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():
             _, body = await self._open_core().call(
@@ -60,19 +58,19 @@ class UserAdmin(Admin):
     async def put_policies(
         self, name: str, entries: Sequence[PolicyEntryInfo], *, default: bool = False, cluster: str | None = None
     ) -> None:
-        """Add policies to a user, or replace those for the same resources; ``default`` ones apply if no other does."""
+        """Add policies to a user, or replace those for the same resources. ``default`` ones apply if no other does."""
         subject = f"{SUBJECT_PREFIX}{name}"
         policy = PolicyInfo(policy_type="Default" if default else "Custom", entries=entries)
         acl = AclInfo(subject=subject, policies=[policy])
         await self._send_to_leaders(RequestCode.AUTH_UPDATE_ACL, SubjectExt(subject=subject), acl.encode(), cluster)
 
     async def delete_policies(self, name: str, resource: str = "", *, cluster: str | None = None) -> None:
-        """Delete a user's policies for a resource, or all of them, if there are any."""
+        """Delete a user's policies for a resource, or all of them. Does nothing if there are none."""
         ext = DeleteAclExt(subject=f"{SUBJECT_PREFIX}{name}", resource=resource)
         await self._send_to_leaders(RequestCode.AUTH_DELETE_ACL, ext, b"", cluster)
 
     async def policies(self, name_part: str = "", resource_part: str = "") -> dict[str, list[AclInfo]]:
-        """The policies of users with these parts in their names and in the resource, by broker group."""
+        """Return the policies whose user and resource contain these parts, by broker group."""
         ext = ListAclsExt(subject_filter=name_part, resource_filter=resource_part)
         policies_by_group: dict[str, list[AclInfo]] = {}
         for group, address in (await self._leaders(None, None)).items():
@@ -81,7 +79,7 @@ class UserAdmin(Admin):
         return policies_by_group
 
     async def put_quota(self, name: str, quota: Quota, *, cluster: str | None = None) -> None:
-        """Replace the quota of a user, or for ``*`` the quota of each user without one. One without limits removes it.
+        """Replace the quota of a user, or for ``*`` of every user without one. A quota without limits is removed.
 
         Raises BrokerError if the brokers do not authenticate clients, or not all of a group are upgraded.
         """
@@ -90,14 +88,14 @@ class UserAdmin(Admin):
         )
 
     async def quotas(self) -> dict[str, QuotaList]:
-        """The quotas of users, and the users that the leader throttles, by broker group."""
+        """Return the quotas of users, and the users that leaders throttle now, by broker group."""
         quotas_by_group: dict[str, QuotaList] = {}
         for group, address in (await self._leaders(None, None)).items():
             quotas_by_group[group] = await self.quotas_at(address)
         return quotas_by_group
 
     async def quotas_at(self, address: str) -> QuotaList:
-        """The quotas of users, and whom the broker at `address` throttles."""
+        """Return the quotas of users, and the users that the broker at `address` throttles now."""
         _, body = await self._open_core().call(address, RequestCode.LIST_QUOTAS, {})
         return read_body(QuotaList.decode, body)
 

@@ -1,4 +1,4 @@
-"""Allocation of a topic's queues to the members of a group. Pure, with the same result on every member.
+"""Allocates a topic's queues to the members of a group. Pure: every member computes the same result.
 
 All members of a group must use the same strategy, including members that use other RocketMQ clients.
 """
@@ -66,7 +66,7 @@ def _room_of(queue: MessageQueue) -> str:
 def allocate_nearby(
     inner: Strategy, room_of_queue: Callable[[MessageQueue], str], room_of_client: Callable[[str], str]
 ) -> Strategy:
-    """Allocates queues to members in the same room, with `inner`; queues of a room without members are shared by all.
+    """Allocate queues to members in the same room, with `inner`. All members share the queues of rooms without members.
 
     The strategy raises ValueError for a queue or a member without a room.
     """

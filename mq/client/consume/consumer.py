@@ -1,4 +1,4 @@
-"""The life cycle of all kinds of consumers: the steps from entering the block to leaving it.
+"""The life cycle of every kind of consumer: what happens when its block is entered and left.
 
 | step | push consumer | pull consumer | pop consumer |
 |---|---|---|---|
@@ -252,7 +252,7 @@ class Consumer(Client, Generic[BodyT]):
         await reply_to(message, body, core, self.group, properties=properties, unique_key=own_id, timeout=timeout)
 
     async def dead_letter(self, message: ReceivedMessage[Any], reason: str | BaseException) -> None:
-        """Store a received message in the group's dead letter topic, with the reason, and wait until that is done.
+        """Store a received message in the group's dead letter topic, with the reason, and wait for the broker's answer.
 
         This does not acknowledge it: a handler returns afterwards, others acknowledge the delivery. Raises
         NotADeadLetter if no broker took it within 5 s, TypeError for a value that is not a received message.
@@ -286,10 +286,10 @@ class PositionedConsumer(Consumer[BodyT]):
     @property
     @abstractmethod
     def positions(self) -> Mapping[MessageQueue, int]:
-        """Map each queue to the offset of the next message."""
+        """Maps each queue to the offset of its next message."""
 
     async def lag(self) -> dict[MessageQueue, int]:
-        """The number of unfinished messages of each assigned queue; asks the leaders for the ends of the queues.
+        """Return the number of unfinished messages of each assigned queue. Asks the leaders for the ends of the queues.
 
         Includes messages that no filter selects. Raises ClientError if a leader does not answer.
         """

@@ -1,4 +1,4 @@
-"""Decodes the bodies of received messages, and does with those that cannot be decoded what the policies say.
+"""Decodes the bodies of received messages, and applies the policies to bodies that cannot be decoded.
 
 A body that cannot be decoded now will not be later: without a policy, its message becomes a dead letter. Policies are
 those for handlers, by exception: `on_error={BodyNotDecoded: Skip}`. Whatever they say is logged and told to `on_event`.
@@ -24,13 +24,13 @@ RETRY_SECONDS = 1.0
 
 
 def policy_of_failure(error: BaseException, *mappings: OnError) -> HandlingPolicy | None:
-    """The policy for a failed message; None for the usual retry, which a body that cannot be decoded does not get."""
+    """Return the policy for a failed message; None for the usual retry. An undecodable body is not retried that way."""
     policy = policy_of(error, *mappings)
     return DeadLetter() if policy is None and isinstance(error, BodyNotDecoded) else policy
 
 
 class Decoding:
-    """Decodes the messages of one consumer.
+    """Decodes the message bodies of one consumer.
 
     `codec_of` is the codec for the messages of a topic, None for bytes. `on_error` are the policies where no handler
     has its own. `give_up` makes a dead letter, in bounded time, and says whether a broker stored it. `emit` gets the
@@ -57,7 +57,7 @@ class Decoding:
         """Gets the topic of a message that was put aside, and what became of it."""
 
     def first(self, messages: list[ReceivedMessage[Any]]) -> tuple[list[ReceivedMessage[Any]], BodyNotDecoded | None]:
-        """The first of these messages that can be decoded; or the first one alone, and the reason that it cannot be."""
+        """Return the leading messages that can be decoded; if there are none, the first message and its error."""
         if self.is_on:
             for count, message in enumerate(messages):
                 codec = self._codec_of(message.topic)
@@ -66,7 +66,7 @@ class Decoding:
         return messages, None
 
     def failure(self, message: ReceivedMessage[Any]) -> BodyNotDecoded | None:
-        """Decode the body of a message; returns why it cannot be decoded, after telling it."""
+        """Decode the body of a message. If that fails, report the error to the application and return it."""
         return self.first([message])[1]
 
     def _report_failure(self, message: ReceivedMessage[Any], error: BodyNotDecoded) -> BodyNotDecoded:

@@ -24,7 +24,7 @@ RETRY_SECONDS_MAX = 30.0
 
 
 class DeliveryBoard:
-    """Queues with messages to deliver, in round-robin order.
+    """Keeps the queues with messages to deliver, in round-robin order.
 
     With `exclusive`, a queue with taken messages delivers the next ones after `release`. `on_progress` is called when
     messages of a queue were finished, so that its pulling may continue.
@@ -47,7 +47,7 @@ class DeliveryBoard:
         self.streams = 0
 
     def open(self) -> None:
-        """Begin without queues, and allow waiting for messages."""
+        """Start without queues, and let tasks wait for messages."""
         self.is_run = False  # an event loop may have been given up in the middle of `run`
         self._turns.clear()
         self._ready_queues.clear()
@@ -64,7 +64,7 @@ class DeliveryBoard:
             )
 
     def close(self) -> None:
-        """End the deliveries; waiting tasks get an error."""
+        """Stop delivering; waiting tasks get an error."""
         self._closed = True
         self._offer_event.set()
 
@@ -81,7 +81,7 @@ class DeliveryBoard:
         self.offer(queue)
 
     def finish(self, queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:
-        """Record that the message is finished, unless another member has its queue."""
+        """Record that the message is finished, unless another member now owns its queue."""
         if not queue.dropped:
             queue.acknowledge(message)
             self._on_progress(queue)
@@ -94,7 +94,7 @@ class DeliveryBoard:
             self._on_progress(queue)
 
     def retry_at(self, message: ReceivedMessage[Any]) -> float:
-        """The time at which to retry a message that has just failed: the delay doubles each time, up to 30 s."""
+        """Return when to retry a message that has just failed. The delay doubles with each failure, up to 30 s."""
         delay = min(self._retry_seconds * 2.0 ** min(message.attempt - 1, 10), RETRY_SECONDS_MAX)
         return anyio.current_time() + delay
 
@@ -147,7 +147,7 @@ class DeliveryBoard:
 
 
 class Delivery(Generic[BodyT]):
-    """One message to be finished explicitly, once, by `ack()` or `nack()`. Only the first call has an effect.
+    """One message that the application finishes itself, with `ack()` or `nack()`. Only the first call counts.
 
     As a context manager it returns the message, acknowledges it when the block ends, and retries it later if the block
     raises (the exception propagates). `exclusive` says that its queue waits until then.

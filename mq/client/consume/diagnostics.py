@@ -1,4 +1,4 @@
-"""Requests of brokers to a consumer: diagnostics for operators' tools, and resets."""
+"""Answers requests that brokers send to a consumer: diagnostics for operators, and resets of offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mq.protocol.wire.queue_tables import QueueRef, queue_table, read_offset_tab
 
 
 def read_reset(body: memoryview) -> Mapping[MessageQueue, int]:
-    """The offsets of a reset (request code 220); empty, with a log line, if they cannot be parsed."""
+    """Parse the offsets of a reset (request code 220). Logs and returns none if they cannot be parsed."""
     try:
         table = read_offset_table(body)
     except BodyError as error:
@@ -26,7 +26,7 @@ def read_reset(body: memoryview) -> Mapping[MessageQueue, int]:
 
 
 def status(positions: Mapping[MessageQueue, int], topic: str) -> bytes:
-    """The offsets in memory (request code 221)."""
+    """Encode the consumer's offsets in memory, the answer to request code 221."""
     rows = ((_ref(queue), b"%d" % offset) for queue, offset in sorted(positions.items()) if queue.topic == topic)
     return b'{"consumerTable":{},"messageQueueTable":%s}' % queue_table(rows)
 
@@ -41,7 +41,7 @@ def running_info(
     consume_type: str = "CONSUME_PASSIVELY",
     stacks: str = "",
 ) -> bytes:
-    """The consumer's state (request code 307); tools use the time at which it started."""
+    """Encode the consumer's state, the answer to request code 307. Operators' tools use its start time."""
     properties = {
         "PROP_CLIENT_VERSION": version,
         "PROP_CONSUME_ORDERLY": str(ordered).lower(),

@@ -1,4 +1,4 @@
-"""Gives filter servers the filter program of a consumer: one upload for all of its queues."""
+"""Uploads the filter program of a consumer to filter servers, once for all of its queues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FilterUploads:
         self._done_at: dict[tuple[str, str, str], float] = {}
 
     async def upload(self, connection: Connection, topic: str, program: FilterProgram, asked_at: float) -> None:
-        """Upload a program to a filter server that did not have it when it was asked at ``asked_at``.
+        """Upload a program to a filter server that answered at `asked_at` that it does not have it.
 
         Does nothing if that was done since. Raises ClientError.
         """

@@ -12,7 +12,7 @@ from mq.filter.subscription import Subscription
 
 
 class FilterWatch:
-    """Counts the messages that the pulls of one consumer pass over, until the first message of a subscription matches.
+    """Counts the messages that filters reject, per subscription, until the first message matches.
 
     If none has for 10 s, that is logged once (`nothing_matches`), and told as an event.
     """
@@ -26,7 +26,7 @@ class FilterWatch:
         self._waits: dict[tuple[str, str], LongWait] = {}
 
     def count_pull(self, subscription: Subscription, received_count: int, passed_over: int) -> None:
-        """Note the number of messages that a pull returned, and of offsets that it skipped."""
+        """Count the messages that a pull returned, and the offsets that the broker passed over."""
         program = subscription.program
         key = subscription.topic, subscription.expression if program is None else program.name.text
         if key in self._with_matches or key[1] == "*":

@@ -1,4 +1,4 @@
-"""Checks what an application says about its handlers."""
+"""Checks the arguments with which an application registers its handlers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ORDERED_RECONSUME_TIMES = 120
 
 
 def attempts_max(max_reconsume_times: int | None) -> int | None:
-    """The number of times that a member itself tries a message; None for no limit. Raises ValueError."""
+    """Return how often one member tries a message before it gives up; None for no limit. Raises ValueError."""
     if max_reconsume_times is None:
         return ORDERED_RECONSUME_TIMES + 1
     if max_reconsume_times < -1:
@@ -21,14 +21,14 @@ def attempts_max(max_reconsume_times: int | None) -> int | None:
 
 
 def check_order(ordered: object) -> tuple[bool, bool]:
-    """Whether order is kept, and whether by sharding key. Raises ValueError."""
+    """Return whether order is kept, and whether only within each sharding key. Raises ValueError."""
     if isinstance(ordered, str) and ordered != "key":
         raise ValueError(f"ordered is {ordered!r}; allowed: True, False and 'key'")
     return bool(ordered), ordered == "key"
 
 
 def check_handler(handler: Callable[..., Awaitable[None]], *arguments: str) -> None:
-    """Raises TypeError for a plain function: it would do its work, fail when awaited, and be retried for ever.
+    """Raise TypeError for a plain function: it would do its work, fail when awaited, and be retried for ever.
 
     So would a function that cannot be called with ``arguments``, which are their names for the error.
     """
@@ -40,7 +40,7 @@ def check_handler(handler: Callable[..., Awaitable[None]], *arguments: str) -> N
 
 
 def check_synchronous(kind: str, function: Callable[..., object], *arguments: str) -> None:
-    """Raises TypeError for a coroutine function: called in a thread it would do nothing, and count as successful.
+    """Raise TypeError for a coroutine function: called in a thread it would do nothing, but count as success.
 
     ``arguments`` as in `check_handler`.
     """

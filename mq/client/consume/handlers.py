@@ -107,7 +107,7 @@ class HandlerPool:
         """The tasks in which handlers run."""
         self._was_run = False
         self._stopped_by: BaseException | None = None
-        self._taking: anyio.CancelScope | None = None
+        self._take_scope: anyio.CancelScope | None = None
         self._drains = False
         self._end_event: anyio.Event | None = None
         """Set when the current `run` ends."""
@@ -120,7 +120,7 @@ class HandlerPool:
         self._end_event = None  # an event loop may have been given up in the middle of `run`
 
     async def warn_if_idle(self, seconds: float) -> None:
-        """Log a warning if after `seconds` nothing is subscribed, or `run` was not called: it waits silently."""
+        """Warn if, after `seconds`, nothing is subscribed or `run` was not called: the consumer would wait silently."""
         await anyio.sleep(seconds)
         if not self._topics:
             log.warning("no_subscription", group=self._group, missing="consumer.subscribe(topic)")
@@ -129,7 +129,7 @@ class HandlerPool:
             log.warning("handlers_without_run", group=self._group, topics=topics, missing="await consumer.run()")
 
     def refuse_second_run(self) -> None:
-        """Raises AlreadyOpen while `run` is at work, or a task waits for a message of a stream."""
+        """Raise AlreadyOpen if `run` is at work, or a task waits for a message of a stream."""
         if self._board.streams:
             raise AlreadyOpen(
                 f"a task reads messages of this consumer of group {self._group} in a loop, or by receive(), and run() "
@@ -175,7 +175,7 @@ class HandlerPool:
         slots = anyio.Semaphore(self._concurrency)
         self._lanes = lanes = KeyLanes(self._concurrency, self._handle_in_lane, self._return) if self._by_key else None
         async with anyio.create_task_group() as tasks:
-            with anyio.CancelScope() as self._taking:
+            with anyio.CancelScope() as self._take_scope:
                 while lanes is not None:
                     await anyio.lowlevel.checkpoint()
                     lanes.add(tasks, *await self._board.take(lambda _: LEASE_MESSAGES_MAX, exclusive=False))
@@ -185,12 +185,12 @@ class HandlerPool:
                     tasks.start_soon(self._handle, process_queue, messages, slots)
 
     def stop(self) -> None:
-        """End `run`, cancelling running handlers."""
+        """End `run`; running handlers are cancelled."""
         if self._scope is not None:
             self._scope.cancel()
 
     async def drain(self, seconds: float) -> bool:
-        """Stop taking messages, wait for running handlers, and end `run`; after `seconds` cancel them.
+        """Take no more messages, wait for running handlers, and end `run`. Cancel handlers after `seconds`.
 
         Returns whether all of them finished. If cancelled, `run` ends as soon as they have finished. Raises ClientError
         in a handler, for which it would wait.
@@ -201,10 +201,10 @@ class HandlerPool:
                 "a handler cannot drain its consumer, which waits for it: call stop(), or drain in another task"
             )
         end_event = self._end_event
-        if end_event is None or end_event.is_set() or self._taking is None:
+        if end_event is None or end_event.is_set() or self._take_scope is None:
             return True
         self._drains = True
-        self._taking.cancel()
+        self._take_scope.cancel()
         if self._lanes is not None:
             self._lanes.stop()
         with anyio.move_on_after(seconds):
@@ -240,7 +240,7 @@ class HandlerPool:
         return handler
 
     async def handle_for_operator(self, message: ReceivedMessage[Any]) -> ConsumeResult:
-        """The result of handling a message now, for an operator; the group's progress does not change."""
+        """Handle a message now, for an operator, and return the result. The group's progress does not change."""
         started_at = anyio.current_time()
         result, remark = "CR_SUCCESS", ""
         error: BaseException | None = self._decoding.failure(message)

@@ -24,7 +24,7 @@ Lane = deque[tuple[ProcessQueue, ReceivedMessage[Any]]]
 
 
 class KeyLanes:
-    """The lanes of one `run`.
+    """The lanes of one `run`: one per sharding key that has unfinished messages.
 
     `handle` handles a message once; it returns None if it is done, or when to retry it. `give_back` returns a message
     to its queue.
@@ -40,7 +40,7 @@ class KeyLanes:
         self._handle = handle
         self._give_back = give_back
         self._lanes: dict[Hashable, Lane] = {}
-        self._waiting: set[anyio.Event] = set()
+        self._wake_events: set[anyio.Event] = set()
         self._is_ending = False
 
     def add(
@@ -56,9 +56,9 @@ class KeyLanes:
             lane.append((process_queue, message))
 
     def stop(self) -> None:
-        """Start no further handler; running handlers finish."""
+        """Start no more handlers; running handlers finish."""
         self._is_ending = True
-        for wakes in self._waiting:
+        for wakes in self._wake_events:
             wakes.set()
 
     async def _run(self, key: Hashable, lane: Lane) -> None:
@@ -85,9 +85,9 @@ class KeyLanes:
     async def _wait(self, process_queue: ProcessQueue, until: float) -> None:
         """Wait until a time, until the queue is dropped, or for `end`."""
         wakes = anyio.Event()
-        self._waiting.add(wakes)
+        self._wake_events.add(wakes)
         try:
             with process_queue.watch(wakes.set), anyio.move_on_at(until):
                 await wakes.wait()
         finally:
-            self._waiting.discard(wakes)
+            self._wake_events.discard(wakes)

@@ -48,7 +48,7 @@ from mq.protocol.wire.request import Request
 
 @dataclass(frozen=True, slots=True)
 class LiteStart:
-    """The place in a lite topic at which a group continues; use the functions below."""
+    """The position in a lite topic at which a group starts. The methods below make one."""
 
     kind: OffsetKind
     value: int
@@ -159,11 +159,11 @@ class LiteConsumer(PopConsumer[BodyT]):
 
     @property
     def lite_topics(self) -> frozenset[str] | None:
-        """The lite topics that it subscribes to; None for all."""
+        """The lite topics that the consumer subscribes to; None if it subscribes to all."""
         return None if self._lite_topics is None else frozenset(self._lite_topics)
 
     async def subscribe(self, *lite_topics: str, start: LiteStart | None = None) -> None:
-        """Subscribe to further lite topics, which need not exist yet; returns when all broker groups know it.
+        """Subscribe to more lite topics, which need not exist yet; returns when all broker groups know of it.
 
         With `start`, the whole group continues there, also in those that this consumer subscribes to already. Raises
         BrokerError, with code 2018 for more than a client may subscribe to; other errors of `ClientError` after
@@ -172,7 +172,7 @@ class LiteConsumer(PopConsumer[BodyT]):
         await self._change(Action.PARTIAL_ADD, _check_names(lite_topics), start)
 
     async def unsubscribe(self, *lite_topics: str) -> None:
-        """Get no further messages of these lite topics; messages that are here already may still come.
+        """Stop popping messages of these lite topics. Messages that were popped already may still be delivered.
 
         Raises ClientError if a broker group has not confirmed it within `timeout` seconds; it will be told.
         """

@@ -15,7 +15,7 @@ from mq.protocol.wire.queue_tables import QueueRef, offset_table_body, read_offs
 
 
 def offsets_path(broadcast: str | os.PathLike[str] | bool | None) -> str | None:
-    """The path of a consumer's offsets file; None without one. Raises ValueError for an empty one, and TypeError."""
+    """Return the path of a consumer's offsets file; None without one. Raises ValueError if it is empty, TypeError."""
     if broadcast is None or isinstance(broadcast, bool):
         return None
     path = os.fspath(broadcast)
@@ -25,7 +25,7 @@ def offsets_path(broadcast: str | os.PathLike[str] | bool | None) -> str | None:
 
 
 class LocalOffsets:
-    """The offsets in one file, in the format of Java clients, which only one consumer may use; or in memory."""
+    """Keeps offsets in memory, or in one file in the format of Java clients, which only one consumer may use."""
 
     commits_with_pulls = False
     """Whether pulls carry offsets to the leader."""
@@ -41,7 +41,7 @@ class LocalOffsets:
         """The queues that a topic had when the first one was begun."""
 
     async def begin(self, queue: MessageQueue) -> int:
-        """The offset at which to begin consuming `queue`. Raises ClientError."""
+        """Return the offset at which to start consuming `queue`. Raises ClientError."""
         offset = self._offsets.get(queue)
         if offset is not None:
             return offset
@@ -52,7 +52,7 @@ class LocalOffsets:
         return await queue_offset(self._core, queue, "first" if was_added else self._consume_from)
 
     def add_missing(self, topic: str) -> None:
-        """Note that the topic does not exist yet: all its messages will be new."""
+        """Record that a topic does not exist yet. Its queues are then consumed from their first message."""
         self._known_topics.add(topic)
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
@@ -75,7 +75,7 @@ class LocalOffsets:
         return set()
 
     async def commit(self, offsets: Mapping[MessageQueue, int], *, seconds: float) -> None:  # noqa: ASYNC910
-        """Works like `commit_soon`."""
+        """Write the offsets, as `commit_soon` does."""
         self.commit_soon(offsets)
 
 

@@ -106,7 +106,7 @@ class GroupMember:
         self._rebalance_wanted.set()
 
     def members_changed(self) -> None:
-        """Store offsets and rebalance: other members may take over queues, and will request their offsets."""
+        """Store offsets and rebalance. Other members may take over queues, and will then read the offsets."""
         self._offsets.commit_soon(self.assignment.commit_offsets())
         self.rebalance_soon()
 
@@ -116,7 +116,7 @@ class GroupMember:
         self.rebalance_soon()
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Continue from the offsets to which the group was reset."""
+        """Continue at the offsets to which an operator reset the group."""
         for queue, offset in offsets.items():
             puller = self.assignment.puller(queue)
             if isinstance(self._offsets, GroupOffsets):
@@ -126,7 +126,7 @@ class GroupMember:
                 self.assignment.restart_at(puller.process_queue, offset)
 
     def pauses_changed(self) -> None:
-        """Called when queues were paused or resumed."""
+        """Let pulling continue or stop, after queues were paused or resumed."""
         for process_queue in self.assignment.process_queues:
             process_queue.paused = self._is_paused(process_queue.queue)
             if not process_queue.paused:
@@ -134,13 +134,13 @@ class GroupMember:
                 self._board.offer(process_queue)
 
     def note_progress(self, process_queue: ProcessQueue) -> None:
-        """Let pulling of a queue continue, after messages of it were finished."""
+        """Let pulling of a queue continue, after some of its messages were finished."""
         puller = self.assignment.puller(process_queue.queue)
         if puller is not None:
             puller.note_progress()
 
     async def commit(self) -> None:
-        """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
+        """Store the offsets of all acknowledged messages now, and wait for the answers, for a second at most."""
         await self._offsets.commit(self.assignment.commit_offsets(), seconds=1.0)
 
     # The loops.

@@ -1,4 +1,4 @@
-"""The offsets of a group: reads and stores them at the leaders of the queues."""
+"""The offsets of a group: reads them from the leaders of the queues, and stores them there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ time.
 
 
 def check_position(position: ConsumeFrom) -> None:
-    """Raises ValueError for an invalid position, and for a time without a time zone."""
+    """Raise ValueError for an invalid position, or for a time without a time zone."""
     if isinstance(position, dt.datetime):
         if position.tzinfo is None:
             raise ValueError(f"{position} needs a time zone")
@@ -61,7 +61,7 @@ async def _call(core: ClientCore, queue: MessageQueue, code: int, ext: Ext, seco
 async def queue_offset(
     core: ClientCore, queue: MessageQueue, position: ConsumeFrom, *, seconds: float | None = None
 ) -> int:
-    """The offset of the first message, of the next one, or of the first one stored at or after a time.
+    """Ask the leader for an offset: of the first message, the next one, or the first one stored at or after a time.
 
     Retried for `seconds`, or not if that is None. Raises ValueError for an invalid position, and the errors of
     `call_leader`.
@@ -88,7 +88,7 @@ async def stored_offset(
     zero_if_young: bool = False,
     seconds: float | None = None,
 ) -> int | None:
-    """The stored offset of a group, None if there is none. Raises the errors of `call_leader`.
+    """Ask the leader for a group's stored offset; None if there is none. Raises the errors of `call_leader`.
 
     Retried for `seconds`, or not if that is None. With `zero_if_young` brokers answer 0 instead of None for a queue
     that they hold in memory from its first message on.
@@ -109,7 +109,7 @@ async def stored_offset(
 
 
 async def lag_of(core: ClientCore, positions: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """The number of messages of each queue that are not before its position. Raises ClientError."""
+    """Return, for each queue, the number of messages from its position to its end. Raises ClientError."""
     behind: dict[MessageQueue, int] = {}
 
     async def ask(queue: MessageQueue, position: int) -> None:
@@ -128,7 +128,7 @@ async def lag_of(core: ClientCore, positions: Mapping[MessageQueue, int]) -> dic
 
 
 class GroupOffsets:
-    """The stored offsets of one group. A stored offset is the next one to consume.
+    """The stored offsets of one group. A stored offset is that of the next message to consume.
 
     `by_hand`: offsets are stored only on request, not with pulls, and `consume_from` always applies. Otherwise a group
     begins at 0 in a young queue: consumers notice new queues seconds after their first message. `begin`, `store` and
@@ -158,7 +158,7 @@ class GroupOffsets:
         """Stored, as the leader has answered."""
 
     async def begin(self, queue: MessageQueue) -> int:
-        """The offset at which to begin consuming `queue`.
+        """Return the offset at which to start consuming `queue`.
 
         `consume_from` applies only if a broker says that nothing is stored (QUERY_NOT_FOUND); any other failure is
         raised, because jumping to the end after a transient error would lose messages. Raises ClientError.
@@ -194,7 +194,7 @@ class GroupOffsets:
         )
 
     def commit_soon(self, offsets: Mapping[MessageQueue, int]) -> set[str]:
-        """Store changed offsets without waiting: unconfirmed ones are sent again with the next call, or on leaving.
+        """Send changed offsets without waiting. The next call, or the last commit, repeats those without an answer.
 
         Offsets stored by pulls are stored again: answers to pulls do not say whether the replica leads, those to these
         requests do (see `ClientCore`).
@@ -231,7 +231,7 @@ class GroupOffsets:
             self._confirmed_offsets[queue] = offset
 
     def forget(self, queue: MessageQueue) -> None:
-        """Forget the stored offset of `queue`, which others have changed."""
+        """Drop the cached offset of `queue`, because another member or an operator changed it."""
         self._sent_offsets.pop(queue, None)
         self._confirmed_offsets.pop(queue, None)
 
@@ -281,7 +281,7 @@ class GroupOffsets:
         await _call(self._core, queue, code, self._ext(queue, offset), self._seconds)
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """The stored offset, None if there is none. Raises ClientError."""
+        """Ask the leader for the stored offset; None if there is none. Raises ClientError."""
         return await stored_offset(self._core, self._group, queue, seconds=self._seconds)
 
     def _ext(self, queue: MessageQueue, offset: int) -> UpdateConsumerOffsetExt:

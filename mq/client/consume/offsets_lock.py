@@ -31,7 +31,7 @@ class OffsetsLock:
         _held[self._path] = forks()
 
     def release(self) -> None:
-        """Let another consumer use the file; does nothing if it was released, or by another process."""
+        """Let another consumer use the file. Does nothing if it was released, or was locked by another process."""
         if self._file is not None:
             self._file.close()
             self._file = None

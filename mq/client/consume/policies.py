@@ -1,4 +1,4 @@
-"""Policies for messages whose handler failed: raised by the handler, or given by `on_error`.
+"""Policies for messages whose handler failed. A handler raises one, or `on_error` maps exceptions to them.
 
     @consumer.on("Orders", on_error={ValueError: DeadLetter, ConnectionError: RetryLater(30)})
     async def bill(message: ReceivedMessage) -> None:
@@ -18,7 +18,7 @@ from mq.client.logs import log
 
 
 class HandlingPolicy(Exception):
-    """Base of the policies. Raised by a handler, a policy decides on its message."""
+    """Base of the policies. A handler raises a policy to decide what happens to its message."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -26,7 +26,7 @@ class HandlingPolicy(Exception):
 
 
 class RetryLater(HandlingPolicy):
-    """The message is handled again after at least `seconds`; above 0, at most 7,200.
+    """Retry the message after at least `seconds`, above 0 and at most 7,200.
 
     With `ordered`, its queue waits, and the attempt counts for `max_reconsume_times`. With `ordered=False`, this member
     retries it itself for up to 30 s, `max_reconsume_times` times (default: 120). Then, as with a longer time, it is
@@ -49,15 +49,15 @@ class RetryLater(HandlingPolicy):
 
 
 class DeadLetter(HandlingPolicy):
-    """The message becomes a dead letter of the group at once; until a broker has stored it there, it is retried."""
+    """Make the message a dead letter of the group at once. Until a broker has stored that, it is retried."""
 
 
 class Skip(HandlingPolicy):
-    """The message is done, although it was not handled; `message_skipped` is logged."""
+    """Treat the message as done, although it was not handled; `message_skipped` is logged."""
 
 
 class StopConsumer(HandlingPolicy):
-    """`run` ends, as by `stop`, and raises the failure; the message is delivered again."""
+    """End `run`, as `stop` does, and raise the failure. The message is delivered again."""
 
 
 Choice = HandlingPolicy | type[DeadLetter] | type[Skip] | type[StopConsumer]
@@ -68,7 +68,7 @@ policy, or None for the usual retry.
 
 
 def check_policies(on_error: OnError | None) -> OnError:
-    """The mapping, or an empty one. Raises TypeError for a value that is not a policy."""
+    """Return the mapping, empty for None. Raises TypeError for a value that is not a policy."""
     policies: Mapping[Any, Any] = {} if on_error is None else on_error
     if not isinstance(policies, Mapping):
         raise TypeError(f"on_error has policies by exception, as {{Exception: Skip()}}, and is not {on_error!r}")
@@ -105,7 +105,7 @@ def _seconds(policy: HandlingPolicy | None) -> float | None:
 
 
 def policy_of(error: BaseException, *mappings: OnError) -> HandlingPolicy | None:
-    """The policy for a failure: itself, or the first one that a mapping has; None for the usual retry."""
+    """Return the policy for a failure: the raised one, or the first that the mapping has; None for the usual retry."""
     if isinstance(error, HandlingPolicy):
         return error
     for on_error in mappings:

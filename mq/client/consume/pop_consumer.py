@@ -1,4 +1,4 @@
-"""The pop consumer: gets messages of a topic and acknowledges each one.
+"""The pop consumer: pops messages of a topic and acknowledges each one separately.
 
 It owns no queues, so members of a group need not agree on anything, and a member that hangs blocks no other: messages
 that it popped are hidden from the others for a while, and redelivered unless they are acknowledged by then. One task
@@ -267,7 +267,7 @@ class PopConsumer(Consumer[BodyT]):
                     log.info("pop_failed", topic=self.topic, broker_name=message.queue.broker_name, reason=str(unsaid))
 
     async def ack(self, message: PoppedMessage[Any]) -> None:
-        """Acknowledge a message; returns when that is stored. Raises ClientError if it is not confirmed in time.
+        """Acknowledge a message, and wait for the broker's answer. Raises ClientError if none comes in time.
 
         If its invisible time was over before, it is redelivered all the same. With `ordered`, the next message of its
         queue may be delivered from this call on. If cancelled, it may be acknowledged.
@@ -280,7 +280,7 @@ class PopConsumer(Consumer[BodyT]):
         self._inbox.release_next(message)
         batch = self._queue_ack(message)
         with nullcontext() if self._spans is None else self._spans.trace_settle("ack", message.topic, [message]):
-            await batch.answered.wait()
+            await batch.response_event.wait()
             if batch.error is not None:
                 raise batch.error
         if self._recorder is not None:
@@ -298,14 +298,14 @@ class PopConsumer(Consumer[BodyT]):
         return batch
 
     async def nack(self, message: PoppedMessage[Any], delay: float = 0.0) -> None:
-        """Redeliver a message in `delay` seconds, not at the end of its invisible time. Raises ClientError.
+        """Redeliver a message in `delay` seconds, instead of at the end of its invisible time. Raises ClientError.
 
         Afterwards it can no longer be acknowledged. With `ordered`, those behind it come after it.
         """
         await self._return(message, delay, suspend=False)
 
     async def suspend(self, message: PoppedMessage[Any], seconds: float) -> None:
-        """Put a message off for `seconds` from now on: as `nack`, but without counting the attempt.
+        """Redeliver a message `seconds` from now, as `nack` does, but without counting an attempt.
 
         With `ordered`, that holds for those behind it as well, and nothing of its queue comes meanwhile. Until all
         replicas of the broker group have a version that knows this (format level 7), the attempt is counted.
@@ -411,7 +411,7 @@ class PopConsumer(Consumer[BodyT]):
             except BaseException:  # the consumer is closing
                 batch.fail()
                 raise
-            batch.answered.set()
+            batch.response_event.set()
         del self._acks[broker_name]
 
     async def _send_batch(self, broker_name: str, batch: AckBatch) -> None:

@@ -1,4 +1,4 @@
-"""The options of a pop consumer, and its description."""
+"""Checks the options of a pop consumer, and encodes its heartbeat."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ INVISIBLE_SECONDS_MAX = 12 * 3600.0
 
 
 def popping_heartbeat(client_id: str, group: str, subscription: Subscription) -> bytes:
-    """The heartbeat of a member that pops: it takes no share of the queues, so it is named as one behind a proxy is."""
+    """Encode the heartbeat of a member that pops. It is sent as a client behind a proxy, so that it gets no queues."""
     row = subscription.topic, subscription.expression or "*", subscription.expression_type or "TAG"
     own = ClientBehindProxy(client_id=client_id, group=group, address="", language="PYTHON", subscriptions=[row])
     return HeartbeatOfProxy(client_id, proxied_clients=[own]).encode()

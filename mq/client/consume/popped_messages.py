@@ -1,4 +1,4 @@
-"""Popped messages between the tasks that pop and those that handle; and parsing of pop answers."""
+"""Queues popped messages between the tasks that pop and those that handle, and parses the answers to pops."""
 
 from __future__ import annotations
 
@@ -54,28 +54,28 @@ class PoppedMessage(ReceivedMessage[BodyT]):
 
 
 def check_popped(message: PoppedMessage[Any]) -> None:
-    """Raises TypeError for what no pop consumer has received: it has no receipt."""
+    """Raise TypeError for a message without a receipt: no pop consumer has received it."""
     if not isinstance(message, PoppedMessage):
         raise TypeError(f"pass a message that this PopConsumer has received, not {message!r}")
 
 
 class AckBatch:
-    """Acknowledgements sent together."""
+    """Acknowledgements that one request sends."""
 
     def __init__(self) -> None:
         self.messages: list[PoppedMessage[Any]] = []
-        self.answered = anyio.Event()
+        self.response_event = anyio.Event()
         self.error: ClientError | None = None
 
     def fail(self) -> None:
-        """Tell all callers that the outcome is unknown."""
+        """Report an unknown outcome to all callers."""
         self.error = ClientClosed("the consumer was closed before the answer came")
         self.error.stored = "unknown"
-        self.answered.set()
+        self.response_event.set()
 
 
 class Inbox:
-    """Popped messages waiting to be handled; tasks wait for `room` before they pop.
+    """Popped messages that wait to be handled. Tasks wait for `room` before they pop.
 
     With `ahead` 0 there is room while a task waits in `get`.
 
@@ -92,15 +92,15 @@ class Inbox:
         """
         self._count = 0
         """Messages that are ready, and those behind an open message."""
-        self._waiting = 0
+        self._waiting_count = 0
         """Callers of `get`."""
         self._came = anyio.Event()
         self._room_event = anyio.Event()
         self._closed = False
 
     async def room(self) -> None:
-        """Wait until fewer than `ahead` messages are here."""
-        while self._count >= (self._ahead or self._waiting):
+        """Wait until fewer than `ahead` messages wait."""
+        while self._count >= (self._ahead or self._waiting_count):
             if self._room_event.is_set():
                 self._room_event = anyio.Event()
             # Messages behind one that is never done stay only until their invisible time is over.
@@ -112,7 +112,7 @@ class Inbox:
                 self.drop(head)
 
     def put(self, messages: Sequence[PoppedMessage[Any]]) -> None:
-        """Add the messages of one answer."""
+        """Add the messages of one pop."""
         self._count += len(messages)
         self._ready.extend(self._heads(messages) if self._ordered else messages)
         self._came.set()
@@ -130,7 +130,7 @@ class Inbox:
         return list(heads.values())
 
     async def get(self) -> PoppedMessage[Any]:
-        """Wait for the next message that is still hidden from others and was not popped again. Raises ClientClosed."""
+        """Wait for the next message that is still hidden and was not popped again. Raises ClientClosed."""
         await anyio.lowlevel.checkpoint()
         while True:
             while self._ready:
@@ -144,15 +144,15 @@ class Inbox:
                 raise ClientClosed("the consumer is closed")
             if self._came.is_set():
                 self._came = anyio.Event()
-            self._waiting += 1
+            self._waiting_count += 1
             self._room_event.set()
             try:
                 await self._came.wait()
             finally:
-                self._waiting -= 1
+                self._waiting_count -= 1
 
     def release_next(self, message: PoppedMessage[Any]) -> None:
-        """Release the next message of its queue."""
+        """Let `get` return the next message of the queue of this finished message."""
         if not self._ordered:
             return
         behind, message.behind = message.behind, deque()
@@ -167,7 +167,7 @@ class Inbox:
             del self._open[message.queue]
 
     def drop(self, message: PoppedMessage[Any]) -> list[PoppedMessage[Any]]:
-        """Drop this message and those waiting for it; returns all of them."""
+        """Drop this message and those of its queue that wait behind it; returns all of them."""
         dropped_messages = [message, *message.behind]
         message.behind = deque()
         if self._open.get(message.queue) is message:
@@ -196,7 +196,7 @@ def read_popped(
     *,
     left_out: list[LeftOut] | None = None,
 ) -> list[PoppedMessage[Any]]:
-    """The messages of a pop answer, with their receipts. Raises UnreadableAnswer.
+    """Parse the answer to a pop: messages with their receipts. Raises UnreadableAnswer.
 
     Those whose codec is not installed are added to `left_out`; without that list they raise CodecNotInstalled.
     """
@@ -253,7 +253,7 @@ def read_popped_lite(
     hidden_until: float,
     left_out: list[LeftOut],
 ) -> list[PoppedMessage[Any]]:
-    """Works like `read_popped`, of a pop of lite topics of `parent`: their queues are the queues of the lite topics.
+    """Works like `read_popped`, for lite topics of `parent`: the queues of the messages are those of the lite topics.
 
     If the codec of one message is not installed, none is returned.
     """
@@ -291,7 +291,7 @@ def read_popped_lite(
 
 
 def batch_ack(broker_name: str, receipts: Iterable[tuple[str, str, Receipt]]) -> bytes:
-    """The body of a request that acknowledges messages, each given by its group, topic and receipt."""
+    """Encode a request that acknowledges messages, each given by its group, topic and receipt."""
     rows: dict[tuple[str, str, str, int, QueueOffset, int, int], int] = {}
     for group, topic, receipt in receipts:
         key = group, topic, receipt.mark, receipt.queue_id, receipt.start, receipt.pop_time_ms, receipt.revive_queue

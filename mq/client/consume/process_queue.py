@@ -1,4 +1,4 @@
-"""Unfinished messages of one assigned queue. Pure bookkeeping, without I/O and clock.
+"""Unfinished messages of one assigned queue. Pure: no I/O, no clock.
 
 Offsets enter in increasing order and leave in any order. The offset to commit is the smallest one that is not
 acknowledged; a message that keeps failing holds it back, so a restart skips nothing.
@@ -17,7 +17,7 @@ from mq.client.message import MessageQueue, ReceivedMessage
 
 
 class FlowLimits:
-    """The limits at which pulling pauses. A queue may exceed each limit by one pull at most.
+    """The limits at which pulling pauses. One pull may exceed each limit.
 
     `count_max` messages, `bytes_max` bytes of bodies, and `span_max` offsets between the oldest unacknowledged message
     and the newest one (which limits redelivery after a restart).
@@ -82,7 +82,7 @@ class ProcessQueue:
         return self._unacknowledged[0] if self._unacknowledged else self.next_offset
 
     def oldest(self, count: int) -> list[int]:
-        """The first `count` unacknowledged offsets, or all."""
+        """List the first `count` unacknowledged offsets, or all."""
         offsets = (offset for offset in self._unacknowledged if offset not in self._acknowledged)
         return list(islice(offsets, count))
 
@@ -92,18 +92,18 @@ class ProcessQueue:
         return len(self._ready)
 
     def available_at(self, now: float) -> float | None:
-        """The time at which `take` returns a message: `now`, a later time (a retry), or None if none is waiting."""
+        """Return when `take` will return a message: `now`, a later retry time, or None if no message waits."""
         if not (self._ready or self._later) or not self.may_go_on(now):
             return None
         at = now if self._ready else self._later[0][0]
         return max(at, self.blocked_until, now)
 
     def may_go_on(self, now: float) -> bool:
-        """Whether taken messages may be handled: the queue is ours and not paused."""
+        """Return whether taken messages may be handled: this member still has the queue, and it is not paused."""
         return not (self.dropped or self.paused) and now < self.held_until
 
     def is_full(self, limits: FlowLimits) -> bool:
-        """Whether pulling should pause."""
+        """Return whether pulling should pause."""
         return (
             self.cached_count >= limits.count_max
             or self.cached_bytes >= limits.bytes_max
@@ -111,7 +111,7 @@ class ProcessQueue:
         )
 
     def drop(self) -> None:
-        """Deliver nothing more: the queue is no longer ours, or it is read anew from another offset."""
+        """Deliver nothing more: this member lost the queue, or reads it again from another offset."""
         self.dropped = True
         for watcher in list(self._watchers):
             watcher()
@@ -126,7 +126,7 @@ class ProcessQueue:
             self._watchers.discard(watcher)
 
     def full_reason(self, limits: FlowLimits) -> str:
-        """The reason that pulling pauses, if `is_full`."""
+        """Return the reason that pulling pauses, if `is_full`."""
         if self._span() >= limits.span_max and self.cached_count < self._span():
             return (
                 f"the message at offset {self.commit_offset} is not finished, and {self._span()} offsets were pulled "
@@ -138,7 +138,7 @@ class ProcessQueue:
         return self.next_offset - self.commit_offset
 
     def put(self, messages: Iterable[ReceivedMessage[Any]], next_offset: int) -> None:
-        """Add the messages of a pull (increasing offsets), and continue at `next_offset`."""
+        """Add the messages of a pull, in the order of their offsets. The next pull starts at `next_offset`."""
         unacknowledged, ready = self._unacknowledged, self._ready
         previous = unacknowledged[-1] if unacknowledged else -1
         count = nbytes = 0
@@ -171,7 +171,7 @@ class ProcessQueue:
         return messages
 
     def acknowledge(self, message: ReceivedMessage[Any]) -> None:
-        """Finish a message that was taken and not yet acknowledged or returned."""
+        """Finish a message that was taken, and was not acknowledged or returned since."""
         offset = message.queue_offset
         unacknowledged, acknowledged = self._unacknowledged, self._acknowledged
         assert unacknowledged, f"{self.queue}: offset {offset} acknowledged, but none is outstanding"
@@ -187,12 +187,12 @@ class ProcessQueue:
             acknowledged.remove(unacknowledged.popleft())
 
     def give_back(self, messages: Iterable[ReceivedMessage[Any]], not_before: float) -> None:
-        """Deliver taken messages that were not finished again at `not_before`, and others in the meantime."""
+        """Return unfinished messages: they are delivered again at `not_before`, and other messages in the meantime."""
         for message in messages:
             heappush(self._later, (not_before, message.queue_offset, message))
 
     def block(self, messages: list[ReceivedMessage[Any]], until: float) -> None:
-        """Deliver the last taken messages, which were not finished, again at `until`; nothing before that time.
+        """Return unfinished messages, and deliver nothing of the queue until they are delivered again at `until`.
 
         This is `give_back` for ordered consumption.
         """
@@ -200,7 +200,7 @@ class ProcessQueue:
         self.blocked_until = until
 
     def check_invariants(self) -> None:
-        """Assert the invariants between calls; for tests."""
+        """Assert the invariants of the queue. For tests, between calls."""
         offsets = list(self._unacknowledged)
         assert offsets == sorted(set(offsets)), f"{self.queue}: offsets out of order: {offsets}"
         assert self._acknowledged < set(offsets) or not self._acknowledged, "acknowledged offsets linger"

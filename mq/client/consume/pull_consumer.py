@@ -1,4 +1,4 @@
-"""The pull consumer: reads assigned queues, from chosen positions, on request.
+"""The pull consumer: reads assigned queues on request, from chosen positions.
 
 It is not a member of its group: it takes no part in rebalancing, and takes no queues from members. The group is only
 the name under which it stores offsets. `Puller`s read ahead as for a push consumer; messages returned by `poll` count
@@ -125,9 +125,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._consume_from = consume_from
         self._pull_settings = pull or PullSettings()
         self._board = DeliveryBoard(self._note_progress, retry_seconds=RETRY_SECONDS)
-        self._subscribed: dict[str, TopicSubscription] = {}
+        self._subscriptions: dict[str, TopicSubscription] = {}
         self._pullers: dict[MessageQueue, Puller] = {}
-        self._paused: set[MessageQueue] = set()
+        self._paused_queues: set[MessageQueue] = set()
         self._uncommitted: dict[MessageQueue, int] = {}
         """By queue, from which offset on messages were returned since the last commit."""
         self._in_transaction = False
@@ -139,9 +139,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._offsets = GroupOffsets(core, self.group, self._consume_from, by_hand=True, seconds=self.timeout)
         self._uploads = FilterUploads(self.group)
         self._watch = FilterWatch(self.group, core.emit, core.settings.limits)
-        self._subscribed = {}
+        self._subscriptions = {}
         self._pullers = {}
-        self._paused = set()
+        self._paused_queues = set()
         self._uncommitted = {}
         self._in_transaction = False
         self._board.open()
@@ -162,7 +162,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
     # Assignment.
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic. Raises TopicNotFound, NameServersUnavailable.
+        """Return the readable queues of a topic. Raises TopicNotFound, NameServersUnavailable.
 
         A topic that a broker has just created, such as the topic of a group's first dead letter, comes to the name
         servers a moment later: they are asked again for `NEW_TOPIC_SECONDS`.
@@ -177,8 +177,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             await anyio.sleep(LOOK_SECONDS)
 
     async def assign(self, queues: Iterable[MessageQueue], tags: str | Filter = "*") -> None:
-        """Read these queues and no others, and of their messages those that match `tags`, as in
-        `PushConsumer.subscribe`.
+        """Read these queues and no others; only messages that match `tags`, as in `PushConsumer.subscribe`.
 
         A queue that is already read with the same `tags` continues; any other begins at the group's stored offset.
         Raises SubscriptionError, TopicNotFound, TypeError for a value that is not a queue, NoRoute within 2 s for a
@@ -199,8 +198,8 @@ class PullConsumer(PositionedConsumer[BodyT]):
         begins = {queue: await self._offsets.begin(queue) for queue in new_queues - same}
         for queue in self._pullers.keys() - same:
             self._pullers.pop(queue).stop()
-        self._subscribed = topics
-        self._paused &= new_queues
+        self._subscriptions = topics
+        self._paused_queues &= new_queues
         for queue, offset in sorted(begins.items()):
             self._read_from(queue, offset)
         await anyio.lowlevel.checkpoint()
@@ -226,7 +225,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 refresh = True
 
     def _same_choice(self, topic: str, topics: Mapping[str, TopicSubscription]) -> bool:
-        before = self._subscribed.get(topic)
+        before = self._subscriptions.get(topic)
         return before is not None and before.subscription == topics[topic].subscription
 
     @property
@@ -256,25 +255,25 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._read_from(queue, offset)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Make `poll` return nothing of these queues, or of all assigned ones, until `resume`.
+        """Return no messages of these queues, or of all assigned ones, from `poll` until `resume`.
 
         Raises TypeError for a value that is not a queue.
         """
         self._check_process()
         check_queues(*queues)
-        self._paused.update(queues or self._pullers)
+        self._paused_queues.update(queues or self._pullers)
         self._pauses_changed()
 
     def resume(self, *queues: MessageQueue) -> None:
         """Resume these queues, or all. Raises TypeError for a value that is not a queue."""
         self._check_process()
         check_queues(*queues)
-        self._paused.difference_update(queues or set(self._paused))
+        self._paused_queues.difference_update(queues or set(self._paused_queues))
         self._pauses_changed()
 
     def _pauses_changed(self) -> None:
         for queue, puller in self._pullers.items():
-            puller.process_queue.paused = queue in self._paused
+            puller.process_queue.paused = queue in self._paused_queues
             if not puller.process_queue.paused:
                 puller.note_progress()
                 self._board.offer(puller.process_queue)
@@ -282,7 +281,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
     # Messages.
 
     async def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage[BodyT]]:
-        """Wait for a message, and take up to `count_max` of them; none after `timeout` seconds.
+        """Wait for messages and return up to `count_max` of them; an empty list after `timeout` seconds.
 
         Messages of one queue are in order. If cancelled, none is taken. Raises ValueError if there is no `timeout` and
         no queue is assigned, since it would wait forever.
@@ -365,7 +364,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         return PulledMessages(self, self._board, None)
 
     async def read_to_end(self) -> PulledMessages[BodyT]:
-        """The messages up to the present ends of the assigned queues: `async for message in await ...read_to_end()`.
+        """Iterate up to the present ends of the queues: `async for message in await consumer.read_to_end()`.
 
         It ends when all of them were read, also those that no filter lets through; messages that come later stay for
         `poll`. It does not end while one with unread messages is paused. Raises ClientError if a leader does not
@@ -387,19 +386,19 @@ class PullConsumer(PositionedConsumer[BodyT]):
         await anyio.lowlevel.checkpoint()
 
     def position(self, queue: MessageQueue) -> int:
-        """The offset at which `poll` continues in this queue. Raises ValueError if it is not assigned."""
+        """Return the offset at which `poll` continues in this queue. Raises ValueError if it is not assigned."""
         return self._puller(queue).process_queue.commit_offset
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
-        """Map each queue to the offset at which `poll` continues."""
+        """Maps each queue to the offset at which `poll` continues."""
         self._check_process()
         return {queue: puller.process_queue.commit_offset for queue, puller in self._pullers.items()}
 
     # Offsets.
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store the group's offsets: those after the messages returned by `poll`, or `offsets`; waits for the answers.
+        """Store `offsets`, or those after the messages returned by `poll`, for the group, and wait for the answers.
 
         Raises ClientError if that is not certain for one of the queues; repeating it is safe. If a member of the group
         has locked a queue, only that member may store its offset: BrokerError with code 16.
@@ -414,7 +413,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         await anyio.lowlevel.checkpoint()
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """The offset stored for the group, None if there is none. Raises ClientError, and TypeError for no queue."""
+        """Return the group's stored offset; None if there is none. Raises ClientError; TypeError for no queue."""
         self._open_core()
         check_queues(queue)
         check_topic(queue.topic)
@@ -476,9 +475,9 @@ class PullConsumer(PositionedConsumer[BodyT]):
     def _read_from(self, queue: MessageQueue, offset: int) -> None:
         tasks, core = self._tasks, self._core
         assert tasks is not None and core is not None, "a queue is read before the consumer was opened"  # noqa: PT018
-        topic = self._subscribed[queue.topic]
+        topic = self._subscriptions[queue.topic]
         process_queue = ProcessQueue(queue, offset)
-        process_queue.paused = queue in self._paused
+        process_queue.paused = queue in self._paused_queues
         self._uncommitted[queue] = offset
         puller = self._pullers[queue] = Puller(
             core,
@@ -512,7 +511,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
 
 
 class PulledMessages(Generic[BodyT]):
-    """The messages of a pull consumer, for `async for`; up to `ends`, or for ever.
+    """Iterates over the messages of a pull consumer, for ever or up to `ends`.
 
     A message counts as returned when it is: `positions` and `commit` are behind it. Ending a loop early loses nothing.
     """

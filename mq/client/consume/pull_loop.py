@@ -1,4 +1,4 @@
-"""The pull loop of one assigned queue: long polls, flow control, and handling of every kind of answer."""
+"""The pull loop of one assigned queue: long polls, flow control, and the handling of all answers to pulls."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ class PullSettings:
 
 
 def check_pull_settings(settings: object) -> None:
-    """Raises TypeError unless it is a PullSettings or None."""
+    """Raise TypeError unless it is a PullSettings or None."""
     if settings is not None and not isinstance(settings, PullSettings):
         raise TypeError(f"pull is a PullSettings, not {settings!r}")
 
 
 class Puller:
-    """Keeps one `ProcessQueue` filled while `run` runs.
+    """Keeps one `ProcessQueue` filled with messages while `run` runs.
 
     Only this class keeps the position: an answer moves it, and after any failure the same offset is pulled again. So
     nothing is skipped, and nothing is repeated except by `on_offset_moved`, which is called with the broker's offset
@@ -115,11 +115,11 @@ class Puller:
 
     @property
     def trouble(self) -> str | None:
-        """The reason that the last attempt to pull failed; None if it did not."""
+        """The reason that the last pull failed; None if it did not fail."""
         return None if self._wait.reason is None else f"{self._queue}: {self._wait.reason}"
 
     def stop(self) -> None:
-        """End `run`; the queue is dropped and delivers nothing more."""
+        """End `run` and drop the queue, which then delivers nothing more."""
         self.process_queue.drop()
         self._scope.cancel()
 
@@ -128,7 +128,7 @@ class Puller:
         self._progress.set()
 
     def note_route(self, route: TopicRoute) -> None:
-        """Cancel the pull if its broker is no longer the right one, which might hold it for 20 s more."""
+        """Cancel the pull if it waits at a broker that no longer leads: that broker might hold it for 20 s more."""
         address = self._pull_address
         if self._subscription.program is not None:
             if address is not None and address not in route.filter_servers.get(self._queue.broker_name, ()):

@@ -1,4 +1,4 @@
-"""The push consumer: a member of a consumer group that shares the queues of its topics with the other members.
+"""The push consumer: shares the queues of its topics with the other members of its group.
 
 Theory of operation. `GroupMember` keeps one `Puller` for each assigned queue; each fills its `ProcessQueue`; the
 `DeliveryBoard` delivers messages, to the handlers of `run` or to streams. Every 5 s the smallest unacknowledged offset
@@ -220,17 +220,17 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._max_reconsume_times = INT32_MAX if max_reconsume_times == -1 else max_reconsume_times
         self._pull_settings = pull or PullSettings()
         self._commit_seconds, self._rebalance_seconds = commit_seconds, rebalance_seconds
-        self._subscribed: dict[str, TopicSubscription] = {}
+        self._subscriptions: dict[str, TopicSubscription] = {}
         self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
         self._handlers = self._new_handlers(concurrency, max_reconsume_times)
-        self._paused: set[MessageQueue] = set()
+        self._paused_queues: set[MessageQueue] = set()
 
     def _new_handlers(self, concurrency: int, max_reconsume_times: int | None) -> HandlerPool:
         if concurrency < 1:
             raise ValueError(f"concurrency {concurrency} must be at least 1")
         return HandlerPool(
             self._board,
-            self._subscribed,
+            self._subscriptions,
             group=self.group,
             concurrency=concurrency,
             ordered=self._ordered,
@@ -277,7 +277,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             core,
             self._offsets,
             self._board,
-            self._subscribed,
+            self._subscriptions,
             group=self.group,
             client_id=self.client_id,
             allocate=None if self._is_broadcast else self._allocate,
@@ -296,10 +296,10 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     def _on_close(self) -> None:
         self._board.close()
         if self._member is not None:
-            self._member.assignment.changed.set()
+            self._member.assignment.change_event.set()
 
     def _checked_topics(self) -> Collection[str]:
-        return self._subscribed.keys() - {self._retry_topic}
+        return self._subscriptions.keys() - {self._retry_topic}
 
     def _troubles(self) -> Iterator[str]:
         yield from super()._troubles()
@@ -323,7 +323,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             self._offsets_lock = None
 
     def __repr__(self) -> str:
-        what = ", ".join(sorted(self._subscribed.keys() - {self._retry_topic})) or "nothing"
+        what = ", ".join(sorted(self._subscriptions.keys() - {self._retry_topic})) or "nothing"
         return self._show(f" of {what}", f"{len(self.assignment)} queues")
 
     def _heartbeat_body(self) -> bytes:
@@ -331,7 +331,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         from_where = "TIMESTAMP" if isinstance(position, dt.datetime) else f"{position.upper()}_OFFSET"
         consumer = ConsumerData(
             self.group,
-            subscriptions=[each.data() for each in self._subscribed.values()],
+            subscriptions=[each.data() for each in self._subscriptions.values()],
             consume_type="CONSUME_PASSIVELY",
             message_model="BROADCASTING" if self._is_broadcast else "CLUSTERING",
             consume_from_where=f"CONSUME_FROM_{from_where}",
@@ -355,7 +355,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
                 request.opaque, 0, body=status(member.assignment.commit_offsets(), request.ext.topic)
             )
         if isinstance(request, GetConsumerRunningInfo):
-            subscriptions = [each.data() for each in self._subscribed.values()]
+            subscriptions = [each.data() for each in self._subscriptions.values()]
             queues = member.assignment.process_queues
             text = running_info(queues, subscriptions, ordered=self._ordered, started_ms=self._started_ms)
             return encode_response(request.opaque, 0, body=text)
@@ -406,7 +406,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
 
     @property
     def assignment(self) -> frozenset[MessageQueue]:
-        """The currently assigned queues."""
+        """The queues that are assigned now."""
         self._check_process()
         return self._member.assignment.queues if self._member is not None else frozenset()
 
@@ -420,22 +420,22 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         limits = self._limits
         wait = LongWait("not_assigned", limits)
         while not assignment.queues:
-            topics = self._subscribed.keys() - {self._retry_topic}
+            topics = self._subscriptions.keys() - {self._retry_topic}
             wait.warn_if_long(assignment.unassigned_reason(topics), group=self.group)
-            if assignment.changed.is_set():  # otherwise other tasks wait for it, too
-                assignment.changed = anyio.Event()
+            if assignment.change_event.is_set():  # otherwise other tasks wait for it, too
+                assignment.change_event = anyio.Event()
             with anyio.move_on_after(limits.warn_after_seconds):
-                await assignment.changed.wait()
+                await assignment.change_event.wait()
             self._open_core()
         return assignment.queues
 
     @property
     def positions(self) -> Mapping[MessageQueue, int]:
-        """Map each assigned queue to the offset before which all messages are acknowledged."""
+        """Maps each assigned queue to the offset before which all messages are acknowledged."""
         return self._membership().assignment.commit_offsets()
 
     async def commit(self) -> None:
-        """Store the offsets of all acknowledged messages now, and wait until that is done (at most a second)."""
+        """Store the offsets of all acknowledged messages now, and wait for the answers, for a second at most."""
         self._open_core()
         await self._membership().commit()
 
@@ -469,30 +469,30 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     # Pause and resume.
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Deliver and pull nothing of these queues, or of all if none is named, until `resume`.
+        """Stop pulling and delivering messages of these queues, or of all if none is named, until `resume`.
 
         Messages being handled are finished and committed. The queues stay assigned, and a pause survives their loss.
         Raises TypeError for a value that is not a queue.
         """
         self._check_process()
         check_queues(*queues)
-        self._paused.update(queues)
+        self._paused_queues.update(queues)
         self._all_paused = self._all_paused or not queues
         self._pauses_changed()
 
     def resume(self, *queues: MessageQueue) -> None:
-        """Resume these queues, or all if none is named. After `pause()` only `resume()` without queues ends it."""
+        """Resume these queues, or all if none is named. A `pause()` of all queues ends only by `resume()` of all."""
         self._check_process()
         check_queues(*queues)
         if queues:
-            self._paused.difference_update(queues)
+            self._paused_queues.difference_update(queues)
         else:
-            self._paused.clear()
+            self._paused_queues.clear()
             self._all_paused = False
         self._pauses_changed()
 
     def _is_paused(self, queue: MessageQueue) -> bool:
-        return self._all_paused or queue in self._paused
+        return self._all_paused or queue in self._paused_queues
 
     def _pauses_changed(self) -> None:
         if self._member is not None:
@@ -505,7 +505,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         return MessageStream(self.deliveries())
 
     def deliveries(self) -> DeliveryStream[BodyT]:
-        """A stream of deliveries, to be acknowledged one by one in any order. Raises AlreadyOpen during `run`."""
+        """Iterate over deliveries, which you acknowledge in any order. Raises AlreadyOpen during `run`."""
         self._open_core()
         self._board.refuse_beside_run()
         return DeliveryStream(
@@ -543,7 +543,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             tasks.cancel_scope.cancel()
 
     async def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
-        """End `run` when the handlers that are at work have finished; no more messages are handled.
+        """Take no more messages, wait for the running handlers, and end `run`.
 
         After `timeout` seconds they are cancelled. Returns whether all of them finished; True if `run` is not running.
         Offsets are stored then. What was not handled is delivered again: to other members as soon as the consumer is
@@ -557,7 +557,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         return are_finished
 
     def stop(self) -> None:
-        """End `run`, cancelling running handlers."""
+        """End `run`; running handlers are cancelled."""
         self._check_process()
         self._handlers.stop()
 

@@ -1,4 +1,4 @@
-"""Locks on queues, so that no two members of a group handle messages of one queue at the same time.
+"""Locks queues at the brokers, so that two members of a group never handle messages of one queue at once.
 
 The leader of a queue grants a lock for 60 s from each request. The client relies on it for only 30 s from when it sent
 the request, and renews it every 20 s; so clocks may differ and answers may be slow.
@@ -26,7 +26,7 @@ UNLOCK_SECONDS = 1.0
 
 
 class QueueLocker:
-    """Acquires and releases the locks of one member."""
+    """Acquires and releases the queue locks of one member."""
 
     def __init__(self, core: ClientCore, group: str, client_id: str) -> None:
         self._core = core
@@ -63,15 +63,15 @@ class QueueLocker:
 
         Returns the queues whose leader did not confirm it. The next owner has to wait for the rest of their 60 s.
         """
-        owed = set(queues)
+        locked_queues = set(queues)
         with anyio.move_on_after(UNLOCK_SECONDS, shield=True):
             for address, theirs in self._by_leader(queues).items():
                 try:
                     await self._core.call(address, RequestCode.UNLOCK_BATCH_MQ, body=self._body(theirs))
-                    owed -= theirs
+                    locked_queues -= theirs
                 except ClientError as error:
                     log.info("unlock_failed", address=address, queues=len(theirs), reason=str(error))
-        return owed
+        return locked_queues
 
     async def find_leaders(self, queues: Iterable[MessageQueue]) -> None:
         """Ask the name servers for the current leaders. Raises nothing."""

@@ -1,4 +1,4 @@
-"""The queues that this member of the group consumes, and changes of that set."""
+"""Chooses the queues that this member of the group consumes, and starts and stops pulling them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ HANDOVER_SECONDS = 0.1
 
 
 class Assignment:
-    """The assigned queues and their pullers.
+    """The assigned queues of one member, and the task that pulls each of them.
 
     `make_puller` builds one for a queue; `tasks` runs it. Without `allocate` all queues are assigned; with `locker`
     only those that can be locked. All changes happen in `rebalance` and `drop`; the owner does not call them
@@ -70,8 +70,8 @@ class Assignment:
         self._make_puller = make_puller
         self._pullers: dict[MessageQueue, Puller] = {}
         self._lost_queues: set[MessageQueue] = set()
-        self._draining: dict[MessageQueue, ProcessQueue] = {}
-        self._owed: set[MessageQueue] = set()
+        self._drains: dict[MessageQueue, ProcessQueue] = {}
+        self._queues_to_unlock: set[MessageQueue] = set()
         self._doubtful_routes: set[str] = set()
         self._warn_at: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
@@ -80,7 +80,7 @@ class Assignment:
         self._reasons: dict[str, str] = {}
         self._removal = OwnRemoval(group, core.emit)
         self._differ = LongWait("subscriptions_differ", self._limits)
-        self.changed = anyio.Event()
+        self.change_event = anyio.Event()
 
     @property
     def queues(self) -> frozenset[MessageQueue]:
@@ -93,7 +93,7 @@ class Assignment:
         return [puller.process_queue for puller in self._pullers.values()]
 
     def puller(self, queue: MessageQueue) -> Puller | None:
-        """The puller of an assigned queue."""
+        """Return the puller of a queue; None if the queue is not assigned."""
         return self._pullers.get(queue)
 
     def note_route(self, route: TopicRoute) -> None:
@@ -145,7 +145,7 @@ class Assignment:
         complete = await self._add(await self._lock(share - ours))
         if self.queues_of(topic) != ours:
             log.info("assignment_changed", group=self._group, topic=topic, queues=sorted(q[1:] for q in self.queues))
-            self.changed.set()
+            self.change_event.set()
         if not complete or self.queues_of(topic) != share:
             reason = "another member has locked its queues" if complete else "a leader of its queues does not answer"
             self._warn_if_long(topic, reason)
@@ -169,7 +169,7 @@ class Assignment:
             self._core.emit(ClientEvent("stuck", topic, reason))
 
     def unassigned_reason(self, topics: Collection[str]) -> str:
-        """The reason that no queue of these topics is assigned."""
+        """Return the reason that no queue of these topics is assigned."""
         if not topics:
             return "nothing is subscribed: call subscribe"
         return "; ".join(f"{each}: {self._reasons.get(each, 'no broker has answered yet')}" for each in sorted(topics))
@@ -215,7 +215,7 @@ class Assignment:
         return self._waits.setdefault(topic, LongWait("cannot_consume", self._limits))
 
     def queues_of(self, topic: str) -> frozenset[MessageQueue]:
-        """The assigned queues of one topic."""
+        """Return the assigned queues of one topic."""
         return frozenset(queue for queue in self._pullers if queue.topic == topic)
 
     async def _lock(self, queues: frozenset[MessageQueue] | set[MessageQueue]) -> dict[MessageQueue, float]:
@@ -223,14 +223,13 @@ class Assignment:
         if self._locker is None or not queues:
             return dict.fromkeys(sorted(queues), float("inf"))
         # A handler may still be busy with a message of a queue that was just released.
-        to_lock = {queue for queue in queues if queue not in self._draining}
-        self._owed -= to_lock
+        to_lock = {queue for queue in queues if queue not in self._drains}
+        self._queues_to_unlock -= to_lock
         own_queues, _, held_until = await self._locker.lock(to_lock)
         return dict.fromkeys(sorted(own_queues), held_until)
 
     async def renew_locks(self) -> tuple[list[ProcessQueue], bool]:
-        """Renew the locks of assigned queues; returns the queues that may continue, and whether another member got one
-        of them.
+        """Renew the locks of the assigned queues. Returns the queues that may continue, and whether any was lost.
 
         The next `drop_lost` gives the lost ones up.
         """
@@ -248,7 +247,7 @@ class Assignment:
         return process_queues, bool(lost_queues)
 
     async def drop_lost(self) -> None:
-        """Stop consuming queues that another member has locked."""
+        """Stop consuming the queues that another member has locked."""
         lost_queues, self._lost_queues = self._lost_queues & self.queues, set()
         await self.drop(lost_queues)
 
@@ -328,7 +327,7 @@ class Assignment:
         self._tasks.start_soon(puller.run)
 
     def restart_at(self, process_queue: ProcessQueue, offset: int) -> None:
-        """Restart a queue at the offset to which the broker moved it, dropping cached messages."""
+        """Drop the cached messages of a queue, and pull it again from `offset`, to which the broker moved the group."""
         puller = self._pullers.get(process_queue.queue)
         if puller is not None and puller.process_queue is process_queue:
             puller.stop()
@@ -337,8 +336,8 @@ class Assignment:
             self._start(anew)
 
     async def drop(self, queues: frozenset[MessageQueue] | set[MessageQueue], *, is_leave: bool = False) -> None:
-        """Stop consuming these queues, then store their offsets and wait until that is done, at most for a second, or
-        for five if `is_leave`.
+        """Stop consuming these queues and store their offsets. Waits for the answers for a second, or five if
+        `is_leave`.
 
         Their locks are released when no handler is busy with their messages, or at once when `is_leave`.
         """
@@ -351,7 +350,7 @@ class Assignment:
             puller.stop()
             offsets[queue] = puller.process_queue.commit_offset
             if not is_leave and self._locker is not None and puller.process_queue.leased:
-                self._draining[queue] = puller.process_queue
+                self._drains[queue] = puller.process_queue
                 self._tasks.start_soon(self._drain, queue, puller.process_queue)
             else:
                 idle.add(queue)
@@ -359,13 +358,13 @@ class Assignment:
         await self._offsets.commit(offsets, seconds=seconds)
         self._emit_queues("revoked", queues)
         if self._locker is not None:
-            owed = await self._locker.unlock(idle)
-            if owed and is_leave:
+            locked_queues = await self._locker.unlock(idle)
+            if locked_queues and is_leave:
                 with anyio.move_on_after(COMMIT_SECONDS):
-                    await self._unlock_stubbornly(self._locker, owed)
-            elif owed:
-                self._tasks.start_soon(self._unlock_stubbornly, self._locker, owed)
-        self.changed.set()
+                    await self._unlock_stubbornly(self._locker, locked_queues)
+            elif locked_queues:
+                self._tasks.start_soon(self._unlock_stubbornly, self._locker, locked_queues)
+        self.change_event.set()
 
     def _emit_queues(self, kind: Literal["assigned", "revoked"], queues: Collection[MessageQueue]) -> None:
         for topic in sorted({queue.topic for queue in queues}):
@@ -382,13 +381,13 @@ class Assignment:
         with anyio.move_on_after(VALID_SECONDS):
             while process_queue.leased:  # noqa: ASYNC110 - rare, and the board has no event
                 await anyio.sleep(DRAIN_POLL_SECONDS)
-        del self._draining[queue]
+        del self._drains[queue]
         await self._unlock_stubbornly(self._locker, {queue})
 
-    async def _unlock_stubbornly(self, locker: QueueLocker, owed: set[MessageQueue]) -> None:
+    async def _unlock_stubbornly(self, locker: QueueLocker, locked_queues: set[MessageQueue]) -> None:
         """Release locks, retrying until a leader is elected, unless the queues are wanted again."""
-        self._owed |= owed
+        self._queues_to_unlock |= locked_queues
         with anyio.move_on_after(VALID_SECONDS):
-            while owed := await locker.unlock(owed & self._owed):
+            while locked_queues := await locker.unlock(locked_queues & self._queues_to_unlock):
                 await anyio.sleep(UNLOCK_RETRY_SECONDS)
-                await locker.find_leaders(owed)
+                await locker.find_leaders(locked_queues)

@@ -1,4 +1,4 @@
-"""The removal of a consumer from its group by an operator, as the consumer knows it."""
+"""Detects that an operator removed this consumer from its group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAUSE_SECONDS_MAX = 5.0
 
 
 class OwnRemoval:
-    """Notes what brokers answer, and tells the application once when it begins.
+    """Tracks what each broker group answers, and reports the removal to the application once.
 
     Attributes:
         seconds: for how long the client is kept out, when that was said.
@@ -32,7 +32,7 @@ class OwnRemoval:
 
     @property
     def is_removed(self) -> bool:
-        """Whether the last answer of a broker group said that the client is kept out."""
+        """Whether the last answer of any broker group said that the client is removed."""
         return bool(self._said_by)
 
     @property
@@ -41,7 +41,7 @@ class OwnRemoval:
         return min(self.seconds, PAUSE_SECONDS_MAX)
 
     def check_answer(self, response: Response, broker_name: str = "") -> bool:
-        """Note an answer to a request of a member; returns whether it says that the client is kept out.
+        """Read an answer to a member's request. Returns whether it says that the client is removed.
 
         ``broker_name`` is the broker group that answers, if all are asked in turn: one may have forgotten the removal.
         """

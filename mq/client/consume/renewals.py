@@ -1,4 +1,4 @@
-"""Keeps messages hidden from the rest of the group for as long as a pop consumer holds them.
+"""Renews the invisible time of messages for as long as a pop consumer handles them.
 
 A message is renewed when half of its invisible time is over, until it is acknowledged or returned. So the invisible
 time only says how long the message of a dead consumer waits for another one, and not how long a message may be handled.
@@ -35,7 +35,7 @@ class Renewals:
         self._change_event = anyio.Event()
 
     def hold(self, messages: Iterable[PoppedMessage]) -> None:
-        """Renew these messages from now on."""
+        """Start to renew these messages."""
         self._messages.update((id(message), message) for message in messages)
         self._change_event.set()
 
@@ -44,19 +44,19 @@ class Renewals:
         return list(self._messages.values())
 
     async def release(self, message: PoppedMessage) -> None:
-        """Stop renewing this message, and wait for a renewal in flight: the receipt is valid afterwards."""
+        """Stop renewing this message. Waits for a renewal in flight, so that the receipt is valid afterwards."""
         self._forget(message)
-        while (response_event := self._in_flight.get(id(message))) is not None:
-            await response_event.wait()
+        while (renewal_end := self._in_flight.get(id(message))) is not None:
+            await renewal_end.wait()
 
     @asynccontextmanager
     async def pause(self, message: PoppedMessage) -> AsyncIterator[None]:
-        """Do not renew this message meanwhile: each request about it makes the receipt of another one invalid.
+        """Do not renew this message within the block: a renewal would make the receipt of another request invalid.
 
         Waits for a renewal in flight, and for others who have paused them.
         """
-        while (response_event := self._in_flight.get(id(message))) is not None:
-            await response_event.wait()
+        while (renewal_end := self._in_flight.get(id(message))) is not None:
+            await renewal_end.wait()
         mine = self._in_flight[id(message)] = anyio.Event()
         try:
             yield
@@ -64,7 +64,7 @@ class Renewals:
             self._end_renewal(message, mine)
 
     async def run(self) -> None:
-        """Renew for ever."""
+        """Renew messages until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
                 self._change_event = anyio.Event()
@@ -76,13 +76,13 @@ class Renewals:
                     continue
                 for message in self.messages():
                     if self._due(message) <= now + TOGETHER * self._seconds:
-                        response_event = self._in_flight[id(message)] = anyio.Event()
-                        tasks.start_soon(self._renew, message, response_event)
+                        renewal_end = self._in_flight[id(message)] = anyio.Event()
+                        tasks.start_soon(self._renew, message, renewal_end)
 
     def close(self) -> list[PoppedMessage]:
-        """Forget and return the held messages, after `run` was cancelled."""
-        for response_event in self._in_flight.values():
-            response_event.set()
+        """Stop renewing and return the messages. Call it after `run` was cancelled."""
+        for renewal_end in self._in_flight.values():
+            renewal_end.set()
         self._in_flight.clear()
         messages, self._messages = self.messages(), {}
         return messages
@@ -92,7 +92,7 @@ class Renewals:
             return math.inf
         return max(message.hidden_until - self._seconds / 2, self._retry_at.get(id(message), -math.inf))
 
-    async def _renew(self, message: PoppedMessage, response_event: anyio.Event) -> None:
+    async def _renew(self, message: PoppedMessage, renewal_end: anyio.Event) -> None:
         try:
             if not await self._extend(message):
                 self._lose(message, "it is no longer hidden for this consumer")
@@ -103,12 +103,12 @@ class Renewals:
             elif id(message) in self._messages:
                 self._retry_at[id(message)] = anyio.current_time() + RETRY_SECONDS
         finally:
-            self._end_renewal(message, response_event)
+            self._end_renewal(message, renewal_end)
 
-    def _end_renewal(self, message: PoppedMessage, response_event: anyio.Event) -> None:
-        if self._in_flight.get(id(message)) is response_event:
+    def _end_renewal(self, message: PoppedMessage, renewal_end: anyio.Event) -> None:
+        if self._in_flight.get(id(message)) is renewal_end:
             del self._in_flight[id(message)]
-        response_event.set()
+        renewal_end.set()
         self._change_event.set()
 
     def _lose(self, message: PoppedMessage, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""Sends failed messages back to the brokers: for a retry, or to the group's dead letter topic."""
+"""Sends failed messages back to the brokers, to be retried or to become dead letters of the group."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NOT_COPIED = frozenset(
 
 @dataclass(slots=True)
 class SentBack:
-    """A message to send back, and the properties of its copy."""
+    """A message to send back, with the properties of the copy that the broker stores."""
 
     group: str
     message: ReceivedMessage[Any]
@@ -55,12 +55,12 @@ class SentBack:
 
     @property
     def attempts(self) -> int:
-        """The number of times the message was delivered: by the broker, and again by this process."""
+        """The number of deliveries of the message: by brokers, and again by this process."""
         return self.message.reconsume_times + self.message.attempt
 
 
 def failure_text(error: BaseException) -> str:
-    """Describe an exception for a dead letter: its type, its text and where it was raised, bounded in length."""
+    """Describe an exception for a dead letter: its type, text and place, limited in length."""
     try:
         text = str(error)
     except Exception:  # the application's own, and it is broken
@@ -96,7 +96,7 @@ async def give_back(
     is_dead: bool = False,
     seconds: float | None = None,
 ) -> bool:
-    """Send `message` back; returns whether a broker has confirmed it. If False, a broker may have stored it anyway.
+    """Send `message` back. Returns whether a broker confirmed it; if False, a broker may still have stored it.
 
     First asks the message's own broker to take it back, then sends a copy to the group's retry topic at any broker
     group. The delay grows with each attempt. `max_reconsume_times` None uses the group's configuration. With `is_dead`

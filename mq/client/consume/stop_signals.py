@@ -1,4 +1,4 @@
-"""Ends a consumer's `run` on SIGTERM and SIGINT, which programs that start workers send."""
+"""Ends a consumer's `run` on SIGTERM and SIGINT."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Drains(Protocol):
-    """A consumer of either kind, as far as a stop signal needs it."""
+    """The methods of a consumer, synchronous or not, that a stop signal calls."""
 
     async def drain(self, timeout: float) -> bool:
-        """End `run` when the present handlers have finished; see `PushConsumer.drain`."""
+        """End `run` when the running handlers have finished; see `PushConsumer.drain`."""
 
     def stop(self) -> None:
-        """End `run`, cancelling running handlers."""
+        """End `run`; running handlers are cancelled."""
 
 
 def check_seconds(name: str, seconds: float) -> None:
-    """Raises ValueError unless it is positive."""
+    """Raise ValueError unless `seconds` is positive."""
     if not seconds > 0:
         raise ValueError(f"{name} is {seconds}; it must be positive")
 

@@ -23,10 +23,10 @@ ReturnT = TypeVar("ReturnT", bound=Awaitable[None])
 
 
 class SubscribingConsumer(PositionedConsumer[BodyT]):
-    """A consumer with subscriptions and handlers; `_handlers` is made by its subclass."""
+    """A consumer with subscriptions and handlers; its subclass makes `_handlers`."""
 
     _handlers: HandlerPool
-    _subscribed: dict[str, TopicSubscription]
+    _subscriptions: dict[str, TopicSubscription]
     _retries_at_brokers: bool
     """Whether failed messages come back through the group's retry topic."""
 
@@ -39,7 +39,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         return retry_topic(self.group)
 
     def _codec_of(self, topic: str) -> BodyCodec[Any] | None:
-        subscription = self._subscribed.get(topic)
+        subscription = self._subscriptions.get(topic)
         return self._codec if subscription is None or subscription.codec is None else subscription.codec
 
     def subscribe(self, topic: str, tags: str | Filter = "*", *, filter: Filter | None = None) -> None:  # noqa: A002
@@ -119,7 +119,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         on_error: OnError | None = None,
         codec: BodyCodec[Any] | None = None,
     ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-        """Decorator: subscribe, and have `run` pass each message to this coroutine function.
+        """Decorator: subscribe to `topic`, and pass each message of it to this coroutine function during `run`.
 
         With `batch` it gets lists of 1 to `batch` messages of one queue, which succeed or fail together. After
         `timeout` seconds the function is cancelled, and has failed with TimeoutError. `on_error` says what becomes of
@@ -141,7 +141,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
 
         def register(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
             check_handler(handler, "message" if batch is None else "messages")
-            before = self._subscribed.get(topic)
+            before = self._subscriptions.get(topic)
             if before is not None and before.handler is not None:
                 raise ValueError(
                     f"topic {topic} already has a handler; it would get no more messages. Name the tags of both in one "
@@ -166,7 +166,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     def unsubscribe(self, topic: str) -> None:
         """Receive no more messages of `topic`; its queues are released soon."""
         self._check_process()
-        self._subscribed.pop(topic, None)
+        self._subscriptions.pop(topic, None)
         self._subscriptions_changed()
 
     def _subscribe(
@@ -182,7 +182,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
     ) -> None:
         self._check_process()
         check_topic(topic)
-        self._subscribed[topic] = TopicSubscription(
+        self._subscriptions[topic] = TopicSubscription(
             subscription=subscription_of(topic, tags, filter_),
             sub_version=int(time.time() * 1000),
             handler=handler,
@@ -192,7 +192,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
             codec=codec,
         )
         self._decoding.is_on |= codec is not None
-        if self._retries_at_brokers and self._retry_topic not in self._subscribed:
+        if self._retries_at_brokers and self._retry_topic not in self._subscriptions:
             self._subscribe(self._retry_topic, "*", self._handlers.handle_again)
             return
         self._subscriptions_changed()

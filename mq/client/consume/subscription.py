@@ -25,7 +25,7 @@ from mq.protocol.requests.clients import SubscriptionData
 
 
 def subscription_of(topic: str, tags: str | Filter, filter_: Filter | None = None) -> Subscription:
-    """A subscription from the user's expression, or from tags and a filter. Raises SubscriptionError."""
+    """Build a subscription from the application's tags and filter. Raises SubscriptionError."""
     if filter_ is not None and tags != ALL_TAGS:
         if isinstance(filter_, Sql):
             raise SubscriptionError(f"tags {tags!r} and SQL92 for topic {topic}: write TAGS IN ('a', 'b') in the SQL92")
@@ -83,7 +83,7 @@ class TopicSubscription:
     codec: BodyCodec[Any] | None = None
 
     def data(self) -> SubscriptionData:
-        """The subscription in the format of heartbeats."""
+        """Convert the subscription to its form in heartbeats."""
         subscription = self.subscription
         return SubscriptionData(
             topic=subscription.topic,

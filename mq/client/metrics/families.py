@@ -1,4 +1,4 @@
-"""All metrics of clients."""
+"""The names, labels and descriptions of all metrics of clients."""
 
 from __future__ import annotations
 

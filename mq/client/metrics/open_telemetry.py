@@ -25,7 +25,7 @@ _made_with: weakref.WeakKeyDictionary[Any, _Instruments] = weakref.WeakKeyDictio
 
 
 class OpenTelemetryMetrics(ClientMetrics):
-    """Records clients with a meter of OpenTelemetry; by default with one of the global provider.
+    """Records the metrics of clients with an OpenTelemetry meter, by default of the global provider.
 
         producer = Producer("127.0.0.1:9876", metrics=OpenTelemetryMetrics())
 

@@ -17,11 +17,11 @@ from mq.client.metrics.recorder import Add, ClientMetrics, LabelBook
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-_registered: weakref.WeakKeyDictionary[Any, _RegistryMetrics] = weakref.WeakKeyDictionary()
+_by_registry: weakref.WeakKeyDictionary[Any, _RegistryMetrics] = weakref.WeakKeyDictionary()
 
 
 class PrometheusMetrics(ClientMetrics):
-    """Records clients in a registry of `prometheus_client`; its global one by default.
+    """Records the metrics of clients in a registry of `prometheus_client`, by default its global one.
 
         producer = Producer("127.0.0.1:9876", metrics=PrometheusMetrics())
 
@@ -44,9 +44,9 @@ class PrometheusMetrics(ClientMetrics):
             raise ImportError("PrometheusMetrics needs prometheus_client: pip install 'raftmq[prometheus]'") from error
         used_registry = prometheus_client.REGISTRY if registry is None else registry
         options = topics_max, tuple(buckets)
-        instruments = _registered.get(used_registry)
+        instruments = _by_registry.get(used_registry)
         if instruments is None:
-            instruments = _registered[used_registry] = _RegistryMetrics(used_registry, topics_max, tuple(buckets))
+            instruments = _by_registry[used_registry] = _RegistryMetrics(used_registry, topics_max, tuple(buckets))
         elif instruments.options != options:
             raise ValueError(
                 f"the registry already has the metrics of clients with different options: {instruments.options}"

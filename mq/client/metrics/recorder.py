@@ -1,4 +1,4 @@
-"""Measures one client, as long as it is open."""
+"""Measures one client while it is open."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _never_raises = NeverRaises(lambda: log.exception("metrics_failed"))
 
 
 class LabelBook:
-    """Hands out the values of labels so that their number is limited: of clients and of topics."""
+    """Limits the number of label values, of clients and of topics."""
 
     def __init__(self, topics_max: int) -> None:
         if topics_max < 1:
@@ -69,7 +69,7 @@ class LabelBook:
         self._topics: Counter[str] = Counter()
 
     def enter(self, kind: str, group: str) -> str:
-        """The lowest number that no open client of this kind and group has: 1 for the only one."""
+        """Reserve and return the lowest number that no open client of this kind and group has: 1 for the only one."""
         if self._forks != forks():  # the clients, and perhaps the lock, belong to the parent
             self._lock, self._forks = threading.Lock(), forks()
             self._open.clear()
@@ -88,7 +88,7 @@ class LabelBook:
             self._topics = +self._topics
 
     def take_topic(self, topic: str) -> bool:
-        """Whether a client may use this topic as a label; it gives it back when it is closed."""
+        """Return whether a client may use this topic as a label. The client frees it when it is closed."""
         with self._lock:
             if topic not in self._topics and len(self._topics) >= self.topics_max:
                 return False
@@ -97,7 +97,7 @@ class LabelBook:
 
 
 class ClientMetrics(ABC):
-    """The sink of the metrics of any number of clients, in any threads.
+    """Receives the metrics of any number of clients, from any threads.
 
     A series is given by a family and the values of its labels, first the labels of COMMON.
     """
@@ -106,22 +106,22 @@ class ClientMetrics(ABC):
 
     @abstractmethod
     def adder(self, family: Family, values: tuple[str, ...]) -> Add:
-        """A function that adds to a counter, or observes a value of a histogram."""
+        """Return a function that adds to a counter, or observes a value of a histogram."""
 
     @abstractmethod
     def gauge(self, family: Family, values: tuple[str, ...], read: Callable[[], float]) -> None:
-        """Show what `read` returns, until it is removed; called in any thread."""
+        """Show the value that `read` returns, until `remove`. Any thread may call `read`."""
 
     @abstractmethod
     def remove(self, family: Family, values: tuple[str, ...]) -> None:
         """Stop showing this series, if that is possible."""
 
     def sample(self) -> None:  # noqa: B027 - most have nothing to do
-        """Called every 5 s: read the gauges, if no other program reads them."""
+        """Read the gauges if no other program reads them. Called every 5 s."""
 
 
 class Recorder:
-    """The measurements of one open client. Only its event loop calls it; gauges are read in any thread."""
+    """Records the measurements of one open client. Only its event loop calls it; any thread reads gauges."""
 
     def __init__(self, metrics: ClientMetrics, kind: str, group: str) -> None:
         self._metrics = metrics
@@ -150,7 +150,7 @@ class Recorder:
 
     @_never_raises
     def show(self, family: Family, read: Callable[[], float], *values: str) -> None:
-        """Show a gauge."""
+        """Show the value that `read` returns as a gauge."""
         self._gauges.append((family, values))
         self._metrics.gauge(family, self._common + values, read)
 
@@ -184,7 +184,7 @@ class Recorder:
     # Connections and events.
 
     def counting_events(self, on_event: OnEvent | None) -> OnEvent:
-        """The application's `on_event`, after the event was counted."""
+        """Wrap the application's `on_event`, to count each event first."""
 
         def count(event: ClientEvent) -> object:
             self._add(families.EVENTS, 1, event.kind)
@@ -197,7 +197,7 @@ class Recorder:
         return count
 
     async def run(self, lag: Lag | None, sample_seconds: float) -> None:
-        """Sample gauges for ever at this interval, and ask for the lag if there is one."""
+        """Sample gauges, and the lag if `lag` is given, every `sample_seconds`, until cancelled."""
         while True:
             if lag is not None:
                 await self._ask_lag(lag)
@@ -243,7 +243,7 @@ class Recorder:
         return on_outcome
 
     def not_awaited(self, topic: str, outcome: str, count: int = 1) -> None:
-        """Count messages with an outcome that no broker has answered."""
+        """Count messages whose outcome no broker has answered."""
         self._add(families.SENT, count, topic, outcome)
 
     def count_retry(self, topic: str, error: ClientError) -> None:
@@ -255,7 +255,7 @@ class Recorder:
 
     @_never_raises
     def on_receive(self, messages: Sequence[ReceivedMessage[Any]]) -> None:
-        """Count messages that the application gets."""
+        """Count messages that the application receives."""
         now_ms = time.time_ns() // 1_000_000
         for message in messages:
             topic = message.topic
@@ -268,11 +268,11 @@ class Recorder:
                 self._add(families.END_TO_END_SECONDS, seconds, topic)
 
     def on_settle(self, topic: str, outcome: str, count: int = 1) -> None:
-        """Count messages that are acknowledged, or will be redelivered."""
+        """Count messages that were acknowledged, or will be redelivered."""
         self._add(families.SETTLED, count, topic, outcome)
 
     def time_handler(self, handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-        """Wrap the handler, to measure its duration; `settled` counts the outcomes of failures."""
+        """Wrap a handler, to measure its duration. `on_settle` counts the outcomes of failures."""
 
         async def time_call(argument: ReceivedMessage[Any] | list[ReceivedMessage[Any]]) -> None:
             messages = argument if isinstance(argument, list) else [argument]
@@ -288,14 +288,14 @@ class Recorder:
         return time_call
 
     def begin(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlerTimer:
-        """Count messages of one topic that a handler gets, and measure its time until it says that it is done."""
+        """Count messages of one topic that a handler gets, and start to measure its time until `HandlerTimer.end`."""
         self.on_receive(messages)
         self._works += 1
         self._work[self._works] = time.perf_counter()
         return HandlerTimer(self, messages[0].topic, self._works)
 
     def end(self, topic: str, work: int, outcome: str) -> None:
-        """Record the time and outcome of the work with this number."""
+        """Record the duration and outcome of the work with this number."""
         began = self._work.pop(work, None)
         if began is not None:
             self._add(families.HANDLER_SECONDS, time.perf_counter() - began, topic, outcome)
@@ -306,7 +306,7 @@ class Recorder:
 
 
 class HandlerTimer:
-    """Work of the application on messages, from their delivery on."""
+    """Measures the application's work on messages, from their delivery on."""
 
     __slots__ = ("_recorder", "_work", "topic")
 
@@ -314,11 +314,11 @@ class HandlerTimer:
         self._recorder, self.topic, self._work = recorder, topic, work
 
     def end(self, outcome: str) -> None:
-        """Record the end of the measured call; later calls have no effect."""
+        """Record the end of the work; later calls have no effect."""
         self._recorder.end(self.topic, self._work, outcome)
 
     def on_settle(self, outcome: str) -> None:
-        """Record the end of the measured call, and that its message is acknowledged or returned."""
+        """Record the end of the work, and that its message was acknowledged or returned."""
         self._recorder.on_settle(self.topic, outcome)
         self.end(outcome)
 
@@ -327,7 +327,7 @@ class HandlerTimer:
 async def open_recorder(
     metrics: ClientMetrics | None, kind: str, group: str, open_connections: Callable[[], float]
 ) -> AsyncIterator[Recorder | None]:
-    """The recorder of a client that is open within the block; None without metrics."""
+    """Open the recorder of a client for the block; yields None without metrics."""
     if metrics is None:
         yield None
         return
@@ -340,7 +340,7 @@ async def open_recorder(
 
 
 def check_metrics(metrics: ClientMetrics | None) -> ClientMetrics | None:
-    """The object itself. Raises TypeError for another object, such as a registry or a meter."""
+    """Return the object itself. Raises TypeError for another object, such as a registry or a meter."""
     if metrics is not None and not isinstance(metrics, ClientMetrics):
         raise TypeError(f"metrics is a PrometheusMetrics or an OpenTelemetryMetrics, not {metrics!r}")
     return metrics

@@ -1,5 +1,4 @@
-"""The shared core of producers, consumers and admins: name servers, the route cache, connections by address,
-heartbeats.
+"""The core that producers, consumers and admins share: name servers, cached routes, connections, heartbeats.
 
 Routes are read from one name server, chosen at random, until it fails; then from the next one. They are refreshed every
 30 s, after failures, and when a broker that was taken for the leader says that it had to forward a request. A client
@@ -76,7 +75,7 @@ GOODBYE_SECONDS = 1.0
 
 
 def parse_addresses(namesrv: str | Sequence[str]) -> list[str]:
-    """`"a:9876;b:9876"` or a list of `host:port` -> list. Raises ValueError for none or a malformed one."""
+    """Parse `"a:9876;b:9876"`, or a list of `host:port`. Raises ValueError for a malformed address, or for none."""
     if namesrv is None:
         raise ValueError("name servers are 'host:port', separated by ';', or a list of such, not None")
     parts = namesrv.replace(",", ";").split(";") if isinstance(namesrv, str) else namesrv
@@ -131,7 +130,7 @@ class _Slot:
 
 
 class ClientCore:
-    """Requests to brokers by address and to "a name server"; routes by topic. `run` must run in a task, see `open`.
+    """Sends requests to brokers by address and to any name server, and finds routes. See `open`: `run` runs in a task.
 
     `heartbeat_body` returns the current body of request 34. `on_route_change` is called (synchronously) when the route
     of a topic becomes known or changes, `on_server_request` with requests from brokers. `has_heard` says whether a name
@@ -160,7 +159,7 @@ class ClientCore:
         self._on_route_change = on_route_change
         self._on_server_request = on_server_request
         self._connections: dict[str, Connection] = {}
-        self._connecting: dict[str, _Slot] = {}
+        self._slots: dict[str, _Slot] = {}
         self._routes: dict[str, TopicRoute] = {}
         self._group_at: dict[str, str] = {}
         self._looking_up: dict[str, _Slot] = {}
@@ -199,7 +198,7 @@ class ClientCore:
         settings: RemotingSettings | None = None,
         rng: random.Random | None = None,
     ) -> AsyncGenerator[Self]:
-        """A `ClientCore` that works until the block has ended, however it ends."""
+        """Open a `ClientCore` for the block, and close it at the end, also after an error."""
         async with open_task_group() as tasks:
             core = cls(
                 tasks,
@@ -219,21 +218,21 @@ class ClientCore:
 
     @property
     def open_connections(self) -> int:
-        """Connections that are open."""
+        """The number of open connections."""
         return sum(each.lost is None for each in list(self._connections.values()))
 
     def emit(self, event: ClientEvent) -> None:
-        """Tell the application."""
+        """Pass an event to the application."""
         emit(self._on_event, event)
 
     def troubles(self) -> Iterator[str]:
-        """Describe what keeps this client from working now: unreachable name servers and leaders of known routes."""
+        """Describe the problems of this client: unreachable name servers, and unreachable leaders of known routes."""
         if self._unavailable is not None:
             yield str(self._unavailable)
         routes = self._routes.values()
         leaders = {route.leader_address(name) for route in routes for name in route.brokers}
         for address in sorted(address for address in leaders if address is not None):
-            slot = self._connecting.get(address)
+            slot = self._slots.get(address)
             if self.find_connection(address) is None and slot is not None and slot.failure is not None:
                 yield str(slot.failure)
         for topic, route in sorted(self._routes.items()):
@@ -241,7 +240,7 @@ class ClientCore:
                 yield f"topic {topic}: broker group {name} has no leader"
 
     def close(self) -> None:
-        """Close all connections; requests in flight fail at once, and no new connection is opened."""
+        """Close all connections, and open no more. Requests in flight fail at once."""
         self._closed = True
         for connection in list(self._connections.values()):
             connection.close("closed by this client")
@@ -249,7 +248,7 @@ class ClientCore:
     async def unregister(
         self, client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        """Unregister from all connected brokers, and wait for each answer, for a second at most."""
+        """Unregister the client from all connected brokers. Waits for each answer for a second at most."""
         leaver = UnregisterClientExt(client_id=client_id, producer_group=producer_group, consumer_group=consumer_group)
 
         async def say(connection: Connection) -> None:
@@ -269,15 +268,15 @@ class ClientCore:
         return self._closed
 
     def find_connection(self, address: str) -> Connection | None:
-        """The open connection to `address`, or None."""
+        """Return the open connection to `address`; None if there is none."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.lost is None else None
 
     async def connection(self, address: str) -> Connection:
-        """The open connection to `address`, opened if necessary. Raises ConnectFailed, ClientClosed."""
+        """Return the open connection to `address`, or open one. Raises ConnectFailed, ClientClosed."""
         if (connection := self.find_connection(address)) is not None:
             return connection
-        slot = self._connecting.setdefault(address, _Slot())
+        slot = self._slots.setdefault(address, _Slot())
         attempts_before = slot.attempts
         async with slot.lock:
             if (connection := self.find_connection(address)) is not None:
@@ -335,7 +334,7 @@ class ClientCore:
         *,
         timeout: float | None = None,
     ) -> tuple[Response, memoryview]:
-        """Send one request to one broker. Raises BrokerError unless it succeeds, and as `Connection.request`."""
+        """Send a request to a broker. Raises BrokerError unless it succeeds, and the errors of `Connection.request`."""
         connection = await self.connection(address)
         seconds = self.settings.request_seconds if timeout is None else timeout
         return await connection.call(code, ext, body, timeout=seconds)
@@ -343,7 +342,7 @@ class ClientCore:
     # Name servers and routes.
 
     async def ask_name_server(self, code: int, ext: dict[str, str] | None = None) -> tuple[Response, memoryview]:
-        """The answer of the first name server that responds, with any code. Raises NameServersUnavailable.
+        """Ask the name servers in turn, and return the first answer, with any code. Raises NameServersUnavailable.
 
         The last one has `request_seconds` to answer; an earlier one only `silence_seconds`: it may have been cut off
         together with the broker in question.
@@ -370,17 +369,17 @@ class ClientCore:
         raise copy_of(self._unavailable)
 
     def prefer_name_server(self, address: str) -> None:
-        """Ask this name server first from now on: it has just answered."""
+        """Ask this name server first from now on."""
         self._name_server = self.name_servers.index(address)
         self._unavailable = None
         self.has_heard = True
 
     def known_route(self, topic: str) -> TopicRoute | None:
-        """The cached route."""
+        """Return the cached route of a topic; None if none is cached."""
         return self._routes.get(topic)
 
     async def route(self, topic: str, *, refresh: bool = False, auto_create: bool = False) -> TopicRoute:
-        """The route of `topic`; requested if it is not cached or `refresh` is set.
+        """Return the route of `topic`. Asks a name server if it is not cached, or if `refresh` is set.
 
         With `auto_create`, an unknown topic gets the queues that the brokers will create with its first message. Raises
         TopicNotFound, NameServersUnavailable, BrokerError; the cached route is then unchanged.
@@ -465,11 +464,11 @@ class ClientCore:
     # Heartbeats.
 
     def heartbeat_soon(self) -> None:
-        """Send the heartbeat, whose content has changed, now instead of within 30 s."""
+        """Send the changed heartbeat now instead of within 30 s."""
         self._heartbeat_wanted.set()
 
     async def connect_all(self, addresses: Iterable[str]) -> None:
-        """Open the missing ones of these connections concurrently; failed ones are retried later."""
+        """Connect to those of these addresses that have no connection, all at once. Failed ones are retried later."""
 
         async def connect(address: str) -> None:
             try:

@@ -59,7 +59,7 @@ _OPAQUE_MAX = 2**31 - 1
 def refuse_server_request(
     request: Request | UnknownRequest, _body: memoryview, _answer_later: RespondLater
 ) -> bytes | None:
-    """The answer to an unsupported request: none if it is one-way, else REQUEST_CODE_NOT_SUPPORTED."""
+    """Answer a request that clients do not support with REQUEST_CODE_NOT_SUPPORTED; None if it is one-way."""
     if request.flag & ONEWAY_FLAG:
         return None
     return encode_response(
@@ -68,7 +68,7 @@ def refuse_server_request(
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`"10.0.0.1:9876"` -> `("10.0.0.1", 9876)`. Raises ValueError for anything else."""
+    """Parse `"10.0.0.1:9876"` to `("10.0.0.1", 9876)`. Raises ValueError for anything else."""
     host, colon, port = address.strip().rpartition(":")
     if not (host and colon and port.isdigit() and 0 < int(port) < 65536):
         raise ValueError(f"not an address of the form host:port: {address!r}")
@@ -165,7 +165,7 @@ class _FrameBuffer:
 
 
 class Connection:
-    """One open connection; `lost` is set when it has ended, and then nothing can be sent."""
+    """A connection to one server. When it has ended, `lost` says why, and nothing can be sent."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Connection:
         self._has_tls = has_tls
         self.address = address
         self.lost: ConnectionLost | None = None
-        self.held = 0
+        self.held_count = 0
         """Requests in flight that the server may hold for long."""
         self.heard_at = anyio.current_time()
         """When the last data arrived, on the event loop's clock."""
@@ -191,8 +191,8 @@ class Connection:
         self._silence_seconds = silence_seconds
         self._on_server_request = on_server_request
         self._on_forward = on_forward
-        self._waiting: dict[int, OnResponse] = {}
-        self._outgoing: list[bytes] = []
+        self._callbacks: dict[int, OnResponse] = {}
+        self._unsent_frames: list[bytes] = []
         self._outgoing_opaques: list[int] = []
         self._wake_writer = anyio.Event()
         self._scope = anyio.CancelScope()
@@ -202,18 +202,18 @@ class Connection:
             guard_socket(self)
 
     def fileno(self) -> int:
-        """The number of its socket, -1 once that is closed."""
+        """Return the file descriptor of the socket, -1 if it is closed."""
         return -1 if self._socket is None else int(self._socket.fileno())
 
     @property
     def in_flight(self) -> int:
-        """Requests without an answer so far."""
-        return len(self._waiting)
+        """The number of requests that have no answer yet."""
+        return len(self._callbacks)
 
     @property
     def owes_answer(self) -> bool:
-        """Whether a request is in flight that the server must not hold."""
-        return len(self._waiting) > self.held
+        """Whether the server has yet to answer a request that it may not hold."""
+        return len(self._callbacks) > self.held_count
 
     # Sending: synchronous, so that a state change and its request are one step.
 
@@ -224,7 +224,7 @@ class Connection:
         if self._credentials is not None:
             ext = self._credentials.sign(code, ext, body)
         frame = encode_request(code, opaque, ext=ext, body=body)
-        self._waiting[opaque] = on_response
+        self._callbacks[opaque] = on_response
         self._outgoing_opaques.append(opaque)
         self._queue(frame)
         return opaque
@@ -237,8 +237,8 @@ class Connection:
         self._queue(encode_request(code, self._take_opaque(), ext=ext, body=body, oneway=True))
 
     def forget(self, opaque: int) -> None:
-        """Drop a request: its caller has stopped waiting."""
-        self._waiting.pop(opaque, None)
+        """Ignore the answer to a request, because its caller no longer waits."""
+        self._callbacks.pop(opaque, None)
 
     def _check_open(self) -> None:
         if self.lost is not None:
@@ -250,13 +250,12 @@ class Connection:
         return opaque
 
     def _queue(self, frame: bytes) -> None:
-        if not self._outgoing:
+        if not self._unsent_frames:
             self._wake_writer.set()
-        self._outgoing.append(frame)
+        self._unsent_frames.append(frame)
 
     def on_timeout(self, waited_seconds: float) -> None:
-        """A request got no answer in `waited_seconds`: close the connection if nothing else arrived in that time
-        either.
+        """Close the connection if nothing at all arrived in the `waited_seconds` in which a request got no answer.
 
         A stopped process or a cut cable leaves a connection that looks open: without this, all further requests would
         time out as well, until the operating system gives up after minutes. Waits shorter than `silence_seconds` prove
@@ -278,7 +277,7 @@ class Connection:
         may_be_held: bool = False,
         on_response: Callable[[Response, memoryview], None] | None = None,
     ) -> tuple[Response, memoryview]:
-        """Send a request and wait for its answer, with any response code.
+        """Send a request and wait for its answer, which may have any code.
 
         `may_be_held`: the server may delay the answer, so its silence is not suspicious. `on_response` gets the answer
         before this task runs again; it must not raise.
@@ -296,12 +295,12 @@ class Connection:
                 on_response(response, response_body)
 
         opaque = self.request_nowait(code, ext, body, receive)
-        self.held += may_be_held
+        self.held_count += may_be_held
         try:
             with anyio.move_on_after(timeout):
                 await response_event.wait()
         finally:
-            self.held -= may_be_held
+            self.held_count -= may_be_held
             self.forget(opaque)
         if not responses:
             self.on_timeout(timeout)
@@ -323,7 +322,7 @@ class Connection:
     # The two tasks.
 
     async def run(self) -> None:
-        """Read and write until the connection ends or the task is cancelled, then fail all requests in flight."""
+        """Read and write until the connection ends or the task is cancelled. Then all requests in flight fail."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -336,12 +335,12 @@ class Connection:
                 await anyio.aclose_forcefully(self._stream)
 
     def close(self, reason: str) -> None:
-        """Close the connection: all requests in flight fail at once, and `run` returns soon after."""
+        """Close the connection. All requests in flight fail at once, and `run` returns soon after."""
         self._end(reason)
         self._scope.cancel()
 
     def end_requests(self) -> None:
-        """Tell the server that no request follows: it drops held requests, and closes the connection.
+        """Tell the server that no request follows. It drops held requests and closes the connection.
 
         Answers that it has sent before still come.
         """
@@ -351,12 +350,12 @@ class Connection:
 
     async def _write_forever(self) -> None:
         while self.lost is None:
-            if not self._outgoing:
+            if not self._unsent_frames:
                 self._wake_writer = anyio.Event()
                 await self._wake_writer.wait()
                 continue
-            frames = self._outgoing
-            self._outgoing, self._outgoing_opaques = [], []
+            frames = self._unsent_frames
+            self._unsent_frames, self._outgoing_opaques = [], []
             try:
                 await self._stream.send(frames[0] if len(frames) == 1 else b"".join(frames))
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as error:
@@ -394,7 +393,7 @@ class Connection:
         if isinstance(message, Response):
             if FORWARDED_TO in message.ext and self._on_forward is not None:
                 self._on_forward(self.address)
-            on_response = self._waiting.pop(message.opaque, None)
+            on_response = self._callbacks.pop(message.opaque, None)
             if on_response is not None:
                 on_response(message, body)
         elif self.lost is None:
@@ -411,7 +410,7 @@ class Connection:
             return
         self.lost = ConnectionLost(self.address, reason, sent=True)
         never_sent = frozenset(self._outgoing_opaques)
-        callbacks, self._waiting = self._waiting, {}
-        self._outgoing, self._outgoing_opaques = [], []
+        callbacks, self._callbacks = self._callbacks, {}
+        self._unsent_frames, self._outgoing_opaques = [], []
         for opaque, on_response in callbacks.items():
             on_response(ConnectionLost(self.address, reason, sent=opaque not in never_sent), memoryview(b""))

@@ -1,4 +1,4 @@
-"""The client's TLS settings from the environment, and its keys for signing requests (`mq.credentials`)."""
+"""Reads the client's TLS settings and its keys for signing requests from the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TLS_KEY_VARIABLE = "RAFTMQ_TLS_KEY"
 
 
 def tls_from_environment(environment: Mapping[str, str] | None = None) -> ssl.SSLContext | None:
-    """Make TLS settings from `RAFTMQ_TLS`: unset or `off` for none, `on` for TLS.
+    """Make TLS settings from `RAFTMQ_TLS`: `on` for TLS; None if it is `off` or unset.
 
     Server certificates must come from an authority of the system, or from one in the PEM file named by `RAFTMQ_TLS_CA`,
     and match the host names in the addresses. `RAFTMQ_TLS_CERTIFICATE` and `RAFTMQ_TLS_KEY` name PEM files for servers

@@ -1,4 +1,4 @@
-"""Forks of this process: which clients are the parent's, and that the child leaves their sockets alone.
+"""Detects forks of this process, so that a child process leaves the sockets of its parent's clients alone.
 
 After a fork both processes have the same connections. If the child read or wrote one, or shut it down, the parent would
 lose answers or its connection. So in the child each of these sockets is replaced, under its number, by one that is not
@@ -27,37 +27,37 @@ class _HasSocket(Protocol):
 
 _forks = 0
 _process = os.getpid()
-_noticing = threading.RLock()
+_lock = threading.RLock()
 """Taken only by a child, while no process forks: its clients wait for the guarded sockets. A finalizer of the
 parent's objects, which may run meanwhile, does not wait."""
 _begins = False
 _in_children: list[Callable[[], None]] = []
-_guarded: dict[int, weakref.ref[_HasSocket]] = {}
+_connections: dict[int, weakref.ref[_HasSocket]] = {}
 """Not a WeakSet: at the moment of a fork, another thread may be in the middle of changing it."""
 
 
 def forks() -> int:
-    """The number of forks between the process that imported this module and this one."""
+    """Return the number of forks from the process that imported this module to this process."""
     if os.getpid() != _process:
-        with _noticing:
+        with _lock:
             if os.getpid() != _process and not _begins:
                 _begin_child()
     return _forks
 
 
 def call_in_children(function: Callable[[], None]) -> None:
-    """Call it in each process that is forked from now on, when this module has noticed that."""
+    """Call `function` in each child process forked from now on, as soon as the child uses this module."""
     _in_children.append(function)
 
 
 def guard_socket(connection: _HasSocket) -> None:
-    """Replace the socket of `connection` in processes that are forked from now on."""
-    _guarded[id(connection)] = weakref.ref(connection)
+    """Replace the socket of `connection` in child processes that are forked from now on."""
+    _connections[id(connection)] = weakref.ref(connection)
 
 
 def release_socket(connection: _HasSocket) -> None:
-    """Stop guarding a socket that is about to be closed."""
-    _guarded.pop(id(connection), None)
+    """Stop replacing a socket that is about to be closed."""
+    _connections.pop(id(connection), None)
 
 
 def _begin_child() -> None:
@@ -74,8 +74,8 @@ def _begin_child() -> None:
 
 
 def _leave_parents_sockets() -> None:
-    references = list(_guarded.values())
-    _guarded.clear()
+    references = list(_connections.values())
+    _connections.clear()
     numbers = [connection.fileno() for each in references if (connection := each()) is not None]
     if any(number >= 0 for number in numbers):
         with socket.socket() as replacement:

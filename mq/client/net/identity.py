@@ -19,7 +19,7 @@ _numbers = itertools.count(time.time_ns())
 
 
 def local_ip() -> str:
-    """The address from which packets leave this host: IPv4, or IPv6 without that; 127.0.0.1 without a network."""
+    """Return the address from which this host sends packets, if possible IPv4; 127.0.0.1 without a network."""
     # Addresses for documentation: routed like any other; connecting sends nothing.
     for family, elsewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
@@ -32,12 +32,12 @@ def local_ip() -> str:
 
 
 def new_client_id() -> str:
-    """An id that no other client in the cluster has."""
+    """Make an id that no other client in the cluster has."""
     return f"{local_ip()}@{os.getpid()}#{next(_numbers)}"
 
 
 def new_random(generator: random.Random | None, made_in: int) -> random.Random:
-    """The randomness of a client that is opened now: the given generator, or a new one.
+    """Return the random generator for a client that is opened now: the given one, or a new one.
 
     `made_in` is the process in which the client was made; a process that was forked from it has a copy of the
     generator, which would give the same numbers.
@@ -50,7 +50,7 @@ def new_random(generator: random.Random | None, made_in: int) -> random.Random:
 
 
 def new_unique_keys(rng: random.Random) -> UniqKeyGenerator:
-    """Generates the unique keys of one client's messages."""
+    """Make the generator of the unique keys of one client's messages."""
     return UniqKeyGenerator(
         ip=local_ip(), pid=os.getpid(), salt=rng.getrandbits(32), wall_clock_ms=lambda: time.time_ns() // 1_000_000
     )

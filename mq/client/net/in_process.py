@@ -1,4 +1,4 @@
-"""Servers in this process, which clients reach without a network: the servers of the test kit, `mq.testing`.
+"""Connects clients to servers in the same process without a network: those of the test kit, `mq.testing`.
 
 A network has an IP address of its own. Clients that connect to it get one end of a pair of sockets, whichever event
 loop they run on; others notice nothing.
@@ -14,7 +14,7 @@ import anyio.abc
 
 
 class InProcessNetwork(Protocol):
-    """A network of servers in this process. Any thread may call it."""
+    """A network of servers in this process. Any thread may use it."""
 
     def connect(self, port: int) -> socket.socket:
         """Return the client's end of a new connection. Raises OSError if no server listens at this port."""
@@ -30,7 +30,7 @@ closed_networks: set[str] = set()
 
 
 async def connect_in_process(host: str, port: int) -> anyio.abc.ByteStream | None:
-    """A connection to a server in this process; None if the host is not in it. Raises OSError."""
+    """Connect to a server in this process. Returns None if `host` is not one. Raises OSError."""
     network = in_process_networks.get(host)
     if network is None:
         if host in closed_networks:

@@ -1,4 +1,4 @@
-"""Requests to the leader of a broker group: finding it, and retrying.
+"""Sends requests to the leader of a broker group: finds the leader, and retries.
 
 The leader may change at any time, and the cached route then names a former one. So a failed request is sent again with
 a fresh route while its caller has time, if that is useful and safe. Sends have their own rules, see
@@ -27,7 +27,7 @@ PAUSE_SECONDS = 0.1
 
 
 class Repeat(Enum):
-    """The failures after which a request is sent again, with a fresh route, while there is time."""
+    """Says after which failures a request is sent again, with a new route, while there is time."""
 
     NEVER = "never"
     UNLESS_CARRIED_OUT = "unless carried out"
@@ -37,7 +37,7 @@ class Repeat(Enum):
 
 
 def leader_in(route: TopicRoute, broker_name: str) -> str:
-    """The address of the leader of a broker group in `route`. Raises NoRoute while the group has none."""
+    """Return the address of a broker group's leader in `route`. Raises NoRoute while the group has no leader."""
     address = route.leader_address(broker_name)
     if address is None:
         raise NoRoute(route.topic, no_leader_reason(route, broker_name))
@@ -45,14 +45,14 @@ def leader_in(route: TopicRoute, broker_name: str) -> str:
 
 
 def no_leader_reason(route: TopicRoute, broker_name: str) -> str:
-    """The reason that a broker group has no leader in `route`: it lost it, or the topic is not in this group."""
+    """Say why a broker group has no leader in `route`: none is elected, or the topic is not in this group."""
     if broker_name in route.brokers:
         return f"broker group {broker_name} has no leader"
     return f"it is not in broker group {broker_name!r}, only in {', '.join(sorted(route.brokers)) or 'none'}"
 
 
 def known_leader(core: ClientCore, topic: str, broker_name: str) -> str:
-    """Works like `leader_address`, from the cached route. Raises NoRoute."""
+    """Return the address of the leader from the cached route. Raises NoRoute."""
     route = core.known_route(topic)
     if route is None:
         raise NoRoute(topic, "the route is not known yet")
@@ -60,7 +60,7 @@ def known_leader(core: ClientCore, topic: str, broker_name: str) -> str:
 
 
 async def leader_address(core: ClientCore, topic: str, broker_name: str, *, refresh: bool = False) -> str:
-    """The address of the leader of a broker group of `topic`. Raises NoRoute, and the errors of `ClientCore.route`."""
+    """Return the address of a broker group's leader. Raises NoRoute, and the errors of `ClientCore.route`."""
     return leader_in(await core.route(topic, refresh=refresh), broker_name)
 
 
@@ -83,7 +83,7 @@ async def call_leader(
     repeat: Repeat,
     busy_codes: Collection[int] = (),
 ) -> tuple[Response, memoryview]:
-    """The answer, with code SUCCESS, of the leader of the broker group `broker_name` of `topic`.
+    """Send a request to the leader of `broker_name` for `topic`, and return the answer, whose code is SUCCESS.
 
     `seconds` is for all attempts together. One attempt takes at most `RemotingSettings.request_seconds` if it may be
     retried after its timeout, else all the remaining time. `busy_codes` are further answers to this request that mean
@@ -120,7 +120,7 @@ async def call_leader(
 
 
 def is_busy(error: BrokerError) -> bool:
-    """Whether the answer means "busy", for any request."""
+    """Return whether a broker refused a request, of any kind, because it is busy."""
     return error.code == ResponseCode.SYSTEM_BUSY or judge_answer(error.code, error.remark).retry is Retry.UNTIL_TIMEOUT
 
 
@@ -136,7 +136,7 @@ def _may_follow(error: ClientError, repeat: Repeat, busy_codes: Collection[int],
 
 
 def leaders_in(info: ClusterInfo, cluster: str | None, broker: str | None) -> dict[str, str | None]:
-    """The leader of each broker group that is asked for, None while it has none. Raises NoRoute if none matches."""
+    """Map the chosen broker groups to their leaders, None while a group has none. Raises NoRoute if none matches."""
     names = {name for each, names in info.clusters.items() if cluster in (None, each) for name in names}
     if broker is not None:
         names &= {broker}

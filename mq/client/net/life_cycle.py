@@ -1,4 +1,4 @@
-"""Opens and closes clients, of every kind.
+"""Opens and closes clients of every kind.
 
 Theory of operation. While a client is open, its session runs in a task of its own, the host: a client may be closed by
 another task than the one that opened it. On asyncio the host is a task, on trio a system task. `async with` adds what
@@ -48,7 +48,7 @@ _hosts: dict[int, weakref.ref[_Host]] = {}
 
 
 class Client:
-    """A client of brokers: a context manager, or opened and closed by `open` and `aclose`."""
+    """Base of all clients. Use it as a context manager, or call `open` and `aclose`."""
 
     _core: ClientCore | None = None
     _remoting_settings: RemotingSettings | None = None
@@ -70,7 +70,7 @@ class Client:
         return DEFAULT if self._remoting_settings is None else self._remoting_settings.limits
 
     async def open(self) -> Self:
-        """Open the client until `aclose`, in any task of this event loop; `async with` does both.
+        """Open the client until `aclose`, which any task of this event loop may call; `async with` does both.
 
         Raises AlreadyOpen, and what prevents opening; the client is closed then. If cancelled, too.
         """
@@ -78,7 +78,7 @@ class Client:
         return self
 
     async def aclose(self) -> None:
-        """Close the client as the end of its block does: wait for sends in flight, store offsets, unregister.
+        """Close the client: wait for sends in flight, store offsets, unregister. The end of its block does the same.
 
         Any task may call it. A closed client may be opened again, and is a new one to the brokers. If cancelled, it
         waits only for the rest, some seconds at most. Raises what made a task of the client fail. Called by a check or
@@ -87,7 +87,7 @@ class Client:
         await self._close(finish=True)
 
     async def ping(self, *topics: str, timeout: float = PING_SECONDS) -> None:
-        """Check that a name server and the leader of a broker group answer, and that these topics exist.
+        """Check that a name server and a leader answer, and that these topics exist.
 
         Raises within `timeout` seconds, and says what to do: NameServersUnavailable, ConnectFailed, NoRoute,
         TopicNotFound, BrokerError. With the option `ping=True`, opening a client does the same.
@@ -97,7 +97,7 @@ class Client:
         await ping(self._core, topics, timeout)
 
     def health(self) -> Health:
-        """Whether the client can work now, and what keeps it from that; it sends no request, and does not wait."""
+        """Return whether the client can work now, and its problems. It sends no request, and does not wait."""
         try:
             self._check_open()
         except ClientClosed as error:
@@ -156,10 +156,10 @@ class Client:
                 return
             raise ClientClosed("it was opened in another event loop, and is closed there")
         if _host_here.get() is host:
-            host.closing.set()
+            host.close_event.set()
             return
         if host.is_finishing:
-            await host.ended.wait()  # another task closes it
+            await host.end_event.wait()  # another task closes it
         elif host.is_open and finish:
             host.is_finishing, host.is_open = True, False
             try:
@@ -255,14 +255,14 @@ class _Host:
         self.home = self.here()
         self.opening_ended = anyio.Event()
         """Open, or failed to open."""
-        self.closing = anyio.Event()
+        self.close_event = anyio.Event()
         self.is_open = False
         """Whether it may be used; no more in a process that is forked from this one."""
         self.is_finishing = False
         """Whether it ends when nothing is in flight any more."""
         self.failure: BaseException | None = None
         self._is_raised = False
-        self.ended = anyio.Event()
+        self.end_event = anyio.Event()
         self._scope = anyio.CancelScope()
         self._body: _Body | None = None
         self._is_interrupted = False
@@ -271,7 +271,7 @@ class _Host:
     @property
     def is_over(self) -> bool:
         """Whether the session has ended."""
-        return self.ended.is_set()
+        return self.end_event.is_set()
 
     @property
     def is_parents(self) -> bool:
@@ -315,7 +315,7 @@ class _Host:
                     self.is_open = True
                     self.opening_ended.set()
                     try:
-                        await self.closing.wait()
+                        await self.close_event.wait()
                     except BaseException:
                         pending_count, text = self._client._pending_messages(), repr(self._client)
                         self.interrupt()
@@ -332,7 +332,7 @@ class _Host:
             self.is_open = False
             _hosts.pop(id(self), None)
             self.opening_ended.set()
-            self.ended.set()
+            self.end_event.set()
 
     def _fail(self, error: BaseException) -> None:
         was_open = self.opening_ended.is_set()
@@ -346,9 +346,9 @@ class _Host:
         """End the session and wait for that, also if cancelled; it takes some seconds at most."""
         if not self.opening_ended.is_set():
             self._scope.cancel()
-        self.closing.set()
+        self.close_event.set()
         with anyio.CancelScope(shield=True):
-            await self.ended.wait()
+            await self.end_event.wait()
 
     def raise_failure(self) -> None:
         """Raise what made the session fail, once."""

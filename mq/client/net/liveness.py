@@ -1,4 +1,4 @@
-"""Detects connections that only look open: the other side was cut off, and no packet says so.
+"""Detects connections that only look open, because the server was cut off without closing them.
 
 Theory of operation. Silence alone proves little: a broker may be silent because its disk stalls, and closing its
 connection would turn certain outcomes into unknown ones. So silence only triggers a question to the name servers; the
@@ -19,7 +19,7 @@ from mq.client.net.connection import Connection
 
 
 class SilenceWatch:
-    """Closes a connection that is silent while another replica leads.
+    """Closes a silent connection to a leader if another replica has become the leader.
 
     Silent means: nothing received for `silence_seconds` although an answer is due. `leader_for` asks the name servers
     for the current leader of the group of the broker at an address, None if unknown; one query at a time, and one per
@@ -48,7 +48,7 @@ class SilenceWatch:
         self._owing_since: dict[Connection, float] = {}
 
     async def run(self) -> None:
-        """Check periodically, until cancelled."""
+        """Check all connections periodically, until cancelled."""
         while True:
             await anyio.sleep(self._check_seconds)
             await self.check_all()
@@ -61,7 +61,7 @@ class SilenceWatch:
         self._owing_since = {each: self._owing_since.get(each, now) for each in connections if each.owes_answer}
         for connection in connections:
             if connection not in self._owing_since:
-                if connection.held and now - connection.heard_at >= self._probe_seconds:
+                if connection.held_count and now - connection.heard_at >= self._probe_seconds:
                     self._probe(connection)
             elif self._silent_seconds(connection, now) >= self._silence_seconds:
                 await self._inquire(connection)

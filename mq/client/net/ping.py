@@ -1,4 +1,4 @@
-"""Checks the addresses of a client: connects at once, and names the fault and the remedy within seconds."""
+"""Checks the addresses of a client: connects at once, and reports the problem and its remedy within seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PING_SECONDS = 2.0
 
 
 async def ping(core: ClientCore, topics: Iterable[str], seconds: float) -> None:
-    """Ask any name server for the brokers, connect to one of their leaders, and look up the topics.
+    """Ask a name server for the brokers, connect to one of their leaders, and look up the topics.
 
     Raises within `seconds`: NameServersUnavailable, ConnectFailed, NoRoute, TopicNotFound, BrokerError.
     """

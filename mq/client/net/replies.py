@@ -1,4 +1,4 @@
-"""Parses fields and bodies of answers, with one error for all malformed ones."""
+"""Parses fields and bodies of answers. Malformed ones raise UnreadableAnswer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 class LeftOut(NamedTuple):
-    """A message whose body cannot be read here."""
+    """A message whose body this client cannot read."""
 
     queue: MessageQueue
     queue_offset: int
@@ -29,7 +29,7 @@ class LeftOut(NamedTuple):
 
 
 def fields_of(kind: type[ReplyT], response: Response) -> ReplyT:
-    """The header fields of an answer. Raises UnreadableAnswer."""
+    """Parse the header fields of an answer. Raises UnreadableAnswer."""
     try:
         return read_reply(kind, response.ext)
     except ReplyError as error:
@@ -37,7 +37,7 @@ def fields_of(kind: type[ReplyT], response: Response) -> ReplyT:
 
 
 def read_body(decode: Callable[[memoryview], T], body: memoryview) -> T:
-    """Return `decode(body)`. Raises UnreadableAnswer."""
+    """Decode the body of an answer with `decode`. Raises UnreadableAnswer."""
     try:
         return decode(body)
     except ProtocolError as error:
@@ -47,7 +47,7 @@ def read_body(decode: Callable[[memoryview], T], body: memoryview) -> T:
 def received_messages(
     broker_name: str, body: memoryview, left_out: list[LeftOut] | None = None
 ) -> list[ReceivedMessage]:
-    """Convert stored records to messages; a body that cannot be inflated is returned as stored.
+    """Convert stored records to messages. A body that cannot be inflated stays as it is stored.
 
     A message whose codec is not installed raises CodecNotInstalled; or, given `left_out`, it is added to that list
     instead of the result. Raises UnreadableAnswer.

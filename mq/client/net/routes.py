@@ -1,4 +1,4 @@
-"""Routes of topics. Pure; from the answer of a name server (request code 105)."""
+"""Parses the routes of topics from answers of name servers (request code 105). Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TopicRoute:
 
     @classmethod
     def from_body(cls, topic: str, body: Route, *, queues_max: int | None = None) -> TopicRoute:
-        """Parse a route body. `queues_max` limits the queues per broker, for a topic yet to be created."""
+        """Parse a route. `queues_max` limits the queues per broker, for a topic that does not exist yet."""
 
         def queues(perm: int, kind: str) -> tuple[MessageQueue, ...]:
             return tuple(
@@ -66,11 +66,11 @@ class TopicRoute:
         )
 
     def leader_address(self, broker_name: str) -> str | None:
-        """`host:port` of the group's leader, or None while it has none."""
+        """Return `host:port` of the group's leader; None while it has none."""
         return self.brokers.get(broker_name, {}).get(LEADER_ID)
 
     def read_address(self, broker_name: str, broker_id: int = LEADER_ID) -> str | None:
-        """The address to read from: that replica, else the leader, else any replica of the group."""
+        """Return the address to read from: of that replica, else of the leader, else of any replica of the group."""
         addresses = self.brokers.get(broker_name, {})
         for candidate in (broker_id, LEADER_ID):
             if candidate in addresses:
@@ -78,5 +78,5 @@ class TopicRoute:
         return addresses[min(addresses)] if addresses else None
 
     def addresses(self) -> set[str]:
-        """All replicas of all broker groups of the topic."""
+        """Return the addresses of all replicas of the topic's broker groups."""
         return {address for replicas in self.brokers.values() for address in replicas.values()}

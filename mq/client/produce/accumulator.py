@@ -1,4 +1,4 @@
-"""Automatic batches: messages of a topic that wait at the same moment are sent in one request.
+"""Automatic batches: sends messages of a topic that wait at the same moment in one request.
 
 Theory of operation. A message joins the open batch of its *lane*: its topic, its queue (if it has a sharding key or the
 caller named one), its timeout and its priority. The batch is closed and given to the `SendPipeline` as one message
@@ -41,7 +41,7 @@ _REFUSED_AS_A_BATCH = (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.REQUEST_CODE_N
 
 
 def may_join(message: Message, outgoing: OutgoingMessage) -> bool:
-    """Whether a message may be part of an automatic batch.
+    """Return whether a message may be part of an automatic batch.
 
     Not messages of lite topics, not delayed, transactional, compressed (the elements of a batch have no flag for it) or
     numbered ones (a batch has consecutive numbers), nor messages of retry topics.
@@ -69,7 +69,7 @@ class _Lane(NamedTuple):
 
 
 class Member:
-    """A message and its place in a batch; `batch` is None once it is complete or abandoned."""
+    """A message and its place in a batch. `batch` is None once the message is complete or abandoned."""
 
     __slots__ = ("batch", "message", "on_done")
 
@@ -80,11 +80,11 @@ class Member:
 
 
 class _Batch:
-    """`deadline` is its first message's; `number` the pipeline's, None before the batch is passed to it; `pending`
-    counts its members from then on. `came_from` is the number of the batch from which its only message comes.
+    """`deadline` is its first message's; `number` the pipeline's, None before the batch is passed to it; then
+    `pending_count` counts its members. `came_from` is the number of the batch from which its only message comes.
     """
 
-    __slots__ = ("came_from", "deadline", "due_at", "lane", "members", "nbytes", "number", "pending")
+    __slots__ = ("came_from", "deadline", "due_at", "lane", "members", "nbytes", "number", "pending_count")
 
     def __init__(self, lane: _Lane, due_at: float, deadline: float) -> None:
         self.lane = lane
@@ -94,11 +94,11 @@ class _Batch:
         self.nbytes = 0
         self.number: int | None = None
         self.came_from: int | None = None
-        self.pending = 0
+        self.pending_count = 0
 
 
 def check_linger(linger: float | None, batch_bytes: int, timeout: float) -> None:
-    """Raises ValueError for what no producer can have; all but the bytes is in seconds."""
+    """Raise ValueError if `linger` or `batch_bytes` is out of range. `linger` and `timeout` are in seconds."""
     if linger is not None and not 0 <= linger < timeout:
         raise ValueError(f"linger is {linger}; allowed: None, or 0 to less than the timeout of {timeout} s")
     if not 1 <= batch_bytes <= BATCH_BYTES_MAX:
@@ -106,7 +106,7 @@ def check_linger(linger: float | None, batch_bytes: int, timeout: float) -> None
 
 
 class Accumulator:
-    """Collects messages into batches for `pipeline`. `run` must be running in a task.
+    """Collects messages into batches for `pipeline`. `run` must run in a task.
 
     `linger` in seconds; `batch_bytes` is the largest body of a batch. `on_finished` is called when `extra_in_flight`
     has fallen. With `numbering`, a batch gets a number for each message, all at once.
@@ -129,22 +129,22 @@ class Accumulator:
         self._open: dict[_Lane, _Batch] = {}
         self._on_wire: dict[_Lane, int] = {}
         self._requests = 0
-        self._pending = 0
+        self._pending_count = 0
         self._alone: set[_Batch] = set()
         self._wakeup = anyio.Event()
         self._closed = False
 
     @property
     def extra_in_flight(self) -> int:
-        """Messages whose outcome is not known, less those that the pipeline counts (one for each batch)."""
-        return self._pending - self._requests
+        """The number of messages in flight beyond those that the pipeline counts: it counts a batch as one."""
+        return self._pending_count - self._requests
 
     def is_in_flight(self, last: int) -> bool:
-        """Whether a message is sent alone that was in a batch with the pipeline's number `last` or a smaller one."""
+        """Return whether a message is sent alone whose batch had the pipeline's number `last` or a smaller one."""
         return any(batch.came_from is not None and batch.came_from <= last for batch in self._alone)
 
     def add(self, message: OutgoingMessage, on_done: OnDone, *, timeout: float, queue: MessageQueue | None) -> Member:
-        """Send a message with others; `on_done` is called once, never from within this call. Raises ClientClosed."""
+        """Add a message to a batch. Calls `on_done` once, never within this call. Raises ClientClosed."""
         if self._closed:
             raise ClientClosed("the producer is closed")
         queue = queue or self._pipeline.sharding_queue(message)
@@ -159,7 +159,7 @@ class Accumulator:
         member = Member(message, on_done, batch)
         batch.members.append(member)
         batch.nbytes += nbytes
-        self._pending += 1
+        self._pending_count += 1
         if batch.nbytes >= self._batch_bytes:
             self._send(batch)
         return member
@@ -172,32 +172,32 @@ class Accumulator:
         return batch
 
     def abandon(self, member: Member) -> None:
-        """Abandon a message: no callback. It leaves its batch if that is open; else it may still get stored."""
+        """Give up a message, without a callback. It is not sent if its batch is open; else it may still get stored."""
         batch = member.batch
         if batch is None:
             return
         member.batch = None
-        self._pending -= 1
+        self._pending_count -= 1
         if batch.number is None:
             batch.members.remove(member)
             batch.nbytes -= BATCHED_BYTES_MIN + len(member.message.body) + len(member.message.properties)
             if not batch.members:
                 del self._open[batch.lane]
         else:
-            batch.pending -= 1
-            if not batch.pending:
+            batch.pending_count -= 1
+            if not batch.pending_count:
                 self._leave_wire(batch)
                 self._pipeline.abandon(batch.number)
         self._on_finished()
 
     def flush(self, topic: str | None = None) -> None:
-        """Send what waits, of one topic or all."""
+        """Send the open batches now, of one topic or of all."""
         for batch in list(self._open.values()):
             if topic is None or batch.lane.topic == topic:
                 self._send(batch)
 
     def close(self) -> None:
-        """Fail what waits: it was not sent."""
+        """Fail the messages of open batches: they were not sent."""
         self._closed = True
         batches, self._open = self._open, {}
         for batch in batches.values():
@@ -230,7 +230,7 @@ class Accumulator:
             message = self._numbering.number(message, len(batch.members))
         self._on_wire[lane] = self._on_wire.get(lane, 0) + 1
         self._requests += 1
-        batch.pending = len(batch.members)
+        batch.pending_count = len(batch.members)
         batch.number = self._pipeline.start(
             message,
             lambda outcome: self._on_outcome(batch, outcome),
@@ -282,7 +282,7 @@ class Accumulator:
             if member.batch is None:
                 continue
             member.batch = None
-            self._pending -= 1
+            self._pending_count -= 1
             own: SendResult | ClientError
             if isinstance(outcome, SendResult):
                 own = _own_result(outcome, member, number, record_ids[number]) if record_ids else outcome

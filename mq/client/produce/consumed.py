@@ -1,4 +1,4 @@
-"""Offsets consumed within a transaction: links a consumer to the producer that stores its offsets."""
+"""Offsets that a consumer gives to a transaction, whose producer stores them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConsumedOffsets(NamedTuple):
 
 
 class ConsumingClient(Protocol):
-    """A consumer that can give its offsets to a transaction: `PullConsumer`, `PushConsumer`."""
+    """A consumer that can give its offsets to a transaction: `PullConsumer` or `PushConsumer`."""
 
     def _consumed_offsets(self, messages: Sequence[ReceivedMessage[Any]] | None) -> ConsumedOffsets:
         """The consumed messages, to commit. Raises ValueError if no offset can express them, TransactionFenced."""

@@ -1,4 +1,4 @@
-"""Limits the messages in flight. Senders that wait for room are admitted one by one, in their order.
+"""Limits the messages in flight. Senders that wait for room are admitted in the order of their calls.
 
 If each completed message woke all that wait, thousands of them would cost more than sending the messages.
 """
@@ -12,28 +12,28 @@ import anyio
 
 
 class InFlightLimit:
-    """Limits the messages in flight to `limit`; `in_flight` gives their number. Call `wake_waiters` when it falls."""
+    """Limits the messages in flight to `limit`; `in_flight` returns their number. Call `wake_waiters` when it falls."""
 
     def __init__(self, limit: int, in_flight: Callable[[], int]) -> None:
         self._limit = limit
         self._in_flight = in_flight
-        self._waiting: deque[anyio.Event] = deque()
+        self._turns: deque[anyio.Event] = deque()
         self._woken_count = 0  # senders that were woken and have not run yet
 
     @property
-    def waiting(self) -> int:
-        """The number of senders that wait."""
-        return len(self._waiting)
+    def waiting_count(self) -> int:
+        """The number of senders that wait for room."""
+        return len(self._turns)
 
     @property
     def has_room(self) -> bool:
-        """Whether another message may be sent without waiting."""
-        return not self._waiting and self._in_flight() + self._woken_count < self._limit
+        """Whether a message can be sent without waiting."""
+        return not self._turns and self._in_flight() + self._woken_count < self._limit
 
     async def wait(self) -> None:
-        """Wait for room. The caller starts a message before it awaits anything, or calls `wake_waiters`."""
+        """Wait for room. Then start a message before you await anything, or call `wake_waiters`."""
         turn = anyio.Event()
-        self._waiting.append(turn)
+        self._turns.append(turn)
         try:
             await turn.wait()
         except BaseException:
@@ -41,12 +41,12 @@ class InFlightLimit:
                 self._woken_count -= 1
                 self.wake_waiters()
             else:
-                self._waiting.remove(turn)
+                self._turns.remove(turn)
             raise
         self._woken_count -= 1
 
     def wake_waiters(self) -> None:
         """Admit waiting senders while there is room."""
-        while self._waiting and self._in_flight() + self._woken_count < self._limit:
+        while self._turns and self._in_flight() + self._woken_count < self._limit:
             self._woken_count += 1
-            self._waiting.popleft().set()
+            self._turns.popleft().set()

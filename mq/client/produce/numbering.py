@@ -1,4 +1,4 @@
-"""Numbers the messages of a producer, so that brokers store each once however often it is sent.
+"""Numbers the messages of a producer, so that brokers store each message once, however often it is sent.
 
 Theory of operation. A number is given once, when a message or a batch goes to the `SendPipeline`; all attempts have it.
 A broker group knows its own numbers only, so once a group may have a message, it gets all further attempts. It
@@ -45,7 +45,7 @@ _ELSEWHERE = "a sequence number is used for one message only"
 
 
 def numbering_of(numbered: bool | str, first_number: int | None, in_flight_max: int) -> Numbering | None:
-    """The numbering that a producer is asked for, None without one. Raises ValueError and TypeError."""
+    """Return the numbering that a producer's options ask for; None without one. Raises ValueError and TypeError."""
     if numbered is False:
         if first_number is not None:
             raise ValueError(f"first_number={first_number} needs numbered=True or a producer id")
@@ -76,7 +76,7 @@ def numbering_of(numbered: bool | str, first_number: int | None, in_flight_max: 
 
 
 class Numbering:
-    """The numbers of one producer. `begin` must be called each time it is opened.
+    """Numbers the messages of one producer. Call `begin` each time it is opened.
 
     Attributes:
         producer_id: of its messages; empty before it is opened, if it has no name.
@@ -90,7 +90,7 @@ class Numbering:
         self._made_in = os.getpid()
 
     def begin(self, rng: random.Random) -> None:
-        """Begin a series of numbers.
+        """Start a new series of numbers.
 
         Raises ValueError for a named producer in a forked process: the name belongs to the process that made it.
         """
@@ -107,12 +107,12 @@ class Numbering:
 
     @property
     def bytes_max(self) -> int:
-        """The most bytes that the numbers take among the properties of a stored message."""
+        """The most bytes that a number adds to the properties of a stored message."""
         widest = SequenceRange(self.producer_id, SEQUENCE_MAX - 1, SEQUENCE_MAX)
         return len(props.encode(range_properties(widest)).encode())
 
     def room_for(self, properties: Mapping[str, str]) -> int:
-        """The bytes that the numbers of a message with these properties take. Raises MessageRefused for half of own."""
+        """Return the bytes that a number adds to these properties. Raises MessageRefused for half of a number."""
         has_number, has_producer = props.SEQUENCE in properties, props.PRODUCER_ID in properties
         if has_number != has_producer:
             present, missing = props.SEQUENCE, props.PRODUCER_ID
@@ -124,7 +124,7 @@ class Numbering:
         return 0 if has_number else self.bytes_max
 
     def room_in_batch(self, messages: Sequence[Message], properties: Mapping[str, str]) -> int:
-        """Works like `room_for`, for each message of a batch with these properties."""
+        """Return the bytes that a number adds to each message of a batch with these properties."""
         if any(props.SEQUENCE in message.properties for message in messages):
             raise MessageRefused(
                 f"a message of a batch has a {props.SEQUENCE}: set it in the properties of the batch, as the number of "
@@ -133,7 +133,7 @@ class Numbering:
         return self.room_for(properties)
 
     def number(self, message: OutgoingMessage, count: int = 1) -> OutgoingMessage:
-        """The message, or batch of `count` messages, with the next numbers, unless it has numbers of its own."""
+        """Give a message, or a batch of `count` messages, the next numbers, unless it has its own."""
         if message.is_numbered:
             return message
         first = self._next
@@ -149,13 +149,13 @@ class Numbering:
 
 
 def is_number_refused(message: OutgoingMessage, remark: str | None) -> bool:
-    """Whether a broker refuses a number of ours: it is too low to be remembered, or a message elsewhere has it."""
+    """Return whether a broker refused our number: too old to be remembered, or used by a message elsewhere."""
     remark = remark or ""
     return message.numbers is not None and (remark.startswith(_FORGOTTEN) or _ELSEWHERE in remark)
 
 
 def misuse_of(message: OutgoingMessage, answer: Mapping[str, str]) -> str | None:
-    """The reason that an answer "stored" is about another producer's messages with equal numbers; None if it is not."""
+    """Describe a sign that another producer uses the same numbers, in the answer to a stored message; else None."""
     numbers = message.numbers
     if numbers is None:
         return None

@@ -1,4 +1,4 @@
-"""One message being sent: its encoding, the state kept between attempts, and the handle to await."""
+"""One message that is being sent: its encoded form, the state between attempts, and the handle to await."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OnDone = Callable[[SendResult | ClientError], None]
 
 
 class OutgoingMessage(msgspec.Struct, frozen=True, gc=False):
-    """A validated message in the form that all its attempts send.
+    """A checked message, encoded for all attempts to send it.
 
     ``priority`` is only for those who put messages together: it is among the properties.
     """
@@ -66,7 +66,7 @@ _FLAG_END = 1 << 31
 
 
 def check_codec(codec: Codec | None) -> None:
-    """Raises CodecNotInstalled if the library for ``codec`` is not installed, ValueError if there is no such codec."""
+    """Raise CodecNotInstalled if the library for ``codec`` is not installed, ValueError for an unknown codec."""
     try:
         if codec is not None:
             require_codec(codec)
@@ -84,7 +84,7 @@ def make_ready(
     own: Mapping[str, str] | None = None,
     room_bytes: int = 0,
 ) -> OutgoingMessage:
-    """Validate `message` against the limits of the protocol and encode the part that is the same for all attempts.
+    """Check `message` against the limits of the protocol, and encode the part that all attempts share.
 
     A body of at least `compress_bytes_min` bytes is compressed if that makes it smaller. `own` are system properties
     that the application cannot set. `room_bytes` are left for properties that follow. Raises MessageRefused.
@@ -145,7 +145,7 @@ def make_batch_ready(
     properties: Mapping[str, str] | None = None,
     room_bytes: int = 0,
 ) -> OutgoingMessage:
-    """Validate messages to be stored together, and encode them as one. Raises MessageRefused.
+    """Check messages that are to be stored together, and encode them as one. Raises MessageRefused.
 
     `properties` belong to the batch: consumers see them on each message.
     """
@@ -204,7 +204,7 @@ def make_batch_ready(
 
 
 def split_result(together: SendResult, count: int) -> list[SendResult]:
-    """The results of ``count`` messages sent as one batch. Raises UnreadableAnswer."""
+    """Split the result of a batch into the results of its ``count`` messages. Raises UnreadableAnswer."""
     message_ids = together.message_id.split(",")
     record_ids = together.offset_message_id.split(",")
     if not len(message_ids) == len(record_ids) == count:
@@ -286,7 +286,7 @@ def _check_lite(message: Message, own: Mapping[str, str]) -> None:
 
 
 class Send:
-    """The state of one message until it is complete. Times are on the event loop's clock."""
+    """The state of one message until its outcome is known. Times are on the event loop's clock."""
 
     __slots__ = (
         "attempts",
@@ -344,14 +344,14 @@ class Send:
 
     @property
     def knowing_group(self) -> str | None:
-        """The broker group that may have stored the message, and alone can tell; None if any group may get it."""
+        """The only broker group that may have stored the message, and so knows the outcome; None if any may get it."""
         if self.unknown_reason is None or not self.message.is_numbered or self.queue is None:
             return None
         return self.queue.broker_name
 
 
 class Pending:
-    """A submitted message: await it for the result, or check whether it is `done`."""
+    """A submitted message. Await it for the result, or check whether it is `done`."""
 
     __slots__ = ("_completion_event", "_outcome", "message_id")
 
@@ -377,7 +377,7 @@ class Pending:
         return self._outcome
 
     def complete(self, outcome: SendResult | ClientError) -> None:
-        """Called by the producer, once."""
+        """Set the outcome. The producer calls this once."""
         self._outcome = outcome
         if self._completion_event is not None:
             self._completion_event.set()
@@ -393,7 +393,7 @@ class Pending:
         return outcome
 
     async def wait_outcome(self) -> SendResult | ClientError:
-        """The result or the error as a value."""
+        """Wait for the result, and return it, or the error as a value."""
         if self._outcome is None:
             if self._completion_event is None:
                 self._completion_event = anyio.Event()

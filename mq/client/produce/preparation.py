@@ -1,4 +1,4 @@
-"""Makes messages ready to be sent: checks their queue, gives them ids, compresses them, and opens their spans."""
+"""Prepares messages for sending: checks their queue, compresses them, and gives them ids and spans."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mq.protocol.messages.compression import Codec
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since the epoch."""
+    """Return milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 class Preparation:
-    """Makes the messages of one producer ready, as long as it is open.
+    """Prepares the messages of one producer while it is open.
 
     Args:
         compress, compress_bytes_min: see `Producer`.
@@ -48,7 +48,7 @@ class Preparation:
     def message(
         self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None
     ) -> tuple[OutgoingMessage, SendSpan | None]:
-        """A message ready to be sent, and its span; ``own`` are further properties. Raises MessageRefused."""
+        """Prepare a message with the further properties ``own``, and start its span. Raises MessageRefused."""
         if queue is not None:
             _check_queue(message.topic, queue)
         span = None
@@ -74,7 +74,7 @@ class Preparation:
     def batch(
         self, messages: Sequence[Message], queue: MessageQueue | None, properties: Mapping[str, str] | None
     ) -> tuple[OutgoingMessage, SendSpan | None]:
-        """Messages of one topic, ready to be sent in one request, and their span. Raises MessageRefused."""
+        """Prepare messages of one topic for one request, and start their span. Raises MessageRefused."""
         span = None if self._spans is None else self._spans.start_send(messages, is_batch=True)
         try:
             outgoing = make_batch_ready(

@@ -366,7 +366,7 @@ class Producer(Client, Generic[BodyT]):
     async def submit(
         self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> Pending:
-        """Start sending a message and return a handle to await; waits only while `in_flight_max` are in flight.
+        """Start to send a message, and return a handle to await. Waits only while `in_flight_max` are in flight.
 
             pending = [await producer.submit(message) for message in messages]
             results = [await each for each in pending]
@@ -390,7 +390,7 @@ class Producer(Client, Generic[BodyT]):
         timeout: float | None = None,
         queue: MessageQueue | None = None,
     ) -> str:
-        """Start sending a message; `on_done` gets its SendResult or the error, once, later. Returns the message id.
+        """Start to send a message and return its id. Later, `on_done` gets its SendResult or the error, once.
 
         `on_done` runs in a task of the producer and must not block; its exceptions are logged. Raises ProducerBusy if
         `in_flight_max` messages are in flight, MessageRefused, ClientClosed.
@@ -405,7 +405,7 @@ class Producer(Client, Generic[BodyT]):
         return outgoing.unique_key
 
     async def send_oneway(self, message: Message[BodyT], *, queue: MessageQueue | None = None) -> None:
-        """Send one message without waiting for an answer: it may be lost without notice. It gets no number.
+        """Send one message without waiting for an answer. It may be lost without notice, and gets no number.
 
         Raises MessageRefused, TopicNotFound, NoRoute, ConnectFailed, NameServersUnavailable, ClientClosed.
         """
@@ -450,7 +450,7 @@ class Producer(Client, Generic[BodyT]):
         queue: MessageQueue | None = None,
         reply_codec: BodyCodec[Any] | None = None,
     ) -> ReceivedMessage[Any]:
-        """Send one message to a consumer that replies, and wait for the reply; `timeout` is for both.
+        """Send one message to a consumer that replies, and wait for the reply, both within `timeout`.
 
         `reply_codec` decodes the body of the reply, by default the producer's codec. Raises BodyNotDecoded if it
         cannot, with the reply as its `message`; NoReply if the message is stored but no reply came, ProducerBusy
@@ -473,7 +473,7 @@ class Producer(Client, Generic[BodyT]):
         return reply
 
     async def recall(self, handle: str | None, *, timeout: float | None = None) -> str:
-        """Recall a message that waits for its time; `handle` is its `SendResult.recall_handle`. Returns its id.
+        """Recall a message that waits for its time, and return its id; `handle` is its `SendResult.recall_handle`.
 
         Raises NotRecalled if no such message waits: it was delivered, or recalled before. Raises
         MessageRefused for an invalid handle, such as the None of a message with a delay level, and TopicNotFound,
@@ -486,9 +486,9 @@ class Producer(Client, Generic[BodyT]):
 
     @property
     def dropped_replies(self) -> int:
-        """Number of replies for which no request was waiting, or none any longer."""
+        """The number of replies for which no request was waiting any more."""
         self._check_process()
-        return 0 if self._requests is None else self._requests.dropped
+        return 0 if self._requests is None else self._requests.dropped_count
 
     # Many messages.
 
@@ -500,7 +500,7 @@ class Producer(Client, Generic[BodyT]):
         queue: MessageQueue | None = None,
         properties: Mapping[str, str] | None = None,
     ) -> list[SendResult]:
-        """Send messages of one topic in one request: stored together in one queue, one after the other, all or none.
+        """Send messages of one topic in one request. They are stored together, in order, in one queue; all or none.
 
         Their bodies are not compressed; the total is limited to 4 MiB, including about 100 bytes per message.
         `properties` belong to the batch: each message gets them in addition to its own. Returns the results in
@@ -536,7 +536,7 @@ class Producer(Client, Generic[BodyT]):
         return [await each.wait_outcome() for each in sends]
 
     async def flush(self) -> None:
-        """Wait until the outcome of all messages is known whose send began before this call.
+        """Wait until the outcomes of all messages are known whose sends started before this call.
 
         The timeouts of the messages limit the wait, whatever other tasks send meanwhile. Raises ClientClosed.
         """
@@ -553,7 +553,7 @@ class Producer(Client, Generic[BodyT]):
 
     @property
     def in_flight(self) -> int:
-        """Messages in flight."""
+        """The number of messages in flight."""
         self._check_process()
         return self._in_flight()
 
@@ -567,7 +567,7 @@ class Producer(Client, Generic[BodyT]):
         return self._in_flight() + (pipeline.span - pipeline.in_flight if pipeline is not None else 0)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The writable queues of a topic, for `send(..., queue=...)`. Raises TopicNotFound, NameServersUnavailable."""
+        """Return a topic's writable queues, for `send(queue=...)`. Raises TopicNotFound, NameServersUnavailable."""
         self._open_pipeline()
         assert self._core is not None, "a pipeline without connections"
         return list((await self._core.route(topic)).write_queues)

@@ -1,4 +1,4 @@
-"""Delay properties of timed messages, and recalling them."""
+"""Delays messages, and recalls them before they are delivered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SECONDS_MAX = 10**11
 
 
 def delay_properties(message: Message) -> dict[str, str]:
-    """Properties that tell the broker when to deliver `message`; empty for now. Raises MessageRefused."""
+    """Return the properties that tell the broker when to deliver `message`; empty for now. Raises MessageRefused."""
     if message.delay_level is None and message.delay is None and message.deliver_at is None:
         return {}
     names = [name for name in ("delay_level", "delay", "deliver_at") if getattr(message, name) is not None]

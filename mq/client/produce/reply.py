@@ -1,4 +1,4 @@
-"""Replies to request messages: content and destination."""
+"""Builds replies to request messages, and sends them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def reply_to(
     unique_key: str,
     timeout: float,
 ) -> None:
-    """Implements `PushConsumer.reply`, for the consumer group `group`."""
+    """Send a reply to a request message, for the consumer group `group`. Implements `Consumer.reply`."""
     reply = _make_reply(request, body, properties=properties or {}, unique_key=unique_key)
     await _send_reply(core, group, request, reply, timeout=timeout)
 

@@ -1,4 +1,4 @@
-"""Request messages: which ones wait for replies, and replies pushed by brokers."""
+"""Request messages of a producer: waits for their replies, which brokers push."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INFLATED_BYTES_MAX = 64 * 1024 * 1024
 
 
 class OpenRequest:
-    """A message that waits for its reply."""
+    """A request message that waits for its reply."""
 
     __slots__ = ("_came", "correlation_id", "reply")
 
@@ -46,9 +46,9 @@ class OpenRequest:
 
 
 class OpenRequests:
-    """All messages of one producer that wait for replies, by correlation id; at most `limit`.
+    """The request messages of one producer that wait for replies, by correlation id; at most `limit`.
 
-    `dropped` counts replies without a waiting request: late, duplicate, or for another process.
+    `dropped_count` counts replies without a waiting request: late, duplicate, or for another process.
     """
 
     def __init__(self, client_id: str, *, limit: int, rng: random.Random) -> None:
@@ -56,7 +56,7 @@ class OpenRequests:
         self._limit = limit
         self._rng = rng
         self._open: dict[str, OpenRequest] = {}
-        self.dropped = 0
+        self.dropped_count = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -76,7 +76,7 @@ class OpenRequests:
         del self._open[request.correlation_id]
 
     def properties(self, request: OpenRequest, seconds: float) -> dict[str, str]:
-        """Properties of the message that route its reply back."""
+        """Return the properties of a request message by which its reply is routed back."""
         return {
             props.CORRELATION_ID: request.correlation_id,
             props.REPLY_TO_CLIENT: self._client_id,
@@ -84,7 +84,7 @@ class OpenRequests:
         }
 
     def on_push(self, request: PushReplyMessageToClient, body: memoryview, arrived_ms: int) -> bytes:
-        """A broker pushes a reply; returns the answer for the broker."""
+        """Take a reply that a broker pushes, and return the answer for the broker."""
         try:
             reply = _received_reply(request.ext, bytes(body), arrived_ms)
         except CodecMissing as error:
@@ -96,7 +96,7 @@ class OpenRequests:
             return encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=remark)
         request_wait = self._open.get(correlation_id)
         if request_wait is None or request_wait.reply is not None:
-            self.dropped += 1
+            self.dropped_count += 1
             log.debug("reply_dropped", correlation_id=correlation_id[:64])
         else:
             request_wait.complete(reply)
@@ -126,7 +126,7 @@ async def ask(
     seconds: float,
     send: Callable[[float, Mapping[str, str]], Awaitable[SendResult]],
 ) -> ReceivedMessage:
-    """Send a request, and wait for its reply; all within `seconds`.
+    """Send a request message and wait for its reply, both within `seconds`.
 
     `send` gets the seconds that are left and the properties of the request. Raises NoReply, ProducerBusy, and the
     errors of `send`.

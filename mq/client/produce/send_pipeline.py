@@ -1,4 +1,4 @@
-"""Messages in flight: attempts, answers, retries, deadlines.
+"""Sends messages: attempts, answers, retries, deadlines.
 
 Theory of operation. A message in flight is an entry in a table, not a task. Attempts and answers are synchronous steps
 (`_attempt`, `_on_response`); if something is missing (an unknown route, a missing leader, a back-off), the message is
@@ -75,7 +75,7 @@ its address is probably wrong. Later, when the addresses are known to be right, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The conditions under which a message is retried.
+    """Says when a message is sent again.
 
     `retries` limits the attempts after the first one that follow an unknown outcome or a refusal that another broker
     might not share; waiting for a leader is limited only by the send's deadline. One attempt may take
@@ -94,7 +94,7 @@ class RetryPolicy:
 
 
 def send_fields(group: str, message: OutgoingMessage, queue: MessageQueue) -> dict[str, str]:
-    """The header fields of requests 310 and 320."""
+    """Return the header fields of a send (request codes 310 and 320)."""
     fields = send_header(
         producer_group=group,
         topic=message.topic,
@@ -118,7 +118,7 @@ def _lacks_leader(obstacle: ClientError) -> bool:
 
 
 class SendPipeline:
-    """Sends messages to the leaders of their queues. `run` must be running in a task."""
+    """Sends messages to the leaders of their queues. `run` must run in a task."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class SendPipeline:
         self._parked_sends: dict[str, list[Send]] = {}
         self._stale_routes: set[str] = set()
         self._repair_events: dict[str, anyio.Event] = {}
-        self._connecting: set[str] = set()
+        self._connect_addresses: set[str] = set()
         self._unreachable: dict[str, tuple[float, str]] = {}
         self._round_robin: dict[str, int] = {}
         self._wakeup = anyio.Event()
@@ -153,7 +153,7 @@ class SendPipeline:
 
     @property
     def in_flight(self) -> int:
-        """Messages whose outcome is not known yet."""
+        """The number of messages whose outcome is not known yet."""
         return len(self._active)
 
     @property
@@ -163,13 +163,13 @@ class SendPipeline:
 
     @property
     def span(self) -> int:
-        """The number of messages begun since the oldest one in flight, which is included; 0 if none is in flight."""
+        """The number of messages started since the oldest one in flight, itself included; 0 if none is in flight."""
         while self._oldest <= self._numbers and self._oldest not in self._active:
             self._oldest += 1
         return self._numbers - self._oldest + 1
 
     def is_in_flight(self, last: int) -> bool:
-        """Whether a message with the number `last` or a smaller one is in flight."""
+        """Return whether a message with the number `last` or a smaller one is in flight."""
         return next(iter(self._active), last + 1) <= last
 
     def start(
@@ -181,7 +181,7 @@ class SendPipeline:
         queue: MessageQueue | None = None,
         retries: int | None = None,
     ) -> int:
-        """Start sending a message; `on_done` is called once, never from within this call. Returns its number.
+        """Start to send a message, and return its number. Calls `on_done` once, never within this call.
 
         `retries` overrides the policy's.
         """
@@ -200,7 +200,7 @@ class SendPipeline:
         return send.number
 
     def sharding_queue(self, message: OutgoingMessage) -> MessageQueue | None:
-        """The queue for the message's sharding key; None without one, or while the route of the topic is not known."""
+        """Return the queue for the message's sharding key; None without a key, or while the route is unknown."""
         if message.sharding_key is None:
             return None
         route = self._core.known_route(message.topic)
@@ -209,14 +209,14 @@ class SendPipeline:
         return route.write_queues[java_string_hash(message.sharding_key) % len(route.write_queues)]
 
     def abandon(self, number: int) -> None:
-        """Abandon a message: no further attempts, no callback. It may still get stored."""
+        """Give up a message: no more attempts, no callback. It may still get stored."""
         send = self._active.pop(number, None)
         if send is not None:
             self._leave_connection(send)
             self._on_finish()
 
     async def wait_finished(self) -> None:
-        """Wait until one more message has ended (or abandoned)."""
+        """Wait until one more message is finished or abandoned."""
         if self._finish_event is None:
             self._finish_event = anyio.Event()
         await self._finish_event.wait()
@@ -228,7 +228,7 @@ class SendPipeline:
             self._finish_event = None
 
     def close(self) -> None:
-        """Fail everything in flight: as unknown if an attempt may have succeeded, else as not stored."""
+        """Fail all messages in flight: as unknown if an attempt may have succeeded, else as not stored."""
         self._closed = True
         for send in list(self._active.values()):
             if send.connection is not None:
@@ -431,7 +431,7 @@ class SendPipeline:
         self.call_back(send.on_done, outcome, send.message.unique_key)
 
     def call_back(self, on_done: OnDone, outcome: SendResult | ClientError, message_id: str) -> None:
-        """Tell the application the outcome of a message."""
+        """Call the application's `on_done` with the outcome of a message."""
         call_back(on_done, outcome, self._tasks, message_id)
 
     def _leave_connection(self, send: Send) -> None:
@@ -510,10 +510,10 @@ class SendPipeline:
         now = anyio.current_time()
         for address in addresses:
             failed_at, _ = self._unreachable.get(address, (float("-inf"), ""))
-            if address not in self._connecting and now - failed_at >= BACKOFF_SECONDS_MIN:
-                self._connecting.add(address)
+            if address not in self._connect_addresses and now - failed_at >= BACKOFF_SECONDS_MIN:
+                self._connect_addresses.add(address)
                 self._tasks.start_soon(self._connect, address)
-        return len(addresses) == len(leaders) and any(address in self._connecting for address in addresses)
+        return len(addresses) == len(leaders) and any(address in self._connect_addresses for address in addresses)
 
     async def _connect(self, address: str) -> None:
         try:
@@ -523,7 +523,7 @@ class SendPipeline:
             reason = error.reason if isinstance(error, ConnectFailed) else str(error)
             self._unreachable[address] = (anyio.current_time(), reason)
         finally:
-            self._connecting.discard(address)
+            self._connect_addresses.discard(address)
         for route_event in self._repair_events.values():
             route_event.set()
 
@@ -549,7 +549,7 @@ class SendPipeline:
     # Deadlines.
 
     async def run(self) -> None:
-        """Watch the deadlines of everything in flight, to within SWEEP_SECONDS, until cancelled."""
+        """Fail messages whose deadline has passed, at most SWEEP_SECONDS late, until cancelled."""
         while True:
             while not self._active:  # messages may have ended before this task runs
                 self._wakeup = anyio.Event()

@@ -1,4 +1,4 @@
-"""Records the fate of messages in the trace topic, for `Admin.trace` and Java's tools.
+"""Records what happens to messages in the trace topic, for `Admin.trace` and Java's tools.
 
 Recording never waits and never fails: records accumulate in memory, at most `trace_records_max`, and are sent to the
 trace topic several times a second. Records without room, or without a reachable broker, are dropped and counted.
@@ -53,7 +53,7 @@ _STATES = {True: "COMMIT_MESSAGE", False: "ROLLBACK_MESSAGE", None: "UNKNOW"}
 
 
 def trace_topic(trace: bool | str) -> str | None:
-    """The topic named by a client's option `trace`. Raises NameRefused."""
+    """Return the topic that the option `trace` of a client names; None without one. Raises NameRefused."""
     if not trace:
         return None
     topic = TRACE_TOPIC if trace is True else trace
@@ -77,9 +77,9 @@ def _unwanted(message: ReceivedMessage[Any]) -> bool:
 
 
 class Tracer:
-    """Records what one client does with messages, and sends it to the trace topic. `run` must be running in a task.
+    """Records what one client does with messages, in the trace topic. `run` must run in a task.
 
-    `dropped` counts lost records.
+    `dropped_count` counts lost records.
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Tracer:
         self._records: deque[TraceRecord] = deque()
         self._wakeup = anyio.Event()
         self._many = anyio.Event()
-        self.dropped = 0
+        self.dropped_count = 0
         self._warn_at = float("-inf")
 
     def record(self, record: TraceRecord) -> None:
-        """Record this; it is sent soon."""
+        """Queue a record; `run` sends it soon."""
         if len(self._records) >= self._limits.trace_records_max:
             self._drop(1, f"{len(self._records)} records are waiting")
             return
@@ -116,7 +116,7 @@ class Tracer:
     # Producers.
 
     def trace_send(self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone) -> OnDone:
-        """Wrap `on_done`, to also record the outcome of sending `outgoing`; `messages` are its content."""
+        """Wrap `on_done`, to also record the outcome of sending `outgoing`, which contains `messages`."""
         if outgoing.topic == self._topic:
             return on_done
         messages = tuple(messages)
@@ -157,7 +157,7 @@ class Tracer:
         return on_outcome
 
     def trace_recall(self, handle: str) -> Callable[[bool], None] | None:
-        """A callback that records whether the message of this handle was recalled; None for an invalid handle."""
+        """Return a callback that records whether this handle's message was recalled; None for an invalid handle."""
         try:
             decoded_handle = RecallHandle.decode(handle)
         except HandleInvalid:
@@ -178,8 +178,8 @@ class Tracer:
 
         return on_recall
 
-    def trace_transaction_end(self, message: Message, result: SendResult, wanted: bool | None) -> None:
-        """Record that a transaction is about to be committed, rolled back, or left to a check-back (None)."""
+    def trace_transaction_end(self, message: Message, result: SendResult, decision: bool | None) -> None:
+        """Record that a transaction is about to be committed (True), rolled back (False) or left open (None)."""
         if result.trace_on:
             self.record(
                 TransactionEnded(
@@ -192,12 +192,12 @@ class Tracer:
                     keys=" ".join(message.keys) or None,
                     store_host=self._store_host(result),
                     transaction_id=result.message_id,
-                    state=_STATES[wanted],
+                    state=_STATES[decision],
                 )
             )
 
-    def end_check(self, message: ReceivedMessage[Any], wanted: bool | None) -> None:
-        """Record the answer to a check-back."""
+    def end_check(self, message: ReceivedMessage[Any], decision: bool | None) -> None:
+        """Record the application's answer to a check-back."""
         if not _unwanted(message):
             host = message.store_host
             self.record(
@@ -211,7 +211,7 @@ class Tracer:
                     keys=message.properties.get(props.KEYS),
                     store_host=f"{host.ip}:{host.port}",
                     transaction_id=message.message_id,
-                    state=_STATES[wanted],
+                    state=_STATES[decision],
                     from_check=True,
                 )
             )
@@ -223,7 +223,7 @@ class Tracer:
     # Consumers.
 
     def trace_handling(self, messages: Sequence[ReceivedMessage[Any]]) -> HandlingTrace:
-        """Record that these messages are about to be handled together; call `record_end` of the result afterwards."""
+        """Record that these messages are about to be handled together. Call `record_end` of the result afterwards."""
         return HandlingTrace(self.record, self._group, self._unique_keys.next(), messages)
 
     # Sending records.
@@ -247,11 +247,11 @@ class Tracer:
                 self._write()
             while self._pipeline.in_flight:
                 await self._pipeline.wait_finished()
-        self.dropped += len(self._records)
+        self.dropped_count += len(self._records)
         self._records.clear()
         self._warn_at = float("inf")  # once more, at the end
         self._pipeline.close()
-        if self.dropped:
+        if self.dropped_count:
             self._warn("the client is closed")
 
     async def _wait_room(self) -> None:
@@ -291,7 +291,7 @@ class Tracer:
         self._drop(count, str(error))
 
     def _drop(self, count: int, reason: str) -> None:
-        self.dropped += count
+        self.dropped_count += count
         now = anyio.current_time()
         if now >= self._warn_at:
             self._warn_at = now + WARN_SECONDS
@@ -299,14 +299,14 @@ class Tracer:
 
     def _warn(self, reason: str) -> None:
         log.warning(
-            "trace_incomplete", group=self._group, topic=self._topic, dropped_records=self.dropped, reason=reason
+            "trace_incomplete", group=self._group, topic=self._topic, dropped_records=self.dropped_count, reason=reason
         )
 
 
 def open_tracer(
     tasks: anyio.abc.TaskGroup, core: ClientCore, topic: str | None, *, group: str, unique_keys: UniqKeyGenerator
 ) -> Tracer | None:
-    """A tracer that runs in `tasks`; None without a topic. Call `Tracer.finish` before the tasks end."""
+    """Start a tracer in `tasks`; None without a topic. Call `Tracer.finish` before the tasks end."""
     if topic is None:
         return None
     tracer = Tracer(tasks, core, topic, group=group, unique_keys=unique_keys)
@@ -342,7 +342,7 @@ class HandlingTrace:
             )
 
     def record_end(self, code: ContextCode) -> None:
-        """Record the result; anything but SUCCESS means that the messages are redelivered."""
+        """Record the result of the handling. Any code but SUCCESS means that the messages are redelivered."""
         if not self._messages:
             return
         cost_ms = int((anyio.current_time() - self._started_at) * 1000) // len(self._messages)
@@ -365,7 +365,7 @@ class HandlingTrace:
 async def traced_recall(
     core: ClientCore, tracer: Tracer | None, group: str, handle: str | None, *, seconds: float
 ) -> str:
-    """Works like `recall`, and record the outcome. Raises the errors of `Producer.recall`."""
+    """Recall a message, as `recall` does, and record the outcome. Raises the errors of `Producer.recall`."""
     if handle is None:
         raise MessageRefused("no recall handle: only messages that wait for a `delay` or a `deliver_at` have one")
     on_recall = None if tracer is None else tracer.trace_recall(handle)

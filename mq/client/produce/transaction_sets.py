@@ -1,4 +1,4 @@
-"""Transactions of several messages and of consumer offsets: all of it becomes visible, or nothing.
+"""Transactions of several messages and consumer offsets: everything becomes visible, or nothing.
 
 Theory of operation. Messages are collected here and sent to the broker in one request, together with the offsets: there
 they are one half message. A second request ends it. So whatever fails, brokers have all messages of a transaction or
@@ -59,7 +59,7 @@ _NEW_PAUSE_SECONDS = 0.2
 
 
 def check_not_ended(transaction: object, *, ended: bool) -> None:
-    """Raise ValueError if it is too late for a call to change anything."""
+    """Raise ValueError if the transaction has ended, so that a call can no longer change it."""
     if ended:
         raise ValueError(f"{transaction} has ended: its outcome can be decided only in its block")
 
@@ -99,7 +99,7 @@ class SetTransaction(Generic[BodyT]):
         self._half: TransactionStaged | None = None
         self._place: MessageQueue | None = None
         """A queue of the broker group that has the half message."""
-        self._wanted: bool | None = True
+        self._decision: bool | None = True
         self._ended = False
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class SetTransaction(Generic[BodyT]):
     # What it consists of.
 
     async def send(self, message: Message[BodyT], *, queue: MessageQueue | None = None) -> str:
-        """Add a message; returns its `message_id`. It is sent when the block ends, or by `prepare`.
+        """Add a message and return its `message_id`. It is sent when the block ends, or by `prepare`.
 
         Raises MessageRefused if it violates a limit of the protocol, or if the messages are too many or too large
         together; TopicNotFound, NoRoute, NameServersUnavailable. Then it is not part of the transaction.
@@ -136,7 +136,7 @@ class SetTransaction(Generic[BodyT]):
         consumer: ConsumingClient,
         messages: ReceivedMessage[Any] | Sequence[ReceivedMessage[Any]] | None = None,
     ) -> None:
-        """Consume messages with this transaction: the offsets of the group advance if, and only if, it is committed.
+        """Add the offsets of consumed messages: the group's offsets advance only if the transaction is committed.
 
         Of a `PullConsumer`: all that it has returned since its last commit; so do not pass `messages`. If the
         transaction is not committed, the consumer returns them again. Of a `PushConsumer`: the `messages` that its
@@ -155,7 +155,7 @@ class SetTransaction(Generic[BodyT]):
         self._consumed_ranges.append(offsets)
 
     async def prepare(self) -> None:
-        """Store everything at the broker, invisible: nothing can be added afterwards, and leaving the block ends it.
+        """Store everything at the broker, invisible. Nothing can be added afterwards; the end of the block decides.
 
         Call it before the application's own work, such as the commit of its database, is done: if the process stops
         between that and the end of the block, brokers ask `check_set`, with `id`. Raises ValueError if the producer has
@@ -169,22 +169,22 @@ class SetTransaction(Generic[BodyT]):
         await self._stage(self._seconds)
 
     def rollback(self) -> None:
-        """Let nothing become visible when the block ends. Of this and `leave_open` the last call decides.
+        """Roll the transaction back when the block ends. The last call of this and `leave_open` counts.
 
         Raises ValueError after the block.
         """
         check_not_ended(self, ended=self._ended)
-        self._wanted = False
+        self._decision = False
 
     def leave_open(self) -> None:
-        """Leave the outcome unknown when the block ends: brokers ask `check_set`.
+        """Leave the outcome open when the block ends: brokers then ask `check_set`.
 
         Raises ValueError without one, and after the block.
         """
         check_not_ended(self, ended=self._ended)
         if not self._may_wait:
             raise ValueError("give the TransactionProducer a check_set: it decides how this transaction ends")
-        self._wanted = None
+        self._decision = None
 
     def _check_open(self) -> None:
         if self._ended or self._half is not None:
@@ -195,13 +195,13 @@ class SetTransaction(Generic[BodyT]):
     async def _end(self, seconds: float) -> None:
         """Commit or roll back at the end of the block. Raises the errors of `TransactionProducer.transaction`."""
         try:
-            if self._wanted is False:
+            if self._decision is False:
                 await self._roll_back(seconds)
                 await self._notify_consumers(committed=False)
                 return
             if self._half is None and (self._messages or any(each.ranges for each in self._consumed_ranges)):
                 await self._stage(seconds)
-            if self._wanted is None:
+            if self._decision is None:
                 await self._notify_consumers(committed=False)
                 return
             if self._half is not None:

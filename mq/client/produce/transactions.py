@@ -1,4 +1,4 @@
-"""Transactional messages: visible to consumers if, and only if, the application's own work succeeds."""
+"""Transactional messages: consumers see them only if the application's own work succeeds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ A coroutine function, or a plain one that does not block.
 
 
 class TransactionState(Enum):
-    """The state of a transaction, as far as this process knows."""
+    """The state of a transaction, as this process knows it."""
 
     OPEN = "open"
     """Undecided; if it stays so, a broker will check back."""
@@ -61,7 +61,7 @@ class TransactionState(Enum):
 
 
 class Transaction:
-    """One transaction: its message is stored, but not visible yet.
+    """A transaction of one message, which is stored but not visible yet.
 
     Store `message_id` together with the application's own changes, so that a check finds it later. `confirmed` says
     that a broker has confirmed the end.
@@ -72,7 +72,7 @@ class Transaction:
         self.result = result
         self.state = TransactionState.OPEN
         self.confirmed = False
-        self._wanted: bool | None = True
+        self._decision: bool | None = True
         self._ended = False
 
     def __repr__(self) -> str:
@@ -80,24 +80,24 @@ class Transaction:
 
     @property
     def message_id(self) -> str:
-        """The UNIQ_KEY of the message, also of the copy that consumers get."""
+        """The UNIQ_KEY of the message, which the copy that consumers get has, too."""
         return self.result.message_id
 
     def rollback(self) -> None:
-        """Keep the message invisible when the block ends. Of this and `leave_open` the last call decides.
+        """Keep the message invisible when the block ends. The last call of this and `leave_open` counts.
 
         Raises ValueError after the block.
         """
         check_not_ended(self, ended=self._ended)
-        self._wanted = False
+        self._decision = False
 
     def leave_open(self) -> None:
-        """Leave the outcome unknown when the block ends; a broker will check back, see `Check`.
+        """Leave the outcome open when the block ends: a broker then checks back, see `Check`.
 
         Raises ValueError after the block.
         """
         check_not_ended(self, ended=self._ended)
-        self._wanted = None
+        self._decision = None
 
 
 class TransactionProducer(Producer[BodyT]):
@@ -156,7 +156,7 @@ class TransactionProducer(Producer[BodyT]):
         timeout: float | None = None,
         queue: MessageQueue | None = None,
     ) -> AbstractAsyncContextManager[Any]:
-        """A transaction of one message, which is stored at once, or of several that are added in the block.
+        """Start a transaction: of one message, stored at once, or of several that you add in the block.
 
         *With a message*: it is stored, invisible, and becomes visible when the block ends, unless an exception ends it.
         The exception propagates. `timeout` limits entering, and also leaving. Entering raises the errors of `send`;
@@ -198,7 +198,7 @@ class TransactionProducer(Producer[BodyT]):
         try:
             yield transaction
         except BaseException:
-            if transaction._wanted is not None or transaction._half is None:
+            if transaction._decision is not None or transaction._half is None:
                 transaction.rollback()
             with anyio.move_on_after(ROLLBACK_SECONDS, shield=True), suppress(ClientError):
                 await transaction._end(ROLLBACK_SECONDS)
@@ -223,7 +223,7 @@ class TransactionProducer(Producer[BodyT]):
         try:
             yield transaction
         except BaseException:
-            if transaction._wanted is not None:
+            if transaction._decision is not None:
                 transaction.rollback()
             with anyio.move_on_after(ROLLBACK_SECONDS, shield=True), suppress(ClientError):
                 await self._end(transaction, ROLLBACK_SECONDS)
@@ -232,7 +232,7 @@ class TransactionProducer(Producer[BodyT]):
 
     async def _end(self, transaction: Transaction, seconds: float) -> None:
         """Tell the broker the end of a transaction. Raises BrokerError."""
-        decision, transaction._ended = transaction._wanted, True
+        decision, transaction._ended = transaction._decision, True
         if self._tracer is not None:
             self._tracer.trace_transaction_end(transaction.message, transaction.result, decision)
         if decision is None:

@@ -1,4 +1,4 @@
-"""The SDK for programs without an event loop: the same clients, on an event loop in a separate thread.
+"""The SDK for programs without an event loop: the same clients, whose event loop runs in another thread.
 
 A method here takes, returns and raises the same as the asynchronous client's method of that name, and blocks until it
 is done. Many threads may use one object at once. Threads that wait for messages when it is closed get ClientClosed. A

@@ -1,4 +1,4 @@
-"""The synchronous administration."""
+"""The synchronous `Admin`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SyncAdmin(Facade[Admin], of=Admin):
 
     @property
     def removed_members(self) -> SyncRemovedMembers:
-        """Members that were removed from their consumer groups for a while."""
+        """The calls that remove members from their consumer groups for a while."""
         return SyncRemovedMembers(self, self._client.removed_members)
 
     cluster_info = waits(Admin.cluster_info)

@@ -129,7 +129,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         """Messages for a `receive` that was interrupted."""
 
     def open(self) -> Self:
-        """Open the consumer, as for every client."""
+        """Open the consumer, as `Facade.open` does."""
         self._stream = None
         self._leftovers.clear()
         return super().open()
@@ -208,7 +208,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         on_error: OnError | None = None,
         codec: BodyCodec[Any] | None = None,
     ) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-        """Works like `PushConsumer.on`, for plain functions. They have no `timeout`, since threads cannot be ended."""
+        """Works like `PushConsumer.on`, for plain functions; without `timeout`, because threads cannot be cancelled."""
         self._check_process()
 
         def register(handler: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -221,7 +221,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         return register
 
     def use(self, middleware: SyncMiddlewareT) -> SyncMiddlewareT:
-        """Works like `PushConsumer.use`, for plain functions `f(message, call_next)`, in the thread of the handler."""
+        """Works like `PushConsumer.use`, for a plain function `f(message, call_next)`, in the thread of the handler."""
         self._check_process()
         check_synchronous("middleware", middleware, "message", "call_next")
         self._middleware.append(middleware)
@@ -234,7 +234,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         signals: bool = False,
         drain_timeout: float = DRAIN_SECONDS,
     ) -> None:
-        """Works like `PushConsumer.run`, for a plain function; `stop`, from any thread, waits for running handlers."""
+        """Works like `PushConsumer.run`, for a plain function. Any thread may call `stop`, which waits for handlers."""
         check_seconds("drain_timeout", drain_timeout)
         if handler is not None:
             check_synchronous("a handler", handler, "message")
@@ -243,7 +243,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
             self._call(self._client.run, async_handler)
 
     def drain(self, timeout: float = DRAIN_SECONDS) -> bool:
-        """Works like `PushConsumer.drain`; any thread may call it, but no handler. Raises ClientError in one."""
+        """Works like `PushConsumer.drain`. Any thread may call it; in a handler it raises ClientError."""
         if self._runs_here():
             raise ClientError(
                 "a handler cannot drain its consumer, which waits for it: call stop(), or drain in another thread"
@@ -298,7 +298,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
         return handle
 
     def receive(self, *, timeout: float | None = None) -> ReceivedMessage[BodyT] | None:
-        """The next message, acknowledging the previous one; None after `timeout` seconds without one."""
+        """Acknowledge the previous message, and wait for the next one; None after `timeout` seconds."""
 
         async def receive_next() -> ReceivedMessage[BodyT]:
             if self._stream is None:
@@ -395,7 +395,7 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
     committed = waits(PullConsumer.committed)
 
     def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage[BodyT]]:
-        """Works like `PullConsumer.poll`. If it is interrupted, as by ctrl-C, the messages are read again."""
+        """Works like `PullConsumer.poll`. If ctrl-C interrupts it, the next call returns the messages."""
         messages: list[ReceivedMessage[BodyT]] = []
 
         async def poll() -> None:

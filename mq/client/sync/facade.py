@@ -1,4 +1,4 @@
-"""The common part of the synchronous clients: an asynchronous client and the thread with its event loop."""
+"""The base of the synchronous clients: an asynchronous client, and the thread that runs its event loop."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ EXIT_SECONDS = 6.0
 """Seconds at the end of the program for all such clients together."""
 
 _open: dict[int, Facade[Any]] = {}
-_running = threading.local()
+_local = threading.local()
 """`facade`: the one whose handler or check runs in this thread."""
 
 
 def run_without_event_loop(make: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run `make` in a thread without an event loop, so that the result belongs to none.
+    """Run `make` in a thread without an event loop, so that its result belongs to no event loop.
 
     The caller may be in an event loop: in a notebook, or in `python -m asyncio`. Events and limiters would bind to it.
     """
@@ -47,7 +47,7 @@ def run_without_event_loop(make: Callable[P, R], *args: P.args, **kwargs: P.kwar
 
 
 class Facade(Generic[C_co]):
-    """An asynchronous client and, while it is open, the thread with its event loop.
+    """Wraps an asynchronous client. While it is open, a thread runs the client's event loop.
 
     `help` shows the arguments of the wrapped class, `of`.
     """
@@ -74,7 +74,7 @@ class Facade(Generic[C_co]):
     # Life cycle.
 
     def open(self) -> Self:
-        """Open the client, until `close` or the end of the program; `with` does both.
+        """Open the client, until `close` or the end of the program. `with` does both.
 
         Raises AlreadyOpen, and what prevents opening; the client is closed then.
         """
@@ -94,14 +94,14 @@ class Facade(Generic[C_co]):
         return self
 
     def close(self) -> None:
-        """Close the client as the end of its block does: wait for sends in flight, store offsets, unregister.
+        """Close the client: wait for sends in flight, store offsets, unregister. The end of its block does the same.
 
         Any thread may call it, but no handler. A closed client may be opened again.
         """
         self._close(finish=True)
 
     def ping(self, *topics: str, timeout: float = PING_SECONDS) -> None:
-        """Check that a name server and the leader of a broker group answer, and that these topics exist.
+        """Check that a name server and a leader answer, and that these topics exist.
 
         Raises within `timeout` seconds, and says what to do: NameServersUnavailable, ConnectFailed, NoRoute,
         TopicNotFound, BrokerError. With the option `ping=True`, opening a client does the same.
@@ -109,7 +109,7 @@ class Facade(Generic[C_co]):
         self._call(functools.partial(self._client.ping, *topics, timeout=timeout))
 
     def health(self) -> Health:
-        """Whether the client can work now, and what keeps it from that; it sends no request."""
+        """Return whether the client can work now, and its problems. It sends no request."""
         try:
             return self._call_now(self._client.health)
         except (ClientForked, ClientClosed) as error:  # closed by another thread meanwhile
@@ -153,18 +153,18 @@ class Facade(Generic[C_co]):
         """A function of the application that the client calls in a thread of its own, and waits for."""
 
         def call(argument: Any) -> R:
-            _running.facade = self
+            _local.facade = self
             try:
                 return function(argument)
             finally:
-                _running.facade = None
+                _local.facade = None
 
         return call
 
     def _runs_here(self) -> bool:
         """Whether this thread runs its event loop, or one of its handlers or checks."""
         is_loop = self._thread is not None and self._thread.is_current()
-        return is_loop or getattr(_running, "facade", None) is self
+        return is_loop or getattr(_local, "facade", None) is self
 
     def _is_parents(self) -> bool:
         """Whether it was opened in the process from which this one was forked."""
@@ -221,7 +221,7 @@ class Facade(Generic[C_co]):
 
 
 def waits(method: Callable[Concatenate[C, P], Awaitable[R]]) -> Callable[Concatenate[Facade[C], P], R]:
-    """The blocking method for a coroutine function."""
+    """Make the blocking method that calls a coroutine function."""
 
     @functools.wraps(method)
     def call(facade: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -231,7 +231,7 @@ def waits(method: Callable[Concatenate[C, P], Awaitable[R]]) -> Callable[Concate
 
 
 def at_once(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[Facade[C], P], R]:
-    """Wrap a method that does not wait."""
+    """Wrap a method that does not wait, so that any thread can call it."""
 
     @functools.wraps(method)
     def call(facade: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""A thread with an event loop, which runs calls of other threads."""
+"""Runs an event loop in a thread, which other threads call."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ signal arrives just before the sleep begins.
 
 
 def event_loop() -> str:
-    """The library whose event loop runs in the thread: trio if it is installed, else asyncio."""
+    """Return the library for the event loop in the thread: trio if it is installed, else asyncio."""
     return "asyncio" if find_spec("trio") is None else "trio"
 
 
 class LoopThread:
-    """An event loop in a thread of its own. The thread does not keep the process alive."""
+    """A thread that runs an event loop. It does not keep the process alive."""
 
     def __init__(self, name: str, limits: ClientLimits = DEFAULT) -> None:
         self._name = name
@@ -64,11 +64,11 @@ class LoopThread:
                 log.exception("event_loop_failed", error, thread=self._name)
 
     def is_current(self) -> bool:
-        """Whether this is the thread; it cannot wait for itself."""
+        """Return whether the caller is in this thread, which cannot wait for itself."""
         return self._thread is threading.current_thread()
 
     def call(self, function: Callable[[], Awaitable[R]], *, waits_for: str | None = None) -> R:
-        """Await `function()` in the event loop, and wait for it; with `waits_for`, log that if it takes long.
+        """Await `function()` in the event loop, and wait for its result. If `waits_for` is set, log a long wait.
 
         If the waiting thread is interrupted, as by ctrl-C, the call is cancelled, and has ended when this raises.
         Raises ClientClosed if the loop has ended.
@@ -86,7 +86,7 @@ class LoopThread:
             raise ClientClosed("the client was closed during this call") from None  # noqa: ASYNC104 - of a future
         except BaseException:  # of a signal
             if future.cancel():
-                call.ended.wait(CANCEL_SECONDS)
+                call.end_event.wait(CANCEL_SECONDS)
             raise
         return call.result()
 
@@ -101,7 +101,7 @@ class LoopThread:
                 warn_at += self._warn_seconds
 
     def soon(self, function: Callable[[], None]) -> None:
-        """Call a plain function, which must not raise, in the event loop, in order, and do not wait for it.
+        """Call a plain function in the event loop, in order, without waiting. The function must not raise.
 
         Costs a third of `call`. Raises ClientClosed if the loop has ended.
         """
@@ -111,7 +111,7 @@ class LoopThread:
             raise ClientClosed("the client is closed") from error
 
     def stop(self, waits_for: str) -> None:
-        """End the loop, and wait until all calls have ended; `waits_for` names in a log line what may take long."""
+        """Stop the loop, and wait until all calls have ended. A log line names `waits_for` if that takes long."""
         with contextlib.suppress(RuntimeError):  # it has ended
             self.portal.start_task_soon(self.portal.stop).result()
         while self._thread.is_alive():
@@ -136,7 +136,7 @@ class _Call(Generic[R]):
         self._function = function
         self._results: list[R] = []
         self._error: BaseException | None = None
-        self.ended = threading.Event()
+        self.end_event = threading.Event()
 
     async def run(self) -> None:
         try:
@@ -146,7 +146,7 @@ class _Call(Generic[R]):
         except BaseException as error:  # noqa: ASYNC103
             self._error = error
         finally:
-            self.ended.set()
+            self.end_event.set()
 
     def result(self) -> R:
         if self._error is not None:

@@ -121,7 +121,7 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
     def submit(
         self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> Future[SendResult]:
-        """Start sending a message, and return a future; blocks only while `in_flight_max` are in flight."""
+        """Start to send a message, and return a future. Blocks only while `in_flight_max` are in flight."""
         pending = self._call(self._client.submit, message, timeout=timeout, queue=queue)
         future: Future[SendResult] = Future()
         self._open_thread().portal.start_task_soon(_complete_future, future, pending)
@@ -129,7 +129,7 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
 
     @property
     def in_flight(self) -> int:
-        """Messages in flight."""
+        """The number of messages in flight."""
         self._check_process()
         return self._client.in_flight
 
@@ -141,7 +141,7 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
 
 
 class SyncTransactionProducer(SyncProducer[BodyT], of=TransactionProducer):
-    """`TransactionProducer` for threads; takes the same arguments. The checks are plain functions, run in a thread.
+    """`TransactionProducer` for threads, with the same arguments. Its checks are plain functions, run in a thread.
 
     with SyncTransactionProducer("127.0.0.1:9876", group="shop", check=check) as producer:
         with producer.transaction(Message("Orders", b"two apples")) as transaction:
@@ -238,7 +238,7 @@ class SyncSetTransaction(Generic[BodyT]):
         consumer: Facade[Any],
         messages: ReceivedMessage[Any] | Sequence[ReceivedMessage[Any]] | None = None,
     ) -> None:
-        """Works like `SetTransaction.commit_offsets`, of a `SyncPullConsumer` or `SyncPushConsumer`."""
+        """Works like `SetTransaction.commit_offsets`, for a `SyncPullConsumer` or `SyncPushConsumer`."""
         message_list = [messages] if isinstance(messages, ReceivedMessage) else messages
         self._transaction._check_open()
         used: ConsumedOffsets = consumer._call_now(consumer._client._consumed_offsets, message_list)

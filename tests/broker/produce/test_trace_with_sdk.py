@@ -200,7 +200,7 @@ async def test_failing_traces_are_dropped_and_do_not_fail_sends(tmp_path: Path) 
             assert len(await producer.send_many([Message("T", b"x") for _ in range(200)])) == 200
             tracer = producer._tracer
             assert tracer is not None
-        assert tracer.dropped == 200
+        assert tracer.dropped_count == 200
 
 
 async def test_trace_finds_each_of_thousands_of_messages(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ async def test_trace_finds_each_of_thousands_of_messages(tmp_path: Path) -> None
             results = await producer.send_many(messages)
             tracer = producer._tracer
             assert tracer is not None
-        assert tracer.dropped == 0
+        assert tracer.dropped_count == 0
         records: list[TraceRecord] = []
         for queue in (await admin.route(TRACE_TOPIC)).read_queues:
             async with PushConsumer(namesrv, "reader", consume_from="first") as consumer:

@@ -45,7 +45,7 @@ class Program:
     async def keep_stream_open(self) -> None:
         while True:
             proxy = self.proxy
-            if proxy is not None and not proxy.draining.is_set():
+            if proxy is not None and not proxy.drain_event.is_set():
                 call = Call("c1")
                 await call.to_server.send(pb.TelemetryCommand(settings=PUSH).SerializeToString())
                 async with trio.open_nursery() as nursery:
@@ -104,7 +104,7 @@ async def test_clients_continue_within_two_seconds_of_a_proxy_restart(kit: Kit) 
         await trio.sleep(5)  # the clients work
         assert (len(program.sent_at) > 40, len(program.consumed) > 30, program.settings_answered) == (True, True, 1)
         program.proxy = None
-        first.draining.set()
+        first.drain_event.set()
         await trio.sleep(0.7)  # it starts again
         program.proxy = second
         restarted = trio.current_time()
@@ -136,7 +136,7 @@ async def test_stopping_proxy_ends_waiting_receives_and_leaves_messages_visible(
             for renewed in (False, True):
                 nursery.start_soon(receive, renewed)
             await trio.sleep(3)  # both wait for messages
-            first.draining.set()
+            first.drain_event.set()
         assert [(code, count) for _, code, count in ended] == [(pb.MESSAGE_NOT_FOUND, 0)] * 2
         assert max(seconds for seconds, _, _ in ended) < 3.5
         await second.send(TOPIC, "one")  # a pop of the first proxy is there before that of the second

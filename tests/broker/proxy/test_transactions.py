@@ -164,4 +164,4 @@ async def test_stopping_proxy_ends_telemetry_streams(proxy: InMemoryProxy) -> No
     async with trio.open_nursery() as nursery:
         nursery.start_soon(expect_unavailable)
         assert pb.TelemetryCommand.FromString(await call.answers.receive()).HasField("settings")
-        proxy.draining.set()
+        proxy.drain_event.set()

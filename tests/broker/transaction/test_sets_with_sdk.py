@@ -205,7 +205,7 @@ async def test_orphaned_set_is_ended_by_its_check() -> None:
                 await transaction.prepare()
             await transaction.send(Message("A", b"no"))
             await transaction._stage(5.0)
-            transaction._wanted = None  # as if the process had died here
+            transaction._decision = None  # as if the process had died here
         await kit.advance_until(lambda: not kit.pending())
         assert bodies(kit, "A") == [b"1"]
 

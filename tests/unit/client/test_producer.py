@@ -360,7 +360,7 @@ async def test_cancelled_or_refused_sender_passes_its_slot_to_the_next() -> None
 
     async with anyio.create_task_group() as tasks, anyio.create_task_group() as cancelled:
         cancelled.start_soon(send, "cancelled")
-        await until(lambda: limit.waiting == 1)
+        await until(lambda: limit.waiting_count == 1)
         for name in ("one", "two"):
             tasks.start_soon(send, name)
             await anyio.wait_all_tasks_blocked()

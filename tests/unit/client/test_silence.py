@@ -42,7 +42,7 @@ class FakeEnd:
         self.address = "old:1"
         self.lost: str | None = None
         self.heard_at = 0.0
-        self.held = 0
+        self.held_count = 0
         self.owes_answer = False
 
     def close(self, reason: str) -> None:
@@ -150,7 +150,7 @@ async def test_answer_that_comes_while_we_ask_saves_the_connection() -> None:
 async def test_waiting_pull_triggers_only_a_probe_for_a_sign_of_life() -> None:
     scene = Scene()
     scene.leader = "new:1"
-    scene.end.held = 1
+    scene.end.held_count = 1
     await scene.until(3.0)
     assert (scene.probed_at, scene.asked_at) == ([3.0], [])
     scene.end.heard_at = 3.0
