@@ -49,7 +49,7 @@ def raftmq_broker() -> Iterator[ServerProcesses]:
 
 @pytest.fixture(scope="session")
 def raftmq_cluster() -> Iterator[ServerProcesses]:
-    """A name server and a group of three brokers as processes, which all tests of a session share."""
+    """Return a name server and a group of three brokers as processes, which all tests of a session share."""
     _check_installed()
     from mq.testing import running_processes
 

@@ -34,16 +34,16 @@ class Acknowledgements:
         self._calls = calls
         self._invisible = invisible
         self._release = release
-        self._pending: list[PoppedMessage] = []
+        self._messages: list[PoppedMessage] = []
         self._in_flight: list[PoppedMessage] = []
         self._wakeup = anyio.Event()
         self._due = anyio.Event()
 
     def add(self, message: PoppedMessage) -> None:
         """Acknowledge the message with the next batch."""
-        self._pending.append(message)
+        self._messages.append(message)
         self._wakeup.set()
-        if len(self._pending) >= GATHERED_MAX:
+        if len(self._messages) >= GATHERED_MAX:
             self._due.set()
 
     async def run(self) -> None:
@@ -52,7 +52,7 @@ class Acknowledgements:
             while True:
                 await self._wakeup.wait()
                 self._due = anyio.Event()
-                if len(self._pending) < GATHERED_MAX:
+                if len(self._messages) < GATHERED_MAX:
                     with anyio.move_on_after(GATHER_SECONDS):
                         await self._due.wait()
                 self._wakeup = anyio.Event()
@@ -61,14 +61,14 @@ class Acknowledgements:
 
     async def finish(self) -> None:
         """Send the gathered acknowledgements, and again those in flight; called after `run` has ended."""
-        self._pending = [*self._in_flight, *self._pending]
+        self._messages = [*self._in_flight, *self._messages]
         self._in_flight = []
         async with anyio.create_task_group() as tasks:
             for source, messages in self._take().items():
                 tasks.start_soon(self._send, source, messages)
 
     def _take(self) -> dict[Source, list[PoppedMessage]]:
-        messages, self._pending = self._pending, []
+        messages, self._messages = self._messages, []
         self._in_flight += messages
         by_source: dict[Source, list[PoppedMessage]] = defaultdict(list)
         for message in messages:

@@ -41,7 +41,7 @@ class Address:
     redeliveries_max: int | None = None
 
     def remoting_settings(self) -> RemotingSettings:
-        """The settings for all clients. Raises CredentialsInvalid, also for certificates that cannot be used."""
+        """Return the settings for all clients. Raises CredentialsInvalid, also for certificates that cannot be used."""
         options: dict[str, Any] = {}
         if self.secret_key is not None and self.access_key is None:
             raise CredentialsInvalid("the broker URL has a secret key without an access key: raftmq://KEY:SECRET@host")
@@ -53,7 +53,7 @@ class Address:
 
 
 def address_of(client: Any, *, tls: bool) -> Address:
-    """The address in a `kombu.Connection`. Raises ValueError for an option with a bad value."""
+    """Return the address in a `kombu.Connection`. Raises ValueError for an option with a bad value."""
     options = dict(client.transport_options)
     values: dict[str, Any] = {name: options.get(name, default) for name, default in _OPTIONS.items()}
     for name, value in values.items():

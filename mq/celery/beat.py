@@ -144,7 +144,7 @@ class ScheduleScheduler(Scheduler):
 
 
 def rule_of(entry: Any) -> Rule:
-    """The schedule of an entry, as a rule that brokers know. Raises ImproperlyConfigured."""
+    """Return the schedule of an entry, as a rule that brokers know. Raises ImproperlyConfigured."""
     rule = entry.schedule
     if isinstance(rule, crontab):
         return Cron(cron_of(rule), _zone_of(entry, rule), "both" if _restricts_both(rule) else "either")
@@ -156,7 +156,7 @@ def rule_of(entry: Any) -> Rule:
 
 
 def cron_of(rule: Any) -> str:
-    """A crontab of Celery as a cron expression."""
+    """Return a crontab of Celery as a cron expression."""
     fields = (
         ("minute", 0, 59),
         ("hour", 0, 23),

@@ -50,7 +50,7 @@ class TaskProducer(Producer[bytes]):
     """The producer of a session."""
 
     def known_route(self, topic: str) -> TopicRoute | None:
-        """The route of a topic, if it is known; any thread may ask."""
+        """Return the route of a topic, if it is known; any thread may ask."""
         core = self._core
         return None if core is None else core.known_route(topic)
 
@@ -129,7 +129,7 @@ class BlockingSends:
         """A send takes so long at most."""
         self._on_forwarded = on_forwarded
         self._producer = producer
-        self._remoting = remoting
+        self._settings = remoting
         self._unique_keys = new_unique_keys(new_random(None, os.getpid()))
         self._lock = threading.Lock()
         self._idle: deque[_PooledConnection] = deque()
@@ -138,7 +138,7 @@ class BlockingSends:
     def send(
         self, message: Message, turn: int, priority: int
     ) -> tuple[Literal["yes", "no", "unknown"], MessageQueue | None]:
-        """Whether a majority has stored the message, and in which queue it was to be; None: in none yet.
+        """Return whether a majority has stored the message, and in which queue it was to be; None: in none yet.
 
         It is sent to the broker group whose `turn` it is, and there to the queue of its `priority`. Raises
         MessageRefused.
@@ -160,8 +160,8 @@ class BlockingSends:
         fields[SEND_FIELDS["default_topic"]] = (
             message.topic
         )  # no template: if another program has deleted the topic, it is declared again, as it was
-        if self._remoting.credentials is not None:
-            fields = self._remoting.credentials.sign(code, fields, outgoing.body)
+        if self._settings.credentials is not None:
+            fields = self._settings.credentials.sign(code, fields, outgoing.body)
         deadline = time.monotonic() + self.seconds
         try:
             line = self._line_to(address)
@@ -213,7 +213,7 @@ class BlockingSends:
             if line.address == address and line.is_silent:
                 return line
             line.close()
-        return _PooledConnection(address, self._remoting.tls, self.seconds / 2)
+        return _PooledConnection(address, self._settings.tls, self.seconds / 2)
 
     def _put_back(self, line: _PooledConnection) -> None:
         if self._is_closed or len(self._idle) >= IDLE_MAX:

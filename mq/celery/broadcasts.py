@@ -60,8 +60,8 @@ class TransientQueue:
     by_priority: bool
     on_message: Callable[[], None] | None = None
     """Called when one has come; it takes it."""
-    dropped: int = 0
-    _bound: dict[tuple[str, str], _TopicBinding] = field(default_factory=dict)
+    dropped_count: int = 0
+    _bindings: dict[tuple[str, str], _TopicBinding] = field(default_factory=dict)
     """The bindings by topic and routing key."""
     _buffer: deque[tuple[ReceivedMessage, float]] = field(default_factory=deque)
     """Each message with the time, on the clock of the event loop, at which it was read."""
@@ -73,9 +73,9 @@ class TransientQueue:
         """Append the message behind the others of its priority."""
         if len(self._buffer) >= BUFFER_MAX:
             self._buffer.popleft()
-            if self.dropped == 0:
+            if self.dropped_count == 0:
                 log.warning("queue_not_consumed", queue=self.name, reason=f"{BUFFER_MAX} messages wait in memory")
-            self.dropped += 1
+            self.dropped_count += 1
         if self.by_priority:
             insort(self._buffer, (message, anyio.current_time()), key=lambda each: -priority_of(each[0]))
         else:
@@ -136,12 +136,12 @@ class Broadcasts:
             return  # read before
         self._next[message.queue] = message.queue_offset + 1
         for queue in list(self._queues.values()):
-            bindings = [each for (topic, _), each in queue._bound.items() if topic == message.topic]
+            bindings = [each for (topic, _), each in queue._bindings.items() if topic == message.topic]
             if any(each.wants(message) for each in bindings):
                 queue.put(message)
 
     def get(self, name: str) -> TransientQueue | None:
-        """The queue of this name, if this process has declared it."""
+        """Return the queue of this name, if this process has declared it."""
         return self._queues.get(name)
 
     async def declare(self, name: str, *, by_priority: bool) -> TransientQueue:
@@ -162,7 +162,7 @@ class Broadcasts:
     def unbind(self, name: str, exchange: str, routing_key: str) -> None:
         """Stop the broadcasts to a queue."""
         if (queue := self._queues.get(name)) is not None:
-            queue._bound.pop((self._topics.of_exchange(exchange), routing_key), None)
+            queue._bindings.pop((self._topics.of_exchange(exchange), routing_key), None)
 
     def delete(self, name: str) -> None:
         """Forget a queue and its messages."""
@@ -170,7 +170,7 @@ class Broadcasts:
 
     async def _bind(self, queue: TransientQueue, exchange: str, kind: str, routing_key: str) -> None:
         topic = self._topics.of_exchange(exchange)
-        if (topic, routing_key) in queue._bound:
+        if (topic, routing_key) in queue._bindings:
             return
         await self._topics.declare(topic)
         async with self._lock:
@@ -186,7 +186,7 @@ class Broadcasts:
                 await self._consumer.assign({*read, *new})
                 for each in new:
                     await self._consumer.seek(each, begins[each])
-        queue._bound[topic, routing_key] = _TopicBinding(kind, routing_key, begins)
+        queue._bindings[topic, routing_key] = _TopicBinding(kind, routing_key, begins)
         self._assignment_event.set()
 
 

@@ -164,7 +164,7 @@ class Channel(virtual.Channel):
             session.call(topics.declare, topics.of_queue(queue), levels=min(most + 1, LEVELS_MAX), queue=queue)
 
     def prepare_queue_arguments(self, arguments: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """The options of a `kombu.Queue` under RabbitMQ's names."""
+        """Return the options of a `kombu.Queue` under RabbitMQ's names."""
         queue_arguments: dict[str, Any] = to_rabbitmq_queue_arguments(arguments, **kwargs)
         return queue_arguments
 
@@ -207,7 +207,7 @@ class Channel(virtual.Channel):
             session.call(session.topics.unbind, Binding(exchange, self._kind(exchange), routing_key, queue))
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
-        """The bindings of an exchange: routing key, pattern, queue."""
+        """Return the bindings of an exchange: routing key, pattern, queue."""
         session = self._session
         bindings = session.call(session.topics.bindings, exchange, fresh=True)
         prepare = self.typeof(exchange).prepare_bind
@@ -307,7 +307,7 @@ class Channel(virtual.Channel):
         """Call the consumer of a delivery; in the application's thread."""
         callback, consumer = self._handlers.get(delivery.queue), self._channel_consumer
         if consumer is not None:
-            consumer.handed += 1
+            consumer.takes += 1
         if callback is None:
             self.settle(delivery.tag, "give_back")
             return
@@ -324,7 +324,7 @@ class Channel(virtual.Channel):
             self._consumer_session.soon(self._channel_consumer.on_take)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """The next message, None if there is none."""
+        """Return the next message, None if there is none."""
         session, consumer = self._open_consumer()
         if (transient := session.broadcasts.get(queue)) is not None:
             delivery = session.call_now(consumer.get_transient, transient)

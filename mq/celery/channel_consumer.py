@@ -91,7 +91,7 @@ class ChannelConsumer:
         self._prefetch = 0
         self._change_event = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._running = anyio.CancelScope()
+        self._run_scope = anyio.CancelScope()
         self._end_event = anyio.Event()
         self._pops = 0
         """In flight, without those that a broker holds."""
@@ -99,7 +99,7 @@ class ChannelConsumer:
         self._turn = 0
         self._is_over = False
         self._emits = 0
-        self.handed = 0
+        self.takes = 0
         """Deliveries that the application's thread has taken; only that thread counts them."""
 
     # What the channel asks for.
@@ -107,7 +107,7 @@ class ChannelConsumer:
     async def run(self) -> None:
         """Pop and renew until cancelled."""
         try:
-            with self._running:
+            with self._run_scope:
                 async with anyio.create_task_group() as tasks:
                     self._tasks = tasks
                     tasks.start_soon(self.deliveries.run)
@@ -190,7 +190,7 @@ class ChannelConsumer:
                 while self._pops:
                     self._pop_event = anyio.Event()
                     await self._pop_event.wait()
-            self._running.cancel()
+            self._run_scope.cancel()
             await self._end_event.wait()
         self._held_pops.close()
         await self.deliveries.close()
@@ -200,7 +200,7 @@ class ChannelConsumer:
     def _room(self) -> int:
         if self._is_over:
             return 0
-        return self._prefetch - len(self.deliveries.open) if self._prefetch else POP_MAX - (self._emits - self.handed)
+        return self._prefetch - len(self.deliveries.open) if self._prefetch else POP_MAX - (self._emits - self.takes)
 
     def on_take(self) -> None:
         """Look for more deliveries after the application's thread took some."""

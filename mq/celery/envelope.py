@@ -49,7 +49,7 @@ class Outgoing:
 
 
 def encode(message: dict[str, Any], routing_key: str, *, now_ms: int, delay_max_ms: int) -> Outgoing:
-    """A message as `prepare_message` made it. One with an ETA, which Celery sets, is to be delivered then."""
+    """Return a message as `prepare_message` made it. One with an ETA, which Celery sets, is to be delivered then."""
     headers, properties = message.get("headers") or {}, message["properties"]
     due_ms = _eta_ms(headers.get("eta"))
     deliver_at_ms = None if due_ms is None or due_ms <= now_ms + _SOON_MS else min(due_ms, now_ms + delay_max_ms)
@@ -130,17 +130,17 @@ def _parse(payload: object) -> dict[str, Any]:
 
 
 def encode_body(body: str | bytes) -> tuple[str, str]:
-    """The body in JSON, and how it is encoded."""
+    """Return the body in JSON, and how it is encoded."""
     return (body, "utf-8") if isinstance(body, str) else (base64.b64encode(body).decode(), "base64")
 
 
 def priority_of(message: ReceivedMessage) -> int:
-    """The priority of a message, 0 to 9; the highest comes first."""
+    """Return the priority of a message, 0 to 9; the highest comes first."""
     return _priority(message.properties.get(PRIORITY))
 
 
 def is_expired(message: ReceivedMessage, now_ms: int) -> bool:
-    """Whether the message has expired at a time by the clock of the brokers.
+    """Return whether the message has expired at a time by the clock of the brokers.
 
     No clock of a sender or worker is used: one that is wrong by more than the life of a message would lose it. The life
     begins when the message was stored, in the queue from which it is delivered; of a tick when that was due; and of
@@ -154,7 +154,7 @@ def is_expired(message: ReceivedMessage, now_ms: int) -> bool:
 
 
 def routing_key_of(message: ReceivedMessage) -> str:
-    """The routing key with which it was sent."""
+    """Return the routing key with which it was sent."""
     return unquote(message.properties.get(ROUTING_KEY, ""), errors="surrogatepass")
 
 

@@ -27,17 +27,17 @@ class HeldPopConnection:
         self._calls = calls
         self._start = start
         self._connection: Connection | None = None
-        self._popping: anyio.Event | None = None
+        self._pop_end: anyio.Event | None = None
         self._is_over = False
 
     async def pop(
         self, source: Source, count_max: int, invisible: float, at_once: Callable[[list[PoppedMessage]], None]
     ) -> list[PoppedMessage]:
-        """Messages of a queue with one level of priority, as soon as there are some; none after `HOLD_SECONDS`.
+        """Return messages of a queue with one level of priority, as soon as there are some; none after `HOLD_SECONDS`.
 
         `at_once` gets them first, in the task that reads the connection; it must not raise. Raises ClientError.
         """
-        end_event = self._popping = anyio.Event()
+        end_event = self._pop_end = anyio.Event()
         try:
             address = await self._calls.leader(source)
             connection = self._connection
@@ -52,7 +52,7 @@ class HeldPopConnection:
                 connection, source, 0, count_max, invisible, hold_seconds=HOLD_SECONDS, at_once=at_once
             )
         finally:
-            self._popping = None
+            self._pop_end = None
             end_event.set()
         if not messages and anyio.current_time() < asked_at + RETRY_SECONDS:
             await anyio.sleep(RETRY_SECONDS)  # not held: the broker is busy
@@ -65,7 +65,7 @@ class HeldPopConnection:
         self._is_over = True
         if self._connection is not None:
             self._connection.end_requests()
-        if (end_event := self._popping) is not None:
+        if (end_event := self._pop_end) is not None:
             await end_event.wait()
 
     def close(self) -> None:

@@ -80,15 +80,15 @@ class Session:
         )
         self.topics = Topics(self.calls, address.prefix)
         self.broadcasts = Broadcasts(servers, address.prefix, settings, self.topics)
-        self._blocking = BlockingSends(
+        self._blocking_sends = BlockingSends(
             self._producer, settings, publish_seconds=address.publish_timeout, on_forwarded=self._refresh_route
         )
         self._thread = LoopThread("raftmq.celery")
-        self._reading: Future[None] | None = None
+        self._read_task: Future[None] | None = None
         self._channel_consumers: dict[ChannelConsumer, Future[None]] = {}
         try:
             self._thread.call(self._open)
-            self._reading = self._thread.portal.start_task_soon(self.broadcasts.run)
+            self._read_task = self._thread.portal.start_task_soon(self.broadcasts.run)
         except BaseException:
             self._thread.stop("opening")
             raise
@@ -104,7 +104,7 @@ class Session:
 
     @classmethod
     def acquire(cls, address: Address) -> Session:
-        """The session of this process for an address; `release` it. Raises ClientError if no server answers."""
+        """Return the session of this process for an address; `release` it. Raises ClientError if no server answers."""
         forks()  # a thread of the parent may hold the lock
         with _lock:
             session = _sessions.get(address)
@@ -133,14 +133,14 @@ class Session:
     @property
     def is_alive(self) -> bool:
         """Whether it can be used in this process."""
-        return not self.is_parents and self._reading is not None and not self._reading.done()
+        return not self.is_parents and self._read_task is not None and not self._read_task.done()
 
     def close(self) -> None:
         """Wait for messages in flight, and end the thread."""
-        read_task, self._reading = self._reading, None
+        read_task, self._read_task = self._read_task, None
         if read_task is None:
             return
-        self._blocking.close()
+        self._blocking_sends.close()
         read_task.cancel()
         try:
             self._thread.call(self._close)
@@ -186,7 +186,7 @@ class Session:
             raise ClientClosed(
                 f"process {os.getpid()} was forked from the one that has opened this channel: open another one here"
             )
-        if self._reading is None:
+        if self._read_task is None:
             raise ClientClosed("the connection was closed")
 
     # Publishing.
@@ -203,9 +203,9 @@ class Session:
         if exchange or unsure or self.broadcasts.get(routing_key) is not None or not self.topics.is_known(topic):
             return self.call(self.publish_here, exchange, kind, routing_key, outgoing, unsure)
         send = self._number_message(topic, outgoing)
-        outcome, queue = self._blocking.send(*send)
+        outcome, queue = self._blocking_sends.send(*send)
         if outcome != "yes":
-            seconds = self.address.publish_timeout - self._blocking.seconds
+            seconds = self.address.publish_timeout - self._blocking_sends.seconds
             self.call(self._send, send, seconds, unsure, may_be_in=queue if outcome == "unknown" else None)
         return True
 
@@ -250,7 +250,7 @@ class Session:
         return topics
 
     async def single_queue(self, exchange: str, routing_key: str) -> tuple[str, int] | None:
-        """The topic of the only queue to which an exchange sends such a message, and its levels of priority.
+        """Return the topic of the only queue to which an exchange sends such a message, and its levels of priority.
 
         None if it is sent to no queue, to several queues, or to what processes read for themselves. Raises ClientError.
         """
@@ -329,7 +329,7 @@ class Session:
         fail: Callable[[BaseException], None],
         on_unwanted: Callable[[Delivery, str], Awaitable[bool]],
     ) -> ChannelConsumer:
-        """The consumer of a channel; `close_consumer` ends it."""
+        """Return the consumer of a channel; `close_consumer` ends it."""
         consumer = self.call_now(
             lambda: ChannelConsumer(
                 self.calls,

@@ -82,11 +82,11 @@ class Topics:
         self._may_list = True
 
     def of_queue(self, queue: str) -> str:
-        """The name of its topic."""
+        """Return the name of its topic."""
         return queue_topic(self._prefix, queue)
 
     def of_exchange(self, exchange: str) -> str:
-        """The name of the topic of its broadcasts."""
+        """Return the name of the topic of its broadcasts."""
         return exchange_topic(self._prefix, exchange)
 
     async def exists(self, topic: str) -> bool:
@@ -103,11 +103,11 @@ class Topics:
         return True
 
     def is_known(self, topic: str) -> bool:
-        """Whether it existed when this process last looked; any thread may ask."""
+        """Return whether it existed when this process last looked; any thread may ask."""
         return topic in self._levels
 
     async def is_declared(self, topic: str) -> bool:
-        """Whether messages may be sent to it: it exists, or will again, since this process has declared it."""
+        """Return whether messages may be sent to it: it exists, or will again, since this process has declared it."""
         return topic in self._declarations or await self.exists(topic)
 
     async def declare(self, topic: str, *, levels: int = 1, queue: str | None = None) -> None:
@@ -170,7 +170,7 @@ class Topics:
         self._own.add(binding)
 
     async def end(self, queue: MessageQueue) -> int:
-        """The offset that the next message of a queue will get. Raises ClientError."""
+        """Return the offset that the next message of a queue will get. Raises ClientError."""
         return await self._calls.max_offset(queue)
 
     async def unbind(self, binding: Binding) -> None:
@@ -187,7 +187,7 @@ class Topics:
             await self._announce_change()
 
     async def bindings(self, exchange: str, *, fresh: bool = False) -> list[Binding]:
-        """The bindings of an exchange, of all processes; those that others have just made only if `fresh`."""
+        """Return the bindings of an exchange, of all processes; those that others have just made only if `fresh`."""
         all_bindings = await self._read(self.limits.missed_seconds if fresh else self.limits.fresh_seconds)
         return [each for each in all_bindings if each.exchange == exchange]
 
@@ -240,5 +240,5 @@ def _bindings_of(topics: Mapping[str, TopicConfig], prefix: str) -> Iterator[Bin
 
 
 def queues_of(bindings: Iterable[Binding]) -> list[str]:
-    """The queues of some bindings, each once, in a fixed order."""
+    """Return the queues of some bindings, each once, in a fixed order."""
     return sorted({each.queue for each in bindings})

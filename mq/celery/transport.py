@@ -69,7 +69,7 @@ class Transport(virtual.Transport):
         self._loop: Any = None
 
     def driver_version(self) -> str:
-        """The version of this distribution."""
+        """Return the version of this distribution."""
         from importlib.metadata import version
 
         return version("raftmq")
@@ -93,7 +93,7 @@ class Transport(virtual.Transport):
         return self
 
     def verify_connection(self, connection: Any) -> bool:
-        """Whether the connection can be used."""
+        """Return whether the connection can be used."""
         return self._failure is None and self._session is not None and self._session.is_alive
 
     def close_connection(self, connection: Any) -> None:

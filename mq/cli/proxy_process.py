@@ -34,12 +34,12 @@ def run(configuration_json: str, log_level: str, *, until_stdin_closes: bool) ->
     configure_logging(log_level)
     gc.collect()
     gc.freeze()  # the collector need not walk through modules again
-    draining = trio.Event()
+    drain_event = trio.Event()
     try:
         run_server(
-            lambda: serve(configuration, draining=draining),
+            lambda: serve(configuration, drain_event=drain_event),
             until_stdin_closes=until_stdin_closes,
-            on_stop=draining.set,
+            on_stop=drain_event.set,
         )
     except (CertificateUnusable, CredentialsInvalid) as error:
         raise CommandFailed(str(error)) from error

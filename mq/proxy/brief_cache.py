@@ -23,14 +23,14 @@ class BriefCache(Generic[KeyT, ValueT]):
         self._seconds = seconds
         self._entries_max = entries_max
         self._values: dict[KeyT, tuple[ValueT, float]] = {}
-        self._asking: dict[KeyT, trio.Lock] = {}
+        self._locks: dict[KeyT, trio.Lock] = {}
 
     async def get(self, key: KeyT) -> ValueT:
-        """The value. Raises what `ask` raises."""
+        """Return the value. Raises what `ask` raises."""
         entry = self._fresh(key)
         if entry is not None:
             return entry[0]  # noqa: ASYNC910 - each call asks for what is known already
-        lock = self._asking.setdefault(key, trio.Lock())
+        lock = self._locks.setdefault(key, trio.Lock())
         try:
             async with lock:
                 entry = self._fresh(key)
@@ -43,7 +43,7 @@ class BriefCache(Generic[KeyT, ValueT]):
                 return entry[0]
         finally:
             if not lock.locked():
-                self._asking.pop(key, None)
+                self._locks.pop(key, None)
 
     def forget(self, key: KeyT) -> None:
         """Ask again next time."""

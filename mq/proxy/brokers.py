@@ -109,11 +109,11 @@ class Brokers:
     # What there is.
 
     async def topic(self, name: str) -> Topic:
-        """The route and the configuration of a topic. Raises ClientError."""
+        """Return the route and the configuration of a topic. Raises ClientError."""
         return await self._topics.get(name)
 
     async def group(self, name: str) -> SubscriptionGroupConfig | None:
-        """The configuration of a consumer group; None if it does not exist yet. Raises ClientError."""
+        """Return the configuration of a consumer group; None if it does not exist yet. Raises ClientError."""
         return await self._groups.get(name)
 
     async def _ask_topic(self, name: str) -> Topic:
@@ -203,7 +203,7 @@ class Brokers:
         seconds: float = _ASK_SECONDS,
         repeat: Repeat = Repeat.ALWAYS,
     ) -> tuple[Response, memoryview]:
-        """The answer of the leader of a broker group, which may be asked again. Raises ClientError."""
+        """Return the answer of the leader of a broker group, which may be asked again. Raises ClientError."""
         return await call_leader(
             self._core,
             topic,
@@ -266,7 +266,7 @@ class Brokers:
             await trio.sleep(_STAY_CONNECTED_SECONDS)
 
     def troubles(self) -> list[str]:
-        """The problems that keep the proxy from working now."""
+        """Return the problems that keep the proxy from working now."""
         return list(self._core.troubles())
 
 

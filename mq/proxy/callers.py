@@ -48,7 +48,7 @@ class Call(Protocol):
         """The connection has ended."""
 
     async def receive(self) -> bytes | None:
-        """The next message; None after the last one."""
+        """Return the next message; None after the last one."""
 
     async def send(self, message: bytes) -> None:
         """Send an answer; waits until there is room for it."""
@@ -76,7 +76,7 @@ class Caller:
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def seconds_left(self, usual: float) -> float:
-        """Seconds for a request to a broker: until shortly before the deadline, at most `usual`."""
+        """Return seconds for a request to a broker: until shortly before the deadline, at most `usual`."""
         if self.deadline is None:
             return usual
         return min(usual, max(self.deadline - trio.current_time() - 0.1, 0.001))
@@ -87,7 +87,7 @@ Identify = Callable[[Call], Awaitable[Caller]]
 
 
 def caller_of(call: Call) -> Caller:
-    """The caller of a call. Raises CodedError."""
+    """Return the caller of a call. Raises CodedError."""
     client_id = call.metadata.get(CLIENT_ID, "").strip()
     if not client_id:
         raise CodedError(pb.CLIENT_ID_REQUIRED, f"the call has no {CLIENT_ID} in its metadata")
@@ -97,7 +97,7 @@ def caller_of(call: Call) -> Caller:
 
 
 def parse_request(kind: type[RequestT], data: bytes | None) -> RequestT:
-    """A request. Raises CallRefused if there is none, or it is not of this kind."""
+    """Return a request. Raises CallRefused if there is none, or it is not of this kind."""
     if data is None:
         raise CallRefused(Status.INTERNAL, "the call has no request")
     try:
@@ -112,7 +112,7 @@ def unary(
     serve: Callable[[RequestT, Caller], Awaitable[Message]],
     refuse: Callable[[pb.Status], Message],
 ) -> Method:
-    """The method for one request and one answer; what `serve` refuses is answered with `refuse`."""
+    """Return the method for one request and one answer; what `serve` refuses is answered with `refuse`."""
 
     async def method(call: Call) -> None:
         request = parse_request(kind, await call.receive())

@@ -70,7 +70,7 @@ class TelemetryStream:
         try:
             with trio.move_on_after(seconds):
                 await self.send(command(nonce))
-                await question.answered.wait()
+                await question.answer_event.wait()
         finally:
             del self._questions[nonce]
         return question.answer
@@ -80,7 +80,7 @@ class TelemetryStream:
         question = self._questions.get(nonce)
         if question is not None:
             question.answer = response
-            question.answered.set()
+            question.answer_event.set()
 
 
 class TooManyQuestions(Exception):
@@ -89,7 +89,7 @@ class TooManyQuestions(Exception):
 
 class _Question:
     def __init__(self) -> None:
-        self.answered = trio.Event()
+        self.answer_event = trio.Event()
         self.answer: pb.TelemetryCommand | None = None
 
 
@@ -110,19 +110,19 @@ class Clients:
             del self._heard_at[next(iter(self._heard_at))]
 
     def is_here(self, client_id: str) -> bool:
-        """Whether a client has a stream, or has called lately."""
+        """Return whether a client has a stream, or has called lately."""
         if client_id in self._streams:
             return True
         heard_at = self._heard_at.get(client_id)
         return heard_at is not None and trio.current_time() - heard_at < SILENT_SECONDS_MAX
 
     def settings(self, client_id: str) -> pb.Settings | None:
-        """The settings that a client got; None if it has no stream, or has not sent any."""
+        """Return the settings that a client got; None if it has no stream, or has not sent any."""
         streams = self._streams.get(client_id)
         return streams[-1].settings if streams else None
 
     def streams(self, client_id: str) -> list[TelemetryStream]:
-        """The open streams of a client; a stream that the client has given up may not have ended yet."""
+        """Return the open streams of a client; a stream that the client has given up may not have ended yet."""
         return list(self._streams.get(client_id, ()))
 
     @property
@@ -164,7 +164,7 @@ class Clients:
         return clients
 
     def member(self, group: str, client_id: str) -> TelemetryStream | None:
-        """The stream of a member of a group; None if there is none."""
+        """Return the stream of a member of a group; None if there is none."""
         for stream in reversed(self._streams.get(client_id, ())):
             if stream.member is not None and stream.member.group == group:
                 return stream
@@ -185,7 +185,7 @@ class Clients:
         return is_new
 
     def transaction_topics(self) -> set[str]:
-        """The topics to which clients send transactional messages."""
+        """Return the topics to which clients send transactional messages."""
         return set(self._of_topic)
 
     def producer_of(self, topic: str) -> TelemetryStream | None:

@@ -33,7 +33,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     drain_seconds: float
 
     def to_json(self) -> str:
-        """The configuration as text, for another process; `from_json` is its inverse."""
+        """Return the configuration as text, for another process; `from_json` is its inverse."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
@@ -42,7 +42,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return msgspec.json.decode(text, type=cls)
 
     def trusts(self, host: str) -> bool:
-        """Whether a host may name other clients; see ``haproxy_networks``."""
+        """Return whether a host may name other clients; see ``haproxy_networks``."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:

@@ -41,12 +41,12 @@ def wall_clock_ms() -> int:
 async def serve(
     configuration: ProxyConfiguration,
     *,
-    draining: trio.Event | None = None,
+    drain_event: trio.Event | None = None,
     remoting: RemotingSettings | None = None,
     log: Log | None = None,
     task_status: trio.TaskStatus[tuple[str, int]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run a proxy until cancelled, or until `draining` is set and all calls have ended.
+    """Run a proxy until cancelled, or until `drain_event` is set and all calls have ended.
 
     ``task_status`` gets the address that it listens on.
 
@@ -58,17 +58,17 @@ async def serve(
         CertificateUnusable: the files are not a certificate with its key.
     """
     log = structlog.get_logger("proxy") if log is None else log
-    draining = trio.Event() if draining is None else draining
+    drain_event = trio.Event() if drain_event is None else drain_event
     remoting = RemotingSettings() if remoting is None else remoting
     certificate, tls = _tls(configuration, log)
     listeners = await trio.open_tcp_listeners(configuration.listen_port, host=configuration.listen_host)
     host, port = listeners[0].socket.getsockname()[:2]
     counters = GrpcCounters()
-    allowed_times = None if remoting.credentials is None else _allowed_times(configuration)
+    times = None if remoting.credentials is None else _allowed_times(configuration)
     log.info("listening", host=host, port=port)
     try:
         async with (
-            open_table(configuration.namesrv, remoting, draining, log, allowed_times=allowed_times) as (table, brokers),
+            open_table(configuration.namesrv, remoting, drain_event, log, allowed_times=times) as (table, brokers),
             trio.open_nursery() as nursery,
         ):
             if (metrics_address := configuration.metrics_address) is not None:
@@ -79,7 +79,7 @@ async def serve(
                 is_required = configuration.metrics_listen is not None
                 valid_until = None if certificate is None else certificate.valid_until
                 if metrics_listeners := await open_metrics_listeners(metrics_address, log, is_required=is_required):
-                    monitoring = Monitoring(lambda: collect(table, counters, valid_until), _ready(brokers, draining))
+                    monitoring = Monitoring(lambda: collect(table, counters, valid_until), _ready(brokers, drain_event))
                     nursery.start_soon(monitoring.serve, metrics_listeners)
             if certificate is not None:
                 nursery.start_soon(_look_at_files, certificate)
@@ -97,7 +97,7 @@ async def serve(
                 tls_required=configuration.tls_mode == "enforcing",
                 log=log,
                 counters=counters,
-                drain=draining,
+                drain=drain_event,
             )
             async with trio.open_nursery() as calls:
                 await calls.start(serve_calls)
@@ -113,7 +113,7 @@ async def serve(
 async def open_table(
     namesrv: str,
     remoting: RemotingSettings,
-    draining: trio.Event,
+    drain_event: trio.Event,
     log: Log,
     *,
     allowed_times: AllowedTimes | None,
@@ -145,7 +145,7 @@ async def open_table(
         ) as brokers,
         trio.open_nursery() as nursery,
     ):
-        table = ServiceTable(brokers, clients, nursery, draining, clock_ms, log, allowed_times=allowed_times)
+        table = ServiceTable(brokers, clients, nursery, drain_event, clock_ms, log, allowed_times=allowed_times)
         tables.append(table)
         for task in (brokers.stay_connected, table.run):  # calls may come before these run
             nursery.start_soon(task)
@@ -172,11 +172,11 @@ async def _look_at_files(certificate: Certificate) -> None:
         certificate.refresh()
 
 
-def _ready(brokers: Brokers, draining: trio.Event) -> Callable[[], Awaitable[str | None]]:
+def _ready(brokers: Brokers, drain_event: trio.Event) -> Callable[[], Awaitable[str | None]]:
     async def reason() -> str | None:
         """Return the reason why new clients should connect elsewhere; None if they need not."""
         await trio.lowlevel.checkpoint()
-        return "the proxy is about to stop" if draining.is_set() else next(iter(brokers.troubles()), None)
+        return "the proxy is about to stop" if drain_event.is_set() else next(iter(brokers.troubles()), None)
 
     return reason
 

@@ -36,7 +36,7 @@ class ServiceTable:
 
     Args:
         nursery: of the tasks that outlive a call.
-        draining: set when the proxy is about to stop.
+        drain_event: set when the proxy is about to stop.
         allowed_times: which times of signatures are accepted; None if clients need none.
     """
 
@@ -45,7 +45,7 @@ class ServiceTable:
         brokers: Brokers,
         clients: Clients,
         nursery: trio.Nursery,
-        draining: trio.Event,
+        drain_event: trio.Event,
         wall_clock_ms: Callable[[], int],
         log: Log,
         *,
@@ -58,7 +58,7 @@ class ServiceTable:
         self.renewals = Renewals(pops.defer, clients.is_here, log)
         self._lite = LiteSubscribing(brokers, clients, nursery, log)
         self._telemetry = Telemetry(
-            brokers, clients, identify, self.renewals, self._lite, draining, nursery, wall_clock_ms, log
+            brokers, clients, identify, self.renewals, self._lite, drain_event, nursery, wall_clock_ms, log
         )
         self._routing = Routing(brokers)
         self._sending = Sending(brokers, wall_clock_ms)
@@ -71,7 +71,7 @@ class ServiceTable:
             clients,
             self._lite,
             identify,
-            draining,
+            drain_event,
             nursery,
             wall_clock_ms,
             log,
@@ -88,7 +88,7 @@ class ServiceTable:
         await self._receiving.wait_given_back()
 
     def methods(self) -> Mapping[str, Method]:
-        """The methods by path."""
+        """Return the methods by path."""
         caller = self._identification.caller_of
         routing, sending, settling, telemetry = self._routing, self._sending, self._settling, self._telemetry
         pulling = self._pulling

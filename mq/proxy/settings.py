@@ -75,5 +75,5 @@ class ProxySettings(ProcessSettings):
         return self
 
     def configuration(self) -> ProxyConfiguration:
-        """The settings as a configuration for the process that serves."""
+        """Return the settings as a configuration for the process that serves."""
         return ProxyConfiguration(**self.model_dump(mode="json"))

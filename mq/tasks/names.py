@@ -14,33 +14,33 @@ _ESCAPED: Final = re.compile(rb"[^A-Za-z0-9_-]")
 
 
 def escape(name: str) -> str:
-    """The name in characters of topics, as in a URL: `a.b` is `a%2Eb`. Two names are never the same."""
+    """Return the name in characters of topics, as in a URL: `a.b` is `a%2Eb`. Two names are never the same."""
     return _ESCAPED.sub(lambda found: b"%%%02X" % found[0][0], name.encode("utf-8", "surrogatepass")).decode()
 
 
 @lru_cache(maxsize=4096)
 def queue_topic(prefix: str, queue: str) -> str:
-    """The topic of a queue, and the name of the consumer group that shares its messages."""
+    """Return the topic of a queue, and the name of the consumer group that shares its messages."""
     return _fit(f"{escape(prefix)}%q_{escape(queue)}")
 
 
 def is_queue_topic(prefix: str, topic: str) -> bool:
-    """Whether `topic` is the topic of a queue."""
+    """Return whether `topic` is the topic of a queue."""
     return topic.startswith(f"{escape(prefix)}%q_")
 
 
 def exchange_topic(prefix: str, exchange: str) -> str:
-    """The topic of messages that are broadcast to an exchange."""
+    """Return the topic of messages that are broadcast to an exchange."""
     return _fit(f"{escape(prefix)}%x_{escape(exchange)}")
 
 
 def bindings_topic(prefix: str) -> str:
-    """The topic whose attribute says whether bindings have changed."""
+    """Return the topic whose attribute says whether bindings have changed."""
     return _fit(f"{escape(prefix)}%bindings")
 
 
 def broadcast_group(prefix: str) -> str:
-    """The group under which processes read broadcasts; it stores no offsets."""
+    """Return the group under which processes read broadcasts; it stores no offsets."""
     return _fit(f"{escape(prefix)}%broadcasts")
 
 

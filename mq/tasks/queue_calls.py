@@ -50,7 +50,7 @@ class Source(NamedTuple):
 
     @classmethod
     def from_message(cls, message: PoppedMessage) -> Self:
-        """The queue from which the message was popped."""
+        """Return the queue from which the message was popped."""
         return cls(message.topic, message.queue.broker_name)
 
 
@@ -58,7 +58,7 @@ class QueueCalls(Admin):
     """Administration, and pops on request."""
 
     async def leader(self, source: Source) -> str:
-        """The address of the leader, as far as is known. Raises ClientError."""
+        """Return the address of the leader, as far as is known. Raises ClientError."""
         return await leader_address(self._open_core(), source.topic, source.broker_name)
 
     async def connect(self, address: str) -> Connection:
@@ -73,7 +73,7 @@ class QueueCalls(Admin):
         )
 
     async def pop(self, source: Source, queue_id: int, count_max: int, invisible: float) -> list[PoppedMessage]:
-        """Messages that are there now, hidden from others for `invisible` seconds. Raises ClientError."""
+        """Return messages that are there now, hidden from others for `invisible` seconds. Raises ClientError."""
         connection = await self._open_core().connection(await self.leader(source))
         return await self.pop_at(connection, source, queue_id, count_max, invisible)
 
@@ -135,7 +135,7 @@ class QueueCalls(Admin):
         return read[0] if read else messages_of(answer, body)
 
     async def wait(self, source: Source, seconds: float) -> bool:
-        """Whether the queue has something to pop; a broker answers when it has, or after `seconds`."""
+        """Return whether the queue has something to pop; a broker answers when it has, or after `seconds`."""
         core = self._open_core()
         connection = await core.connection(await leader_address(core, source.topic, source.broker_name))
         ext = NotificationExt(
@@ -242,11 +242,11 @@ class QueueCalls(Admin):
             raise NotADeadLetter(message)
 
     async def ready(self, topic: str) -> int:
-        """The number of undelivered messages of a queue. Raises TopicNotFound, ClientError."""
+        """Return the number of undelivered messages of a queue. Raises TopicNotFound, ClientError."""
         return await self._lag(topic, counts_delivered=False)
 
     async def pending_count(self, topic: str) -> int:
-        """The number of unacknowledged messages of a queue, without those delayed and not due yet. Raises
+        """Return the number of unacknowledged messages of a queue, without those delayed and not due yet. Raises
         TopicNotFound, ClientError.
         """
         return await self._lag(topic, counts_delivered=True)
@@ -281,7 +281,7 @@ class QueueCalls(Admin):
         return count
 
     async def all_topics(self) -> Mapping[str, TopicConfig]:
-        """The configuration of all topics. Raises BrokerError without the permission of an administrator."""
+        """Return the configuration of all topics. Raises BrokerError without the permission of an administrator."""
         configs: dict[str, TopicConfig] = {}
         for address in (await self._leaders(None, None)).values():
             _, body = await self._open_core().call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
@@ -291,5 +291,5 @@ class QueueCalls(Admin):
 
 
 def is_transient(error: ClientError) -> bool:
-    """Whether the same request may succeed soon."""
+    """Return whether the same request may succeed soon."""
     return not isinstance(error, BrokerError) or error.code in _NOT_NOW

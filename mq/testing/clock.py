@@ -46,7 +46,7 @@ class KitClock:
         return self._epoch_ms + round(self.seconds() * 1000)
 
     def now(self) -> dt.datetime:
-        """The time of the brokers, in UTC."""
+        """Return the time of the brokers, in UTC."""
         return dt.datetime.fromtimestamp(self.wall_ms() / 1000, tz=dt.UTC)
 
     def advance(self, seconds: float) -> None:

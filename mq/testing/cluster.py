@@ -118,7 +118,7 @@ class Cluster:
         return f"{self.network.host}:{NAME_SERVER_PORT}"
 
     def address(self, node_id: str) -> str:
-        """The client address of a replica."""
+        """Return the client address of a replica."""
         return f"{self.network.host}:{_CLIENT_PORT + int(node_id[1:])}"
 
     @property

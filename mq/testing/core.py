@@ -33,7 +33,7 @@ class Core:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def now(self) -> dt.datetime:
-        """The time of the brokers, in UTC."""
+        """Return the time of the brokers, in UTC."""
         return dt.datetime.fromtimestamp(self._now_ms() / 1000, tz=dt.UTC)
 
     def _now_ms(self) -> int:
@@ -115,15 +115,15 @@ class Core:
     # -- what the brokers have -----------------------------------------------------------------------------------------
 
     def messages(self, topic: str) -> list[ReceivedMessage]:
-        """All messages of a topic that consumers can see, or could, in the order in which they were stored."""
+        """Return all messages of a topic that consumers can see, or could, in the order in which they were stored."""
         return stored_messages(self._cluster.context, topic)
 
     def dead_letters(self, group: str) -> list[ReceivedMessage]:
-        """The dead letters of a consumer group."""
+        """Return the dead letters of a consumer group."""
         return self.messages(dead_letter_topic(group))
 
     def pending(self, topic: str | None = None) -> list[Pending]:
-        """The messages that wait for their time, the next first; only those for one topic, if it is named."""
+        """Return the messages that wait for their time, the next first; only those for one topic, if it is named."""
         return [each for each in pending_of(self._cluster.context) if topic in (None, each.topic)]
 
     def topics(self) -> list[str]:

@@ -84,7 +84,7 @@ class Faults:
         return self._slow_seconds
 
     def next_fault(self, code: int) -> Fault | None:
-        """The fault of a request that is about to reach its broker."""
+        """Return the fault of a request that is about to reach its broker."""
         if not self._sends or code not in SENDS:
             return None
         self.played += 1

@@ -58,15 +58,15 @@ class _OtherLoop:
         self.is_closed = False
 
     def read(self, function: Callable[[], T]) -> T:
-        return self._running().call(function)
+        return self._require_portal().call(function)
 
     def wait_here(self, function: Callable[[], Awaitable[T]]) -> T:
-        return self._running().call(function)
+        return self._require_portal().call(function)
 
     async def wait(self, function: Callable[[], Awaitable[T]]) -> T:
-        return await anyio.to_thread.run_sync(self._running().call, function, abandon_on_cancel=True)
+        return await anyio.to_thread.run_sync(self._require_portal().call, function, abandon_on_cancel=True)
 
-    def _running(self) -> anyio.from_thread.BlockingPortal:
+    def _require_portal(self) -> anyio.from_thread.BlockingPortal:
         """Raises RuntimeError if the kit is closed, or belongs to another process."""
         if self._process != os.getpid():
             raise RuntimeError(
@@ -313,12 +313,12 @@ class _KitThread:
         self._replicas, self._settings = replicas, settings
         self._process = os.getpid()
         self._stack = contextlib.ExitStack()
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
         self._is_closed = False
 
     def open(self) -> None:
         """Start the brokers, unless it was closed before. Raises as `open_kit`; then there is no thread."""
-        with self._changing, contextlib.ExitStack() as stack:
+        with self._lock, contextlib.ExitStack() as stack:
             if self._is_closed:
                 return
             thread = LoopThread("raftmq.testing")
@@ -328,15 +328,15 @@ class _KitThread:
             loop = _OtherLoop(thread.portal)
             self.parts = Core(cluster, clients_elsewhere=True), cluster, loop
             self._stack = stack.pop_all()
-            _running.add(self)
+            _running_threads.add(self)
 
     def close(self) -> None:
         """Stop the brokers, and end the thread; waits for `open` if that is under way in another thread."""
         is_own = self._process == os.getpid()
-        with self._changing if is_own else contextlib.nullcontext():
+        with self._lock if is_own else contextlib.nullcontext():
             self._is_closed = True
-            if self in _running:
-                _running.discard(self)
+            if self in _running_threads:
+                _running_threads.discard(self)
                 self.parts[2].is_closed = True
             stack = self._stack.pop_all()
             if is_own:
@@ -346,16 +346,16 @@ class _KitThread:
 
     def warn_if_open(self) -> None:
         """Warn if the test did not close the kit."""
-        if self in _running and self._process == os.getpid():
+        if self in _running_threads and self._process == os.getpid():
             warn_not_closed()
 
 
-_running: set[_KitThread] = set()
+_running_threads: set[_KitThread] = set()
 
 
 @atexit.register
 def _close_at_exit() -> None:
-    for each in list(_running):
+    for each in list(_running_threads):
         each.warn_if_open()
         each.close()
 

@@ -93,7 +93,7 @@ class Network:
         self._doors.pop(port, None)
 
     def connect_server(self, server: str, address: Address) -> socket.socket:
-        """A connection from one server to another. Raises OSError."""
+        """Return a connection from one server to another. Raises OSError."""
         door = self._doors.get(address[1])
         if address[0] != self.host or door is None or server in self._cut_off or door.server in self._cut_off:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -114,7 +114,7 @@ class Network:
         self._cut_off.discard(server)
 
     def is_cut_off(self, server: str) -> bool:
-        """Whether it was cut off, and not reconnected."""
+        """Return whether it was cut off, and not reconnected."""
         return server in self._cut_off
 
     def break_clients(self) -> None:
@@ -188,7 +188,7 @@ class StreamListener(trio.abc.Listener[trio.SocketStream]):
         network.listen(server, port, self._send.send_nowait)
 
     async def accept(self) -> trio.SocketStream:
-        """The next connection."""
+        """Return the next connection."""
         return trio.SocketStream(trio.socket.from_stdlib_socket(await self._receive.receive()))
 
     async def aclose(self) -> None:

@@ -157,7 +157,7 @@ def _to_be_sent(definition: ScheduleDefinition, due: int) -> StoredMessage:
 
 
 def between_checks(context: BrokerContext) -> float:
-    """Seconds after a check-back until the broker notes it, and counts the time until the next one."""
+    """Return seconds after a check-back until the broker notes it, and counts the time until the next one."""
     return context.settings.transaction_check_seconds / SAMPLES + _CHECK_SLACK_MS / 1000
 
 

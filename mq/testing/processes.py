@@ -36,19 +36,19 @@ class ServerProcesses:
         self.replicas = cluster.node_ids
 
     def address(self, replica: str) -> str:
-        """The client address of a broker."""
+        """Return the client address of a broker."""
         return self._cluster.address(replica)
 
     def pid(self, replica: str) -> int:
-        """The process id of a broker."""
+        """Return the process id of a broker."""
         return self._cluster.pid(replica)
 
     def log(self, replica: str) -> Path:
-        """The log file of a broker."""
+        """Return the log file of a broker."""
         return self._cluster.log_path(replica)
 
     def leader(self) -> str:
-        """The broker that leads. Raises `mq.local_cluster.ServersFailed` if there is none for a minute."""
+        """Return the broker that leads. Raises `mq.local_cluster.ServersFailed` if there is none for a minute."""
         return self._thread.call(self._cluster.leader)
 
     def kill(self, replica: str) -> None:

@@ -17,7 +17,7 @@ _BODY_BYTES_MAX = 64 * 1024 * 1024
 
 
 def stored_messages(context: BrokerContext, topic: str) -> list[ReceivedMessage]:
-    """All messages of a topic in the order in which they were stored."""
+    """Return all messages of a topic in the order in which they were stored."""
     messages: list[ReceivedMessage] = []
     for queue_id in sorted(context.store.ends(topic)):
         queue = context.store.get(topic, queue_id)
@@ -28,14 +28,14 @@ def stored_messages(context: BrokerContext, topic: str) -> list[ReceivedMessage]
 
 
 def record_at(context: BrokerContext, queue: ConsumeQueue, offset: QueueOffset) -> StoredMessage:
-    """The record of one entry of a queue."""
+    """Return the record of one entry of a queue."""
     position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
     (record,) = decode_records(context.replica.log.pread(position, size))
     return record
 
 
 def to_received(context: BrokerContext, record: StoredMessage) -> ReceivedMessage:
-    """A record as a consumer gets it."""
+    """Return a record as a consumer gets it."""
     body = record.body
     with contextlib.suppress(DecompressionError, CodecMissing):
         body = inflate(record.sys_flag, body, _BODY_BYTES_MAX)
@@ -43,5 +43,5 @@ def to_received(context: BrokerContext, record: StoredMessage) -> ReceivedMessag
 
 
 def topics_of(context: BrokerContext) -> Iterator[str]:
-    """The names of all topics that have messages."""
+    """Return the names of all topics that have messages."""
     yield from sorted({queue.topic for queue in context.store.queues()})

@@ -87,11 +87,11 @@ class Stream:
 
 
 class InMemoryProxy:
-    """A proxy; `draining` and `table` are the ones that a server has."""
+    """A proxy; `drain_event` and `table` are the ones that a server has."""
 
-    def __init__(self, table: ServiceTable, draining: trio.Event) -> None:
+    def __init__(self, table: ServiceTable, drain_event: trio.Event) -> None:
         self.table = table
-        self.draining = draining
+        self.drain_event = drain_event
         self.metadata: dict[str, str] = {}
         """Of every call, in addition to the client's id."""
         self._methods = table.methods()
@@ -202,15 +202,15 @@ async def open_proxy(
     def wall_clock_ms() -> int:
         return int(kit.now().timestamp() * 1000)
 
-    draining = trio.Event()
+    drain_event = trio.Event()
     async with open_table(
         kit.namesrv,
         RemotingSettings(credentials=credentials, tls=None),
-        draining,
+        drain_event,
         structlog.get_logger("proxy"),
         allowed_times=None if credentials is None else AllowedTimes(300_000, utc_offsets_ms),
         rng=random.Random(1),
         client_id="proxy-1",
         clock_ms=wall_clock_ms,
     ) as (table, _):
-        yield InMemoryProxy(table, draining)
+        yield InMemoryProxy(table, drain_event)

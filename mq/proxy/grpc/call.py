@@ -23,7 +23,7 @@ class Call:
         authority: the name by which the client knows the server, usually host:port.
         secure: the connection uses TLS.
         deadline: when the client gives up, in trio's time; None if never.
-        draining: set when the server stops: long calls should end then.
+        drain_event: set when the server stops: long calls should end then.
     """
 
     __slots__ = (
@@ -35,7 +35,7 @@ class Call:
         "authority",
         "binary_metadata",
         "deadline",
-        "draining",
+        "drain_event",
         "local_address",
         "metadata",
         "path",
@@ -51,7 +51,7 @@ class Call:
         local_address: tuple[str, int],
         secure: bool,
         deadline: float | None,
-        draining: trio.Event,
+        drain_event: trio.Event,
         wake_writer: Callable[[], None],
         send_seconds_max: float,
     ) -> None:
@@ -64,7 +64,7 @@ class Call:
         self.local_address = local_address
         self.secure = secure
         self.deadline = deadline
-        self.draining = draining
+        self.drain_event = drain_event
         self._stream = stream
         self._wake = wake_writer
         self._send_seconds_max = send_seconds_max
@@ -84,7 +84,7 @@ class Call:
         return self._stream.connection.is_lost
 
     async def receive(self) -> bytes | None:
-        """The next message of the client; None when it sends no more. Cancelled, it loses nothing."""
+        """Return the next message of the client; None when it sends no more. Cancelled, it loses nothing."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             message = self._stream.connection.take(self._stream)

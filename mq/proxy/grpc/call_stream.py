@@ -45,22 +45,22 @@ class CallStream:
     __slots__ = (
         "closed",
         "connection",
-        "finishing",
         "half_closed",
         "head",
         "headers_sent",
+        "is_finishing",
+        "is_waiting",
         "messages",
         "on_end",
         "on_message",
         "on_sent",
-        "owed",
         "reader",
         "refusal",
         "stream_id",
         "text",
         "trailers",
+        "unacked_bytes",
         "unsent",
-        "waiting",
     )
 
     def __init__(self, connection: StreamConnection, stream_id: int, head: RequestHead | None, bytes_max: int) -> None:
@@ -75,13 +75,13 @@ class CallStream:
         self.on_message: Callable[[], None] = _ignore
         self.on_sent: Callable[[], None] = _ignore
         self.on_end: Callable[[], None] = _ignore
-        self.owed = 0
-        self.waiting = False
+        self.unacked_bytes = 0
+        self.is_waiting = False
         self.headers_sent = False
         self.text: NoGrpc | None = None
         self.unsent: memoryview = memoryview(b"")
         self.trailers = b""
-        self.finishing = False
+        self.is_finishing = False
 
     # What `PartialRequests` needs.
 
@@ -92,7 +92,7 @@ class CallStream:
 
     def on_admit(self) -> None:
         """Receive the rest of the message, which has memory reserved now."""
-        self.waiting = False
+        self.is_waiting = False
         self.connection.give_back(self)
 
     def close(self, reason: str, /) -> None:

@@ -22,7 +22,7 @@ class TlsContext(Protocol):
     """Supplies the TLS context for each new connection of a server."""
 
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection; it offers HTTP/2."""
+        """Return the context for a new connection; it offers HTTP/2."""
         ...
 
 
@@ -31,14 +31,14 @@ class OwnCertificate:
 
     def __init__(self, certificate: Certificate) -> None:
         self._certificate = certificate
-        self._offering: ssl.SSLContext | None = None
+        self._context_in_use: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
-        """The TLS context for a new connection; it offers HTTP/2."""
+        """Return the TLS context for a new connection; it offers HTTP/2."""
         context = self._certificate.context
-        if context is not self._offering:
+        if context is not self._context_in_use:
             context.set_alpn_protocols([ALPN])
-            self._offering = context
+            self._context_in_use = context
         return context
 
 
@@ -80,5 +80,5 @@ class SelfSigned:
         self._context = context
 
     def context(self) -> ssl.SSLContext:
-        """The TLS context of a connection; see TlsContext."""
+        """Return the TLS context of a connection; see TlsContext."""
         return self._context

@@ -86,7 +86,7 @@ class GrpcConnection:
         )
         self.streams: dict[int, CallStream] = {}
         # Those with something to send: in turns, or when their own window opens.
-        self._waiting: dict[int, CallStream] = {}
+        self._ready_streams: dict[int, CallStream] = {}
         self._shut: dict[int, CallStream] = {}
         self._unended: dict[int, float] = {}
         self._now = now
@@ -167,7 +167,7 @@ class GrpcConnection:
                 self._on_call(stream)
 
     def _answer_with_text(self, stream: CallStream, answer: NoGrpc) -> None:
-        stream.headers_sent = stream.finishing = True
+        stream.headers_sent = stream.is_finishing = True
         block = encode_fields((b":status", b"%d" % answer.http_status), _TEXT)
         self._http2.send_headers(stream.stream_id, block, end=False)
         stream.unsent = memoryview(answer.text.encode())
@@ -198,7 +198,7 @@ class GrpcConnection:
 
     def _reopen(self, stream_id: int) -> None:
         if stream_id in self._shut and self._http2.window(stream_id) > 0:
-            self._waiting[stream_id] = self._shut.pop(stream_id)
+            self._ready_streams[stream_id] = self._shut.pop(stream_id)
 
     def ping_answered(self, data: bytes) -> None:
         """Refuse new calls from now on if the client has answered the ping of a drain."""
@@ -229,8 +229,8 @@ class GrpcConnection:
             self._half_close(stream)
 
     def _call_data(self, stream: CallStream, data: bytes, nbytes: int) -> None:
-        stream.owed += nbytes
-        has_begun = stream.reader.begun
+        stream.unacked_bytes += nbytes
+        has_begun = stream.reader.has_begun
         try:
             messages = stream.reader.feed(data)
         except CallRefused as error:
@@ -240,11 +240,11 @@ class GrpcConnection:
             if has_begun:
                 self._partial_requests.on_frame_end(stream)
                 has_begun = False
-            stream.waiting = False
+            stream.is_waiting = False
             stream.messages.extend(messages)
             stream.on_message()
-        if stream.reader.begun and not has_begun and stream.reader.announced_bytes > SMALL_BYTES:
-            stream.waiting = not self._partial_requests.begin(stream, stream.reader.announced_bytes)
+        if stream.reader.has_begun and not has_begun and stream.reader.announced_bytes > SMALL_BYTES:
+            stream.is_waiting = not self._partial_requests.begin(stream, stream.reader.announced_bytes)
         self.give_back(stream)
 
     def _half_close(self, stream: CallStream) -> None:
@@ -263,7 +263,7 @@ class GrpcConnection:
     # ------------------------------------------------------------------------------------ from the method
 
     def take(self, stream: CallStream) -> bytes | None:
-        """The next message, None if there is none now."""
+        """Return the next message, None if there is none now."""
         if not stream.messages:
             return None
         message = stream.messages.popleft()
@@ -286,14 +286,14 @@ class GrpcConnection:
         """End the call; the unsent rest of its last message is dropped unless the status is OK. No effect if it has
         ended.
         """
-        if stream.closed or stream.finishing:
+        if stream.closed or stream.is_finishing:
             return
         stream.trailers = _STATUS[status]
         if reason:
             stream.trailers += encode_fields((b"grpc-message", percent_encoded(reason)))
         if encodings:
             stream.trailers += _ACCEPTED
-        stream.finishing = True
+        stream.is_finishing = True
         if status is not Status.OK:
             stream.unsent = memoryview(b"")
         self._guard.finished_call()
@@ -342,19 +342,19 @@ class GrpcConnection:
 
         A call whose own window is used up costs nothing until that opens.
         """
-        while self._waiting and self._has_room():
-            stream_id = next(iter(self._waiting))
-            stream = self._waiting.pop(stream_id)
+        while self._ready_streams and self._has_room():
+            stream_id = next(iter(self._ready_streams))
+            stream = self._ready_streams.pop(stream_id)
             has_sent = self._send_frame(stream)
             if not stream.unsent:
                 self._on_sent(stream)
                 continue
             self._wait(stream)
-            if not has_sent and stream_id in self._waiting:
+            if not has_sent and stream_id in self._ready_streams:
                 return  # the window of the connection is used up
 
     def _wait(self, stream: CallStream) -> None:
-        streams = self._waiting if self._http2.window(stream.stream_id) > 0 else self._shut
+        streams = self._ready_streams if self._http2.window(stream.stream_id) > 0 else self._shut
         streams[stream.stream_id] = stream
 
     def _has_room(self) -> bool:
@@ -362,19 +362,19 @@ class GrpcConnection:
 
     def _send_rest(self, stream: CallStream) -> None:
         stream_id = stream.stream_id
-        if stream.unsent and not self._waiting and stream_id not in self._shut:
+        if stream.unsent and not self._ready_streams and stream_id not in self._shut:
             while stream.unsent and self._has_room() and self._send_frame(stream):
                 pass
         if not stream.unsent:
-            self._waiting.pop(stream_id, None)
+            self._ready_streams.pop(stream_id, None)
             self._shut.pop(stream_id, None)
-            if stream.finishing:
+            if stream.is_finishing:
                 self._end(stream)
-        elif stream_id not in self._waiting and stream_id not in self._shut:
+        elif stream_id not in self._ready_streams and stream_id not in self._shut:
             self._wait(stream)
 
     def _on_sent(self, stream: CallStream) -> None:
-        if stream.finishing:
+        if stream.is_finishing:
             self._end(stream)
         else:
             stream.on_sent()
@@ -415,7 +415,7 @@ class GrpcConnection:
     def _close(self, stream: CallStream) -> None:
         stream.closed = True
         self.streams.pop(stream.stream_id, None)
-        self._waiting.pop(stream.stream_id, None)
+        self._ready_streams.pop(stream.stream_id, None)
         self._shut.pop(stream.stream_id, None)
         stream.unsent = memoryview(b"")
         if not self.streams:
@@ -425,19 +425,19 @@ class GrpcConnection:
     def _forget_input(self, stream: CallStream) -> None:
         self._partial_requests.on_frame_end(stream)
         stream.messages.clear()
-        stream.waiting = False
-        owed, stream.owed = stream.owed, 0
-        self._acknowledge(stream.stream_id, owed)
+        stream.is_waiting = False
+        nbytes, stream.unacked_bytes = stream.unacked_bytes, 0
+        self._acknowledge(stream.stream_id, nbytes)
 
     def give_back(self, stream: CallStream) -> None:
         """Let the client send more, unless its last message was not taken, or there is no memory for the next one."""
-        if stream.owed and not stream.waiting and (stream.half_closed or not stream.messages):
-            owed, stream.owed = stream.owed, 0
-            self._acknowledge(stream.stream_id, owed)
+        if stream.unacked_bytes and not stream.is_waiting and (stream.half_closed or not stream.messages):
+            nbytes, stream.unacked_bytes = stream.unacked_bytes, 0
+            self._acknowledge(stream.stream_id, nbytes)
 
-    def _acknowledge(self, stream_id: int, owed: int) -> None:
-        if owed and not self._failed:
-            self._http2.give_back(stream_id, owed)
+    def _acknowledge(self, stream_id: int, nbytes: int) -> None:
+        if nbytes and not self._failed:
+            self._http2.give_back(stream_id, nbytes)
 
     # --------------------------------------------------------------------------------------------- time
 

@@ -37,7 +37,7 @@ class ProxyHeader(NamedTuple):
 
 
 def may_be_proxy_header(data: bytes) -> bool:
-    """Whether the bytes that have arrived, at least one, may be the beginning of a header."""
+    """Return whether the bytes that have arrived, at least one, may be the beginning of a header."""
     return any(data[: len(each)] == each[: len(data)] for each in (_SIGNATURE_1, _SIGNATURE_2))
 
 

@@ -17,23 +17,23 @@ class Allowance:
     """A rate limit: a burst at once, and an amount per second."""
 
     def __init__(self, burst: float, per_second: float, now: float) -> None:
-        self._burst = self._remaining = burst
+        self._burst = self._credit = burst
         self._per_second = per_second
         self._since = now
 
     def spend(self, amount: float, now: float) -> bool:
         """Spend ``amount`` if the allowance has that much; returns whether it had."""
-        if amount > self._remaining:
-            self._remaining = min(self._burst, self._remaining + (now - self._since) * self._per_second)
+        if amount > self._credit:
+            self._credit = min(self._burst, self._credit + (now - self._since) * self._per_second)
             self._since = now
-            if amount > self._remaining:
+            if amount > self._credit:
                 return False
-        self._remaining -= amount
+        self._credit -= amount
         return True
 
     def earn(self, amount: float) -> None:
         """Allow ``amount`` more to be spent, at most the burst at once."""
-        self._remaining = min(self._burst, self._remaining + amount)
+        self._credit = min(self._burst, self._credit + amount)
 
 
 class FloodGuard:

@@ -114,5 +114,5 @@ class FrameSplitter:
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """A frame."""
+    """Return a frame."""
     return _HEADER.pack(len(payload) << 8 | kind, flags, stream_id) + payload

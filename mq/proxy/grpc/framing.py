@@ -28,14 +28,14 @@ class MessageReader:
         announced_bytes: the length of the message that has not arrived whole; 0 if there is none.
     """
 
-    __slots__ = ("_buffer", "_bytes_max", "_compressed", "_encoding", "announced_bytes", "begun")
+    __slots__ = ("_buffer", "_bytes_max", "_encoding", "_is_compressed", "announced_bytes", "has_begun")
 
     def __init__(self, encoding: str, bytes_max: int) -> None:
         self._encoding = encoding
         self._bytes_max = bytes_max
         self._buffer = bytearray()
-        self._compressed = False
-        self.begun = False
+        self._is_compressed = False
+        self.has_begun = False
         self.announced_bytes = 0
 
     @property
@@ -46,16 +46,16 @@ class MessageReader:
     def feed(self, data: bytes) -> list[bytes]:
         """The messages that ``data`` completes, decompressed. Raises CallRefused; then nothing more can be read."""
         buffer = self._buffer
-        if not buffer and not self.begun and len(data) >= PREFIX_BYTES:
+        if not buffer and not self.has_begun and len(data) >= PREFIX_BYTES:
             # One message in one frame is the rule, and needs no copy into the buffer.
             self._begin(data)
             if len(data) == PREFIX_BYTES + self.announced_bytes:
                 return [self._complete(data[PREFIX_BYTES:])]
-            self.begun = False
+            self.has_begun = False
         buffer += data
         messages = []
         while True:
-            if not self.begun:
+            if not self.has_begun:
                 if len(buffer) < PREFIX_BYTES:
                     break
                 self._begin(buffer)
@@ -69,7 +69,7 @@ class MessageReader:
 
     def end(self) -> None:
         """Called when the client sends no more. Raises CallRefused within a message."""
-        if self.begun or self._buffer:
+        if self.has_begun or self._buffer:
             raise CallRefused(Status.INTERNAL, "the last message is incomplete")
 
     def _begin(self, prefix: bytes | bytearray) -> None:
@@ -81,11 +81,11 @@ class MessageReader:
             raise CallRefused(Status.INTERNAL, "the message is compressed: expected its encoding in grpc-encoding")
         if nbytes > self._bytes_max:
             raise _too_large(self._bytes_max)
-        self.begun, self._compressed, self.announced_bytes = True, bool(flag), nbytes
+        self.has_begun, self._is_compressed, self.announced_bytes = True, bool(flag), nbytes
 
     def _complete(self, body: bytes) -> bytes:
-        self.begun, self.announced_bytes = False, 0
-        return decompress(body, self._bytes_max) if self._compressed else body
+        self.has_begun, self.announced_bytes = False, 0
+        return decompress(body, self._bytes_max) if self._is_compressed else body
 
 
 def _too_large(bytes_max: int) -> CallRefused:
@@ -109,7 +109,7 @@ def decompress(data: bytes, bytes_max: int) -> bytes:
 
 
 def frame_message(message: bytes, *, compress: bool) -> bytes:
-    """A message with its prefix; ``compress``: by gzip, if it is long enough and gets shorter."""
+    """Return a message with its prefix; ``compress``: by gzip, if it is long enough and gets shorter."""
     data = bytes(message)
     if compress and len(data) >= COMPRESS_FROM_BYTES:
         compressed_message = gzip.compress(data, _FAST, mtime=0)

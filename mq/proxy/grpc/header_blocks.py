@@ -37,7 +37,7 @@ class HeaderDecoder:
         self._table_bytes_max = _TABLE_BYTES_MAX
 
     def decode(self, block: bytes) -> list[Field]:
-        """The fields of a block. Raises Http2Error; then later blocks cannot be decoded."""
+        """Return the fields of a block. Raises Http2Error; then later blocks cannot be decoded."""
         try:
             return self._decode(block)
         except IndexError as error:

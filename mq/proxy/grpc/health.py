@@ -17,7 +17,7 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 
 
 def health_methods(services: Collection[str], is_ready: Callable[[], bool]) -> dict[str, Method]:
-    """The methods by path.
+    """Return the methods by path.
 
     Args:
         services: full names of services, ``package.Service``; the empty name, for all of them, is always known.
@@ -25,7 +25,7 @@ def health_methods(services: Collection[str], is_ready: Callable[[], bool]) -> d
     """
 
     def state(call: Call) -> bytes:
-        return _SERVING if is_ready() and not call.draining.is_set() else _NOT_SERVING
+        return _SERVING if is_ready() and not call.drain_event.is_set() else _NOT_SERVING
 
     async def check(call: Call) -> None:
         """One answer; NOT_FOUND for an unknown service."""
@@ -41,10 +41,10 @@ def health_methods(services: Collection[str], is_ready: Callable[[], bool]) -> d
             if (now := state(call) if is_known else _SERVICE_UNKNOWN) != last_sent:
                 await call.send(now)
                 last_sent = now
-            if call.draining.is_set():
+            if call.drain_event.is_set():
                 return
             with trio.move_on_after(_LOOK_SECONDS):
-                await call.draining.wait()
+                await call.drain_event.wait()
 
     async def _is_known(call: Call) -> bool:
         # The message has one field, a string of less than 128 bytes.

@@ -70,21 +70,21 @@ class Requests(Protocol):
 
 
 class _Stream:
-    __slots__ = ("announced", "arrived", "local_ended", "owed", "remote_ended", "window", "window_in")
+    __slots__ = ("arrived_bytes", "length", "local_ended", "remote_ended", "window", "window_in", "window_update_bytes")
 
     def __init__(self, window: int, window_in: int) -> None:
         self.window = window
         self.window_in = window_in
-        self.owed = 0
-        self.announced: int | None = None
-        self.arrived = 0
+        self.window_update_bytes = 0
+        self.length: int | None = None
+        self.arrived_bytes = 0
         self.local_ended = False
         self.remote_ended = False
 
     @property
     def lacks_data(self) -> bool:
         """Whether more or less data has arrived than the client has announced."""
-        return self.announced is not None and self.announced != self.arrived
+        return self.length is not None and self.length != self.arrived_bytes
 
 
 class Http2:
@@ -109,7 +109,7 @@ class Http2:
         self._stream_window = stream_window
         self._initial_window_in = WINDOW_AT_START
         self._window_in = max(connection_window, WINDOW_AT_START)
-        self._owed = 0
+        self._window_update_bytes = 0
         self._give_stream_from = min(stream_window, WINDOW_AT_START) // 2
         self._give_connection_from = self._window_in // 2
         self._block: tuple[int, int, bytearray] | None = None
@@ -173,11 +173,11 @@ class Http2:
             self._unexpected_data(stream_id, stream, nbytes)
             return
         stream.window_in -= nbytes
-        stream.arrived += len(data)
+        stream.arrived_bytes += len(data)
         is_end = bool(flags & END_STREAM)
         if stream.window_in < 0:
             self._break(stream_id, ErrorCode.FLOW_CONTROL_ERROR, nbytes)
-        elif stream.announced is not None and (stream.arrived > stream.announced or (is_end and stream.lacks_data)):
+        elif stream.length is not None and (stream.arrived_bytes > stream.length or (is_end and stream.lacks_data)):
             self._break(stream_id, ErrorCode.PROTOCOL_ERROR, nbytes)
         else:
             if is_end:
@@ -338,16 +338,16 @@ class Http2:
     def expect(self, stream_id: int, nbytes: int) -> None:
         """Expect ``nbytes`` bytes of data, which the client has announced; more or fewer break the rules."""
         if (stream := self._streams.get(stream_id)) is not None:
-            stream.announced = nbytes
+            stream.length = nbytes
             if stream.remote_ended and nbytes:
                 self._break(stream_id, ErrorCode.PROTOCOL_ERROR, 0)
 
     def window(self, stream_id: int) -> int:
-        """The number of bytes that the client takes on this stream; none if it is below 1."""
+        """Return the number of bytes that the client takes on this stream; none if it is below 1."""
         return self._streams[stream_id].window
 
     def room(self, stream_id: int) -> int:
-        """The number of data bytes that one frame of this stream may have now; below 1 none."""
+        """Return the number of data bytes that one frame of this stream may have now; below 1 none."""
         return min(self._streams[stream_id].window, self._window, FRAME_BYTES_MAX)
 
     def send_headers(self, stream_id: int, block: bytes, *, end: bool) -> None:
@@ -381,11 +381,11 @@ class Http2:
         self._give_connection(nbytes)
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.remote_ended:
-            stream.owed += nbytes
-            if stream.owed >= self._give_stream_from:
-                stream.window_in += stream.owed
-                self._send_window(stream_id, stream.owed)
-                stream.owed = 0
+            stream.window_update_bytes += nbytes
+            if stream.window_update_bytes >= self._give_stream_from:
+                stream.window_in += stream.window_update_bytes
+                self._send_window(stream_id, stream.window_update_bytes)
+                stream.window_update_bytes = 0
 
     def ping(self, data: bytes) -> None:
         """Ask the client for an answer."""
@@ -396,7 +396,7 @@ class Http2:
         self.unsent += frame(Kind.GOAWAY, 0, 0, _NUMBER.pack(last_stream) + _NUMBER.pack(code))
 
     def bytes_to_send(self) -> bytes:
-        """The bytes for the client; they are the caller's from now on."""
+        """Return the bytes for the client; they are the caller's from now on."""
         data = bytes(self.unsent)
         self.unsent.clear()
         return data
@@ -408,11 +408,11 @@ class Http2:
             del self._streams[stream_id]
 
     def _give_connection(self, nbytes: int) -> None:
-        self._owed += nbytes
-        if self._owed >= self._give_connection_from:
-            self._window_in += self._owed
-            self._send_window(0, self._owed)
-            self._owed = 0
+        self._window_update_bytes += nbytes
+        if self._window_update_bytes >= self._give_connection_from:
+            self._window_in += self._window_update_bytes
+            self._send_window(0, self._window_update_bytes)
+            self._window_update_bytes = 0
 
     def _send_window(self, stream_id: int, increment: int) -> None:
         self.unsent += frame(Kind.WINDOW_UPDATE, 0, stream_id, _NUMBER.pack(increment))

@@ -104,7 +104,7 @@ def parse_head(fields: Iterable[tuple[bytes, bytes]]) -> RequestHead:
 
 
 def announced_bytes(fields: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """The length of the data of a request, if its headers say it. Raises MalformedRequest."""
+    """Return the length of the data of a request, if its headers say it. Raises MalformedRequest."""
     for name, value in fields:
         if name == b"content-length":
             if not value.isdigit() or len(value) > _LENGTH_DIGITS_MAX:
@@ -130,7 +130,7 @@ def _field_name(name: bytes) -> str:
 
 
 def parse_timeout(text: str) -> float:
-    """Seconds of a ``grpc-timeout``: up to 8 digits and a unit. Raises CallRefused."""
+    """Return seconds of a ``grpc-timeout``: up to 8 digits and a unit. Raises CallRefused."""
     match = _TIMEOUT.fullmatch(text)
     if match is None:
         raise CallRefused(Status.INTERNAL, f"grpc-timeout {text!r} is malformed")

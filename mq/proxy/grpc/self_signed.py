@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 
 def self_signed(names: Iterable[str], begin: dt.datetime, end: dt.datetime) -> bytes:
-    """A new key and its certificate for these host names and addresses, as PEM."""
+    """Return a new key and its certificate for these host names and addresses, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "raftmq proxy")])
     certificate = (

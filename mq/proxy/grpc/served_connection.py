@@ -32,7 +32,7 @@ class ServerContext:
     """The objects that all connections of a server share.
 
     Args:
-        draining: set when the server stops.
+        drain_event: set when the server stops.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class ServerContext:
         methods: Mapping[str, Method],
         limits: GrpcLimits,
         counters: GrpcCounters,
-        draining: trio.Event,
+        drain_event: trio.Event,
         log: Log,
     ) -> None:
         self.methods = methods
         self.limits = limits
         self.counters = counters
-        self.draining = draining
+        self.drain_event = drain_event
         self.log = log
         self.partial_requests: PartialRequests[CallStream] = PartialRequests(
             bytes_max=limits.unfinished_bytes_max,
@@ -76,8 +76,8 @@ class ServedConnection:
         self._to_write = trio.Event()
         self._write_event = trio.Event()
         self._flush_event = trio.Event()
-        self._reading = trio.CancelScope()
-        self._closing = False
+        self._read_scope = trio.CancelScope()
+        self._is_closing = False
 
     async def run(self) -> None:
         """Serve it until it ends; all its calls have ended then."""
@@ -85,11 +85,11 @@ class ServedConnection:
             self._nursery = nursery
             nursery.start_soon(self._write)
             try:
-                with self._reading:
+                with self._read_scope:
                     await self._read()
             finally:
                 self._connection.on_loss()
-            self._closing = True
+            self._is_closing = True
             self.wake_writer()
             with trio.move_on_after(_LAST_BYTES_SECONDS):
                 await self._flush_event.wait()
@@ -98,7 +98,7 @@ class ServedConnection:
 
     def wake_writer(self) -> None:
         """Wake the writer, which sleeps on if nothing is to be sent."""
-        if self._connection.unsent_bytes or self._closing:
+        if self._connection.unsent_bytes or self._is_closing:
             self._to_write.set()
 
     def drain(self) -> None:
@@ -117,7 +117,7 @@ class ServedConnection:
             self._connection.tick(now)
         except ConnectionFailed as error:
             self._on_failure(error)
-            self._reading.cancel()
+            self._read_scope.cancel()
         self.wake_writer()
 
     # ------------------------------------------------------------------------------------------- bytes
@@ -160,7 +160,7 @@ class ServedConnection:
             connection.pump()
             data = connection.bytes_to_send()
             if not data:
-                if self._closing:
+                if self._is_closing:
                     self._flush_event.set()
                     return  # noqa: ASYNC910 - ends at once if there is nothing to write
                 self._to_write = trio.Event()
@@ -214,7 +214,7 @@ class ServedConnection:
                     local_address=client.local_address,
                     secure=client.secure,
                     deadline=None if stream.head.timeout is None else scope.deadline,
-                    draining=server.draining,
+                    drain_event=server.drain_event,
                     wake_writer=self.wake_writer,
                     send_seconds_max=server.limits.send_seconds_max,
                 )

@@ -71,7 +71,7 @@ class _Server:
                 async with trio.open_nursery() as accept_nursery:
                     await accept_nursery.start(self._listen, list(listeners), connections)
                     task_status.started()
-                    await self._context.draining.wait()
+                    await self._context.drain_event.wait()
                     accept_nursery.cancel_scope.cancel()
                 await self._drain()
                 connections.cancel_scope.cancel()
@@ -124,7 +124,7 @@ class _Server:
             connection = ServedConnection(connected_client, context)
             self._connections.add(connection)
             try:
-                if context.draining.is_set():
+                if context.drain_event.is_set():
                     connection.drain()
                 await connection.run()
             finally:

@@ -44,7 +44,7 @@ class AllowedTimes:
     utc_offsets_ms: tuple[int, ...] = ()
 
     def age_ms(self, text: str, now_ms: int) -> int:
-        """The age of a signed time, by the zone that makes it least. Raises CodedError if it is no time."""
+        """Return the age of a signed time, by the zone that makes it least. Raises CodedError if it is no time."""
         age_ms = now_ms - _time_ms(text)
         if not text.endswith("Z"):
             return age_ms
@@ -52,7 +52,7 @@ class AllowedTimes:
 
 
 def user_of(metadata: Mapping[str, str], address: str, now_ms: int, times: AllowedTimes) -> ActsFor:
-    """The user of a call from `address`, with a signature that is still to be checked. Raises CodedError."""
+    """Return the user of a call from `address`, with a signature that is still to be checked. Raises CodedError."""
     header, time = metadata.get(AUTHORIZATION, ""), metadata.get(DATE_TIME, "")
     if not header:
         raise CodedError(pb.UNAUTHORIZED, "calls must be signed: give the client an access key and a secret key")

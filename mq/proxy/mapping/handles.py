@@ -30,7 +30,7 @@ class Handle(NamedTuple):
     lite_topic: str = ""
 
     def encode(self) -> str:
-        """The text for clients, as RocketMQ's proxy writes it, and then the lite topic, if there is one."""
+        """Return the text for clients, as RocketMQ's proxy writes it, and then the lite topic, if there is one."""
         text = f"{self.receipt.encode()} {self.physical_offset}"
         return f"{text} {self.lite_topic}" if self.lite_topic else text
 
@@ -60,7 +60,7 @@ class Handle(NamedTuple):
         return self.receipt.pop_time_ms + self.receipt.invisible_ms
 
     def with_times(self, times: PopTimes) -> Handle:
-        """The handle after the invisible time was changed."""
+        """Return the handle after the invisible time was changed."""
         in_order = times.revive_queue == ORDERED_REVIVE_QUEUE
         receipt = self.receipt._replace(
             # In order a message stays in its pop; otherwise it has a checkpoint of its own, that begins with it.
@@ -81,7 +81,7 @@ class TransactionId(NamedTuple):
     unique_key: str
 
     def encode(self) -> str:
-        """The text for clients."""
+        """Return the text for clients."""
         offsets = _OFFSETS.pack(self.half_queue_offset, self.half_physical_offset)
         names = f"{self.broker_name} {self.unique_key}".encode()
         return base64.urlsafe_b64encode(offsets + names).decode().rstrip("=")

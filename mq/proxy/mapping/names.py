@@ -25,7 +25,7 @@ _PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 
 
 def topic_of(resource: pb.Resource) -> str:
-    """The topic for brokers. Raises CodedError for an invalid name or a system topic."""
+    """Return the topic for brokers. Raises CodedError for an invalid name or a system topic."""
     name = _full_name(resource)
     try:
         check_topic(name)
@@ -37,7 +37,7 @@ def topic_of(resource: pb.Resource) -> str:
 
 
 def group_of(resource: pb.Resource) -> str:
-    """The consumer group for brokers. Raises CodedError for an invalid name or a system group."""
+    """Return the consumer group for brokers. Raises CodedError for an invalid name or a system group."""
     name = _full_name(resource)
     try:
         check_group(name)
@@ -58,7 +58,7 @@ def lite_topic_of(name: str) -> str:
 
 
 def resource_of(name: str) -> pb.Resource:
-    """A topic of brokers for clients."""
+    """Return a topic of brokers for clients."""
     prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
     namespace, separator, rest = name.removeprefix(prefix).partition(_SEPARATOR)
     if not separator:

@@ -66,7 +66,7 @@ class CodedError(Exception):
 
 
 def refusal_of(error: ClientError) -> CodedError:
-    """The refusal that a client gets for an error of the connection to the brokers."""
+    """Return the refusal that a client gets for an error of the connection to the brokers."""
     code: pb.Code
     match error:
         case BrokerError() | SendRejected():
@@ -85,13 +85,13 @@ def refusal_of(error: ClientError) -> CodedError:
 
 
 def of_send_status(status: SendStatus) -> pb.Status:
-    """The status of a message that a broker has stored."""
+    """Return the status of a message that a broker has stored."""
     code = _BY_SEND_STATUS[status]
     return pb.Status(code=code, message=pb.Code.Name(code))
 
 
 def together(statuses: Iterable[pb.Status]) -> pb.Status:
-    """The status of an answer with these entries."""
+    """Return the status of an answer with these entries."""
     codes = {status.code: status for status in statuses}
     if len(codes) == 1:
         [status] = codes.values()

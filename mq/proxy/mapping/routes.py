@@ -47,12 +47,12 @@ def check_kind(topic: str, config: TopicConfig, kind: pb.MessageType) -> None:
 
 
 def reads_lite(topic: TopicConfig, group: SubscriptionGroupConfig) -> bool:
-    """Whether a group is bound to a topic, and so its members read lite topics of it."""
+    """Return whether a group is bound to a topic, and so its members read lite topics of it."""
     return is_lite(topic.attributes) and group.attributes.get(BIND_TOPIC) == topic.topic_name
 
 
 def queues_of(route: TopicRoute, config: TopicConfig, endpoints: pb.Endpoints) -> list[pb.MessageQueue]:
-    """All queues of a topic, with what may be done with them."""
+    """Return all queues of a topic, with what may be done with them."""
     readable, writable = set(route.read_queues), set(route.write_queues)
     kinds = kinds_of(config) or (pb.MESSAGE_TYPE_UNSPECIFIED,)
     queues = []
@@ -71,7 +71,7 @@ def queues_of(route: TopicRoute, config: TopicConfig, endpoints: pb.Endpoints) -
 
 
 def assignments_of(route: TopicRoute, endpoints: pb.Endpoints, *, in_order: bool) -> list[pb.Assignment]:
-    """The assignments of any member of a group: whole broker groups, or in ordered consumption single queues.
+    """Return the assignments of any member of a group: whole broker groups, or in ordered consumption single queues.
 
     Raises CodedError if the topic has no queue that may be read.
     """

@@ -64,5 +64,5 @@ def merge_settings(own: pb.Settings, group: SubscriptionGroupConfig | None) -> p
 
 
 def max_attempts(group: SubscriptionGroupConfig) -> int:
-    """The number of deliveries after which a message becomes a dead letter."""
+    """Return the number of deliveries after which a message becomes a dead letter."""
     return max(group.retry_max_times, 0) + 1

@@ -18,7 +18,7 @@ def duration(ms: int) -> Duration:
 
 
 def duration_ms(value: Duration) -> int:
-    """A duration in milliseconds, rounded up."""
+    """Return a duration in milliseconds, rounded up."""
     return value.seconds * 1000 - -value.nanos // _NANOS
 
 
@@ -28,5 +28,5 @@ def timestamp(ms: int) -> Timestamp:
 
 
 def timestamp_ms(value: Timestamp) -> int:
-    """A time in milliseconds since the epoch, rounded up."""
+    """Return a time in milliseconds since the epoch, rounded up."""
     return value.seconds * 1000 - -value.nanos // _NANOS

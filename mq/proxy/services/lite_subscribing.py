@@ -137,7 +137,7 @@ class LiteSubscribing:
         return pb.SyncLiteSubscriptionResponse(status=OK)
 
     def knows(self, caller: Caller, group: str, topic: str) -> bool:
-        """Whether `say_again` can tell a broker group the subscriptions of a client."""
+        """Return whether `say_again` can tell a broker group the subscriptions of a client."""
         return self._subscriptions.get(caller.client_id, group, topic) is not None
 
     async def say_again(self, caller: Caller, group: str, topic: str, broker_name: str) -> None:

@@ -135,7 +135,7 @@ def _print_stacks(nonce: str) -> pb.TelemetryCommand:
 
 
 def nonce_of_answer(command: pb.TelemetryCommand) -> str | None:
-    """The nonce of the question that a client answers; None if it answers none.
+    """Return the nonce of the question that a client answers; None if it answers none.
 
     The client for Node.js refuses to verify a message by sending the command back.
     """

@@ -126,7 +126,7 @@ class Pulling:
         return pb.UpdateOffsetResponse(status=OK)
 
     async def get_offset(self, request: pb.GetOffsetRequest, caller: Caller) -> pb.GetOffsetResponse:
-        """The offset at which a group continues. Raises CodedError, ClientError."""
+        """Return the offset at which a group continues. Raises CodedError, ClientError."""
         group, queue = group_of(request.group), _Queue(request.message_queue)
         ext = QueryConsumerOffsetExt(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
@@ -135,7 +135,7 @@ class Pulling:
         return pb.GetOffsetResponse(status=OK, offset=offset)
 
     async def query_offset(self, request: pb.QueryOffsetRequest, caller: Caller) -> pb.QueryOffsetResponse:
-        """The begin or the end of a queue, or its offset at a time. Raises CodedError, ClientError."""
+        """Return the begin or the end of a queue, or its offset at a time. Raises CodedError, ClientError."""
         queue = _Queue(request.message_queue)
         if request.query_offset_policy == pb.TIMESTAMP:
             if not request.HasField("timestamp"):

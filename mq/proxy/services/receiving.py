@@ -64,13 +64,13 @@ class _Receive:
         self.broker_name = request.message_queue.broker.name
         self.queue_id = request.message_queue.id
         self.count = min(request.batch_size, RECEIVE_BATCH_MAX) if request.batch_size > 0 else RECEIVE_BATCH_MAX
-        self.renewed = request.auto_renew
+        self.auto_renew = request.auto_renew
         self.attempt_id = request.attempt_id if request.HasField("attempt_id") else None
         self.caller = caller
         self.expression_type = SQL92 if request.filter_expression.type == pb.SQL else TAG
         self.expression = request.filter_expression.expression or ALL_TAGS
         self.subscription = _subscription(self.topic, self.expression) if self.expression_type == TAG else None
-        self.invisible_ms = HIDDEN_MS if self.renewed else _invisible_ms(request)
+        self.invisible_ms = HIDDEN_MS if self.auto_renew else _invisible_ms(request)
         self.poll_seconds = poll_seconds(request, caller, settings, trio.current_time())
         self.kind = None if settings is None else settings.client_type
         self.lite = False
@@ -113,7 +113,7 @@ def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
 
 
 def poll_seconds(request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None, now: float) -> float:
-    """Seconds for which a request waits for messages. Raises CodedError if its deadline is too near."""
+    """Return seconds for which a request waits for messages. Raises CodedError if its deadline is too near."""
     remaining_seconds = math.inf if caller.deadline is None else caller.deadline - now
     if request.HasField("long_polling_timeout"):
         seconds = duration_ms(request.long_polling_timeout) / 1000
@@ -144,14 +144,14 @@ class _Delivery:
     def __init__(self) -> None:
         self.messages: list[PoppedMessage[Any]] = []
         self.error: CodedError | None = None
-        self.done = trio.Event()
+        self.done_event = trio.Event()
         self.abandoned = False
 
     def abandon(self) -> None:
         """End the wait of the call. Messages that have come already are still for it."""
-        if not self.done.is_set():
+        if not self.done_event.is_set():
             self.abandoned = True
-            self.done.set()
+            self.done_event.set()
 
 
 class Receiving:
@@ -162,8 +162,8 @@ class Receiving:
     nothing.
 
     Args:
-        draining: set when the proxy is about to stop. Waiting calls end then, without messages: a proxy whose clients
-            wait for messages would need the whole time for a stop, during which the clients have none.
+        drain_event: set when the proxy is about to stop. Waiting calls end then, without messages: a proxy whose
+            clients wait for messages would need the whole time for a stop, during which the clients have none.
         nursery: of the tasks that outlive a call.
     """
 
@@ -175,19 +175,19 @@ class Receiving:
         clients: Clients,
         lite: LiteSubscribing,
         identify: Identify,
-        draining: trio.Event,
+        drain_event: trio.Event,
         nursery: trio.Nursery,
         wall_clock_ms: Callable[[], int],
         log: Log,
     ) -> None:
         self._brokers = brokers
-        self._popped = popped_messages
+        self._pops = popped_messages
         self._renewals = renewals
         self._clients = clients
         self._lite = lite
         self._identify = identify
-        self._draining = draining
-        self._waiting: set[_Delivery] = set()
+        self._drain_event = drain_event
+        self._deliveries: set[_Delivery] = set()
         self._giving_back = 0
         self._gave_back = trio.Event()
         self._nursery = nursery
@@ -196,8 +196,8 @@ class Receiving:
 
     async def end_waiting_calls(self) -> None:
         """Wait until the proxy is about to stop, and end the calls that wait for messages."""
-        await self._draining.wait()
-        for delivery in self._waiting:
+        await self._drain_event.wait()
+        for delivery in self._deliveries:
             delivery.abandon()
 
     async def wait_given_back(self) -> None:
@@ -213,7 +213,7 @@ class Receiving:
         try:
             caller = await self._identify(call)
             receive = _Receive(request, caller, self._clients.settings(caller.client_id))
-            if receive.renewed:
+            if receive.auto_renew:
                 self._renewals.check_room(caller.client_id)
             messages = await self._pop(receive)
         except CodedError as refused:
@@ -239,7 +239,7 @@ class Receiving:
                     message, receive.topic, handle=handle.encode(), invisible_ms=message.receipt.invisible_ms
                 )
                 await call.send(pb.ReceiveMessageResponse(message=answer).SerializeToString())
-                if receive.renewed:
+                if receive.auto_renew:
                     self._renewals.hold(client_id, group, receive.topic, handle, receive.caller.extra, call)
                     handles.append(handle)
             now = timestamp(self._wall_clock_ms())
@@ -262,21 +262,21 @@ class Receiving:
         attempts = None if config is None else max_attempts(config)
         deadline = trio.current_time() + receive.poll_seconds
         while True:
-            if self._draining.is_set():
+            if self._drain_event.is_set():
                 return []
             delivery = _Delivery()
             seconds = max(deadline - trio.current_time(), 0.05)
             self._nursery.start_soon(self._pop_for, delivery, receive, in_order, seconds)
-            self._waiting.add(delivery)
+            self._deliveries.add(delivery)
             try:
-                await delivery.done.wait()
+                await delivery.done_event.wait()
             except BaseException:
-                if delivery.done.is_set() and not delivery.abandoned:
+                if delivery.done_event.is_set() and not delivery.abandoned:
                     self._start_giving_back(receive, delivery.messages)
                 delivery.abandoned = True
                 raise
             finally:
-                self._waiting.discard(delivery)
+                self._deliveries.discard(delivery)
             if delivery.abandoned:
                 return []
             if delivery.error is not None:
@@ -338,7 +338,7 @@ class Receiving:
         except CodedError as refused:
             delivery.error = refused
         finally:
-            delivery.done.set()
+            delivery.done_event.set()
         if delivery.abandoned:
             self._start_giving_back(receive, delivery.messages)
 
@@ -393,7 +393,7 @@ class Receiving:
         for message in messages:
             handle = receive.handle_of(message)
             try:
-                await self._popped.defer(
+                await self._pops.defer(
                     receive.group, receive.topic, handle, _AGAIN_MS, receive.caller.extra, _GIVE_BACK_SECONDS
                 )
             except (ClientError, CodedError) as error:
@@ -403,9 +403,7 @@ class Receiving:
         """Acknowledge a message of another tag with the same hash code, which the group does not subscribe to."""
         handle = receive.handle_of(message)
         try:
-            await self._popped.acknowledge(
-                receive.group, receive.topic, handle, receive.caller.extra, _GIVE_BACK_SECONDS
-            )
+            await self._pops.acknowledge(receive.group, receive.topic, handle, receive.caller.extra, _GIVE_BACK_SECONDS)
         except (ClientError, CodedError) as error:  # it comes again, and is passed over then
             self._log.info("message_not_passed_over", group=receive.group, topic=receive.topic, reason=str(error))
 
@@ -413,6 +411,6 @@ class Receiving:
         """Make a dead letter of a message that has failed too often."""
         handle = receive.handle_of(message)
         try:
-            await self._popped.bury(receive.group, receive.topic, handle, message.message_id, receive.caller.extra)
+            await self._pops.bury(receive.group, receive.topic, handle, message.message_id, receive.caller.extra)
         except (ClientError, CodedError) as error:  # it comes again after its invisible time
             self._log.warning("dead_letter_not_stored", group=receive.group, topic=receive.topic, reason=str(error))

@@ -17,7 +17,7 @@ class Routing:
         self._brokers = brokers
 
     async def query_route(self, request: pb.QueryRouteRequest, caller: Caller) -> pb.QueryRouteResponse:
-        """The queues of a topic, for users who may do anything with it. Raises CodedError, ClientError."""
+        """Return the queues of a topic, for users who may do anything with it. Raises CodedError, ClientError."""
         endpoints, name = _parse_endpoints(request.endpoints), topic_of(request.topic)
         await self._brokers.authorize(name, caller.extra)
         topic = await self._brokers.topic(name)

@@ -129,7 +129,7 @@ class Settling:
     """Serves AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue."""
 
     def __init__(self, popped_messages: PoppedMessages, renewals: Renewals) -> None:
-        self._popped = popped_messages
+        self._pops = popped_messages
         self._renewals = renewals
 
     async def acknowledge(self, request: pb.AckMessageRequest, caller: Caller) -> pb.AckMessageResponse:
@@ -146,7 +146,7 @@ class Settling:
         async def acknowledge(entry: pb.AckMessageResultEntry) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
             try:
                 async with self._renewals.take(caller.client_id, group, entry.receipt_handle) as handle:
-                    await self._popped.acknowledge(group, topic, handle, caller.extra, seconds)
+                    await self._pops.acknowledge(group, topic, handle, caller.extra, seconds)
                 entry.status.CopyFrom(OK)
             except CodedError as refused:
                 entry.status.CopyFrom(refused.status)
@@ -173,7 +173,7 @@ class Settling:
             )
         try:
             async with self._renewals.take(caller.client_id, group, request.receipt_handle) as handle:
-                new_handle = await self._popped.defer(
+                new_handle = await self._pops.defer(
                     group,
                     topic,
                     handle,
@@ -194,7 +194,7 @@ class Settling:
         """Make a dead letter of a message that the client gives up. Raises CodedError, ClientError."""
         group, topic = group_of(request.group), topic_of(request.topic)
         async with self._renewals.take(caller.client_id, group, request.receipt_handle) as handle:
-            await self._popped.bury(group, topic, handle, request.message_id, caller.extra)
+            await self._pops.bury(group, topic, handle, request.message_id, caller.extra)
         return pb.ForwardMessageToDeadLetterQueueResponse(status=OK)
 
 

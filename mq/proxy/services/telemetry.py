@@ -45,7 +45,7 @@ class Telemetry:
     """Serves the Telemetry streams of clients.
 
     Args:
-        draining: set when the proxy is about to stop.
+        drain_event: set when the proxy is about to stop.
         nursery: of the tasks that outlive a call.
     """
 
@@ -56,7 +56,7 @@ class Telemetry:
         identify: Identify,
         renewals: Renewals,
         lite: LiteSubscribing,
-        draining: trio.Event,
+        drain_event: trio.Event,
         nursery: trio.Nursery,
         wall_clock_ms: Callable[[], int],
         log: Log,
@@ -69,7 +69,7 @@ class Telemetry:
         self._identify = identify
         self._renewals = renewals
         self._lite = lite
-        self._draining = draining
+        self._drain_event = drain_event
         self._nursery = nursery
         self._log = log
         self._checks = 0
@@ -97,11 +97,11 @@ class Telemetry:
             self._clients.remove_stream(stream)
             if stream.member is not None:
                 self._announce_soon()
-        if self._draining.is_set():
+        if self._drain_event.is_set():
             raise CallRefused(Status.UNAVAILABLE, "this proxy is about to stop: connect again")
 
     async def _cancel_at_drain(self, scope: trio.CancelScope) -> None:
-        await self._draining.wait()
+        await self._drain_event.wait()
         scope.cancel()
 
     async def _serve(self, call: Call, stream: TelemetryStream, caller: Caller) -> None:
@@ -200,7 +200,7 @@ class Telemetry:
     def answer_broker(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
-        """A request from a broker: a question about a transaction or to a consumer, or the notice of a lost
+        """Return a request from a broker: a question about a transaction or to a consumer, or the notice of a lost
         subscription.
         """
         if isinstance(request, NotifyUnsubscribeLite):

@@ -177,7 +177,7 @@ class ByChance:
         assert self.loop.failed is None, str(self.loop.failed)
         assert not server.streams
         assert self.loop.partial_requests.nbytes == self.loop.partial_requests.waiting == 0
-        assert server._http2._window_in + server._http2._owed == LIMITS.connection_window_bytes
+        assert server._http2._window_in + server._http2._window_update_bytes == LIMITS.connection_window_bytes
 
 
 def run_by_chance(seed: int, steps: int) -> None:

@@ -295,7 +295,7 @@ async def test_drained_server_ends_when_its_calls_have_ended(autojump_clock: Moc
         await until_started(server)
         began = trio.current_time()
         server.drain.set()
-        assert server.calls[0].draining.is_set()
+        assert server.calls[0].drain_event.is_set()
         await server.stopped.wait()
         assert 5 <= trio.current_time() - began <= 8
         assert server.listener.closed

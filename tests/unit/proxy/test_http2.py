@@ -163,7 +163,7 @@ def test_padding_is_not_data_but_uses_window() -> None:
     data = DataFrame(1, b"\0\0\0\0\1x", pad_length=200, flags=["PADDED", "END_STREAM"])
     assert resets(loop, headers(1), data) == []
     assert loop.server.take(loop.begun[0]) == b"x"
-    assert loop.server._http2._owed == 207
+    assert loop.server._http2._window_update_bytes == 207
     bad = DataFrame(3, b"", flags=["PADDED"]).serialize()[:-1] + b"\x05"
     assert resets(loop, headers(3)) == []
     loop.feed(bad)
