@@ -81,7 +81,7 @@ async def measure_timers(args: Arguments, directory: Path, note: Note) -> None:
         async def store(kind: str, total: int, **options: Any) -> None:
             await run_flows(cluster, "n0", job_of(cluster, "n0", args, kind, flows=1024, total=total, options=options))
 
-        async def pending() -> int:
+        async def pending_count() -> int:
             async with Admin(cluster.namesrv) as admin:
                 return int((await admin.broker_runtime(cluster.address("n0")))["raftmq.timersPending"])
 
@@ -90,7 +90,7 @@ async def measure_timers(args: Arguments, directory: Path, note: Note) -> None:
         now = time.time_ns() // 1_000_000
         await store("timed", timer_count, from_ms=now + 20 * _MINUTE_MS, to_ms=now + 80 * _MINUTE_MS)
         await trio.sleep(1)  # until requests in flight are answered, too
-        count = await pending()
+        count = await pending_count()
         note(Figure("timers", "pending timers", count, "", timer_count, is_limit=False))
         growth = (rss_bytes(cluster.pid("n0")) - before) / 1e6
         note(Figure("timers", "growth of resident memory", growth, "MB", 100))
@@ -100,7 +100,7 @@ async def measure_timers(args: Arguments, directory: Path, note: Note) -> None:
         await cluster.start("n0")
         await cluster.wait_ready()
         note(Figure("timers", "restart after a kill", trio.current_time() - began, "s", 20))
-        note(Figure("timers", "pending timers lost in the kill", count - await pending(), "messages", 0))
+        note(Figure("timers", "pending timers lost in the kill", count - await pending_count(), "messages", 0))
         note(Figure("timers", "resident memory after the restart", rss_bytes(cluster.pid("n0")) / 1e6, "MB"))
 
 

@@ -72,7 +72,7 @@ def _is_ours(code: CodeType) -> bool:
 
 
 @contextmanager
-def _walking(on_call: Callable[[FrameType, str, object], None]) -> Iterator[None]:
+def _profile(on_call: Callable[[FrameType, str, object], None]) -> Iterator[None]:
     sys.setprofile(on_call)
     try:
         yield
@@ -102,7 +102,7 @@ async def walks(directory: Path, clock: MockClock) -> dict[int, Walk]:
             sends = [send_frame(slot, BODY_BYTES, 0) for slot in range(1, count + 1)]
             for attempt in range(WARM_UP + ATTEMPTS):
                 walk = Walk()
-                with _walking(walk.note):
+                with _profile(walk.note):
                     codes = await ask(stream, sends)
                 assert set(codes) == {b"0"}, f"sends were answered with {codes}"
                 if attempt >= WARM_UP and (count not in shortest or len(walk.hops) < len(shortest[count].hops)):

@@ -24,7 +24,7 @@ from benchmarks.latency_causes import CASE, core_figures, core_meters, measure_w
 from benchmarks.load.generators import cpu_meters, drive, share_out
 from benchmarks.load.job import Job
 from benchmarks.load.open_loop import PacedJob
-from benchmarks.load.report import Report, added, quantile
+from benchmarks.load.report import Report, quantile, sum_counts
 from benchmarks.produce import windows_of
 from benchmarks.suites.case_load import Arguments, Measure, Note, create_topics
 from benchmarks.suites.figures import Figure
@@ -92,8 +92,8 @@ def _begin(args: Arguments) -> float:
 
 def figures_of(maximum: float, reports: Sequence[Report], windows: Sequence[Window]) -> list[Figure]:
     """The figures of all windows of the open loop together: pure."""
-    counts = added(latencies for report in reports for latencies in report.latencies)
-    late = added(report.late for report in reports)
+    counts = sum_counts(latencies for report in reports for latencies in report.latencies)
+    late = sum_counts(report.late for report in reports)
     rate = statistics.mean(window.messages_per_second for window in windows)
     return [
         Figure(CASE, "maximum rate, 4x256", maximum, "/s"),

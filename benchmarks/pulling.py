@@ -144,7 +144,7 @@ def walk(messages: int, step: int, queues: Sequence[int], *, count: int = 32) ->
                 yield _LENGTHS.pack(4 + len(header), len(header)) + header
 
 
-def scattered(messages: int, pulls: int = 5000) -> list[bytes]:
+def scattered_pulls(messages: int, pulls: int = 5000) -> list[bytes]:
     """Pulls of single messages anywhere in the queues."""
     rng = random.Random(1)
     return [
@@ -159,7 +159,7 @@ def cases(messages: int) -> Iterator[tuple[str, int, int, list[bytes], int]]:
     yield "the same by a tag", 1024, QUEUES, sequential(messages // QUEUES, 32, "TagA || TagB"), 32
     expression = "TAGS = 'TagA' AND n IS NULL"
     yield "the same by SQL92", 1024, QUEUES, sequential(messages // QUEUES, 32, expression, "SQL92"), 32
-    yield "4 KiB anywhere", 4096, QUEUES, scattered(messages), 1
+    yield "4 KiB anywhere", 4096, QUEUES, scattered_pulls(messages), 1
 
 
 async def run(messages: int, seconds: float) -> None:

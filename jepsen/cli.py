@@ -95,8 +95,8 @@ def run(
     ] = "",
 ) -> None:
     """Start brokers, let clients work, break things, mend them, read every replica, and judge."""
-    nemeses = tuple(_known("nemesis", name.strip(), (*KINDS, CALM)) for name in nemesis.split(","))
-    faults = tuple(_known("fault of OpenChaos", name.strip(), OPENCHAOS) for name in openchaos.split(",") if openchaos)
+    nemeses = tuple(_check("nemesis", name.strip(), (*KINDS, CALM)) for name in nemesis.split(","))
+    faults = tuple(_check("fault of OpenChaos", name.strip(), OPENCHAOS) for name in openchaos.split(",") if openchaos)
     if faults:
         nemeses = tuple(kinds_of(faults))
     plan = _plan(workload, nemeses, seconds, seed, _backend(backend), planted, quick=quick, security=security)
@@ -120,7 +120,7 @@ def scenario(
             missing = [reason for kind in each.kinds if (reason := why_no_fault(kind, backend)) is not None]
             typer.echo(f"{each.name:<21} {each.summary}" + (f" (not available here: {missing[0]})" if missing else ""))
         return
-    scenario_ = SCENARIOS[_known("scenario", name, SCENARIOS)]
+    scenario_ = SCENARIOS[_check("scenario", name, SCENARIOS)]
     workload = workload or scenario_.workload
     _print_verdict(
         *_run(_plan(workload, scenario_.kinds, seconds, seed, _backend(backend), planted, scenario=name), store)
@@ -131,7 +131,7 @@ def _backend(backend: str | None) -> str:
     """The back end to use; first prints why a default one is not the best. Raises CannotRun."""
     if backend is None and (reason := why_default()):
         typer.echo(reason)
-    return _known("back end", backend or default_backend(), BACKENDS)
+    return _check("back end", backend or default_backend(), BACKENDS)
 
 
 def _plan(
@@ -155,16 +155,16 @@ def _plan(
     if (reason := why_not_together(workload, nemeses, chosen)) is not None:
         raise CannotRun(reason)
     if security:
-        _known("kind of security", security, SECURITY)
+        _check("kind of security", security, SECURITY)
         reason = "containers do not get its files" if chosen == "docker" else why_not_secured(security)
         if reason is not None:
             raise CannotRun(f"{security} is not available here: {reason}")
     if planted:
-        _known("planted mistake", planted, planted_names())
+        _check("planted mistake", planted, planted_names())
         if is_of_clients(planted) and COPY_VARIABLE not in os.environ:
             raise typer.Exit(_run_in_copy(planted))
     drawn = random.randrange(1_000_000) if seed is None else seed
-    name = _known("workload", workload, WORKLOADS)
+    name = _check("workload", workload, WORKLOADS)
     return Plan(name, nemeses, seconds, drawn, chosen, planted, scenario, quick, security)
 
 
@@ -199,15 +199,15 @@ def _run(plan: Plan, store: Path) -> tuple[Verdict, Path, bool]:
         raise CannotRun(str(error)) from error
     except KeyboardInterrupt:
         typer.echo("interrupted; what there is, is judged", err=True)
-        return _judged(directory), directory, True
+        return _judge(directory), directory, True
     except shutil.Error as error:
         typer.echo(f"the run failed: {len(error.args[0])} files could not be copied: {error.args[0][0]}", err=True)
     except (ClusterFailed, ClientError, OSError, subprocess.CalledProcessError) as error:
         typer.echo(f"the run failed: {error}", err=True)
-    return _judged(directory), directory, False
+    return _judge(directory), directory, False
 
 
-def _judged(directory: Path) -> Verdict:
+def _judge(directory: Path) -> Verdict:
     """The verdict on a stored run, even if it cannot be written to its directory. Raises NotARun."""
     try:
         return judge(directory)
@@ -236,7 +236,7 @@ def matrix(
     """Carry out all runs of a profile, one after the other, and judge; ends with the exit code of the worst."""
     backend_name = _backend(backend)
     every = cells(
-        _known("profile", profile, PROFILES),
+        _check("profile", profile, PROFILES),
         list(WORKLOADS),
         [(each.name, each.kinds, each.workload) for each in SCENARIOS.values()],
     )
@@ -336,7 +336,7 @@ def serve(
 @app.command("check")
 def check(directory: Annotated[Path, typer.Argument(help="Of a run.", metavar="DIR")]) -> None:
     """Judge a stored run again, and rewrite its verdict and its page."""
-    _print_verdict(_judged(directory), directory)
+    _print_verdict(_judge(directory), directory)
 
 
 @app.command("list")
@@ -357,7 +357,7 @@ def names() -> None:
         typer.echo(f"  {each:<12} {'can be used' if reason is None else f'cannot be used here: {reason}'}")
 
 
-def _known(what: str, name: str, names: Collection[str]) -> str:
+def _check(what: str, name: str, names: Collection[str]) -> str:
     if name in names:
         return name
     nearest = difflib.get_close_matches(name, names, n=len(names), cutoff=0.0)

@@ -39,11 +39,11 @@ def differences(logs: Mapping[str, tuple[Path, LogVerification]]) -> list[str]:
     differences_found = []
     for start in range(begin, end, segment_bytes):
         name, size = f"{start:020d}", min(segment_bytes, end - start)
-        content = _beginning(ranges[first][0] / name, size)
+        content = _first_bytes(ranges[first][0] / name, size)
         differences_found += [
             f"the logs of {first} and {other} differ in the file {name}"
             for other in others
-            if _beginning(ranges[other][0] / name, size) != content
+            if _first_bytes(ranges[other][0] / name, size) != content
         ]
     return differences_found
 
@@ -54,6 +54,6 @@ def _reach(report: LogVerification) -> list[tuple[int, int, int]]:
     return [(report.begins_at, report.ends_at, report.segment_bytes)]
 
 
-def _beginning(path: Path, size: int) -> bytes:
+def _first_bytes(path: Path, size: int) -> bytes:
     with path.open("rb") as file:
         return file.read(size)

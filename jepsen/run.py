@@ -24,12 +24,12 @@ from jepsen.deployments.closed_senders import end_closed_senders
 from jepsen.deployments.cluster import ROOT, Cluster, ClusterFailed, NotRecovered, node_names, open_cluster
 from jepsen.deployments.disks import OWN_DISK, open_disks
 from jepsen.deployments.earlier import check_out_earlier
-from jepsen.deployments.leftovers import held, remove_leftovers
+from jepsen.deployments.leftovers import lock_directory, remove_leftovers
 from jepsen.deployments.netns import OUTSIDE
 from jepsen.deployments.network import NAME_SERVERS
 from jepsen.deployments.object_storage import BUCKET, ENVIRONMENT, open_object_storage
 from jepsen.deployments.operators import verify_log
-from jepsen.deployments.security import secured
+from jepsen.deployments.security import secure_clients
 from jepsen.deployments.shim import open_shims
 from jepsen.final_reads import read_replicas
 from jepsen.logs import LogVerification, differences
@@ -39,7 +39,7 @@ from jepsen.nemeses.needs import needs
 from jepsen.nemeses.stores import PREFIX
 from jepsen.openchaos import kinds_of
 from jepsen.recorder import Recorder
-from jepsen.report.rare_states import met
+from jepsen.report.rare_states import count_states
 from jepsen.scenarios import SCENARIOS, play
 from jepsen.schedule import KINDS, draw
 from jepsen.send_paths import SendPathCounts
@@ -131,7 +131,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
     for each in remove_leftovers():
         say(f"removed what a run that is gone left: {each}")
     async with lone_errors(), AsyncExitStack() as stack:
-        stack.enter_context(held(directory))
+        stack.enter_context(lock_directory(directory))
         recorder = stack.enter_context(Recorder(directory / HISTORY, time.monotonic_ns))
         names = node_names(deployment.count + deployment.spares)
         nodes, spares = names[: deployment.count], names[deployment.count :]
@@ -144,7 +144,7 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
             own = OUTSIDE if plan.backend == "netns" else HOST
             storage = await stack.enter_async_context(open_object_storage(directory / "store", own))
         hosts = sorted({network.clients_reach(name)[0] for name in (*names, *NAME_SERVERS)})
-        security = stack.enter_context(secured(plan.security, directory, hosts))
+        security = stack.enter_context(secure_clients(plan.security, directory, hosts))
         servers = f"{len(NAME_SERVERS)} name servers and {len(nodes)} brokers ({plan.backend})"
         say(f"starting {servers}; logs are in {directory / 'logs'}")
         async with open_cluster(
@@ -170,11 +170,11 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
             await _create_topic(cluster, workload.topic, workload.topic_attributes)
             if isinstance(workload, QueueWorkload) and not workload.exclusive:
                 workload.programs = await trio.to_thread.run_sync(_programs, plan, cluster, workload.topic, say)
-            recorder.note("begin", v={**_described(plan, cluster, workload), "began": began})
+            recorder.note("begin", v={**_describe(plan, cluster, workload), "began": began})
             try:
                 await _run_with(plan, cluster, recorder, workload, say)
             except* NotRecovered as failed:
-                recorder.note("not-recovered", err=str(_first(failed)))
+                recorder.note("not-recovered", err=str(_first_error(failed)))
                 raise
         await _look_at_what_is_left(cluster, recorder)
         recorder.note("end")
@@ -227,7 +227,7 @@ async def _run_with(
     await cluster.wait_level()
     await read_replicas(cluster, recorder, workload.topic)
     if cluster.storage is not None:
-        ranges = sum(line.startswith("GET 206") and "/log/" in line for line in cluster.storage.answered())
+        ranges = sum(line.startswith("GET 206") and "/log/" in line for line in cluster.storage.answered_requests())
         recorder.note("store-ranges", v=ranges)
 
 
@@ -236,7 +236,7 @@ def archive_settings(endpoint_url: str) -> dict[str, str]:
     return {"archive_url": f"s3://{BUCKET}/{PREFIX}", "archive_endpoint_url": endpoint_url}
 
 
-def _first(group: BaseExceptionGroup[NotRecovered]) -> BaseException:
+def _first_error(group: BaseExceptionGroup[NotRecovered]) -> BaseException:
     """Return one of the errors in nested groups."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
@@ -256,7 +256,7 @@ def _programs(plan: Plan, cluster: Cluster, topic: str, say: Callable[[str], Non
     return programs
 
 
-def _described(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, object]:
+def _describe(plan: Plan, cluster: Cluster, workload: Workload) -> dict[str, object]:
     disk = shutil.disk_usage(cluster.directory)
     return {
         "format": FORMAT,
@@ -344,4 +344,4 @@ async def _look_at_what_is_left(cluster: Cluster, recorder: Recorder) -> None:
             for line in errors_in(lines):
                 recorder.note("said", n=node, v=line)
         with cluster.log_file(node).open(errors="replace") as lines:
-            recorder.note("met", n=node, v=dict(met(lines)))
+            recorder.note("met", n=node, v=dict(count_states(lines)))

@@ -117,11 +117,11 @@ async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
         queues = await queues_of(cluster, TOPIC, 0.9)
         address, pid = (HOST, cluster.port("n0")), cluster.pid("n0")
         begin, used = time.perf_counter(), cpu_seconds(pid)
-        before = len(storage.answered())
+        before = len(storage.answered_requests())
         total = sum(await trio.to_thread.run_sync(partial(_read_all, address, queues)))
         seconds = time.perf_counter() - begin
         used = cpu_seconds(pid) - used
-        requests = len(storage.answered()) - before
+        requests = len(storage.answered_requests()) - before
     rate = total / 1e6 / seconds
     at_once = DEFAULT.archive.read_threads
     note(Figure("cold", "read", total / 1e9, "GB"))
@@ -183,7 +183,7 @@ async def measure_hot(args: Arguments, directory: Path, note: Note) -> None:
         await wait_archived(cluster, base_moves=True)
         queues = await queues_of(cluster, TOPIC, 0.8)
         storage.delay(HOT_DELAY_SECONDS)
-        before = len(storage.answered())
+        before = len(storage.answered_requests())
         readers = ColdReaders((HOST, cluster.port("n0")), queues)
         job = PacedJob(cluster.namesrv, HOT_TOPIC, HOT_RATE, 2.0, seconds)
         for pair in range(pairs):
@@ -195,7 +195,7 @@ async def measure_hot(args: Arguments, directory: Path, note: Note) -> None:
                 missing += report.failed + report.missing
                 for name, values in (("acknowledged", report.acknowledged), ("delivered", report.delivered)):
                     p99[name][is_beside].append(1e3 * share_of(values or [float("inf")], 0.99))
-        requests = len(storage.answered()) - before
+        requests = len(storage.answered_requests()) - before
         cluster.check()
     for name, latencies in p99.items():
         alone, beside = (statistics.median(latencies[is_beside]) for is_beside in (False, True))

@@ -49,7 +49,7 @@ async def measure_join(args: Arguments, directory: Path, note: Note) -> None:
         dead = next(each for each in cluster.node_ids if each != leader)
         with open_processes(directory / "joined") as processes:
             for source in ("archive", "leader"):
-                took[source] = await _joined(cluster, processes, dead, source)
+                took[source] = await _replace_member(cluster, processes, dead, source)
                 dead = NODE_IDS[source]
         nbytes, archived_bytes = took["archive"][1], took["archive"][2]
         note(Figure("join", "bytes of the log", nbytes / 1e9, "GB"))
@@ -87,7 +87,7 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-async def _joined(cluster: DevCluster, processes: Processes, dead: str, source: str) -> tuple[float, int, int]:
+async def _replace_member(cluster: DevCluster, processes: Processes, dead: str, source: str) -> tuple[float, int, int]:
     """Kill ``dead``, and let a new replica take its place, which gets the log from ``source``.
 
     Returns the seconds from then until it has the leader's log, the bytes of its log, and the number of them that came

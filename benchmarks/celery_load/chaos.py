@@ -171,7 +171,7 @@ class Chaos:
             if progress.feed(chunk):
                 last = trio.current_time()
             if self.producers_ended:
-                tasks = tasks or self.sent()[0]
+                tasks = tasks or self.read_sent()[0]
                 is_done = progress.ended >= tasks.keys()
                 if is_done or trio.current_time() > last + STUCK_SECONDS:
                     breaking.cancel()
@@ -179,7 +179,7 @@ class Chaos:
                 if trio.current_time() > last + quiet:
                     return
 
-    def sent(self) -> tuple[dict[str, str | None], int, list[str]]:
+    def read_sent(self) -> tuple[dict[str, str | None], int, list[str]]:
         """Return the lines that the producers have printed, parsed by `sent_of`."""
         lines: list[str] = []
         for number in range(PRODUCERS):
@@ -214,7 +214,7 @@ async def play(args: Arguments, directory: Path) -> Result:
                 nursery.start_soon(chaos.break_things, breaking)
                 nursery.start_soon(chaos.produce)
                 await chaos.wait_for_tasks(breaking)
-            tasks, chords, errors = chaos.sent()
+            tasks, chords, errors = chaos.read_sent()
             runs = runs_of(chaos.notes.read_text().splitlines())
             total = account(tasks, chords, runs, dict(workers.kills), may_be_sent=bool(errors))
     return Result(total, errors, dict(chaos.broken), trio.current_time() - begin, load)
@@ -249,7 +249,7 @@ def markdown(results: list[Result], *, command: str) -> str:
             "- their process was killed when they had ended, before that was acknowledged",
             f"{len(traced_ends)}, at most {latest:.2f} s before",
         ),
-        ("- **for no such reason**", len(total.untraced)),
+        ("- **for no such reason**", len(total.untraced_runs)),
     ]
     lines = [
         "# Celery while everything breaks",

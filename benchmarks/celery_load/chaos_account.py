@@ -57,14 +57,14 @@ class Account:
     """Seconds from the time when a delayed task was due to the beginning of its first run."""
 
     @property
-    def untraced(self) -> list[Again]:
+    def untraced_runs(self) -> list[Again]:
         """The tasks that ran again although no process died."""
         return [each for each in self.again if not each.is_traced]
 
     @property
     def is_good(self) -> bool:
         """Whether every task ran once, and again only because a process was killed."""
-        return not (self.lost or self.untraced or self.early or self.unknown)
+        return not (self.lost or self.untraced_runs or self.early or self.unknown)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from benchmarks.critical_path.traced import DIRECTORY_VARIABLE
 from benchmarks.load.frames import QUEUES, TOPIC
 from benchmarks.load.generators import ROOT, cpu_meters, drive, share_out
 from benchmarks.load.job import Job
-from benchmarks.load.report import added, monotonic_seconds, quantile
+from benchmarks.load.report import monotonic_seconds, quantile, sum_counts
 from benchmarks.procfs import REAL_TIME_HELP, load_average, run_before_others
 from benchmarks.report.run_record import RunRecord
 from benchmarks.suites.suite import FAILURES
@@ -102,7 +102,7 @@ async def measure(case: Case, args: Arguments, directory: Path) -> LoadTrace:
         load=case.load,
         entries=len(entry_paths),
         path_us=1e6 * sorted(path.seconds for path in entry_paths)[len(entry_paths) // 2],
-        p50_ms=1e3 * quantile(added(report.latencies[0] for report in reports), 0.5),
+        p50_ms=1e3 * quantile(sum_counts(report.latencies[0] for report in reports), 0.5),
         messages_per_second=messages / args.seconds,
         cpu_us=tuple(1e6 * seconds / messages for seconds in cpu),
         turns=tuple(turns_per_entry(of[node], len(entry_paths)) for node in order),

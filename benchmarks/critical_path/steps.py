@@ -99,7 +99,7 @@ class _Turns:
                         indices.append(event.index)
                         times.append(event.at)
 
-    def passed(self, point: Point, index: int, peer: str = "") -> float:
+    def time_of(self, point: Point, index: int, peer: str = "") -> float:
         """The time at which entry ``index`` passed the point. Raises KeyError."""
         indices, times = self._by_point[point, peer]
         place = bisect.bisect_left(indices, index)
@@ -146,13 +146,13 @@ def paths(leader: Trace, followers: Mapping[str, Trace]) -> list[Path]:
 
 
 def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
-    appended = leader.passed(Point.APPENDED, index)
+    appended = leader.time_of(Point.APPENDED, index)
     begin = leader.turn_of(appended)
-    queued = leader.passed(Point.WRITE_QUEUED, index)
-    came = sorted((leader.passed(Point.ACKNOWLEDGEMENT_RECEIVED, index, name), name) for name in followers)
-    applied = leader.passed(Point.APPLIED, index)
+    queued = leader.time_of(Point.WRITE_QUEUED, index)
+    came = sorted((leader.time_of(Point.ACKNOWLEDGEMENT_RECEIVED, index, name), name) for name in followers)
+    applied = leader.time_of(Point.APPLIED, index)
     _, replied = leader.sending_after(applied)
-    sent = {name: leader.passed(Point.ENTRIES_SENT, index, name) for name in followers}
+    sent = {name: leader.time_of(Point.ENTRIES_SENT, index, name) for name in followers}
     to_faster = sent[came[0][1]]
     steps = [
         Step(Lane.LEADER, "receive, check, frame", begin, appended, True),
@@ -172,7 +172,7 @@ def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
         Step(Lane.LEADER, "commit and apply", first, applied, True),
         Step(Lane.LEADER, "send the reply", applied, replied, True),
     ]
-    own = leader.passed(Point.DURABLE, index)
+    own = leader.time_of(Point.DURABLE, index)
     if own < applied and leader.turn_of(own) != turn:
         steps.append(Step(Lane.LEADER, "note its own write", leader.turn_of(own), own, False))
     moved = [Step(s.lane, s.name, s.begin - begin, s.end - begin, s.is_critical) for s in steps]
@@ -180,7 +180,7 @@ def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
 
 
 def _write(replica: _Turns, index: int, lane: Lane, queued: float, *, is_critical: bool) -> list[Step]:
-    began, ended = replica.passed(Point.WRITE_BEGAN, index), replica.passed(Point.WRITE_ENDED, index)
+    began, ended = replica.time_of(Point.WRITE_BEGAN, index), replica.time_of(Point.WRITE_ENDED, index)
     # The writer may begin before the event loop, which has woken it, continues and notes that.
     return [
         Step(lane, "wake up", min(queued, began), began, is_critical),
@@ -193,11 +193,11 @@ def _of_follower(
 ) -> list[Step]:
     """The steps from the leader's sending to its turn with the acknowledgement."""
     is_critical = lane is Lane.FOLLOWER
-    received = replica.passed(Point.ENTRIES_RECEIVED, index)
+    received = replica.time_of(Point.ENTRIES_RECEIVED, index)
     turn = replica.turn_of(received)
-    queued = replica.passed(Point.WRITE_QUEUED, index)
-    ended = replica.passed(Point.WRITE_ENDED, index)
-    durable = replica.passed(Point.DURABLE, index)
+    queued = replica.time_of(Point.WRITE_QUEUED, index)
+    ended = replica.time_of(Point.WRITE_ENDED, index)
+    durable = replica.time_of(Point.DURABLE, index)
     woke = replica.turn_of(durable)
     steps = [
         Step(lane, "wake up with the entries", send_time, turn, is_critical),

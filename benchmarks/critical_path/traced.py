@@ -53,7 +53,7 @@ def _turn(inner: Callable[..., Any]) -> Callable[..., Any]:
     return turn
 
 
-def _sending(inner: Callable[..., Any]) -> Callable[..., Any]:
+def _flush(inner: Callable[..., Any]) -> Callable[..., Any]:
     def flush(*arguments: Any) -> None:
         _note(Point.SENDING)
         inner(*arguments)
@@ -101,8 +101,8 @@ def _receive(inner: Callable[..., Any]) -> Callable[..., Any]:
     return receive
 
 
-def _done(inner: Callable[..., Any]) -> Callable[..., Any]:
-    def done(self: FinishedWrites, ticket: int) -> None:
+def _trace_done(inner: Callable[..., Any]) -> Callable[..., Any]:
+    def trace(self: FinishedWrites, ticket: int) -> None:
         queue = _queues[-1]
         inner(self, ticket)
         durable = self._core.durable
@@ -110,7 +110,7 @@ def _done(inner: Callable[..., Any]) -> Callable[..., Any]:
         _note(Point.WRITE_ENDED, durable, at=queue.written_at)
         _note(Point.DURABLE, durable)
 
-    return done
+    return trace
 
 
 def _apply(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,12 +135,12 @@ def _start_writer(inner: Callable[..., Any]) -> Callable[..., Any]:
 def install() -> None:
     """Wrap the functions at the points, so that this process notes them."""
     _wrap(Reactor, "_turn", _turn)
-    _wrap(reactor, "flush_streams", _sending)
+    _wrap(reactor, "flush_streams", _flush)
     _wrap(Replica, "append", _append)
     _wrap(SegmentLog, "submit", _submit)
     _wrap(Replica, "_send", _entries_sent)
     _wrap(Replica, "receive", _receive)
-    _wrap(FinishedWrites, "done", _done)
+    _wrap(FinishedWrites, "done", _trace_done)
     _wrap(Replica, "_apply", _apply)
     _wrap(Writer, "start", _start_writer)
 

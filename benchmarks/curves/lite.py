@@ -88,7 +88,7 @@ def _fill(address: tuple[str, int], numbers: range) -> None:
     """Send a message to each lite topic in ``numbers``. Blocks. Raises GeneratorFailed, OSError."""
     with socket.create_connection(address) as sock:
         data, waiting = b"", 0
-        for frames in filling(numbers):
+        for frames in lite_frames(numbers):
             sock.sendall(b"".join(frames))
             waiting += len(frames)
             while waiting > (_IN_FLIGHT - _CHUNK if frames else 0):
@@ -102,7 +102,7 @@ def _fill(address: tuple[str, int], numbers: range) -> None:
                 data, waiting = data[end:], waiting - answer_count
 
 
-def filling(numbers: range) -> Iterator[list[bytes]]:
+def lite_frames(numbers: range) -> Iterator[list[bytes]]:
     """Yield a frame for each lite topic, in chunks; at last an empty one, to wait for the missing answers."""
     sample = send_frame(1, BODY_BYTES, 0, lite_topic=lite_name(0))
     head, _, tail = sample.partition(lite_name(0).encode())

@@ -77,9 +77,9 @@ class _Consumer:
         self._received = self._received[end:]
         for header, records in answers:
             if header.opaque == _PULL_OPAQUE:  # else it answers the heartbeat
-                yield from self._pulled(header, records)
+                yield from self._on_pull(header, records)
 
-    def _pulled(self, header: Response, records: memoryview) -> Iterator[float]:
+    def _on_pull(self, header: Response, records: memoryview) -> Iterator[float]:
         if header.code not in (ResponseCode.SUCCESS, *_NOTHING_NEW):
             raise LoadFailed(f"a pull was answered with code {header.code}: {header.remark}")
         self._pull(read_reply(PullReply, header.ext).next_begin_offset)

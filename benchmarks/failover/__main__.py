@@ -123,7 +123,7 @@ class Bench:
                     return self.sends.longest_gap(since)
         raise ClusterFailed(f"no acknowledgement by another leader within {RECOVERY_SECONDS_MAX:g} s")
 
-    async def killed(self) -> float:
+    async def measure_kill(self) -> float:
         """Kill the leader's process and restart it; returns the unavailability in seconds."""
         leader = self.leader
 
@@ -161,7 +161,7 @@ class Bench:
         await self._recover()
         return gap
 
-    async def transferred(self) -> float:
+    async def measure_transfer(self) -> float:
         """Transfer leadership by a command; returns the unavailability in seconds. Raises ClusterFailed if it fails."""
 
         async def transfer() -> None:
@@ -171,7 +171,7 @@ class Bench:
 
         return await self.around(transfer, moves=True)
 
-    async def restarted(self, node: str) -> float:
+    async def measure_restart(self, node: str) -> float:
         """Restart a node cleanly, and wait until it has caught up; returns the unavailability in seconds."""
 
         async def restart() -> None:
@@ -215,12 +215,12 @@ async def run(args: Arguments, directory: Path) -> list[Events]:
     """Measure all events of the plan. Raises ClusterFailed, ClientError, OSError."""
     all_events = []
     async with open_bench(directory) as bench:
-        restarts: list[Try] = [partial(bench.restarted, node) for node in bench.cluster.nodes]
+        restarts: list[Try] = [partial(bench.measure_restart, node) for node in bench.cluster.nodes]
         events: list[tuple[str, float | None, float, list[Try]]] = [
-            ("leader killed", 0.5, 2.0, [bench.killed] * args.tries),
+            ("leader killed", 0.5, 2.0, [bench.measure_kill] * args.tries),
             ("leader cut off", 2.5, 5.0, [bench.cut_off] * args.tries),
             ("follower gone", None, 5.0, [bench.follower_gone] * args.tries),
-            ("transfer", 0.1, 0.1, [bench.transferred] * args.tries),
+            ("transfer", 0.1, 0.1, [bench.measure_transfer] * args.tries),
             ("rolling restart", None, 4.0, restarts * args.rounds),
         ]
         for name, p50_goal, max_goal, tries in events:

@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from jepsen.deployments.cluster import GROUP, Cluster, ClusterFailed, node_names, open_cluster
-from jepsen.deployments.leftovers import held
+from jepsen.deployments.leftovers import lock_directory
 from jepsen.deployments.netns import Networks, open_networks
 from mq.client.errors import ClientError
 from mq.inspection.cluster import UNREACHABLE, GroupStatus, ask_cluster
@@ -50,7 +50,7 @@ async def open_failover_cluster(directory: Path) -> AsyncIterator[tuple[Cluster,
     """
     async with AsyncExitStack() as stack:
         networks = await stack.enter_async_context(open_networks(NODES))
-        stack.enter_context(held(directory))
+        stack.enter_context(lock_directory(directory))
         cluster = await stack.enter_async_context(open_cluster(directory, networks, node_names(NODES)))
         await wait_in_step(cluster)
         yield cluster, networks

@@ -68,12 +68,12 @@ class Ledger:
         return sum(each is fate for each in self.fates.values())
 
     @property
-    def missing(self) -> list[bytes]:
+    def missing_messages(self) -> list[bytes]:
         """Messages that must be visible and are not."""
         return [value for value, fate in self.fates.items() if fate is Fate.ONCE and not self.seen[value]]
 
     @property
-    def repeated(self) -> list[bytes]:
+    def duplicates(self) -> list[bytes]:
         """Messages that are visible more than once."""
         return [value for value, count in self.seen.items() if count > 1]
 
@@ -85,7 +85,7 @@ class Ledger:
     @property
     def is_good(self) -> bool:
         """Whether every message has its expected fate."""
-        return not (self.missing or self.repeated or self.phantoms)
+        return not (self.missing_messages or self.duplicates or self.phantoms)
 
 
 class Arguments(argparse.Namespace):
@@ -177,7 +177,7 @@ async def send_transactions(producer: TransactionProducer, run: ExactlyOnceRun) 
 
     async def send(number: int) -> None:
         body = b"%d" % number
-        commits = wanted(body)
+        commits = should_commit(body)
         ledger.fates[body] = Fate.MAYBE if commits else Fate.NEVER
         try:
             async with producer.transaction(Message(TRANSACTIONS, body)) as transaction:
@@ -200,7 +200,7 @@ async def send_transactions(producer: TransactionProducer, run: ExactlyOnceRun) 
             nursery.start_soon(send, number)
 
 
-def wanted(body: bytes) -> bool:
+def should_commit(body: bytes) -> bool:
     """Whether the transaction of this message is to be committed."""
     return int(body) % 10 not in (1, 6, 8)
 
@@ -212,7 +212,7 @@ async def read_all(namesrv: str, ledger: Ledger) -> None:
         places: dict[tuple[int, int], bytes] = {}
         quiet_since = trio.current_time()
         with trio.move_on_after(DRAIN_SECONDS_MAX):
-            while trio.current_time() < quiet_since + QUIET_SECONDS or ledger.missing:
+            while trio.current_time() < quiet_since + QUIET_SECONDS or ledger.missing_messages:
                 messages = await consumer.poll(1024, timeout=0.5)
                 for message in messages:
                     # A place that is read again is not a second copy.
@@ -236,7 +236,7 @@ async def play(args: Arguments, directory: Path) -> ExactlyOnceRun:
 
         async def check(message: object) -> bool | None:
             run.checks += 1
-            return wanted(message.body)  # type: ignore[attr-defined]
+            return should_commit(message.body)  # type: ignore[attr-defined]
 
         async with (
             Producer(cluster.namesrv, "once_senders", retry_unknown=False, in_flight_max=8192) as producer,
@@ -275,7 +275,7 @@ def markdown(run: ExactlyOnceRun, *, command: str) -> str:
     ]
     for ledger in run.ledgers.values():
         cells = [*(ledger.count(fate) for fate in Fate), len(ledger.seen)]
-        cells += [len(each) for each in (ledger.missing, ledger.repeated, ledger.phantoms)]
+        cells += [len(each) for each in (ledger.missing_messages, ledger.duplicates, ledger.phantoms)]
         lines.append(f"| {ledger.topic} | {' | '.join(f'{cell:,}' for cell in cells)} |")
     lines += [
         "",

@@ -320,7 +320,7 @@ async def measure(directory: Path, earlier: Path, rate: int) -> SendOutcomes:
     return outcome
 
 
-def described(reference: str) -> str:
+def describe_commit(reference: str) -> str:
     """A commit with its date."""
     command = ["git", "log", "-1", "--date=short", "--format=%h of %ad", reference]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -345,7 +345,7 @@ def main() -> int:
         return 1
     if options.write:
         command = "python -m benchmarks.failover.rolling_upgrade " + " ".join(sys.argv[1:])
-        section = outcome.section(command=command, earlier=described(reference), load=load)
+        section = outcome.section(command=command, earlier=describe_commit(reference), load=load)
         DOCUMENT.write_text(replace_section(DOCUMENT.read_text(), section, *MARKS))
         print("wrote docs/upgrade.md")
     return 0 if outcome.is_good else 1

@@ -102,7 +102,7 @@ def generate(job: Job) -> Report:
     connections = {c.fd: c for c in (Connection(job, number) for number in range(job.connections))}
     for connection in connections.values():
         epoll.register(connection.fd, select.EPOLLIN)
-        keys, data = connection.wire.first()
+        keys, data = connection.wire.initial()
         connection.started = dict.fromkeys(keys, monotonic_seconds())
         if not connection.send(data):
             epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
@@ -123,7 +123,7 @@ def generate(job: Job) -> Report:
 
 
 def _send_again(connection: Connection, keys: Sequence[Hashable], epoll: select.epoll) -> None:
-    following, data = connection.wire.again(keys)
+    following, data = connection.wire.repeat(keys)
     # The latency of a request that must wait for room in the socket also begins here.
     connection.started.update(dict.fromkeys(following, monotonic_seconds()))
     if not data:

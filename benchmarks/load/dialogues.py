@@ -84,7 +84,7 @@ class Request(NamedTuple):
 
 
 Flow = Generator[Request, Response, None]
-Done = Callable[[int], None]
+OnDone = Callable[[int], None]
 
 
 def send_request(
@@ -96,15 +96,15 @@ def send_request(
     return Request(RequestCode.SEND_MESSAGE_V2, ext, body)
 
 
-def sends(job: DialogueJob, slot: int, done: Done) -> Flow:
+def sends(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
     """Send plain messages."""
     body = bytes(job.body_bytes)
     for number in itertools.count():
         _check((yield send_request(slot, number, body, slot % 8, {})))
-        done(1)
+        on_done(1)
 
 
-def timed(job: DialogueJob, slot: int, done: Done) -> Flow:
+def timed_sends(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
     """Send messages for a time between ``options["from_ms"]`` and ``options["to_ms"]``, epoch milliseconds."""
     rng = random.Random(slot)
     low, high = job.options["from_ms"], job.options["to_ms"]
@@ -112,10 +112,10 @@ def timed(job: DialogueJob, slot: int, done: Done) -> Flow:
     for number in itertools.count():
         due = {props.TIMER_DELIVER_MS: str(rng.randrange(low, high))}
         _check((yield send_request(slot, number, body, slot % 8, due)))
-        done(1)
+        on_done(1)
 
 
-def transactions(job: DialogueJob, slot: int, done: Done) -> Flow:
+def transactions(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
     """Send half messages, and commit each as soon as it is stored."""
     body = bytes(job.body_bytes)
     half = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: PRODUCERS}
@@ -132,10 +132,10 @@ def transactions(job: DialogueJob, slot: int, done: Done) -> Flow:
             transaction_id=answer.ext[SENT_UNIQUE_KEY],
         )
         _check((yield Request(RequestCode.END_TRANSACTION, ext)))
-        done(1)
+        on_done(1)
 
 
-def pops(job: DialogueJob, slot: int, done: Done) -> Flow:
+def pops(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
     """Pop messages of one queue, and acknowledge them in batches."""
     while True:
         answer = yield Request(RequestCode.POP_MESSAGE, pop_ext(CONSUMERS, slot % 8, POP_COUNT))
@@ -144,12 +144,12 @@ def pops(job: DialogueJob, slot: int, done: Done) -> Flow:
         _check(answer)
         acks = batch_ack(CONSUMERS, read_reply(PopReply, answer.ext))
         _check((yield Request(RequestCode.BATCH_ACK_MESSAGE, None, acks.encode())))
-        done(sum(row.bits.bit_count() for row in acks.acks))
+        on_done(sum(row.bits.bit_count() for row in acks.acks))
 
 
-FLOWS: dict[str, Callable[[DialogueJob, int, Done], Flow]] = {
+FLOWS: dict[str, Callable[[DialogueJob, int, OnDone], Flow]] = {
     "sends": sends,
-    "timed": timed,
+    "timed": timed_sends,
     "transactions": transactions,
     "pops": pops,
 }
@@ -181,7 +181,7 @@ def run(job: DialogueJob) -> DialogueReport:
     """Run all flows until the last window ends or the total is reached. Raises LoadFailed, OSError."""
     count = 0
 
-    def done(more: int) -> None:
+    def count_done(more: int) -> None:
         nonlocal count
         count += more
 
@@ -190,7 +190,7 @@ def run(job: DialogueJob) -> DialogueReport:
     by_fd = {connection.sock.fileno(): connection for connection in connections}
     for fd in by_fd:
         poll.register(fd, select.EPOLLIN)
-    flows = {slot: FLOWS[job.kind](job, slot, done) for slot in range(1, job.flows + 1)}
+    flows = {slot: FLOWS[job.kind](job, slot, count_done) for slot in range(1, job.flows + 1)}
     start = time.monotonic()
     for slot, flow in flows.items():
         connections[slot % job.connections].sock.sendall(_encode(slot, next(flow)))

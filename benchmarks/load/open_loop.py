@@ -70,13 +70,13 @@ class Sender:
         self._sent = 0
         self._counts_from = counts_from
         self.late = array("d")
-        self.free: dict[Connection, deque[Hashable]] = {each: deque(each.wire.first()[0]) for each in connections}
+        self.free: dict[Connection, deque[Hashable]] = {each: deque(each.wire.initial()[0]) for each in connections}
 
     def replace(self, old: Connection, new: Connection | None) -> None:
         """Replace a failed connection by ``new``; None: use only the others, until there is a new one."""
         self.free.pop(old, None)
         if new is not None:
-            self.free[new] = deque(new.wire.first()[0])
+            self.free[new] = deque(new.wire.initial()[0])
         self._turns = itertools.cycle(self.free)
 
     def send_due(self, now: float) -> tuple[list[Connection], list[tuple[Connection, OSError]]]:
@@ -94,7 +94,7 @@ class Sender:
                 self._sent += 1
                 if due_at >= self._counts_from:
                     self.late.append(now - due_at)
-            data = connection.wire.again(keys)[1]
+            data = connection.wire.repeat(keys)[1]
             try:
                 if connection.unsent is not None:
                     connection.send_later(data)

@@ -80,7 +80,7 @@ class _Client:
                         Message(job.topic, b"%d" % number + bytes(BODY_BYTES)), self._outcome_of(number)
                     )
                 except ClientError as error:
-                    self._failed(error)
+                    self._on_failure(error)
             with trio.move_on_after(_SILENCE_SECONDS_MAX):
                 while producer.in_flight or self._acknowledged - self._arrived:  # noqa: ASYNC110 - the end of all
                     await trio.sleep(0.05)
@@ -96,14 +96,14 @@ class _Client:
     def _counts(self, number: int) -> bool:
         return number >= round(self._job.rate * self._job.warmup)
 
-    def _failed(self, error: ClientError) -> None:
+    def _on_failure(self, error: ClientError) -> None:
         if len(self.report.errors) < _ERRORS_MAX and str(error) not in self.report.errors:
             self.report.errors.append(str(error))
 
     def _outcome_of(self, number: int) -> Callable[[SendResult | ClientError], None]:
         def on_outcome(outcome: SendResult | ClientError) -> None:
             if isinstance(outcome, ClientError):
-                self._failed(outcome)
+                self._on_failure(outcome)
                 return
             self._acknowledged.add(number)
             if self._counts(number):

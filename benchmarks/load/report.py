@@ -93,7 +93,7 @@ def buckets(latencies: array[float]) -> dict[int, int]:
     return counts
 
 
-def added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
+def sum_counts(counts: Iterable[dict[int, int]]) -> dict[int, int]:
     """Add the numbers of all buckets."""
     total: Counter[int] = Counter()
     for each in counts:

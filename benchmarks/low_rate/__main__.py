@@ -157,7 +157,7 @@ def main() -> None:
                 left_out[system.name] = "not asked for"
                 continue
             try:
-                if (reason := system.missing()) is None:
+                if (reason := system.missing_programs()) is None:
                     system.prepare()
                     samples_of_system = samples.setdefault(system.name, [])
                     place = Path(directory) / system.name

@@ -33,7 +33,7 @@ async def generate(job: LowRateJob) -> Report:
             await alarm.wait_until(due)
             if (report := recorder.advance(monotonic_seconds())) is not None:
                 return report  # this machine is too busy for this rate
-            producer.send_nowait(Message(job.topic, bytes(job.body_bytes)), _noting(due, recorder, failures))
+            producer.send_nowait(Message(job.topic, bytes(job.body_bytes)), _on_send(due, recorder, failures))
             if failures:
                 raise failures[0]
         await trio.sleep(max(0.0, job.end - monotonic_seconds()))
@@ -63,7 +63,7 @@ async def _be_there(job: LowRateJob, recorder: Recorder, producer: Producer) -> 
     return report
 
 
-def _noting(due: float, recorder: Recorder, failures: list[ClientError]) -> Callable[[SendResult | ClientError], None]:
+def _on_send(due: float, recorder: Recorder, failures: list[ClientError]) -> Callable[[SendResult | ClientError], None]:
     def on_outcome(outcome: SendResult | ClientError) -> None:
         if isinstance(outcome, ClientError):
             failures.append(outcome)

@@ -40,14 +40,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A system to measure. ``about``: in the table. ``missing``, ``prepare``: see `benchmarks.peers.peer.Peer`.
-    ``has_idle``: whether it is also measured without messages. ``open``: starts it. ``is_jvm``: it
-    gets a warm-up.
+    """A system to measure. ``about``: its description in the table. ``missing_programs``, ``prepare``: see
+    `benchmarks.peers.peer.Peer`. ``has_idle``: whether to measure it without messages, too. ``open``: starts it.
+    ``is_jvm``: whether it gets a warm-up.
     """
 
     name: str
     about: str
-    missing: Callable[[], str | None]
+    missing_programs: Callable[[], str | None]
     prepare: Callable[[], None]
     has_idle: bool
     open: Callable[[Path], AbstractAsyncContextManager[Running]]
@@ -89,7 +89,7 @@ async def _open_peer(peer: Peer, directory: Path) -> AsyncIterator[Running]:
 
 def _as_system(peer: Peer) -> System:
     about = f"{peer.system}, {peer.replicas} server{'s' * (peer.replicas > 1)}, {peer.durability}"
-    return System(peer.name, about, peer.missing, peer.prepare, False, partial(_open_peer, peer), peer.is_jvm)
+    return System(peer.name, about, peer.missing_programs, peer.prepare, False, partial(_open_peer, peer), peer.is_jvm)
 
 
 SYSTEMS = (

@@ -50,9 +50,9 @@ def generate(job: LowRateJob) -> Report:
             if select.select([connection.fd], (), (), max(0.0, wait))[0]:
                 count = connection.receive(recorder.samples)
                 free += count
-                connection.sock.sendall(connection.wire.again(())[1])
+                connection.sock.sendall(connection.wire.repeat(())[1])
             continue
-        following, data = connection.wire.again((free.popleft(),))
+        following, data = connection.wire.repeat((free.popleft(),))
         connection.started.update(dict.fromkeys(following, due))
         due = next(times, float("inf"))
         connection.sock.sendall(data)

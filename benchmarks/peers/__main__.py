@@ -70,7 +70,7 @@ def say(text: str) -> None:
 
 def prepare(peer: Peer, outcome: PeerResults) -> str | None:
     """Make a peer ready to run; returns the reason if this machine cannot run it. Raises as `Peer.prepare`."""
-    if (reason := peer.missing()) is None:
+    if (reason := peer.missing_programs()) is None:
         peer.prepare()
         before = outcome.measured.setdefault(peer.name, PeerMeasurements(peer.version()))
         if before.version != peer.version():

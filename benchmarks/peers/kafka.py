@@ -91,7 +91,7 @@ def _create_topics(port: int, settings: dict[str, str]) -> None:
         raise ConnectionError(str(error)) from error
 
 
-def missing() -> str | None:
+def missing_programs() -> str | None:
     """The programs that this machine lacks to run Kafka, with the command to get them; None if it lacks none."""
     if (reason := tools_missing("java")) is not None:
         return f"{reason}: apt-get install openjdk-17-jre-headless"
@@ -116,7 +116,7 @@ _PEER = partial(
     replicas=len(NODES),
     wire="kafka",
     has_batches=True,
-    missing=missing,
+    missing_programs=missing_programs,
     prepare=prepare,
     version=lambda: VERSION,
     is_jvm=True,

@@ -36,7 +36,7 @@ class Peer:
         settings: the differences from its defaults, and the reasons; for the page.
         wire: its protocol, a name of `benchmarks.load.closed_loop.WIRES`.
         has_batches: whether one request may carry many messages.
-        missing: the programs that this machine lacks to run it, with the command to get them, or None.
+        missing_programs: the programs that this machine lacks to run it, with the command to get them, or None.
         prepare: download its files, once. Raises BuildFailed.
         version: of the servers, once they are available.
         open: start the servers in an empty directory, create the topics or queues, and kill them at the end.
@@ -50,7 +50,7 @@ class Peer:
     settings: str
     wire: str
     has_batches: bool
-    missing: Callable[[], str | None]
+    missing_programs: Callable[[], str | None]
     prepare: Callable[[], None]
     version: Callable[[], str]
     open: Callable[[Path], AbstractAsyncContextManager[Target]]

@@ -36,7 +36,7 @@ def _peer(name: str, durability: str, in_words: str) -> Peer:
         settings=f"`durability={durability}`",
         wire="rocketmq",
         has_batches=True,
-        missing=lambda: None,
+        missing_programs=lambda: None,
         prepare=nothing_to_prepare,
         version=partial(version, "raftmq"),
         open=partial(_open, durability),

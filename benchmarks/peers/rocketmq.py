@@ -91,7 +91,7 @@ async def _open(version: str, nodes: int, directory: Path) -> AsyncIterator[Targ
         yield Target((host, int(port_text)), pids, servers.check)
 
 
-def _missing(version: str) -> str | None:
+def _missing_programs(version: str) -> str | None:
     if (reason := tools_missing("java")) is not None:
         return f"{reason}: apt-get install openjdk-17-jre-headless"
     if not servers_built(version) and (reason := tools_missing("mvn")) is not None:
@@ -113,7 +113,7 @@ ROCKETMQ = (
         settings="1 GiB of heap with G1; 16 send threads; messages are not refused for waiting too long",
         wire="rocketmq",
         has_batches=True,
-        missing=partial(_missing, DLEDGER_VERSION),
+        missing_programs=partial(_missing_programs, DLEDGER_VERSION),
         prepare=partial(_prepare, DLEDGER_VERSION),
         version=lambda: DLEDGER_VERSION,
         open=partial(_open, DLEDGER_VERSION, DLEDGER_NODES),
@@ -127,7 +127,7 @@ ROCKETMQ = (
         settings="`flushDiskType=SYNC_FLUSH`; otherwise as with DLedger",
         wire="rocketmq",
         has_batches=True,
-        missing=partial(_missing, SINGLE_VERSION),
+        missing_programs=partial(_missing_programs, SINGLE_VERSION),
         prepare=partial(_prepare, SINGLE_VERSION),
         version=lambda: SINGLE_VERSION,
         open=partial(_open, SINGLE_VERSION, 1),

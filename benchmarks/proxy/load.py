@@ -58,9 +58,9 @@ class Client:
             request_serializer=lambda each: each.SerializeToString(),
             response_deserializer=kind.FromString,
         )
-        return lambda request: call.future(request, metadata=self._stamped(), timeout=CALL_SECONDS)
+        return lambda request: call.future(request, metadata=self._headers(), timeout=CALL_SECONDS)
 
-    def _stamped(self) -> tuple[tuple[str, str], ...]:
+    def _headers(self) -> tuple[tuple[str, str], ...]:
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         return (*self._metadata, ("x-mq-date-time", now), ("x-mq-request-id", uuid.uuid4().hex))
 
@@ -82,7 +82,7 @@ class Client:
             request_serializer=lambda each: each.SerializeToString(),
             response_deserializer=pb.TelemetryCommand.FromString,
         )
-        commands = telemetry(iter(self._commands.get, None), metadata=self._stamped())
+        commands = telemetry(iter(self._commands.get, None), metadata=self._headers())
         for command in commands:
             if command.HasField("settings"):
                 break
@@ -122,7 +122,7 @@ class Client:
             began = time.perf_counter()
             future = begin(pb.SendMessageRequest(messages=[message]))
 
-            def done(future: grpc.Future[Message], began: float = began) -> None:
+            def on_done(future: grpc.Future[Message], began: float = began) -> None:
                 self._latencies.append(time.perf_counter() - began)
                 answer = future.result()
                 assert isinstance(answer, pb.SendMessageResponse)
@@ -130,7 +130,7 @@ class Client:
                     refusals.append(f"{answer.status.code}: {answer.status.message}")
                 room.release()
 
-            future.add_done_callback(done)
+            future.add_done_callback(on_done)
         for _ in range(in_flight):
             room.acquire()
         if refusals:
@@ -189,7 +189,7 @@ class Client:
             response_deserializer=pb.ReceiveMessageResponse.FromString,
         )
         began = time.perf_counter()
-        answers: Iterator[pb.ReceiveMessageResponse] = call(request, metadata=self._stamped(), timeout=CALL_SECONDS)
+        answers: Iterator[pb.ReceiveMessageResponse] = call(request, metadata=self._headers(), timeout=CALL_SECONDS)
         messages = []
         for answer in answers:
             if answer.HasField("message"):

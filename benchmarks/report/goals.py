@@ -18,7 +18,7 @@ from benchmarks.load.generators import ROOT
 from benchmarks.low_rate.page import LowRateSample, goals
 from benchmarks.report import consuming_goals
 from benchmarks.report.run_record import page_of, replace_section
-from benchmarks.report.summary import beside_others, by_benchmark, sending
+from benchmarks.report.summary import beside_others, by_benchmark, send_lines
 from benchmarks.suites.figures import Figure
 
 RESULTS: Final = ROOT / "benchmarks" / "results"
@@ -167,7 +167,7 @@ def summary(figures: Sequence[GoalFigure], directory: Path = RESULTS) -> str:
     """The newest results in short: sends, other systems, and the number of goals that each benchmark meets."""
     lines = list[str]()
     if (sends := newest("produce", directory)) is not None:
-        lines += ["### Sending", "", *sending(sends), ""]
+        lines += ["### Sending", "", *send_lines(sends), ""]
     lines += ["### Beside other systems", ""]
     lines += [*beside_others(newest("peers", directory), newest("peers-consuming", directory)), ""]
     count = sum(each.figure.is_met for each in figures)

@@ -23,7 +23,7 @@ PEERS: Final = {
 """The systems in the order of the table, and where a message is when it is acknowledged."""
 
 
-def sending(raw: Mapping[str, Any]) -> list[str]:
+def send_lines(raw: Mapping[str, Any]) -> list[str]:
     """The rows of the last `make bench`: three replicas, the window with the median rate."""
     lines = [
         f"Measured {raw['date'][:10]} by `make bench` ([all cases](benchmarks/produce.md)).",

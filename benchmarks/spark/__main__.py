@@ -54,7 +54,7 @@ SINK_ROWS = 200_000
 
 
 @asynccontextmanager
-async def filled(directory: Path, args: Arguments, messages: int) -> AsyncIterator[tuple[DevCluster, int]]:
+async def open_filled(directory: Path, args: Arguments, messages: int) -> AsyncIterator[tuple[DevCluster, int]]:
     """Run three replicas that hold ``messages`` messages, and a few more; yields the exact number, too."""
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
@@ -69,7 +69,7 @@ async def filled(directory: Path, args: Arguments, messages: int) -> AsyncIterat
         yield cluster, count
 
 
-def wanted(args: Arguments, count: int) -> int:
+def scale(args: Arguments, count: int) -> int:
     """Return ``count``, or a hundredth of it for a quick run."""
     return count // (100 if args.quick else 1)
 
@@ -77,7 +77,7 @@ def wanted(args: Arguments, count: int) -> int:
 async def measure_scan(args: Arguments, directory: Path, note: Note) -> None:
     """Measure rows out of raftmq and out of Parquet files, alternating."""
     async with (
-        filled(directory / "cluster", args, wanted(args, MESSAGES)) as (cluster, _),
+        open_filled(directory / "cluster", args, scale(args, MESSAGES)) as (cluster, _),
         SparkProcess.open() as spark,
     ):
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC}
@@ -127,7 +127,7 @@ async def measure_scan(args: Arguments, directory: Path, note: Note) -> None:
 async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
     """Measure a scan of a log that is not in memory."""
     async with (
-        filled(directory / "cluster", args, wanted(args, MESSAGES)) as (cluster, count),
+        open_filled(directory / "cluster", args, scale(args, MESSAGES)) as (cluster, count),
         SparkProcess.open() as spark,
     ):
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC}
@@ -200,8 +200,8 @@ def replicas_cpu(cluster: DevCluster) -> float:
 
 async def measure_sink(args: Arguments, directory: Path, note: Note) -> None:
     """Measure writing rows of 1 KiB from Parquet files into a topic."""
-    rows = wanted(args, SINK_ROWS)
-    async with filled(directory / "cluster", args, rows) as (cluster, _), SparkProcess.open() as spark:
+    rows = scale(args, SINK_ROWS)
+    async with open_filled(directory / "cluster", args, rows) as (cluster, _), SparkProcess.open() as spark:
         files = str(directory / "parquet")
         source = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "columns": "body"}
         await spark.ask("copy", "raftmq", source, to={"format": "parquet", "mode": "overwrite", "path": files})
@@ -223,8 +223,8 @@ async def measure_sink(args: Arguments, directory: Path, note: Note) -> None:
 
 async def measure_batches(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the overhead of a micro-batch besides reading its rows."""
-    messages = wanted(args, 100_000)
-    async with filled(directory / "cluster", args, messages) as (cluster, count), SparkProcess.open() as spark:
+    messages = scale(args, 100_000)
+    async with open_filled(directory / "cluster", args, messages) as (cluster, count), SparkProcess.open() as spark:
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "startingOffsets": "earliest"}
         options["maxOffsetsPerTrigger"] = str(max(1, count // 10))
         batches = (await spark.ask("batches", "raftmq", options, path=str(directory / "checkpoint"))).batches
@@ -240,12 +240,12 @@ async def measure_batches(args: Arguments, directory: Path, note: Note) -> None:
 async def measure_leader(args: Arguments, directory: Path, note: Note) -> None:
     """Measure the cost of a scan for the producers at the leader."""
     async with (
-        filled(directory / "cluster", args, wanted(args, MESSAGES)) as (cluster, _),
+        open_filled(directory / "cluster", args, scale(args, MESSAGES)) as (cluster, _),
         SparkProcess.open() as spark,
     ):
         leader = await cluster.leader()
         # A part of the topic, so that a scan ends with its window.
-        options = up_to(cluster.namesrv, wanted(args, 8_000))
+        options = up_to(cluster.namesrv, scale(args, 8_000))
         await spark.ask("count", "raftmq", options)
         cores = sorted(os.sched_getaffinity(0))
         half = len(cores) // 2

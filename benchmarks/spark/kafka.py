@@ -236,7 +236,7 @@ async def _open_raftmq(directory: Path, nodes: int) -> AsyncIterator[System]:
 
 def _prepare(directory: Path) -> None:
     """Download the files once, and create the directory of the servers of Kafka. Raises OSError."""
-    if (reason := kafka.missing()) is not None:
+    if (reason := kafka.missing_programs()) is not None:
         raise OSError(reason)
     try:
         kafka.prepare()

@@ -19,7 +19,7 @@ from pathlib import Path
 import trio
 
 from benchmarks.load.frames import QUEUES
-from benchmarks.pulling import PullRate, fill, pull, scattered, walk
+from benchmarks.pulling import PullRate, fill, pull, scattered_pulls, walk
 from benchmarks.suites.case_load import Arguments, Note, create_topics, one_broker
 from benchmarks.suites.figures import Figure
 from mq.local_cluster import DevCluster
@@ -48,7 +48,7 @@ async def measure_random(args: Arguments, directory: Path, note: Note) -> None:
     messages = args.sizes.random_messages // (10 if args.quick else 1)
     async with one_broker(directory / "random") as cluster:
         await _fill(cluster, messages, 4096, QUEUES)
-        windows = await _read(cluster, args, itertools.cycle(scattered(messages)), 1, JUMPS_IN_FLIGHT)
+        windows = await _read(cluster, args, itertools.cycle(scattered_pulls(messages)), 1, JUMPS_IN_FLIGHT)
     note(Figure("random", "reads/s of 4 KiB", _rate(windows), "/s", 20_000, is_limit=False))
     note(Figure("random", "CPU of the broker", _cpu_us(windows), "us/read"))
 

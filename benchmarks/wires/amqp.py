@@ -111,7 +111,7 @@ class AmqpWire:
         connection.open()
         connection.confirm()
 
-    def first(self) -> tuple[Iterable[int], bytes]:
+    def initial(self) -> tuple[Iterable[int], bytes]:
         """Build the publishing of each slot's message: the tags, and the bytes to send."""
         return self._publish(self._count)
 
@@ -132,7 +132,7 @@ class AmqpWire:
             keys += tags
         return keys, end
 
-    def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
+    def repeat(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
         """Build the publishing of ``len(keys)`` messages with the next tags."""
         return self._publish(len(keys))
 

@@ -37,7 +37,7 @@ class AmqpConsumer:
             connection.declare_quorum_queue(self._share.group, MEMBERS, passive=False)
             connection.bind(self._share.group, FAN_OUT)
 
-    def first(self) -> bytes:
+    def initial(self) -> bytes:
         """Build requests for deliveries of each queue, without waiting for answers: deliveries may come before."""
         return b"".join(map(consume, self._queues))
 

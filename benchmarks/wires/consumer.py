@@ -30,7 +30,7 @@ class DueSlots(Slots):
         return (b"@DUE" + bytes(b"0" * _DIGITS) + Slots.body(self, slot))[: self.body_bytes]
 
 
-def stamped(request: bytes, due: float) -> bytes:
+def stamp(request: bytes, due: float) -> bytes:
     """Stamp a request of one message of `DueSlots` as due at ``due``, in seconds of CLOCK_MONOTONIC."""
     at = request.index(b"@DUE") + _AT
     return b"%b%019d%b" % (request[:at], round(due * 1e9), request[at + _DIGITS :])
@@ -72,7 +72,7 @@ class ConsumerWire(Protocol):
         OSError.
         """
 
-    def first(self) -> bytes:
+    def initial(self) -> bytes:
         """The first requests for messages."""
 
     def take(self, data: bytes) -> tuple[int, bytes]:

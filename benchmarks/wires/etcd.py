@@ -50,7 +50,7 @@ class EtcdWire:
         more = struct.pack(">I", _WINDOW_BYTES_MAX - _WINDOW_BYTES)
         sock.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_WINDOW, 0, 0, more))
 
-    def first(self) -> tuple[Iterable[int], bytes]:
+    def initial(self) -> tuple[Iterable[int], bytes]:
         """Build the put of each slot's message: the streams, and the bytes to send."""
         return self._ask(len(self._messages))
 
@@ -87,7 +87,7 @@ class EtcdWire:
                 raise LoadFailed(f"etcd ended a stream: {data[begin:following]!r}")
         return keys, position
 
-    def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
+    def repeat(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
         """Build the puts again on new streams, as far as the server's window allows."""
         control, self._control = self._control, b""
         streams, data = self._ask(len(keys))

@@ -163,9 +163,9 @@ class KafkaWire:
     def open(self, sock: socket.socket) -> None:
         """Do nothing: there is no handshake before the first request."""
 
-    def first(self) -> tuple[Iterable[int], bytes]:
+    def initial(self) -> tuple[Iterable[int], bytes]:
         """Build requests with the message of each slot, `REQUESTS_MAX` in all."""
-        return self.again(list(self._bodies))
+        return self.repeat(list(self._bodies))
 
     def idle(self) -> Sequence[int]:
         """The slots."""
@@ -187,12 +187,12 @@ class KafkaWire:
             at = end
         return keys, at
 
-    def again(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
+    def repeat(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
         """Build requests with the messages again; messages beyond the request limit wait for the next call."""
         self._waiting += [(slot, self._bodies[slot]) for slot in keys]
         return keys, self._requests()
 
-    def again_due(self, slot: int, stamp: Callable[[bytes], bytes]) -> bytes:
+    def repeat_due(self, slot: int, stamp: Callable[[bytes], bytes]) -> bytes:
         """Build the request of one message, stamped with the time at which it was due."""
         self._waiting.append((slot, stamp(self._bodies[slot])))
         return self._requests()

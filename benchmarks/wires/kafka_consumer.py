@@ -39,7 +39,7 @@ class KafkaConsumer:
         if self._share.is_late:
             self._next = ends_of(sock, self._share.queues)
 
-    def first(self) -> bytes:
+    def initial(self) -> bytes:
         """Build a fetch of all partitions."""
         rows = b"".join(
             struct.pack(">iiqqi", partition, -1, offset, -1, _PARTITION_BYTES_MAX)
@@ -56,7 +56,7 @@ class KafkaConsumer:
             at = end
             if number == _FETCHED:
                 self._read(data, begin)
-                reply += self.first()
+                reply += self.initial()
         if reply and monotonic_seconds() >= self._commit_at:
             self._commit_at = monotonic_seconds() + COMMIT_SECONDS
             reply += commit_offsets(_COMMITTED, self._share.group, self._next)

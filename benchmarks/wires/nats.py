@@ -36,7 +36,7 @@ class NatsWire:
         if not (reply := receive_until(sock, _PONG)).endswith(_PONG):
             raise LoadFailed(f"nats-server says {reply!r}")
 
-    def first(self) -> tuple[Iterable[bytes], bytes]:
+    def initial(self) -> tuple[Iterable[bytes], bytes]:
         """Build the publishing of each slot's message: the keys, and the bytes to send."""
         return self._frames, b"".join(self._frames.values())
 
@@ -61,7 +61,7 @@ class NatsWire:
                 break
         return keys, position
 
-    def again(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
+    def repeat(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
         """Build the publishing of the messages again."""
         pongs, self._pongs = self._pongs, b""
         frame_of = self._frames

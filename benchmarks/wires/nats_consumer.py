@@ -53,7 +53,7 @@ class NatsConsumer:
         if b'"error"' in reply or b"-ERR" in reply:
             raise LoadFailed(f"nats-server creates no consumer: {reply[:300]!r}")
 
-    def first(self) -> bytes:
+    def initial(self) -> bytes:
         """Build a request for many messages."""
         return self._ask()
 

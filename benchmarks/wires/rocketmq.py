@@ -30,7 +30,7 @@ class RocketMQWire:
     def open(self, sock: socket.socket) -> None:
         """Do nothing: there is no handshake before the first request."""
 
-    def first(self) -> tuple[Iterable[bytes], bytes]:
+    def initial(self) -> tuple[Iterable[bytes], bytes]:
         """The opaques of all slots, and the bytes of their frames to send."""
         return self._frames, b"".join(self._frames.values())
 
@@ -51,7 +51,7 @@ class RocketMQWire:
             )
         return opaques, end
 
-    def again(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
+    def repeat(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
         """Return the opaques, and the bytes of their frames to send again."""
         frame_of = self._frames
         return keys, b"".join([frame_of[opaque] for opaque in keys])

@@ -69,7 +69,7 @@ class RocketMQPull:
         if self._share.is_late:
             self._begin = _ends(sock, self._begin)
 
-    def first(self) -> bytes:
+    def initial(self) -> bytes:
         """Build a pull for each queue."""
         return b"".join(self._pull(queue, at) for queue, at in self._begin.items())
 
@@ -109,7 +109,7 @@ class RocketMQPop:
         ext = pop_ext(self._share.group, queue, self._share.pulled_max, from_last=self._share.is_late)
         return request_frame(RequestCode.POP_MESSAGE, queue, ext)
 
-    def first(self) -> bytes:
+    def initial(self) -> bytes:
         """Build a pop for each queue."""
         return b"".join(map(self._pop, self._share.queues))
 

@@ -52,7 +52,7 @@ class Wire(Protocol):
     def open(self, sock: socket.socket) -> None:
         """Do the handshake before the first message; ``sock`` still blocks. Raises LoadFailed, OSError."""
 
-    def first(self) -> tuple[Iterable[Hashable], bytes]:
+    def initial(self) -> tuple[Iterable[Hashable], bytes]:
         """The keys of all requests in flight, and their bytes."""
 
     def idle(self) -> Sequence[Hashable]:
@@ -64,7 +64,7 @@ class Wire(Protocol):
         Raises LoadFailed if a request was refused.
         """
 
-    def again(self, keys: Sequence[Any]) -> tuple[Iterable[Hashable], bytes]:
+    def repeat(self, keys: Sequence[Any]) -> tuple[Iterable[Hashable], bytes]:
         """Make a new request for each answered one; returns their keys, and bytes to send. Follows `read_answers`."""
 
 

@@ -17,24 +17,24 @@ def _log_indexes(directory: Path) -> list[Path]:
 
 
 def _below(name: str) -> Callable[[Path], list[Path]]:
-    def found(directory: Path) -> list[Path]:
+    def find(directory: Path) -> list[Path]:
         return sorted(path for path in (directory / name).rglob("*") if path.is_file() and path.stat().st_size)
 
-    return found
+    return find
 
 
-def _named(*names: str) -> Callable[[Path], list[Path]]:
-    def found(directory: Path) -> list[Path]:
+def _find_named(*names: str) -> Callable[[Path], list[Path]]:
+    def find(directory: Path) -> list[Path]:
         return [path for name in names if (path := directory / name).is_file() and path.stat().st_size]
 
-    return found
+    return find
 
 
 FILES: Mapping[str, Callable[[Path], list[Path]]] = {
     "closed log file": lambda directory: closed_files(directory / "commitlog"),
     "sidecar of a log file": _log_indexes,
-    "checkpoint": _named("checkpoint"),
-    "both checkpoints": _named("checkpoint", "checkpoint.previous"),
+    "checkpoint": _find_named("checkpoint"),
+    "both checkpoints": _find_named("checkpoint", "checkpoint.previous"),
     "snapshot": lambda directory: sorted(path for path in directory.rglob("snapshot*") if path.is_file()),
     "consume queue": _below("queues"),
     "key index": _below("index"),

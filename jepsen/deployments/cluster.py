@@ -206,9 +206,9 @@ class Cluster:
         """Send a signal that ends the process, and wait until it has ended; does nothing if it had ended before."""
         await self._processes.end(name, number)
 
-    def may_end(self, name: str) -> None:
+    def expect_end(self, name: str) -> None:
         """Treat an exit of this server as expected from now on."""
-        self._processes.may_end(name)
+        self._processes.expect_end(name)
 
     def must_not_end(self, name: str) -> None:
         """Treat an exit as unexpected again."""
@@ -241,7 +241,7 @@ class Cluster:
         """Exit codes of servers that ended unexpectedly; each is returned once."""
         exit_codes = self._processes.exit_codes()
         for name in exit_codes:
-            self._processes.may_end(name)
+            self._processes.expect_end(name)
         return exit_codes
 
     def _launch(self, name: str, descriptors_max: int | None = None) -> Launch:
@@ -343,12 +343,12 @@ class Cluster:
         assert not self.is_running(node), f"{node} runs"
         await trio.to_thread.run_sync(partial(shutil.rmtree, self.data_dir(node), ignore_errors=True))
 
-    def joined(self, node: str) -> None:
+    def add_member(self, node: str) -> None:
         """Make a spare a member."""
         self.spares = tuple(each for each in self.spares if each != node)
         self.nodes = (*self.nodes, node)
 
-    def left(self, node: str) -> None:
+    def remove_member(self, node: str) -> None:
         """Make a member a spare."""
         self.nodes = tuple(each for each in self.nodes if each != node)
         self.spares = (*self.spares, node)

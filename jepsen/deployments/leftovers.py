@@ -30,7 +30,7 @@ _LOCK = "run.lock"
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
+def lock_directory(directory: Path) -> Iterator[None]:
     """Lock a run's directory until the block or this process ends. Raises OSError if another process holds the lock."""
     with (directory / _LOCK).open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -77,7 +77,7 @@ class Loopback:
             )
         await trio.lowlevel.checkpoint()
 
-    async def dropped(self) -> int:
+    async def dropped_count(self) -> int:
         """Number of pieces that wait, or have waited since `drop`."""
         await trio.lowlevel.checkpoint()
         return sum(link.held for link in self.links.values())

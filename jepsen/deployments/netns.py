@@ -143,7 +143,7 @@ class Networks:
             if hosts:
                 await _run(*self.command(node), "nft", "-f", "-", stdin=deaf_to(hosts))
 
-    async def dropped(self) -> int:
+    async def dropped_count(self) -> int:
         """The number of packets dropped in all namespaces."""
         total = 0
         for name in _servers(self.count):
@@ -247,7 +247,7 @@ async def open_networks(
 
     Raises NetworksInUse, NetworksFailed, subprocess.CalledProcessError.
     """
-    with held("networks"):
+    with lock("networks"):
         await remove()
         await _remove()
         try:
@@ -306,7 +306,7 @@ async def _address(count: int, outside: str) -> None:
 
 
 @contextmanager
-def held(what: str) -> Iterator[None]:
+def lock(what: str) -> Iterator[None]:
     """Lock out other runs, until the block or this process ends. Raises NetworksInUse, OSError."""
     path = Path(tempfile.gettempdir()) / f"{PREFIX}-{what}.lock"
     with path.open("a+") as file:

@@ -94,7 +94,7 @@ class Network(Protocol):
         """Let servers receive nothing from the servers named for them, without errors; connections stay open."""
         ...
 
-    async def dropped(self) -> int:
+    async def dropped_count(self) -> int:
         """Packets or pieces lost or blocked since `drop`: above 0 once it takes effect."""
         ...
 

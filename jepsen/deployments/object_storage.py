@@ -322,7 +322,7 @@ class ObjectStorage:
         new.write_text(str(seconds))
         new.rename(self.directory / _DELAY)
 
-    def answered(self) -> list[str]:
+    def answered_requests(self) -> list[str]:
         """Method, status and path of each request that was answered, in order."""
         lines = self._processes.log_path(NAME).read_text().splitlines()
         return [line.removeprefix(f"{_ANSWERED} ") for line in lines if line.startswith(_ANSWERED)]

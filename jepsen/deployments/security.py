@@ -33,7 +33,7 @@ def unavailable(name: str) -> str | None:
 
 
 @contextmanager
-def secured(name: str, directory: Path, hosts: Sequence[str]) -> Iterator[Mapping[str, str]]:
+def secure_clients(name: str, directory: Path, hosts: Sequence[str]) -> Iterator[Mapping[str, str]]:
     """Secure clients of this process until the block ends; yields the settings of brokers.
 
     Args:

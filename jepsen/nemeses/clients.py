@@ -9,7 +9,7 @@ import trio
 from jepsen.deployments.network import CLIENTS, NAME_SERVERS
 from jepsen.nemeses.injection import CONFIRM_SECONDS_MAX, Injection
 from jepsen.nemeses.partitions import cut
-from jepsen.nemeses.processes import paused, state_of_process
+from jepsen.nemeses.processes import pause_broker, state_of_process
 from jepsen.schedule import FaultStep
 
 
@@ -44,6 +44,6 @@ async def clients(injection: Injection, step: FaultStep, leader: str) -> None:
         await trio.sleep(step.seconds)
     else:
         for name in names:
-            async with paused(injection, number, name):
+            async with pause_broker(injection, number, name):
                 await trio.sleep(step.seconds)
     injection.end(number)

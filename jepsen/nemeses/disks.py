@@ -58,7 +58,7 @@ async def damage(injection: Injection, step: FaultStep, leader: str) -> None:
     forget_sidecars(commitlog)
     await trio.sleep(step.seconds)
     await cluster.start(node)
-    await repaired(injection, node, files_hit)
+    await wait_repaired(injection, node, files_hit)
     injection.end(number)
 
 
@@ -80,7 +80,7 @@ async def _damage_running(injection: Injection, step: FaultStep, node: str, comm
     await cluster.stop(node)
     forget_sidecars(commitlog)
     await cluster.start(node)
-    await repaired(injection, node, files_hit)
+    await wait_repaired(injection, node, files_hit)
     injection.end(number)
 
 
@@ -103,7 +103,7 @@ def _damage(injection: Injection, what: str, commitlog: Path) -> list[DamagedFil
             raise ValueError(f"there is no fault of disks called {what!r}")
 
 
-async def repaired(injection: Injection, node: str, files: list[DamagedFile]) -> None:
+async def wait_repaired(injection: Injection, node: str, files: list[DamagedFile]) -> None:
     """Wait until a broker has caught up and restored its damaged files; records the files that it has not restored.
 
     Raises ClusterFailed if it does not catch up.

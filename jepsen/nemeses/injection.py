@@ -55,7 +55,7 @@ class Injection:
         self.say(f"  seen: {effect}")
         self.recorder.fault_confirmed(number, effect)
 
-    def misbehaved(self, node: str, did: str) -> None:
+    def record_bug(self, node: str, did: str) -> None:
         """Record an action of a broker that no fault excuses; the verdict is broken."""
         self.say(f"  {node} {did}")
         self.recorder.note("misbehaved", n=node, err=did)

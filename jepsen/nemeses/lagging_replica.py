@@ -27,7 +27,7 @@ async def behind(injection: Injection, step: FaultStep, leader: str) -> None:
     number = injection.begin(step, (node,))
     await cluster.kill(node)
     newest = max(_begins(commitlog), default=0)
-    await _removed(cluster, newest + int(cluster.settings["segment_bytes"]))
+    await _wait_removed(cluster, newest + int(cluster.settings["segment_bytes"]))
     await trio.sleep(step.seconds)
     if step.variant.what == "follower is killed while it fetches files":
         await _kill_again_and_again(injection, node, commitlog / "reset")
@@ -44,7 +44,7 @@ def _begins(commitlog: Path) -> list[int]:
     return [int(path.name) for path in commitlog.iterdir() if path.name.isdigit()]
 
 
-async def _removed(cluster: Cluster, position: int) -> None:
+async def _wait_removed(cluster: Cluster, position: int) -> None:
     """Wait until the leader's log begins after a position; on timeout the fault is not confirmed."""
     with trio.move_on_after(REMOVED_SECONDS_MAX):
         while True:

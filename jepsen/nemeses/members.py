@@ -36,7 +36,7 @@ async def members(injection: Injection, step: FaultStep, leader: str) -> None:
         case "a dead replica is replaced":
             await _replace(injection, step)
         case "follower comes back with nothing":
-            await _wiped(injection, step, leader)
+            await _wipe(injection, step, leader)
         case whose:
             await _leave_and_come_back(injection, step, *targets(whose, leader, injection.cluster.nodes, injection.rng))
 
@@ -67,7 +67,7 @@ async def _join_and_leave(injection: Injection, step: FaultStep, *, kills: bool)
     node = await prepare_spare(cluster)
     number = injection.begin(step, (node,))
     others = cluster.nodes
-    cluster.joined(node)  # it may lead as soon as it is a voter
+    cluster.add_member(node)  # it may lead as soon as it is a voter
     async with trio.open_nursery() as nursery:
         if kills:
             nursery.start_soon(_kill_one_by_one, injection, others)
@@ -81,7 +81,7 @@ async def _join_and_leave(injection: Injection, step: FaultStep, *, kills: bool)
         if kills:
             nursery.start_soon(_kill_one_by_one, injection, others)
         await change_members(cluster, {leaves: None}, remove(leaves))
-    await gone(cluster, leaves)
+    await make_spare(cluster, leaves)
     injection.end(number)
 
 
@@ -111,10 +111,10 @@ async def _learner_dies(injection: Injection, step: FaultStep) -> None:
         await cluster.start(node)
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
     await change_members(cluster, {node: "voter"}, lambda session: session.change("promote", node))
-    cluster.joined(node)
+    cluster.add_member(node)
     leaves = injection.rng.choice([each for each in cluster.nodes if each != node])
     await change_members(cluster, {leaves: None}, remove(leaves))
-    await gone(cluster, leaves)
+    await make_spare(cluster, leaves)
     injection.end(number)
 
 
@@ -124,7 +124,7 @@ async def _replace(injection: Injection, step: FaultStep) -> None:
     dead = injection.rng.choice(cluster.nodes)
     number = injection.begin(step, (dead,))
     await cluster.kill(dead)
-    cluster.left(dead)
+    cluster.remove_member(dead)
     await trio.sleep(step.seconds)
     node = await prepare_spare(cluster)
     address = _address(cluster, node)
@@ -133,13 +133,13 @@ async def _replace(injection: Injection, step: FaultStep) -> None:
         {node: "voter", dead: None},
         lambda session: session.replace(dead, node, address, patience=CHANGE_SECONDS_MAX),
     )
-    cluster.joined(node)
+    cluster.add_member(node)
     await confirm_members(injection, number)
     await cluster.forget(dead)
     injection.end(number)
 
 
-async def _wiped(injection: Injection, step: FaultStep, leader: str) -> None:
+async def _wipe(injection: Injection, step: FaultStep, leader: str) -> None:
     """Restart a follower under its name without data: it must not vote until it is removed and added as a new one.
 
     The other follower requests its vote while the leader is dead: with that vote, everything that only the leader and
@@ -161,9 +161,9 @@ async def _wiped(injection: Injection, step: FaultStep, leader: str) -> None:
     await cluster.leader()
     await cluster.stop(empty_node)
     if not has_logged(cluster.log_file(empty_node), TOLD, log_size):
-        injection.misbehaved(empty_node, "was not told that its directory is another one")
+        injection.record_bug(empty_node, "was not told that its directory is another one")
     if (vote := await operators.vote(cluster, empty_node)) is not None:
-        injection.misbehaved(empty_node, f"voted for {vote} with an empty directory")
+        injection.record_bug(empty_node, f"voted for {vote} with an empty directory")
     await change_members(cluster, {empty_node: None}, remove(empty_node))
     await cluster.forget(empty_node)
     await readd(cluster, empty_node)
@@ -180,11 +180,11 @@ async def look_at_wiped(injection: Injection, number: int, empty_node: str, othe
         if table is None:
             continue
         if table["raftmq.role"] == "leader":
-            injection.misbehaved(node, f"leads in term {table['raftmq.term']} while {empty_node} has nothing")
+            injection.record_bug(node, f"leads in term {table['raftmq.term']} while {empty_node} has nothing")
         if node == empty_node:
             injection.confirm(number, f"the last entry of {empty_node} is {table['raftmq.lastIndex']}")
             if table["raftmq.lastIndex"] != "0":
-                injection.misbehaved(empty_node, f"got {table['raftmq.lastIndex']} entries before it was added anew")
+                injection.record_bug(empty_node, f"got {table['raftmq.lastIndex']} entries before it was added anew")
 
 
 async def prepare_spare(cluster: Cluster) -> str:
@@ -195,9 +195,9 @@ async def prepare_spare(cluster: Cluster) -> str:
     return node
 
 
-async def gone(cluster: Cluster, node: str) -> None:
+async def make_spare(cluster: Cluster, node: str) -> None:
     """Make a removed member a spare, without data."""
-    cluster.left(node)
+    cluster.remove_member(node)
     await cluster.stop(node)
     await cluster.forget(node)
 

@@ -28,7 +28,7 @@ async def cut(injection: Injection, number: int, node_grudges: Grudges) -> Async
     try:
         await network.drop(node_grudges)
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while not (count := await network.dropped()):  # noqa: ASYNC110 (no event to wait for)
+            while not (count := await network.dropped_count()):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
             injection.confirm(number, f"{count} packets were dropped or held back at once")
         yield

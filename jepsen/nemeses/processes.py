@@ -62,14 +62,14 @@ async def pause(injection: Injection, step: FaultStep, leader: str) -> None:
         async with AsyncExitStack() as pauses:
             for node in nodes:
                 first = repeat == 0 and node == nodes[-1]
-                await pauses.enter_async_context(paused(injection, number if first else None, node))
+                await pauses.enter_async_context(pause_broker(injection, number if first else None, node))
             await trio.sleep(step.seconds)
         await trio.sleep(0.1)
     injection.end(number)
 
 
 @asynccontextmanager
-async def paused(injection: Injection, number: int | None, node: str) -> AsyncIterator[None]:
+async def pause_broker(injection: Injection, number: int | None, node: str) -> AsyncIterator[None]:
     """Pause a broker until the block ends; confirmed by the kernel, unless ``number`` is None."""
     cluster = injection.cluster
     cluster.send_signal(node, signal.SIGSTOP)

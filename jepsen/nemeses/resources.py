@@ -52,16 +52,16 @@ async def starve(injection: Injection, step: FaultStep, leader: str) -> None:
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
-    with _limited("cpu", [cluster.pid(node) for node in nodes]) as group:
+    with _limit("cpu", [cluster.pid(node) for node in nodes]) as group:
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while not (wait_count := throttled((group / "cpu.stat").read_text())):  # noqa: ASYNC110 (no event to wait for)
+            while not (wait_count := throttle_count((group / "cpu.stat").read_text())):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
             injection.confirm(number, f"{', '.join(nodes)} waited for a processor {wait_count} times at once")
         await trio.sleep(step.seconds)
     injection.end(number)
 
 
-def throttled(stat: str) -> int:
+def throttle_count(stat: str) -> int:
     """The number of times that a group was throttled, from its cpu.stat."""
     return _figure(stat, "nr_throttled")
 
@@ -74,11 +74,11 @@ async def memory(injection: Injection, step: FaultStep, leader: str) -> None:
     cluster = injection.cluster
     (node,) = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, (node,))
-    cluster.may_end(node)
-    with _limited("memory", [cluster.pid(node)]) as group:
+    cluster.expect_end(node)
+    with _limit("memory", [cluster.pid(node)]) as group:
         effect = ""
         with trio.move_on_after(CONFIRM_SECONDS_MAX):
-            while not (effect := _pressed(cluster, node, group)):  # noqa: ASYNC110 (no event to wait for)
+            while not (effect := _memory_shortage(cluster, node, group)):  # noqa: ASYNC110 (no event to wait for)
                 await trio.sleep(0.1)
             injection.confirm(number, effect)
         await trio.sleep(step.seconds)
@@ -90,7 +90,7 @@ async def memory(injection: Injection, step: FaultStep, leader: str) -> None:
     injection.end(number)
 
 
-def _pressed(cluster: Cluster, node: str, group: Path) -> str:
+def _memory_shortage(cluster: Cluster, node: str, group: Path) -> str:
     """The kernel's report on a group with too little memory; empty while it has enough."""
     if not cluster.is_running(node):
         return f"the kernel killed {node}: exit code {cluster.exit_code(node)}"
@@ -109,7 +109,7 @@ def _figure(text: str, name: str) -> int:
 
 
 @contextmanager
-def _limited(controller: str, pids: list[int]) -> Iterator[Path]:
+def _limit(controller: str, pids: list[int]) -> Iterator[Path]:
     """Put processes into a control group, in which they share the limit, until the block ends."""
     hierarchy = _root(controller)
     assert hierarchy is not None, "asked for although it is not available"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from jepsen.damage.log_damage import closed_files, flip_property
-from jepsen.nemeses.disks import REPAIR_SECONDS_MAX, repaired, wait_for_closed_files
+from jepsen.nemeses.disks import REPAIR_SECONDS_MAX, wait_for_closed_files, wait_repaired
 from jepsen.nemeses.injection import Injection
 from jepsen.schedule import FaultStep
 from jepsen.wire import ask_once, pull_fields
@@ -45,7 +45,7 @@ async def rot(injection: Injection, step: FaultStep, leader: str) -> None:
         fields = pull_fields(message.topic, message.queue_id, message.queue_offset, count_max=1)
         answer = await ask_once(cluster.network.clients_reach(node), RequestCode.PULL_MESSAGE, fields)
         if answer is not None and answer[0].code == ResponseCode.SUCCESS and not serves(message, answer[1]):
-            injection.misbehaved(node, f"handed out {message.topic}/{message.queue_id}@{message.queue_offset} damaged")
-        await repaired(injection, node, [file])
+            injection.record_bug(node, f"handed out {message.topic}/{message.queue_id}@{message.queue_offset} damaged")
+        await wait_repaired(injection, node, [file])
     await trio.sleep(step.seconds)
     injection.end(number)

@@ -58,7 +58,7 @@ async def disk_error(injection: Injection, step: FaultStep, leader: str) -> None
     whose, _, what = step.variant.what.partition(": ")
     (node,) = targets(whose, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, (node,))
-    cluster.may_end(node)
+    cluster.expect_end(node)
     if what == "writes":
         cluster.shims[node].order(write_errno=errno.EIO)
         await confirm_hits(injection, number, (node,), lambda shim: shim.failed_writes, "writes failed of")

@@ -76,10 +76,10 @@ async def store_slow(injection: Injection, step: FaultStep, leader: str) -> None
     await wait_archived(injection.cluster, storage)
     number = injection.begin(step, injection.cluster.nodes)
     storage.delay(SLOW_SECONDS)
-    before = len(storage.answered())
+    before = len(storage.answered_requests())
     node = await _restart(injection)
     await trio.sleep(step.seconds)
-    if (count := len(storage.answered()) - before) > 0:
+    if (count := len(storage.answered_requests()) - before) > 0:
         injection.confirm(number, f"{count} requests were answered late, and {node} was restarted")
     storage.delay(0.0)
     injection.end(number)

@@ -61,17 +61,17 @@ async def wrong_start(injection: Injection, step: FaultStep, leader: str) -> Non
         before = await trio.to_thread.run_sync(_contents, cluster.data_dir(node))
     outcome = await cluster.start_once(node, *start.options, seconds=REFUSED_SECONDS_MAX)
     if outcome is None:
-        injection.misbehaved(node, f"was started with {step.variant.what}, and runs")
+        injection.record_bug(node, f"was started with {step.variant.what}, and runs")
     else:
         code, output = outcome
         injection.confirm(number, f"exit code {code}: {output}")
         if code != (IN_THE_WAY if start.runs else REFUSED) or start.says not in output:
-            injection.misbehaved(node, f"was started with {step.variant.what}: exit code {code}: {output}")
+            injection.record_bug(node, f"was started with {step.variant.what}: exit code {code}: {output}")
     if not start.runs:
         after = await trio.to_thread.run_sync(_contents, cluster.data_dir(node))
         names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
         if names:
-            injection.misbehaved(node, f"changed {', '.join(names)} when it was started with {step.variant.what}")
+            injection.record_bug(node, f"changed {', '.join(names)} when it was started with {step.variant.what}")
         await trio.sleep(step.seconds)
         await cluster.start(node)
     await cluster.wait_caught_up(node, CATCH_UP_SECONDS_MAX)

@@ -37,7 +37,7 @@ def lines_of(history: History, values: Iterable[str]) -> Mapping[str, list[Histo
     if not lines:
         return lines
     for operation in history.operations:
-        for value in _named(operation, lines):
+        for value in _names_in(operation, lines):
             if len(lines[value]) < LINES_MAX:
                 lines[value].append(
                     HistoryLine(operation.index + 1, _says(operation, history.began), operation.began, operation.node)
@@ -45,7 +45,7 @@ def lines_of(history: History, values: Iterable[str]) -> Mapping[str, list[Histo
     return lines
 
 
-def _named(operation: Operation, values: Mapping[str, Any]) -> set[str]:
+def _names_in(operation: Operation, values: Mapping[str, Any]) -> set[str]:
     names = set()
     for part in (operation.value, operation.result):
         if isinstance(part, str):

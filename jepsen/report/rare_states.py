@@ -39,7 +39,7 @@ IN_HISTORIES = (CHECKED_BACK, ENDED, RECALLED, ACKNOWLEDGED, HANDLED, IN_DOUBT, 
 STATES = (*IN_LOGS, *IN_HISTORIES)
 
 
-def met(lines: Iterable[str]) -> Counter[str]:
+def count_states(lines: Iterable[str]) -> Counter[str]:
     """The number of times that each state occurs in the log of one broker."""
     counts: Counter[str] = Counter()
     for line in lines:

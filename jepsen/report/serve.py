@@ -20,7 +20,7 @@ from jepsen.report.page import STYLE
 HOST = "127.0.0.1"
 
 
-class Stored(msgspec.Struct, frozen=True):
+class VerdictFile(msgspec.Struct, frozen=True):
     """The content of a verdict.json."""
 
     valid: Valid
@@ -33,18 +33,18 @@ class Stored(msgspec.Struct, frozen=True):
         return in_words(self.valid)
 
 
-def runs_in(store: Path) -> dict[str, Stored]:
+def runs_in(store: Path) -> dict[str, VerdictFile]:
     """Judged runs by directory name, newest first. Raises OSError."""
     runs = {}
     for path in sorted(store.glob(f"*/{VERDICT}"), reverse=True):
         try:
-            runs[path.parent.name] = msgspec.json.decode(path.read_bytes(), type=Stored)
+            runs[path.parent.name] = msgspec.json.decode(path.read_bytes(), type=VerdictFile)
         except msgspec.MsgspecError:
             continue  # its run is still writing it
     return runs
 
 
-def index_page(runs: dict[str, Stored]) -> str:
+def index_page(runs: dict[str, VerdictFile]) -> str:
     """Write the page of all runs; two can be chosen."""
     rows = []
     for name, run in runs.items():
@@ -62,7 +62,7 @@ def index_page(runs: dict[str, Stored]) -> str:
     return _page("Runs", form)
 
 
-def compare_page(names: Sequence[str], runs: Sequence[Stored]) -> str:
+def compare_page(names: Sequence[str], runs: Sequence[VerdictFile]) -> str:
     """Compare two runs, promise by promise, with differing numbers."""
     rows = []
     by_name = [{result.name: result for result in run.results} for run in runs]
@@ -90,7 +90,7 @@ def _result(result: Result | None) -> str:
     return f"<td>{'<br>'.join(parts)}</td>"
 
 
-def _count(run: Stored, name: str) -> int:
+def _count(run: VerdictFile, name: str) -> int:
     return next((result.counts.get(name, 0) for result in run.results if result.name == "coverage"), 0)
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import trio
 
 from jepsen.nemeses.injection import Injection
-from jepsen.nemeses.processes import paused
+from jepsen.nemeses.processes import pause_broker
 from jepsen.scenarios import (
     away,
     backup,
@@ -36,7 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
             "pause-kill",
             "the same with replicas that stand still (NATS 2.12.1)",
             ("pause", "power-loss"),
-            partial(away.away_then_power_loss, "pause", paused),
+            partial(away.away_then_power_loss, "pause", pause_broker),
         ),
         Scenario(
             "power-loss-of-all",

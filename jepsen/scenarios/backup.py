@@ -37,15 +37,15 @@ async def backup_and_restore(injection: Injection) -> None:
                 nursery.start_soon(_kill, injection, other)
                 backup = await _run_backup(injection, node, target)
             if backup is not None and backup["last_index"] < due:
-                injection.misbehaved(
+                injection.record_bug(
                     node, f"was backed up to entry {backup['last_index']}, {due} were committed before"
                 )
         if backup is not None:
             copy = cluster.directory / "restored"
             if await _restore(injection, node, target, copy):
                 injection.confirm(number, f"entry {backup['last_index']} is the last one of the backup of {node}")
-                for what in await trio.to_thread.run_sync(differing, copy, cluster.data_dir(node)):
-                    injection.misbehaved(node, f"was backed up, and the restored {what}")
+                for what in await trio.to_thread.run_sync(differences, copy, cluster.data_dir(node)):
+                    injection.record_bug(node, f"was backed up, and the restored {what}")
         for path in (target, cluster.directory / "restored"):
             await trio.to_thread.run_sync(partial(shutil.rmtree, path, ignore_errors=True))
 
@@ -65,18 +65,18 @@ async def _run_backup(injection: Injection, node: str, target: Path) -> dict[str
     """Run the backup; returns its printed result, None if it was refused, as while the replica leads."""
     cluster = injection.cluster
     source = ("--data-dir", str(cluster.data_dir(node)), "--namesrv", cluster.namesrv)
-    return await _printed(injection, cluster, "backup", "take", str(target), *source, "--json")
+    return await _run_json(injection, cluster, "backup", "take", str(target), *source, "--json")
 
 
 async def _restore(injection: Injection, node: str, target: Path, directory: Path) -> bool:
     command = ("restore", str(target), f"{NEW_NODE}={directory}", "--peers", NEW_PEERS, "--json")
-    output = await _printed(injection, injection.cluster, *command)
+    output = await _run_json(injection, injection.cluster, *command)
     if output is None:
-        injection.misbehaved(node, "was backed up, and the backup cannot be restored")
+        injection.record_bug(node, "was backed up, and the backup cannot be restored")
     return output is not None
 
 
-async def _printed(injection: Injection, cluster: Cluster, *command: str) -> dict[str, Any] | None:
+async def _run_json(injection: Injection, cluster: Cluster, *command: str) -> dict[str, Any] | None:
     process = await cluster.command(*command)
     if process.returncode == 0:
         document: dict[str, Any] = json.loads(process.stdout)
@@ -87,7 +87,7 @@ async def _printed(injection: Injection, cluster: Cluster, *command: str) -> dic
     return None
 
 
-def differing(copy: Path, original: Path) -> list[str]:
+def differences(copy: Path, original: Path) -> list[str]:
     """The restored closed log files that the original does not have byte by byte. The last file is not compared: behind
     the copied entries, it has the entries that name the new group. Raises OSError.
     """

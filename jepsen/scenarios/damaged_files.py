@@ -6,7 +6,7 @@ import trio
 
 from jepsen.damage.file_damage import FILES, MANNERS, break_files, describe_damage
 from jepsen.damage.log_damage import closed_files, damage_all_copies, flip_bits, forget_sidecars
-from jepsen.nemeses.disks import repaired, wait_for_closed_files
+from jepsen.nemeses.disks import wait_for_closed_files, wait_repaired
 from jepsen.nemeses.injection import Injection
 
 BITS_MAX = 20
@@ -32,7 +32,7 @@ async def bit_errors(injection: Injection) -> None:
         injection.confirm(number, f"{sum(each.changed_bytes for each in files)} bytes of {len(files)} files differ")
         await trio.sleep(1.0)
         await cluster.start(node)
-        await repaired(injection, node, files)
+        await wait_repaired(injection, node, files)
 
 
 async def on_every_replica(injection: Injection) -> None:
@@ -52,7 +52,7 @@ async def on_every_replica(injection: Injection) -> None:
             await cluster.start(node)
         async with trio.open_nursery() as nursery:
             for node in cluster.nodes:
-                nursery.start_soon(repaired, injection, node, files_of[node])
+                nursery.start_soon(wait_repaired, injection, node, files_of[node])
 
 
 async def files_of_every_kind(injection: Injection) -> None:
@@ -81,4 +81,4 @@ async def files_of_every_kind(injection: Injection) -> None:
         if differs := describe_damage(files):
             injection.confirm(number, f"missing or different: {differs}")
         await cluster.start(node)
-        await repaired(injection, node, files)
+        await wait_repaired(injection, node, files)

@@ -39,7 +39,7 @@ async def full_disk_then_lead(injection: Injection) -> None:
                 injection.confirm(number, f"the log of {node} begins at {first}, those of others earlier")
             (small / BALLAST).unlink()
             await _ask_to_lead(cluster, node, LEADS_SECONDS)
-            await _refilled(injection, node)
+            await _wait_refilled(injection, node)
             await cluster.wait_caught_up(node, REPAIR_SECONDS_MAX)
             await cluster.stop(node)
         finally:
@@ -75,7 +75,7 @@ async def _begins_later(cluster: Cluster, node: str) -> int:
     return 0
 
 
-async def _refilled(injection: Injection, node: str) -> None:
+async def _wait_refilled(injection: Injection, node: str) -> None:
     """Wait until its log begins where the others' logs do; a replica that stays incomplete is a finding."""
     cluster = injection.cluster
     with trio.move_on_after(REFILL_SECONDS_MAX):
@@ -86,4 +86,4 @@ async def _refilled(injection: Injection, node: str) -> None:
             if own is not None and positions and own <= min(positions):
                 return
             await trio.sleep(0.2)
-    injection.misbehaved(node, f"has not fetched what it deleted within {REFILL_SECONDS_MAX:g} s with room on its disk")
+    injection.record_bug(node, f"has not fetched what it deleted within {REFILL_SECONDS_MAX:g} s with room on its disk")

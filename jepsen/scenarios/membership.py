@@ -14,7 +14,7 @@ from jepsen.nemeses.members import (
     add,
     change_members,
     confirm_members,
-    gone,
+    make_spare,
     prepare_spare,
     readd,
     remove,
@@ -86,7 +86,7 @@ async def look_at_minority(injection: Injection, nodes: Sequence[str], *, of: in
                 table = await injection.cluster.figures(node)
                 if table is not None and table["raftmq.role"] == "leader":
                     did = f"leads in term {table['raftmq.term']} with {len(nodes)} of {of} replicas alive"
-                    injection.misbehaved(node, did)
+                    injection.record_bug(node, did)
                     return
             await trio.sleep(LOOK_SECONDS)
 
@@ -97,7 +97,7 @@ async def change_under_faults(injection: Injection) -> None:
     node = await prepare_spare(cluster)
     async with injection.fault("members", "a fourth joins, one leaves", (node,)) as number:
         voters = cluster.nodes
-        cluster.joined(node)  # it may lead as soon as it is a voter
+        cluster.add_member(node)  # it may lead as soon as it is a voter
         change_done = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_disturb, injection, voters, change_done)
@@ -111,7 +111,7 @@ async def change_under_faults(injection: Injection) -> None:
             nursery.start_soon(_disturb, injection, [each for each in cluster.nodes if each != leaves], change_done)
             await change_members(cluster, {leaves: None}, remove(leaves))
             change_done.set()
-        await gone(cluster, leaves)
+        await make_spare(cluster, leaves)
 
 
 async def _disturb(injection: Injection, nodes: Sequence[str], until: trio.Event) -> None:

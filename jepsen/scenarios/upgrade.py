@@ -41,12 +41,12 @@ async def _replace(injection: Injection, node: str, *, earlier: bool) -> None:
         cluster.use_earlier(node, earlier)
         await cluster.start(node)
         await cluster.wait_caught_up(node, LEVEL_SECONDS_MAX)
-        if (version := await _reported(cluster, node)) is not None:
+        if (version := await _describe_version(cluster, node)) is not None:
             injection.confirm(number, version)
         await trio.sleep(MIXED_SECONDS)
 
 
-async def _reported(cluster: Cluster, node: str) -> str | None:
+async def _describe_version(cluster: Cluster, node: str) -> str | None:
     """The code that a broker's process runs, and its version."""
     table = await cluster.figures(node, 3.0)
     code = cluster.code_of(node)

@@ -64,13 +64,13 @@ class RecreatedWorkload(Workload):
 
     async def wait_drained(self) -> None:
         """Wait until both groups have everything, or get nothing new."""
-        await self._wait_none_left(self._missing)
+        await self._wait_none_left(self._missing_count)
 
-    def _missing(self) -> int:
+    def _missing_count(self) -> int:
         return sum(len(self.acknowledged_values - got) for got in self._received.values())
 
     async def _all_received(self) -> None:
-        while self._missing():  # noqa: ASYNC110 (consumers are many)
+        while self._missing_count():  # noqa: ASYNC110 (consumers are many)
             await trio.sleep(RETRY_SECONDS)
 
     async def _send(self, producer: Producer, rng: random.Random, ends: float) -> None:

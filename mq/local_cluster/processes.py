@@ -164,7 +164,7 @@ class Processes:
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
-    def may_end(self, name: str) -> None:
+    def expect_end(self, name: str) -> None:
         """Expect the end of the process from now on."""
         self._children[name].wanted = False
 
@@ -246,7 +246,7 @@ class Processes:
 
     def kill(self, name: str) -> None:
         """Send SIGKILL, without waiting: unsynced data survives only in the page cache, connections are reset."""
-        self.may_end(name)
+        self.expect_end(name)
         self.send_signal(name, signal.SIGKILL)
 
     async def wait_ended(self, name: str) -> int:
@@ -258,7 +258,7 @@ class Processes:
 
     async def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         """Send a signal that ends the process, and wait until it has ended."""
-        self.may_end(name)
+        self.expect_end(name)
         self.send_signal(name, number)
         await self.wait_ended(name)
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from jepsen.deployments.cluster import node_names, open_cluster
-from jepsen.deployments.leftovers import held
+from jepsen.deployments.leftovers import lock_directory
 from jepsen.deployments.local import open_loopback
 from jepsen.deployments.network import NAME_SERVERS
 from mq.cli.errors import run_trio
@@ -27,7 +27,7 @@ READY_SECONDS_MAX = 60.0
 
 @pytest.mark.slow
 def test_clients_survive_the_loss_of_name_servers(tmp_path: Path) -> None:
-    with held(tmp_path):
+    with lock_directory(tmp_path):
         run_trio(partial(_clients_work, tmp_path))
 
 
@@ -59,7 +59,7 @@ async def _clients_work(directory: Path) -> None:
 
 @pytest.mark.slow
 def test_unregistered_group_is_registered_again_at_once(tmp_path: Path) -> None:
-    with held(tmp_path):
+    with lock_directory(tmp_path):
         run_trio(partial(_unregistered_by_others, tmp_path))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jepsen.deployments.leftovers import RUN_VARIABLE, held, run_of
+from jepsen.deployments.leftovers import RUN_VARIABLE, lock_directory, run_of
 from tests.support.warm_processes import ROOT, cold_processes, wanted_module, warm_processes
 
 pytestmark = pytest.mark.process
@@ -80,7 +80,7 @@ def test_harness_finds_forked_servers_of_dead_runs(tmp_path: Path) -> None:
         "--until-stdin-closes",
     ]
     environment = {**os.environ, RUN_VARIABLE: str(tmp_path)}
-    with held(tmp_path), (tmp_path / "log").open("wb") as log:  # no other test may take it for such a server
+    with lock_directory(tmp_path), (tmp_path / "log").open("wb") as log:  # no other test may take it for such a server
         server = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log, env=environment)
         while b"listening" not in (tmp_path / "log").read_bytes():
             assert server.poll() is None, (tmp_path / "log").read_text()

@@ -66,7 +66,7 @@ def main() -> None:
         sys.exit(f"bench: {error}")
 
     def prepare(peer: Peer) -> str | None:
-        reason = peer.missing() if peer.wire in BY_POSITION else "no message broker: it has no consumers"
+        reason = peer.missing_programs() if peer.wire in BY_POSITION else "no message broker: it has no consumers"
         if reason is None:
             peer.prepare()
             if peer.name in WITH_CLIENTS:

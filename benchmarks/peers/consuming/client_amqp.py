@@ -31,7 +31,7 @@ async def _work(job: ConsumerJob) -> ConsumerResult:
         await queue.consume(receive)
     if job.kind == DRAIN:
         await stop.wait()
-        result = tally.consumed()
+        result = tally.result()
         await connection.close()
         return result
     sending = set[asyncio.Task[Any]]()
@@ -43,7 +43,7 @@ async def _work(job: ConsumerJob) -> ConsumerResult:
         sending.add(task)
         task.add_done_callback(sending.discard)
     await asyncio.sleep(0.2)
-    result = tally.consumed()
+    result = tally.result()
     await connection.close()
     return result
 

@@ -33,7 +33,7 @@ def _work(job: ConsumerJob) -> ConsumerResult:
     if job.kind == DRAIN:
         while tally.count < job.messages:
             take(1.0)
-        result = tally.consumed()
+        result = tally.result()
         consumer.close()
         return result
     producer = kafka.Producer({**servers, "acks": "all"})
@@ -50,7 +50,7 @@ def _work(job: ConsumerJob) -> ConsumerResult:
     end = monotonic_seconds() + LAST_SECONDS
     while monotonic_seconds() < end:
         take(0.05)
-    result = tally.consumed()
+    result = tally.result()
     producer.flush()
     consumer.close()
     return result

@@ -30,14 +30,14 @@ async def _work(job: ConsumerJob) -> ConsumerResult:
     await stream.subscribe(SUBJECT, durable=job.group, stream=STREAM, cb=receive, manual_ack=True, config=config)
     if job.kind == DRAIN:
         await stop.wait()
-        result = tally.consumed()
+        result = tally.result()
         await connection.close()
         return result
     for due in tally.due_times():
         await asyncio.sleep(due - monotonic_seconds())
         await stream.publish_async(SUBJECT, tally.body(due))
     await asyncio.sleep(0.2)
-    result = tally.consumed()
+    result = tally.result()
     await connection.close()
     return result
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from benchmarks.load.do_job import do_job
 from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
 from benchmarks.peers.consuming.job import DRAIN, ConsumerJob, ConsumerResult
-from benchmarks.wires.consumer import DUE, DueSlots, stamped
+from benchmarks.wires.consumer import DUE, DueSlots, stamp
 from mq.monitoring.cpu_time import cpu_seconds
 
 
@@ -43,7 +43,7 @@ class Tally:
 
     def body(self, due: float) -> bytes:
         """Build a message that is due at a time."""
-        return stamped(self._body, due)
+        return stamp(self._body, due)
 
     def due_times(self) -> Iterator[float]:
         """Yield the times at which messages are due: of the warm-up, then, after calling `begin`, of the job."""
@@ -54,7 +54,7 @@ class Tally:
         for number in range(round(job.rate * job.warm_up), round(job.rate * (job.warm_up + job.seconds))):
             yield now + number / job.rate
 
-    def consumed(self) -> ConsumerResult:
+    def result(self) -> ConsumerResult:
         """The messages that came until now: all, or all that were sent since `begin`."""
         return ConsumerResult(
             self.count if self._job.kind == DRAIN else len(self._samples),

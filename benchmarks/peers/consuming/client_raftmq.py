@@ -51,7 +51,7 @@ async def _work(job: ConsumerJob) -> ConsumerResult:
                 if failures:
                     raise failures[0]
             await trio.sleep(0.2)
-        result = tally.consumed()
+        result = tally.result()
         consumer.stop()
     return result
 

@@ -21,7 +21,7 @@ from benchmarks.load.do_job import do_job
 from benchmarks.load.report import buckets, monotonic_seconds, process_cpu_seconds
 from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, ConsumerJob, ConsumerResult
 from benchmarks.wires.amqp_consumer import FAN_OUT, AmqpConsumer
-from benchmarks.wires.consumer import DUE, ConsumerWire, DueSlots, Share, stamped
+from benchmarks.wires.consumer import DUE, ConsumerWire, DueSlots, Share, stamp
 from benchmarks.wires.kafka import KafkaWire
 from benchmarks.wires.kafka_consumer import KafkaConsumer
 from benchmarks.wires.nats_consumer import NatsConsumer
@@ -107,9 +107,9 @@ class _Sender(_Socket):
         slot = self.free.popleft()
         if isinstance(self.wire, KafkaWire):  # a checksum protects the body, so it is stamped first
             assert isinstance(slot, int), "its keys are the numbers of slots"
-            self.send(self.wire.again_due(slot, partial(stamped, due=due)))
+            self.send(self.wire.repeat_due(slot, partial(stamp, due=due)))
         else:
-            self.send(stamped(self.wire.again((slot,))[1], due))
+            self.send(stamp(self.wire.repeat((slot,))[1], due))
 
     def read_answers(self) -> Sequence[Hashable]:
         """The slots of acknowledged messages. Raises LoadFailed."""
@@ -162,7 +162,7 @@ def _fill(job: ConsumerJob) -> ConsumerResult:
 
 def _more(sender: _Sender, keys: Sequence[Hashable], most: int) -> int:
     batch = keys[:most]
-    sender.send(sender.wire.again(batch)[1])
+    sender.send(sender.wire.repeat(batch)[1])
     return len(batch)
 
 
@@ -181,7 +181,7 @@ def _drain(job: ConsumerJob) -> ConsumerResult:
     consumers = [_Consumer(job, share) for share in shares]
     meters, count = _Meters(job), 0
     for consumer in consumers:
-        consumer.send(consumer.wire.first())
+        consumer.send(consumer.wire.initial())
     while count < job.messages:
         for consumer in _ready(consumers, meters.end - monotonic_seconds()):
             count += len(consumer.take())
@@ -202,7 +202,7 @@ def _pace(job: ConsumerJob) -> ConsumerResult:
     ]
     consumers = [_Consumer(job, share) for share in shares]
     for consumer in consumers:
-        consumer.send(consumer.wire.first())
+        consumer.send(consumer.wire.initial())
     sender = _Sender(job, 0, IN_FLIGHT_MAX)
     begin = monotonic_seconds() + job.warm_up
     end = begin + job.seconds
@@ -237,7 +237,7 @@ def _pace(job: ConsumerJob) -> ConsumerResult:
         for ready in _ready(sockets, min(wait, begin - now) if meters is None else wait):
             if isinstance(ready, _Sender):
                 ready.free += ready.read_answers()
-                ready.send(ready.wire.again(())[1])
+                ready.send(ready.wire.repeat(())[1])
             else:
                 times = ready.take()
                 now = monotonic_seconds()

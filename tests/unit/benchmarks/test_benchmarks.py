@@ -235,10 +235,10 @@ def test_rated_messages_are_sent_when_due() -> None:
         def __init__(self) -> None:
             self.wire, self.started, self.sent = self, dict[Hashable, float](), list[Hashable]()
 
-        def first(self) -> tuple[list[str], bytes]:
+        def initial(self) -> tuple[list[str], bytes]:
             return [f"{id(self)}-{slot}" for slot in range(5)], b""
 
-        def again(self, keys: list[Hashable]) -> tuple[list[Hashable], bytes]:
+        def repeat(self, keys: list[Hashable]) -> tuple[list[Hashable], bytes]:
             self.sent += keys
             return keys, b"frames" * len(keys)
 
@@ -266,10 +266,10 @@ def test_lateness_of_requests_counts_from_their_due_time() -> None:
             self.started: dict[Hashable, float] = {}
             self.wire = self
 
-        def first(self) -> tuple[list[int], bytes]:
+        def initial(self) -> tuple[list[int], bytes]:
             return list(range(100)), b""
 
-        def again(self, keys: list[int]) -> tuple[list[int], bytes]:
+        def repeat(self, keys: list[int]) -> tuple[list[int], bytes]:
             return keys, b""
 
     sender = Sender(cast("list[Connection]", [Line()]), rate=1000.0, begin=10.0, counts_from=10.002)

@@ -20,7 +20,7 @@ from benchmarks.peers.consuming.turns import ConsumerResults, cases_of
 from benchmarks.report.consuming_goals import goals
 from benchmarks.report.summary import beside_others, by_benchmark
 from benchmarks.wires.amqp_consumer import AmqpConsumer
-from benchmarks.wires.consumer import DUE, DueSlots, Share, stamped
+from benchmarks.wires.consumer import DUE, DueSlots, Share, stamp
 from benchmarks.wires.nats_consumer import ASKED, NatsConsumer
 from benchmarks.wires.rocketmq import RocketMQWire
 from benchmarks.wires.rocketmq_consumers import RocketMQPop, RocketMQPull
@@ -46,9 +46,9 @@ def answer(opaque: int, code: int = 0, body: bytes = b"", flag: int = 1, **ext: 
 
 def test_every_protocol_sends_the_due_time() -> None:
     wire = RocketMQWire(DueSlots(1, 2, 100))
-    _, request = wire.again(wire.idle()[:1])
+    _, request = wire.repeat(wire.idle()[:1])
     assert DUE.findall(request) == [b"0" * 19]
-    sent = stamped(request, 1234.5)
+    sent = stamp(request, 1234.5)
     assert DUE.findall(sent) == [b"0000001234500000000"]
     assert len(sent) == len(request)
 
@@ -61,7 +61,7 @@ def test_each_of_some_consumers_reads_other_queues() -> None:
 
 def test_pull_follows_each_answer_at_the_next_position() -> None:
     wire = RocketMQPull(Share("g", 1, 4))
-    first = fields_of(wire.first())
+    first = fields_of(wire.initial())
     assert [(each["opaque"], each["extFields"]["queueOffset"]) for each in first] == [(1, "0"), (5, "0")]
     data = answer(5, nextBeginOffset=32, body=b"records") + answer(9, flag=0) + answer(1, code=19, nextBeginOffset=7)
     end, said = wire.take(data + answer(1, nextBeginOffset=9)[:-1])
@@ -108,7 +108,7 @@ def delivered(number: int) -> bytes:
 def test_nats_consumer_confirms_messages_and_requests_more_in_time() -> None:
     position, each = NatsConsumer(Share("g")), NatsConsumer(Share("g", confirms_each=True))
     for wire in (position, each):
-        assert b'{"batch": %d,' % ASKED in wire.first()
+        assert b'{"batch": %d,' % ASKED in wire.initial()
     data = delivered(1) + b"PING\r\n" + delivered(2)
     end, said = position.take(data + delivered(3)[:-1])
     assert end == len(data)

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.cases import Window
 from benchmarks.curves.__main__ import CURVES, parse_arguments
-from benchmarks.curves.lite import BODY_BYTES, filling
+from benchmarks.curves.lite import BODY_BYTES, lite_frames
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.polling import due_times
 from benchmarks.curves.sample import Curve, PointMeasurement, Sample, Spread, bytes_name, samples_of
@@ -79,9 +79,9 @@ def test_curve_reports_memory_and_disk_per_item() -> None:
 
 
 def test_slots_rotate_over_lite_topics() -> None:
-    _, data = RocketMQWire(Slots(0, 4, 1, lite_topics=3)).first()
+    _, data = RocketMQWire(Slots(0, 4, 1, lite_topics=3)).initial()
     assert [data.count(lite_name(number).encode()) for number in range(4)] == [2, 1, 1, 0]
-    chunks = list(filling(range(7, 510)))
+    chunks = list(lite_frames(range(7, 510)))
     assert [len(chunk) for chunk in chunks] == [500, 3, 0]
     assert chunks[0][0] == send_frame(1, BODY_BYTES, 0, lite_topic=lite_name(7))
 
@@ -100,7 +100,7 @@ def test_sizes_have_names(size: int, name: str) -> None:
 
 
 def test_slots_take_turns_in_the_queues_of_all_topics() -> None:
-    _, data = RocketMQWire(Slots(0, 6, 1, topics=2, queues=3)).first()
+    _, data = RocketMQWire(Slots(0, 6, 1, topics=2, queues=3)).initial()
     places, at = [], 0
     while at < len(data):
         length, header_length = struct.unpack_from(">II", data, at)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.load.frames import TOPIC
 from benchmarks.wires import kafka
-from benchmarks.wires.consumer import DUE, DueSlots, Share, stamped
+from benchmarks.wires.consumer import DUE, DueSlots, Share, stamp
 from benchmarks.wires.kafka import KafkaWire, answers, encoded_text, record_batch
 from benchmarks.wires.kafka_consumer import COMMIT_SECONDS, KafkaConsumer
 from benchmarks.wires.wire import LoadFailed, Slots
@@ -66,24 +66,24 @@ def test_kafka_batch_has_the_present_time() -> None:
 
 def test_messages_wait_for_an_answer_and_share_the_next_request() -> None:
     wire = KafkaWire(Slots(first=0, count=4, body_bytes=10))
-    keys, data = wire.first()
+    keys, data = wire.initial()
     assert list(keys) == [0, 1, 2, 3]
     assert [number for number, *_ in answers(data)] != []
     assert data.count(b"bench" + struct.pack(">hhii", -1, -1, 30_000, 1)) == 2
     torn = produced(1, {2: 0, 3: 0})
     answered, end = wire.read_answers(produced(0, {0: 0, 1: 0}) + torn[:-1])
     assert (answered, end) == ([0, 1], len(produced(0, {0: 0, 1: 0})))
-    following, again = wire.again(answered)
+    following, again = wire.repeat(answered)
     assert list(following) == [0, 1]
     assert again
-    assert wire.again(())[1] == b"", "two requests are in flight"
+    assert wire.repeat(())[1] == b"", "two requests are in flight"
     with pytest.raises(LoadFailed, match="partition 3: error 19"):
         wire.read_answers(produced(1, {2: 0, 3: 19}))
 
 
 def test_message_is_stamped_before_its_checksum_is_made() -> None:
     wire = KafkaWire(DueSlots(first=0, count=2, body_bytes=64))
-    data = wire.again_due(1, lambda body: stamped(body, 12.5))
+    data = wire.repeat_due(1, lambda body: stamp(body, 12.5))
     assert DUE.findall(data) == [b"0000000012500000000"]
     at = data.index(b"\0\0\0\0\0\0\0\0", data.index(TOPIC.encode()))
     assert struct.unpack_from(">I", data, at + 17) == (crc_of(data[at + 21 :]),)

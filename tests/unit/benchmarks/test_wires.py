@@ -25,12 +25,12 @@ def rocketmq_reply(opaque: int, code: int = 0) -> bytes:
 
 def test_rocketmq_wire_resends_the_same_frame() -> None:
     wire = RocketMQWire(SLOTS)
-    keys, data = wire.first()
+    keys, data = wire.initial()
     assert list(keys) == [b"5", b"6", b"7"]
     torn = rocketmq_reply(5)[:-1]
     answered, end = wire.read_answers(rocketmq_reply(7) + torn)
     assert (answered, end) == ([b"7"], len(rocketmq_reply(7)))
-    following, again = wire.again(answered)
+    following, again = wire.repeat(answered)
     assert list(following) == [b"7"]
     assert again in data
     with pytest.raises(LoadFailed, match="full"):
@@ -45,16 +45,16 @@ def nats_ack(slot: int, sequence: int = 1) -> bytes:
 
 def test_nats_settles_acknowledgements_and_answers_pings() -> None:
     wire = NatsWire(SLOTS)
-    keys, data = wire.first()
+    keys, data = wire.initial()
     assert list(keys) == [b"5", b"6", b"7"]
     assert data.startswith(b"PUB bench.log %b.5 10\r\n" % INBOX)
     whole = nats_ack(6) + b"PING\r\n" + nats_ack(5, 123)
     answered, end = wire.read_answers(whole + nats_ack(7)[:-1])
     assert (answered, end) == ([b"6", b"5"], len(whole))
-    following, again = wire.again(answered)
+    following, again = wire.repeat(answered)
     assert list(following) == [b"6", b"5"]
     assert again.startswith(b"PONG\r\nPUB bench.log %b.6 10\r\n" % INBOX)
-    assert wire.again([])[1] == b""
+    assert wire.repeat([])[1] == b""
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def confirm(tag: int, *, with_earlier: bool = False, method: int = 80) -> bytes:
 
 def test_amqp_numbers_its_messages_and_knows_confirms_of_several() -> None:
     wire = AmqpWire(SLOTS)
-    keys, data = wire.first()
+    keys, data = wire.initial()
     assert list(keys) == [1, 2, 3]
     assert data.count(b"bench") == 3
     answered, end = wire.read_answers(confirm(2) + confirm(3)[:-1])
     assert (answered, end) == ([2], len(confirm(2)))
-    following, again = wire.again(answered)
+    following, again = wire.repeat(answered)
     assert list(following) == [4]
     assert len(again) == len(data) // 3
     assert wire.read_answers(confirm(4, with_earlier=True))[0] == [1, 3, 4]
@@ -94,7 +94,7 @@ def test_paced_load_uses_only_idle_keys(wire_type: type[Wire]) -> None:
     """RabbitMQ counts its tags from 1 with the first message that is sent, not from the first key that was idle."""
     wire = wire_type(SLOTS)
     assert len(wire.idle()) == SLOTS.count
-    following, data = wire.again(wire.idle()[:1])
+    following, data = wire.repeat(wire.idle()[:1])
     (key,) = following
     assert data
     if wire_type is AmqpWire:
@@ -120,7 +120,7 @@ def answer(stream: int) -> bytes:
 
 def test_etcd_puts_on_streams_that_count_up() -> None:
     wire = EtcdWire(SLOTS)
-    keys, data = wire.first()
+    keys, data = wire.initial()
     assert list(keys) == [1, 3, 5]
     sent = list(frames_of(data))
     assert [(kind, stream) for kind, _, stream, _ in sent] == [(1, 1), (0, 1), (1, 3), (0, 3), (1, 5), (0, 5)]
@@ -131,14 +131,14 @@ def test_etcd_puts_on_streams_that_count_up() -> None:
     answered, end = wire.read_answers(answer(3) + torn)
     assert answered == [3]
     assert end == len(answer(3)) + torn.rindex(b"\x00\x00\x01\x01\x05")  # the trailers are not whole
-    following, again = wire.again(answered)
+    following, again = wire.repeat(answered)
     assert list(following) == [7]
     assert [stream for _, _, stream, _ in frames_of(again)] == [7, 7]
 
 
 def test_etcd_waits_until_the_server_has_room() -> None:
     wire = EtcdWire(Slots(first=0, count=4, body_bytes=1024, batch=32))
-    keys, data = wire.first()
+    keys, data = wire.initial()
     assert list(keys) == [1, 3, 5, 7]
     sent = list(frames_of(data))
     assert {stream for _, _, stream, _ in sent} == {1}, "two transactions of 33 kB are more than a window"
@@ -149,7 +149,7 @@ def test_etcd_waits_until_the_server_has_room() -> None:
         ]
         == []
     )
-    following, again = wire.again([])
+    following, again = wire.repeat([])
     assert not list(following)
     assert {stream for _, _, stream, _ in frames_of(again)} == {3, 5, 7}
 
@@ -157,13 +157,13 @@ def test_etcd_waits_until_the_server_has_room() -> None:
 def test_etcd_answers_settings_and_pings() -> None:
     wire = EtcdWire(SLOTS)
     wire.read_answers(http2_frame(4, 0, 0, b"\x00" * 6) + http2_frame(6, 0, 0, b"12345678") + http2_frame(4, 1, 0))
-    _, said = wire.again([])
+    _, said = wire.repeat([])
     assert list(frames_of(said)) == [(4, 1, 0, b""), (6, 1, 0, b"12345678")]
 
 
 @pytest.mark.parametrize("refusal", [http2_frame(1, 5, 1, b"\x88"), http2_frame(3, 0, 1, b"\x00" * 4)])
 def test_etcd_refusals_end_the_load(refusal: bytes) -> None:
     wire = EtcdWire(SLOTS)
-    wire.first()
+    wire.initial()
     with pytest.raises(LoadFailed):
         wire.read_answers(refusal)

@@ -55,7 +55,7 @@ def test_run_that_had_ended_long_before_explains_nothing() -> None:
 
 def test_chord_body_reruns_only_if_a_part_reran() -> None:
     again = lines(run("body", run="first", began=11))
-    assert [each.task for each in of(*ALL, *again).untraced] == ["body"]
+    assert [each.task for each in of(*ALL, *again).untraced_runs] == ["body"]
     part = lines(run("part1", run="killed", pid=7, began=5, ends=False))
     assert of(*ALL, *again, *part, kills={7: 6.0}).is_good
 

@@ -58,14 +58,14 @@ async def test_fault_proxy_pauses_and_resumes_one_direction() -> None:
 
         await network.drop({"n0": frozenset({"n1"})})
         await stream.send_all(b"two")
-        await until(network.dropped, seconds=5)
+        await until(network.dropped_count, seconds=5)
         with trio.move_on_after(0.05) as waiting:
             await stream.receive_some()
         assert waiting.cancelled_caught, "n0 heard n1 although it has a grudge against it"
 
         await network.heal()
         assert await stream.receive_some() == b"two"
-        assert await network.dropped() == 0
+        assert await network.dropped_count() == 0
         await stream.aclose()
         nursery.cancel_scope.cancel()
 
@@ -94,7 +94,7 @@ async def test_each_broker_has_its_own_link_to_each_name_server() -> None:
         assert len(ways) == 6
         await network.drop({"ns0": frozenset({"n0"})})
         stream = await trio.open_tcp_stream(*network.registers_at("n0", "ns0"))
-        await until(network.dropped, seconds=5)
+        await until(network.dropped_count, seconds=5)
         await stream.aclose()
 
 

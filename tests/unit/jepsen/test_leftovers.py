@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from jepsen.deployments.cluster import open_cluster
-from jepsen.deployments.leftovers import RUN_VARIABLE, held, is_held, mount_points, remove_leftovers, run_of
+from jepsen.deployments.leftovers import RUN_VARIABLE, is_held, lock_directory, mount_points, remove_leftovers, run_of
 from jepsen.deployments.network import Network
 
 MOUNTS = (
@@ -39,9 +39,9 @@ def test_environment_names_the_run_of_a_server() -> None:
 
 def test_running_harness_locks_its_directory(tmp_path: Path) -> None:
     assert not is_held(tmp_path)
-    with held(tmp_path):
+    with lock_directory(tmp_path):
         assert is_held(tmp_path)
-        with pytest.raises(BlockingIOError), held(tmp_path):
+        with pytest.raises(BlockingIOError), lock_directory(tmp_path):
             pass
     assert not is_held(tmp_path)
 
@@ -59,7 +59,7 @@ def test_only_servers_of_dead_runs_are_killed(tmp_path: Path) -> None:
         children.append(subprocess.Popen(["sleep", "100"], env=environment, stdin=subprocess.DEVNULL))
     stopped, running = children
     try:
-        with held(living):
+        with lock_directory(living):
             stopped.send_signal(signal.SIGSTOP)
             removed = remove_leftovers()
             assert f"process {stopped.pid} of {dead}" in removed

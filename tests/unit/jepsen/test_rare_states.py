@@ -8,7 +8,7 @@ import pytest
 
 from checkers.events import RUN
 from jepsen.report import rare_states
-from jepsen.report.rare_states import IN_HISTORIES, IN_LOGS, met, met_in_history
+from jepsen.report.rare_states import IN_HISTORIES, IN_LOGS, count_states, met_in_history
 from tests.unit.jepsen.histories import Script
 
 LINES = (
@@ -22,11 +22,11 @@ LINES = (
 
 
 def test_states_are_counted_by_event_and_fields() -> None:
-    assert met(LINES) == {
+    assert count_states(LINES) == {
         "a leader resigned because it heard no majority": 1,
         "damaged entries came back from peers": 2,
     }
-    assert met(LINES).keys() <= IN_LOGS.keys()
+    assert count_states(LINES).keys() <= IN_LOGS.keys()
 
 
 VALUE = "1.0.0"

@@ -14,7 +14,7 @@ from jepsen.deployments import earlier
 from jepsen.nemeses.injection import Injection
 from jepsen.nemeses.needs import needs
 from jepsen.scenarios import SCENARIOS
-from jepsen.scenarios.backup import differing
+from jepsen.scenarios.backup import differences
 from jepsen.scenarios.membership import look_at_minority
 from jepsen.workloads import WORKLOADS
 from tests.unit.jepsen.fake_brokers import FakeCluster, injected
@@ -97,8 +97,8 @@ async def test_earlier_release_is_another_tree(tmp_path: Path) -> None:
     assert not (tmp_path / "earlier" / "jepsen").exists()
 
 
-@pytest.mark.parametrize(("change", "differences"), [("", []), ("flip", ["file 00000000000000000000 differs"])])
-def test_restored_log_is_compared_file_by_file(tmp_path: Path, change: str, differences: list[str]) -> None:
+@pytest.mark.parametrize(("change", "problems"), [("", []), ("flip", ["file 00000000000000000000 differs"])])
+def test_restored_log_is_compared_file_by_file(tmp_path: Path, change: str, problems: list[str]) -> None:
     for name in ("restored", "original"):
         (tmp_path / name / "commitlog").mkdir(parents=True)
         for at in (0, 1000):
@@ -106,11 +106,11 @@ def test_restored_log_is_compared_file_by_file(tmp_path: Path, change: str, diff
     (tmp_path / "restored" / "commitlog" / f"{1000:020d}").write_bytes(CONTENT + b"the new group")
     if change:
         (tmp_path / "restored" / "commitlog" / f"{0:020d}").write_bytes(CONTENT[:-1] + b"x")
-    assert differing(tmp_path / "restored", tmp_path / "original") == differences
+    assert differences(tmp_path / "restored", tmp_path / "original") == problems
 
 
 def test_restored_log_without_entries_is_not_a_backup(tmp_path: Path) -> None:
     for name in ("restored", "original"):
         (tmp_path / name / "commitlog").mkdir(parents=True)
         (tmp_path / name / "commitlog" / f"{0:020d}").write_bytes(bytes(100))
-    assert differing(tmp_path / "restored", tmp_path / "original") == ["log is empty"]
+    assert differences(tmp_path / "restored", tmp_path / "original") == ["log is empty"]

@@ -9,7 +9,7 @@ import pytest
 from jepsen.nemeses import NEMESES
 from jepsen.nemeses.needs import Deployment, needs, why_not, why_not_together
 from jepsen.nemeses.processes import state_of
-from jepsen.nemeses.resources import throttled
+from jepsen.nemeses.resources import throttle_count
 from jepsen.schedule import (
     CALM,
     KINDS,
@@ -155,8 +155,8 @@ def test_behind_fault_runs_only_with_the_log_and_queue_workloads() -> None:
 
 
 def test_waits_for_a_processor_are_read_from_either_version() -> None:
-    assert throttled("nr_periods 12\nnr_throttled 7\nthrottled_time 99\n") == 7
-    assert throttled("usage_usec 12\n") == 0
+    assert throttle_count("nr_periods 12\nnr_throttled 7\nthrottled_time 99\n") == 7
+    assert throttle_count("usage_usec 12\n") == 0
 
 
 def test_every_fault_kind_has_a_nemesis() -> None:

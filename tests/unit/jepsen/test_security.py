@@ -11,7 +11,7 @@ import trio
 
 from checkers.events import TLS
 from jepsen.clients import java_missing
-from jepsen.deployments.security import ACCESS_KEY, ACCOUNTS, BOTH, SECURITY, secured
+from jepsen.deployments.security import ACCESS_KEY, ACCOUNTS, BOTH, SECURITY, secure_clients
 from jepsen.run import Plan
 from jepsen.wire import Wire
 from mq.accounts import parse_accounts
@@ -24,7 +24,7 @@ HOSTS = ("127.0.0.1", "10.78.0.1")
 @pytest.mark.parametrize("name", ["", *SECURITY])
 def test_run_with_security_restores_the_environment_variables(tmp_path: Path, name: str) -> None:
     before = dict(os.environ)
-    with secured(name, tmp_path, HOSTS) as settings:
+    with secure_clients(name, tmp_path, HOSTS) as settings:
         assert ("acl_file" in settings) == (ACCOUNTS in name)
         assert ("tls_certificate" in settings) == (TLS in name)
         assert (Credentials.from_environment() is not None) == (ACCOUNTS in name)
@@ -33,14 +33,14 @@ def test_run_with_security_restores_the_environment_variables(tmp_path: Path, na
 
 
 def test_account_is_valid_and_its_file_is_private(tmp_path: Path) -> None:
-    with secured(BOTH, tmp_path, HOSTS) as settings:
+    with secure_clients(BOTH, tmp_path, HOSTS) as settings:
         path = Path(settings["acl_file"])
         assert parse_accounts(path.read_text()) is not None
         assert path.stat().st_mode & 0o077 == 0
 
 
 def test_raw_requests_are_signed_with_an_account(tmp_path: Path) -> None:
-    with secured(ACCOUNTS, tmp_path, HOSTS):
+    with secure_clients(ACCOUNTS, tmp_path, HOSTS):
         signed = Wire(_NoStream(), Credentials.from_environment())
     frame = signed.frame(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": 0}, lambda *_: None)
     assert ACCESS_KEY.encode() in frame

@@ -39,7 +39,7 @@ def test_unexpected_end_is_reported_with_the_last_line(processes: Processes) -> 
     assert processes.exit_codes() == {"server": 3}
     with pytest.raises(ServersFailed, match=r"^server stopped with exit code 3: no room \(see .*server\.log\)$"):
         processes.check()
-    processes.may_end("server")
+    processes.expect_end("server")
     assert not processes.exit_codes()
 
 
