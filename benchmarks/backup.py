@@ -300,19 +300,19 @@ class LoadWithBackup:
 
     def figures(self) -> list[Figure]:
         """Return the figures of the windows so far."""
-        found = figures_of(self.off, self.on) if self.off and self.on else []
-        found.append(Figure("producers", "sends that failed", self.failed, "", 0))
+        rows = figures_of(self.off, self.on) if self.off and self.on else []
+        rows.append(Figure("producers", "sends that failed", self.failed, "", 0))
         for error, count in sorted(self.refusals.items()):
-            found.append(Figure("producers", f"connections on which sends failed: {error}", count, ""))
-        found.append(Figure("producers", "changes of the leader", len(self.moves), "", 0))
+            rows.append(Figure("producers", f"connections on which sends failed: {error}", count, ""))
+        rows.append(Figure("producers", "changes of the leader", len(self.moves), "", 0))
         for cause in sorted(set(self.moves)):
-            found.append(Figure("producers", f"changes of the leader, cause {cause}", self.moves.count(cause), ""))
+            rows.append(Figure("producers", f"changes of the leader, cause {cause}", self.moves.count(cause), ""))
         if (backup := self._backup) is not None and backup.seconds:
             nbytes = backup.nbytes or size_of(self._target)
-            found.append(Figure("backup", "copied while messages were produced", nbytes / 1e9, "GB"))
-            found.append(Figure("backup", "copied a second, pauses left out", nbytes / 1e6 / backup.seconds, "MB/s"))
-            found.append(Figure("backup", "CPU of the backup", 1e9 * backup.cpu / max(nbytes, 1), "s/GB"))
-        return found
+            rows.append(Figure("backup", "copied while messages were produced", nbytes / 1e9, "GB"))
+            rows.append(Figure("backup", "copied a second, pauses left out", nbytes / 1e6 / backup.seconds, "MB/s"))
+            rows.append(Figure("backup", "CPU of the backup", 1e9 * backup.cpu / max(nbytes, 1), "s/GB"))
+        return rows
 
 
 def causes_of_moves(log: Path) -> list[str]:

@@ -73,13 +73,13 @@ def read_queue(address: tuple[str, int], queue_id: int, end: int, program: str |
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while offset < end:
             sock.sendall(pull_frame(offset + 1, queue_id, offset, ASKED, waits=True, program=program))
-            answer = receive_frame(sock)
-            received_bytes += len(answer)
-            head = answer[4 : 4 + int.from_bytes(answer[1:4], "big")]
-            code, following = _CODE.search(head), _NEXT.search(head)
-            if code is None or following is None or int(code[1]) not in _ANSWERS or int(following[1]) <= offset:
+            response = receive_frame(sock)
+            received_bytes += len(response)
+            head = response[4 : 4 + int.from_bytes(response[1:4], "big")]
+            code, next_match = _CODE.search(head), _NEXT.search(head)
+            if code is None or next_match is None or int(code[1]) not in _ANSWERS or int(next_match[1]) <= offset:
                 raise ConnectionError(f"{address} answers {head[:400]!r} at offset {offset} of {end}")
-            offset = int(following[1])
+            offset = int(next_match[1])
     return offset, received_bytes
 
 

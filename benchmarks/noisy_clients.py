@@ -93,7 +93,7 @@ class _Client:
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
-        self._received = b""
+        self._buffer = b""
 
     @classmethod
     async def open(cls, job: NeighbourJob) -> _Client:
@@ -101,27 +101,27 @@ class _Client:
 
     async def ask(self, frames: Iterable[bytes]) -> None:
         """Send requests and wait until all are answered. Raises NeighbourFailed."""
-        waiting = list(frames)
-        while waiting:
-            batch, waiting = waiting[:_ASKED_AT_ONCE], waiting[_ASKED_AT_ONCE:]
+        unsent = list(frames)
+        while unsent:
+            batch, unsent = unsent[:_ASKED_AT_ONCE], unsent[_ASKED_AT_ONCE:]
             await self.stream.send_all(b"".join(batch))
-            remaining = len(batch)
-            while remaining:
-                remaining -= await self._answers()
+            owed_count = len(batch)
+            while owed_count:
+                owed_count -= await self._answers()
 
     async def _answers(self) -> int:
         chunk = await self.stream.receive_some(65536)
         if not chunk:
             raise NeighbourFailed("the broker closed the connection")
-        data = self._received + bytes(chunk)
-        frames, consumed = split_frames(memoryview(data))
-        self._received = data[consumed:]
+        data = self._buffer + bytes(chunk)
+        frames, end = split_frames(memoryview(data))
+        self._buffer = data[end:]
         count = 0
         for serialization, header, _ in frames:
-            answer = decode_header(serialization, header)
-            if isinstance(answer, Response):
-                if answer.code != ResponseCode.SUCCESS:
-                    raise NeighbourFailed(f"code {answer.code}: {answer.remark}")
+            response = decode_header(serialization, header)
+            if isinstance(response, Response):
+                if response.code != ResponseCode.SUCCESS:
+                    raise NeighbourFailed(f"code {response.code}: {response.remark}")
                 count += 1
         return count
 

@@ -64,13 +64,13 @@ async def measure_paced(args: Arguments, directory: Path, note: Note) -> None:
         if not maximum:
             raise ServersFailed("paced: no message was acknowledged in half of the windows")
         before = [await writes_of(cluster, node) for node in cluster.node_ids]
-        paced = replace(
+        paced_job = replace(
             job,
             in_flight=IN_FLIGHT_PACED,
             begin=_begin(args),
             window_seconds=PACED_SECONDS_PER_WINDOW * args.seconds,
         )
-        jobs = [PacedJob(each, maximum / 2 * each.connections / CONNECTIONS) for each in share_out(paced)]
+        jobs = [PacedJob(each, maximum / 2 * each.connections / CONNECTIONS) for each in share_out(paced_job)]
         reports, used = await drive(jobs, [*cpu_meters(pids), *core_meters(pids)], "benchmarks.load.open_loop")
         writes = [
             (await writes_of(cluster, node)).since(start) for node, start in zip(cluster.node_ids, before, strict=True)
@@ -78,7 +78,7 @@ async def measure_paced(args: Arguments, directory: Path, note: Note) -> None:
         cluster.check()
         if await cluster.leader() != leader:
             raise ServersFailed("paced: the leader changed meanwhile; is this machine too busy?")
-    seconds = paced.window_seconds
+    seconds = paced_job.window_seconds
     for figure in figures_of(maximum, reports, windows_of(reports, [each[: len(pids)] for each in used], seconds)):
         note(figure)
     for figure in core_figures([each[len(pids) :] for each in used], seconds):

@@ -59,26 +59,26 @@ def pull(
     """
     with socket.create_connection(address) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        following = iter(frames)
-        sock.sendall(b"".join(itertools.islice(following, in_flight)))
+        next_frames = iter(frames)
+        sock.sendall(b"".join(itertools.islice(next_frames, in_flight)))
         buffer = memoryview(bytearray(_RECEIVE_BYTES))
         length = answers = nbytes = 0
         cpu, begin = cpu_seconds(pid), time.monotonic()
         # A window without any response has no rate: it continues until there is one.
         while (now := time.monotonic()) < begin + seconds or not answers:
-            received = sock.recv_into(buffer[length:])
-            if not received:
+            size = sock.recv_into(buffer[length:])
+            if not size:
                 raise ConnectionError(f"{address} closed the connection")
-            length += received
-            nbytes += received
-            complete, consumed = complete_bytes(buffer[:length])
+            length += size
+            nbytes += size
+            complete, end = complete_bytes(buffer[:length])
             if complete:
                 if answers == 0:
                     _check(bytes(buffer[:512]))
-                sock.sendall(b"".join(itertools.islice(following, complete)))
+                sock.sendall(b"".join(itertools.islice(next_frames, complete)))
                 answers += complete
-                buffer[: length - consumed] = bytes(buffer[consumed:length])
-                length -= consumed
+                buffer[: length - end] = bytes(buffer[end:length])
+                length -= end
         return PullRate(answers, answers * count, nbytes, now - begin, cpu_seconds(pid) - cpu)
 
 
@@ -103,8 +103,8 @@ def fill_with(address: tuple[str, int], messages: int, frames: Sequence[bytes]) 
                 sock.sendall(b"".join(frames[(send_count + number) % len(frames)] for number in range(more)))
                 send_count += more
             buffer += sock.recv(256 * 1024)
-            complete, consumed = complete_bytes(buffer)
-            buffer = buffer[consumed:]
+            complete, end = complete_bytes(buffer)
+            buffer = buffer[end:]
             ack_count += complete
 
 

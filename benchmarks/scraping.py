@@ -107,11 +107,11 @@ class Probe:
 
     async def run(self, cluster: DevCluster) -> None:
         """Send requests for ever. A request that begins or ends in a window is a sample of it."""
-        async with ClientCore.open([cluster.namesrv]) as remoting:
+        async with ClientCore.open([cluster.namesrv]) as core:
             while True:
                 began_in, begin = self._into, time.perf_counter()
                 ext = {"topic": topic_name(0), "queueId": "0"}
-                await remoting.call(cluster.address("n0"), RequestCode.GET_MIN_OFFSET, ext)
+                await core.call(cluster.address("n0"), RequestCode.GET_MIN_OFFSET, ext)
                 if (into := self._into if began_in is None else began_in) is not None:
                     into.append(time.perf_counter() - begin)
                 await trio.sleep(PAUSE_SECONDS)

@@ -117,8 +117,8 @@ def scenario(
     if name == "list":
         backend = backend or default_backend()
         for each in SCENARIOS.values():
-            missing = [reason for kind in each.kinds if (reason := why_no_fault(kind, backend)) is not None]
-            typer.echo(f"{each.name:<21} {each.summary}" + (f" (not available here: {missing[0]})" if missing else ""))
+            reasons = [reason for kind in each.kinds if (reason := why_no_fault(kind, backend)) is not None]
+            typer.echo(f"{each.name:<21} {each.summary}" + (f" (not available here: {reasons[0]})" if reasons else ""))
         return
     scenario_ = SCENARIOS[_check("scenario", name, SCENARIOS)]
     workload = workload or scenario_.workload
@@ -140,7 +140,7 @@ def _plan(
     seconds: float,
     seed: int | None,
     chosen: str,
-    planted: str,
+    planted_bug: str,
     *,
     scenario: str = "",
     quick: bool = False,
@@ -159,20 +159,20 @@ def _plan(
         reason = "containers do not get its files" if chosen == "docker" else why_not_secured(security)
         if reason is not None:
             raise CannotRun(f"{security} is not available here: {reason}")
-    if planted:
-        _check("planted mistake", planted, planted_names())
-        if is_of_clients(planted) and COPY_VARIABLE not in os.environ:
-            raise typer.Exit(_run_in_copy(planted))
-    drawn = random.randrange(1_000_000) if seed is None else seed
+    if planted_bug:
+        _check("planted mistake", planted_bug, planted_names())
+        if is_of_clients(planted_bug) and COPY_VARIABLE not in os.environ:
+            raise typer.Exit(_run_in_copy(planted_bug))
+    seed_ = random.randrange(1_000_000) if seed is None else seed
     name = _check("workload", workload, WORKLOADS)
-    return Plan(name, nemeses, seconds, drawn, chosen, planted, scenario, quick, security)
+    return Plan(name, nemeses, seconds, seed_, chosen, planted_bug, scenario, quick, security)
 
 
-def _run_in_copy(planted: str) -> int:
+def _run_in_copy(planted_bug: str) -> int:
     """Run the same command from a copy of the code with a bug planted in the clients; returns its exit code."""
     with tempfile.TemporaryDirectory(prefix="planted-") as copy:
         try:
-            plant(planted, Path(copy), (*PACKAGES, "jepsen"))
+            plant(planted_bug, Path(copy), (*PACKAGES, "jepsen"))
         except PatchFailed as refused:
             raise CannotRun(str(refused)) from refused
         environment = {**os.environ, "PYTHONPATH": copy, COPY_VARIABLE: copy}
@@ -248,9 +248,9 @@ def matrix(
     count = len(every)
     if resume:
         every, rows = still_to_run(every, rows)
-    done: list[Row] = []
-    missing = dict.fromkeys(_left_out(every, backend_name))
-    for reason in missing:
+    finished_rows: list[Row] = []
+    reasons = dict.fromkeys(_left_out(every, backend_name))
+    for reason in reasons:
         typer.echo(f"left out of these runs: {reason}")
     for at, cell in enumerate(part_of(every, number, parts)):
         typer.echo(f"\n{cell.workload} under {cell.faults}")
@@ -270,25 +270,25 @@ def matrix(
             verdict, directory, interrupted = _run(plan, store)
         except (CannotRun, NotARun) as reason:
             typer.echo(f"not run: {reason}")
-            done.append(not_run(cell, str(reason)))
-            rows = [*without(rows, cell), done[-1]]
-            missing[str(reason)] = None
+            finished_rows.append(not_run(cell, str(reason)))
+            rows = [*without(rows, cell), finished_rows[-1]]
+            reasons[str(reason)] = None
             continue
         typer.echo(f"{in_words(verdict.valid)}; the page is {directory / REPORT}")
-        done.append(row_of(cell, verdict, states_met(directory)))
-        rows = [*without(rows, cell), done[-1]]
+        finished_rows.append(row_of(cell, verdict, states_met(directory)))
+        rows = [*without(rows, cell), finished_rows[-1]]
         if interrupted:
             break
         if goes_to is not None:
-            write_report(goes_to, profile, rows, list(missing), run_count=count)
-    typer.echo("\n" + table(done))
+            write_report(goes_to, profile, rows, list(reasons), run_count=count)
+    typer.echo("\n" + table(finished_rows))
     if goes_to is not None:
-        write_report(goes_to, profile, rows, list(missing), run_count=count)
+        write_report(goes_to, profile, rows, list(reasons), run_count=count)
         typer.echo(f"the report is {goes_to}")
-    code = worst(done)
-    if code in (EXIT_VALID, EXIT_CANNOT_RUN) and missing:
-        typer.echo(f"exit code {EXIT_CANNOT_RUN}: nothing is broken, but this was left out: {'; '.join(missing)}")
-    raise typer.Exit(EXIT_CANNOT_RUN if code == EXIT_VALID and missing else code)
+    code = worst(finished_rows)
+    if code in (EXIT_VALID, EXIT_CANNOT_RUN) and reasons:
+        typer.echo(f"exit code {EXIT_CANNOT_RUN}: nothing is broken, but this was left out: {'; '.join(reasons)}")
+    raise typer.Exit(EXIT_CANNOT_RUN if code == EXIT_VALID and reasons else code)
 
 
 def _left_out(all_cells: Sequence[Cell], backend: str) -> list[str]:
@@ -349,8 +349,8 @@ def names() -> None:
     typer.echo(f"  {CALM:<12} none")
     backend = default_backend()
     for kind, variants in KINDS.items():
-        missing = "" if (reason := why_no_fault(kind, backend)) is None else f" (not available here: {reason})"
-        typer.echo(f"  {kind:<12} {', '.join(variant.what for variant in variants)}{missing}")
+        reason_text = "" if (reason := why_no_fault(kind, backend)) is None else f" (not available here: {reason})"
+        typer.echo(f"  {kind:<12} {', '.join(variant.what for variant in variants)}{reason_text}")
     typer.echo("back ends")
     for each in BACKENDS:
         reason = why_not(each)

@@ -47,7 +47,7 @@ async def read_replicas(cluster: Cluster, recorder: Recorder, topic: str) -> Non
 async def _read_replica(
     cluster: Cluster, recorder: Recorder, topic: str, node: str, ends: dict[str, set[int | None]]
 ) -> None:
-    with trio.move_on_after(READ_SECONDS_MAX) as reading:
+    with trio.move_on_after(READ_SECONDS_MAX) as timeout:
         read = False
         async with open_wire(*cluster.network.clients_reach(node)) as wire:
             async with trio.open_nursery() as nursery:
@@ -63,7 +63,7 @@ async def _read_replica(
             read = True
         if not read:
             raise ClusterFailed(f"{node} closed the connection while its queues were read")
-    if reading.cancelled_caught:
+    if timeout.cancelled_caught:
         raise ClusterFailed(f"{node} was not read within {READ_SECONDS_MAX:g} s")
 
 

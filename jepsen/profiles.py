@@ -126,7 +126,7 @@ def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -
             at_length = LONG_SECONDS[profile]
             longest = [(each, max(at_length, LONGER_SECONDS.get(each[0], 0.0))) for each in long]
             seconds_spent = sum(each + OVERHEAD_SECONDS for each in (at_length, *(seconds for _, seconds in longest)))
-            seconds = _seconds_each(profile, len(pairs) + len(short) + len(SECURED), spent=seconds_spent)
+            seconds = _seconds_each(profile, len(pairs) + len(short) + len(SECURED), spent_seconds=seconds_spent)
             return [
                 *(Cell(*pair, seconds, quick=profile == NIGHTLY) for pair in pairs),
                 *_scenarios(short, seconds),
@@ -144,20 +144,20 @@ def part_of(all_cells: Sequence[Cell], part: int, parts: int) -> list[Cell]:
     return list(all_cells[part - 1 :: parts])
 
 
-def _seconds_each(profile: str, count: int, *, spent: float = 0.0) -> float:
-    """The seconds of faults that each run may have, if other runs take ``spent`` seconds of the budget."""
-    return max(SHORT_SECONDS, ((BUDGET_SECONDS[profile] - spent) / count - OVERHEAD_SECONDS) // 1)
+def _seconds_each(profile: str, count: int, *, spent_seconds: float = 0.0) -> float:
+    """The seconds of faults that each run may have, if other runs take ``spent_seconds`` seconds of the budget."""
+    return max(SHORT_SECONDS, ((BUDGET_SECONDS[profile] - spent_seconds) / count - OVERHEAD_SECONDS) // 1)
 
 
 def _in_turns(workloads: Sequence[str], groups: Sequence[tuple[str, ...]], count: int, seconds: float) -> list[Cell]:
     """Quick runs; groups take turns, each with the longest waiting workload that it supports."""
     cells_in_turns = []
-    waiting = list(workloads)
+    queue = list(workloads)
     for number in range(count):
         group = groups[number % len(groups)]
-        workload = next(each for each in waiting if _together(each, group))
-        waiting.remove(workload)
-        waiting.append(workload)
+        workload = next(each for each in queue if _together(each, group))
+        queue.remove(workload)
+        queue.append(workload)
         cells_in_turns.append(Cell(workload, group, seconds, quick=True))
     return cells_in_turns
 

@@ -249,10 +249,10 @@ def _programs(plan: Plan, cluster: Cluster, topic: str, say: Callable[[str], Non
     programs: dict[str, Sequence[str]] = {}
     if "clients" in plan.nemeses:
         programs |= sdk_programs(cluster.namesrv, topic, GROUP)
-    if (missing := java_missing(plan.nemeses, plan.security)) is None:
+    if (reason := java_missing(plan.nemeses, plan.security)) is None:
         programs |= java_program(cluster.namesrv, topic, GROUP, cluster.directory)
     else:
-        say(f"RocketMQ's Java client takes no part: {missing}")
+        say(f"RocketMQ's Java client takes no part: {reason}")
     return programs
 
 

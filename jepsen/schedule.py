@@ -193,19 +193,19 @@ def draw(
     All variants of a kind come before one repeats. ``quick``: many short faults, with short rests between them.
     ``kinds``: the variants of each kind.
     """
-    wanted = [kind for kind in wanted_kinds if kind != CALM]
-    decks: dict[str, list[Variant]] = {kind: [] for kind in wanted}
+    drawn_kinds = [kind for kind in wanted_kinds if kind != CALM]
+    decks: dict[str, list[Variant]] = {kind: [] for kind in drawn_kinds}
     steps: list[FaultStep] = []
     total = 0.0
-    while wanted:
-        for kind in rng.sample(wanted, len(wanted)):
+    while drawn_kinds:
+        for kind in rng.sample(drawn_kinds, len(drawn_kinds)):
             if not decks[kind]:
                 decks[kind] = rng.sample(kinds[kind], len(kinds[kind]))
             variant = decks[kind].pop()
             rest_seconds = rng.uniform(*(QUICK_REST_SECONDS if quick else REST_SECONDS))
             step = FaultStep(rest_seconds, kind, variant, rng.uniform(*_lasts(variant, quick=quick)))
             total += step.rest_seconds + step.seconds
-            if total > seconds and {each.kind for each in steps} >= set(wanted):
+            if total > seconds and {each.kind for each in steps} >= set(drawn_kinds):
                 return steps
             steps.append(step)
     return steps

@@ -27,7 +27,7 @@ class ClockSkews:
     """The last known skew of each broker."""
 
     def __init__(self) -> None:
-        self._told: dict[str, float] = {}
+        self._recorded_skews: dict[str, float] = {}
 
     def news(self, node: str, table: Mapping[str, str], now: float) -> float | None:
         """Seconds by which a broker's clock is ahead, if that has changed; None if it has not, or is not known."""
@@ -36,7 +36,7 @@ class ClockSkews:
             return None
         skew = clock - now
         skew = 0.0 if abs(skew) < TOLD_FROM_SECONDS else skew
-        if abs(skew - self._told.get(node, 0.0)) < TOLD_FROM_SECONDS:
+        if abs(skew - self._recorded_skews.get(node, 0.0)) < TOLD_FROM_SECONDS:
             return None
-        self._told[node] = skew
+        self._recorded_skews[node] = skew
         return round(skew, 1)

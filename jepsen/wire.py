@@ -34,8 +34,8 @@ class Wire:
         self._stream = stream
         self._credentials = credentials
         self._opaque = itertools.count(1)
-        self._waiting: dict[int, OnResponse] = {}
-        self._sending = trio.Lock()
+        self._callbacks: dict[int, OnResponse] = {}
+        self._send_lock = trio.Lock()
 
     def frame(
         self,
@@ -49,7 +49,7 @@ class Wire:
         """Encode a request, which the caller sends with `write`. Without ``on_response``, it is one-way."""
         opaque = next(self._opaque)
         if on_response is not None:
-            self._waiting[opaque] = on_response
+            self._callbacks[opaque] = on_response
         fields = None if ext is None else {name: str(value) for name, value in ext.items()}
         if self._credentials is not None:
             fields = self._credentials.sign(code, fields, body)
@@ -58,7 +58,7 @@ class Wire:
 
     async def write(self, data: bytes) -> None:
         """Send bytes as they are. Raises trio.BrokenResourceError."""
-        async with self._sending:
+        async with self._send_lock:
             await self._stream.send_all(data)
 
     async def post(self, code: int, ext: dict[str, Any] | None, on_response: OnResponse, body: bytes = b"") -> None:
@@ -84,12 +84,12 @@ class Wire:
         try:
             while chunk := await self._stream.receive_some():
                 data += chunk
-                frames, consumed = split_frames(memoryview(bytes(data)))
-                del data[:consumed]
+                frames, end = split_frames(memoryview(bytes(data)))
+                del data[:end]
                 for serialization, header, body in frames:
-                    answer = decode_header(serialization, header)
-                    if isinstance(answer, Response):
-                        self._waiting.pop(answer.opaque)(answer, bytes(body))
+                    response = decode_header(serialization, header)
+                    if isinstance(response, Response):
+                        self._callbacks.pop(response.opaque)(response, bytes(body))
         except trio.BrokenResourceError:
             pass
 

@@ -72,14 +72,14 @@ def read_queue(address: tuple[str, int], queue: Queue, over: threading.Event | N
             if offset >= queue.end or (over is not None and over.is_set()):
                 return nbytes
             sock.sendall(pull_frame(opaque, queue.number, offset, ASKED, waits=True))
-            answer = receive_frame(sock)
-            head = answer[4 : 4 + int.from_bytes(answer[1:4], "big")]
+            response = receive_frame(sock)
+            head = response[4 : 4 + int.from_bytes(response[1:4], "big")]
             code = _CODE.search(head)
             if code is None or (over is None and int(code[1]) not in (_FOUND, _RETRY)):
                 raise ConnectionError(f"{address} answers {head[:400]!r} at offset {offset} of {queue}")
-            if int(code[1]) == _FOUND and (following := _NEXT.search(head)) is not None:
-                nbytes += len(answer)
-                offset = int(following[1])
+            if int(code[1]) == _FOUND and (next_match := _NEXT.search(head)) is not None:
+                nbytes += len(response)
+                offset = int(next_match[1])
     raise AssertionError("unreachable")
 
 
@@ -174,7 +174,7 @@ async def measure_hot(args: Arguments, directory: Path, note: Note) -> None:
     settings = {"local_retention_bytes": str(1 << 20), "archive_cache_bytes": "0"}
     seconds, pairs = (1.0, 1) if args.quick else (HOT_SECONDS, HOT_PAIRS)
     p99: dict[str, dict[bool, list[float]]] = {name: {False: [], True: []} for name in ("acknowledged", "delivered")}
-    missing = 0
+    missing_count = 0
     async with archiving_group(directory, 1, quick=args.quick, settings=settings) as (cluster, storage):
         await create_topics(cluster, 1, "n0")
         async with Admin(cluster.namesrv) as admin:
@@ -192,7 +192,7 @@ async def measure_hot(args: Arguments, directory: Path, note: Note) -> None:
                     if is_beside:
                         nursery.start_soon(readers.run, seconds + 4.0)
                     report = await run_paced_client(job)
-                missing += report.failed + report.missing
+                missing_count += report.failed + report.missing
                 for name, values in (("acknowledged", report.acknowledged), ("delivered", report.delivered)):
                     p99[name][is_beside].append(1e3 * share_of(values or [float("inf")], 0.99))
         requests = len(storage.answered_requests()) - before
@@ -204,6 +204,6 @@ async def measure_hot(args: Arguments, directory: Path, note: Note) -> None:
         note(Figure("hot", f"{name}, p99, with ten readers of old messages", beside, "ms"))
         note(Figure("hot", f"{name}, p99, differs between windows without readers by up to", noise, "%"))
         note(Figure("hot", f"{name}, p99, growth", 100 * (beside / alone - 1), "%", noise))
-    note(Figure("hot", "not acknowledged, or not delivered", missing, "", 0))
+    note(Figure("hot", "not acknowledged, or not delivered", missing_count, "", 0))
     note(Figure("hot", "requests to the store", requests, ""))
     note(Figure("hot", "old messages read", readers.nbytes / 1e6, "MB"))

@@ -32,7 +32,7 @@ async def archiving_group(
     """Run a group and its store, both with directories below ``directory``."""
     os.environ.update(ENVIRONMENT)  # for brokers, which are started from here
     async with open_object_storage(directory / "store") as storage:
-        given = {
+        all_settings = {
             **ANY_DISK,
             "segment_bytes": str(SEGMENT_BYTES),
             "archive_url": URL,
@@ -43,7 +43,7 @@ async def archiving_group(
             **(settings or {}),
         }
         async with DevCluster.open(
-            directory / "replicas", nodes=nodes, ports=Ports.free(nodes), settings=given
+            directory / "replicas", nodes=nodes, ports=Ports.free(nodes), settings=all_settings
         ) as cluster:
             yield cluster, storage
 

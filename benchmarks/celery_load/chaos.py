@@ -153,7 +153,7 @@ class Chaos:
                 return
         await self.cluster.wait_ready()
 
-    async def wait_for_tasks(self, breaking: trio.CancelScope) -> None:
+    async def wait_for_tasks(self, faults_scope: trio.CancelScope) -> None:
         """Wait until all sent tasks have ended, and until redeliveries have come.
 
         Things are broken until the former. Returns also if nothing more happens: the account says what is lost.
@@ -174,7 +174,7 @@ class Chaos:
                 tasks = tasks or self.read_sent()[0]
                 is_done = progress.ended >= tasks.keys()
                 if is_done or trio.current_time() > last + STUCK_SECONDS:
-                    breaking.cancel()
+                    faults_scope.cancel()
                 quiet = VISIBILITY_SECONDS + 5 if is_done else DRAIN_SECONDS_MAX
                 if trio.current_time() > last + quiet:
                     return
@@ -210,10 +210,10 @@ async def play(args: Arguments, directory: Path) -> Result:
                 await workers.start(name)
             chaos = Chaos(args, directory, cluster, relays, workers)
             async with trio.open_nursery() as nursery:
-                breaking = trio.CancelScope()
-                nursery.start_soon(chaos.break_things, breaking)
+                faults_scope = trio.CancelScope()
+                nursery.start_soon(chaos.break_things, faults_scope)
                 nursery.start_soon(chaos.produce)
-                await chaos.wait_for_tasks(breaking)
+                await chaos.wait_for_tasks(faults_scope)
             tasks, chords, errors = chaos.read_sent()
             runs = runs_of(chaos.notes.read_text().splitlines())
             total = account(tasks, chords, runs, dict(workers.kills), may_be_sent=bool(errors))
@@ -294,8 +294,8 @@ def main() -> None:
     )
     parser.add_argument("--no-write", action="store_true", help=f"leave {REPORT.name} as it is")
     args = parser.parse_args(namespace=Arguments())
-    if (missing := redis_missing()) is not None:
-        parser.exit(2, f"bench: {missing}\n")
+    if (reason := redis_missing()) is not None:
+        parser.exit(2, f"bench: {reason}\n")
     try:
         results = [_read(each) for each in args.sum] if args.sum else [_play(args)]
     except (

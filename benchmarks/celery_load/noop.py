@@ -78,10 +78,10 @@ class SystemMeasurements:
             began = time.time()  # the clock of the worker's processes, too
             result = noop.delay()
             sent_at = time.time()
-            running = result.get(timeout=GET_SECONDS_MAX, interval=0.001)
+            ran_at = result.get(timeout=GET_SECONDS_MAX, interval=0.001)
             done_at = time.time()
             self.seconds.append(done_at - began)
-            self.stages.append((sent_at - began, running - sent_at, done_at - running))
+            self.stages.append((sent_at - began, ran_at - sent_at, done_at - ran_at))
 
     def run(self, count: int) -> None:
         """Run ``count`` tasks at once."""
@@ -174,9 +174,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=1000, help="at once, of each round and broker")
     parser.add_argument("--no-write", action="store_true", help="leave docs/celery.md as it is")
     args = parser.parse_args(namespace=Arguments())
-    for missing in (redis_missing(), package_missing(str(RABBITMQ_PROGRAM), "rabbitmq-server")):
-        if missing is not None:
-            parser.exit(2, f"bench: {missing}\n")
+    for reason in (redis_missing(), package_missing(str(RABBITMQ_PROGRAM), "rabbitmq-server")):
+        if reason is not None:
+            parser.exit(2, f"bench: {reason}\n")
     load = load_average()
     with tempfile.TemporaryDirectory(prefix="raftmq-celery-") as directory:
         try:

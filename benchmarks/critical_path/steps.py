@@ -88,8 +88,8 @@ class _Turns:
 
     def __init__(self, trace: Trace) -> None:
         self._begins = [event.at for event in trace if event.point is Point.TURN_BEGINS]
-        self._sent = [event for event in trace if event.point in (Point.SENDING, Point.SENT)]
-        self._sent_at = [event.at for event in self._sent]
+        self._send_events = [event for event in trace if event.point in (Point.SENDING, Point.SENT)]
+        self._sent_at = [event.at for event in self._send_events]
         self._by_point: dict[tuple[Point, str], tuple[list[int], list[float]]] = {}
         for event in trace:
             if event.index:
@@ -117,9 +117,9 @@ class _Turns:
     def sending_after(self, at: float) -> tuple[float, float]:
         """The begin and end of the first sending after ``at``. Raises KeyError."""
         place = bisect.bisect_left(self._sent_at, at)
-        while place + 1 < len(self._sent):
-            if self._sent[place].point is Point.SENDING:
-                return self._sent[place].at, self._sent[place + 1].at
+        while place + 1 < len(self._send_events):
+            if self._send_events[place].point is Point.SENDING:
+                return self._send_events[place].at, self._send_events[place + 1].at
             place += 1
         raise KeyError(at)
 
@@ -146,45 +146,45 @@ def paths(leader: Trace, followers: Mapping[str, Trace]) -> list[Path]:
 
 
 def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
-    appended = leader.time_of(Point.APPENDED, index)
-    begin = leader.turn_of(appended)
-    queued = leader.time_of(Point.WRITE_QUEUED, index)
+    append_time = leader.time_of(Point.APPENDED, index)
+    begin = leader.turn_of(append_time)
+    queue_time = leader.time_of(Point.WRITE_QUEUED, index)
     came = sorted((leader.time_of(Point.ACKNOWLEDGEMENT_RECEIVED, index, name), name) for name in followers)
-    applied = leader.time_of(Point.APPLIED, index)
-    _, replied = leader.sending_after(applied)
-    sent = {name: leader.time_of(Point.ENTRIES_SENT, index, name) for name in followers}
-    to_faster = sent[came[0][1]]
+    apply_time = leader.time_of(Point.APPLIED, index)
+    _, response_time = leader.sending_after(apply_time)
+    send_times = {name: leader.time_of(Point.ENTRIES_SENT, index, name) for name in followers}
+    to_faster = send_times[came[0][1]]
     steps = [
-        Step(Lane.LEADER, "receive, check, frame", begin, appended, True),
-        Step(Lane.LEADER, "queue the write", appended, queued, True),
-        Step(Lane.LEADER, "build and send to the faster follower", queued, to_faster, True),
-        *_write(leader, index, Lane.LEADER_WRITER, queued, is_critical=False),
+        Step(Lane.LEADER, "receive, check, frame", begin, append_time, True),
+        Step(Lane.LEADER, "queue the write", append_time, queue_time, True),
+        Step(Lane.LEADER, "build and send to the faster follower", queue_time, to_faster, True),
+        *_write(leader, index, Lane.LEADER_WRITER, queue_time, is_critical=False),
     ]
     # A majority of three is the leader and one follower, or both followers.
-    for (acknowledged, name), (lane, writer) in zip(
+    for (ack_time, name), (lane, writer) in zip(
         came, ((Lane.FOLLOWER, Lane.FOLLOWER_WRITER), (Lane.OTHER, Lane.OTHER_WRITER)), strict=False
     ):
-        steps += _of_follower(index, followers[name], lane, writer, sent[name], leader.turn_of(acknowledged))
+        steps += _of_follower(index, followers[name], lane, writer, send_times[name], leader.turn_of(ack_time))
     first = came[0][0]
     turn = leader.turn_of(first)
     steps += [
         Step(Lane.LEADER, "receive the acknowledgement", turn, first, True),
-        Step(Lane.LEADER, "commit and apply", first, applied, True),
-        Step(Lane.LEADER, "send the reply", applied, replied, True),
+        Step(Lane.LEADER, "commit and apply", first, apply_time, True),
+        Step(Lane.LEADER, "send the reply", apply_time, response_time, True),
     ]
     own = leader.time_of(Point.DURABLE, index)
-    if own < applied and leader.turn_of(own) != turn:
+    if own < apply_time and leader.turn_of(own) != turn:
         steps.append(Step(Lane.LEADER, "note its own write", leader.turn_of(own), own, False))
-    moved = [Step(s.lane, s.name, s.begin - begin, s.end - begin, s.is_critical) for s in steps]
-    return Path(tuple(sorted(moved, key=lambda step: step.begin)), replied - begin)
+    relative_steps = [Step(s.lane, s.name, s.begin - begin, s.end - begin, s.is_critical) for s in steps]
+    return Path(tuple(sorted(relative_steps, key=lambda step: step.begin)), response_time - begin)
 
 
-def _write(replica: _Turns, index: int, lane: Lane, queued: float, *, is_critical: bool) -> list[Step]:
-    began, ended = replica.time_of(Point.WRITE_BEGAN, index), replica.time_of(Point.WRITE_ENDED, index)
+def _write(replica: _Turns, index: int, lane: Lane, queue_time: float, *, is_critical: bool) -> list[Step]:
+    begin, end = replica.time_of(Point.WRITE_BEGAN, index), replica.time_of(Point.WRITE_ENDED, index)
     # The writer may begin before the event loop, which has woken it, continues and notes that.
     return [
-        Step(lane, "wake up", min(queued, began), began, is_critical),
-        Step(lane, "write and sync", began, ended, is_critical),
+        Step(lane, "wake up", min(queue_time, begin), begin, is_critical),
+        Step(lane, "write and sync", begin, end, is_critical),
     ]
 
 
@@ -193,29 +193,29 @@ def _of_follower(
 ) -> list[Step]:
     """The steps from the leader's sending to its turn with the acknowledgement."""
     is_critical = lane is Lane.FOLLOWER
-    received = replica.time_of(Point.ENTRIES_RECEIVED, index)
-    turn = replica.turn_of(received)
-    queued = replica.time_of(Point.WRITE_QUEUED, index)
-    ended = replica.time_of(Point.WRITE_ENDED, index)
+    receive_time = replica.time_of(Point.ENTRIES_RECEIVED, index)
+    turn = replica.turn_of(receive_time)
+    queue_time = replica.time_of(Point.WRITE_QUEUED, index)
+    end_time = replica.time_of(Point.WRITE_ENDED, index)
     durable = replica.time_of(Point.DURABLE, index)
     woke = replica.turn_of(durable)
     steps = [
         Step(lane, "wake up with the entries", send_time, turn, is_critical),
-        Step(lane, "receive and check the entries", turn, received, is_critical),
-        Step(lane, "queue the write", received, queued, is_critical),
-        *_write(replica, index, writer, queued, is_critical=is_critical),
+        Step(lane, "receive and check the entries", turn, receive_time, is_critical),
+        Step(lane, "queue the write", receive_time, queue_time, is_critical),
+        *_write(replica, index, writer, queue_time, is_critical=is_critical),
     ]
-    name, answered = "the leader wakes up", ended
+    name, answer_time = "the leader wakes up", end_time
     if woke < take_time:
-        answered = replica.sending_after(durable)[1]
+        answer_time = replica.sending_after(durable)[1]
         steps += [
-            Step(lane, "wake up after the write", ended, woke, is_critical),
-            Step(lane, "build and send the acknowledgement", woke, answered, is_critical),
+            Step(lane, "wake up after the write", end_time, woke, is_critical),
+            Step(lane, "build and send the acknowledgement", woke, answer_time, is_critical),
         ]
     else:
         name = "the writer sends the acknowledgement, the leader wakes up"  # the event loop noted the write later
     if is_critical:
-        steps.append(Step(Lane.WIRE, name, answered, max(take_time, answered), True))
+        steps.append(Step(Lane.WIRE, name, answer_time, max(take_time, answer_time), True))
     return steps
 
 

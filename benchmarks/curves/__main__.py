@@ -94,8 +94,8 @@ def main() -> None:
             continue
         points = list[PointMeasurement]()
 
-        def note(each: PointMeasurement, name: str = name, measured: list[PointMeasurement] = points) -> None:
-            measured.append(each)
+        def note(each: PointMeasurement, name: str = name, points_of_curve: list[PointMeasurement] = points) -> None:
+            points_of_curve.append(each)
             [sample] = samples_of([each])
             follower = "" if sample.follower_us is None else f", follower {sample.follower_us.median:.1f}"
             print(

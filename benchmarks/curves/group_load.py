@@ -139,8 +139,8 @@ async def _measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments
 
 def begin_after(connections: float, args: Arguments) -> float:
     """The time at which the windows of a job begin that is started now and opens ``connections``."""
-    connecting = START_SECONDS + connections / CONNECTS_PER_SECOND
-    return time.clock_gettime(time.CLOCK_MONOTONIC) + connecting + args.sizes.curve_warm_up_seconds
+    connect_seconds = START_SECONDS + connections / CONNECTS_PER_SECOND
+    return time.clock_gettime(time.CLOCK_MONOTONIC) + connect_seconds + args.sizes.curve_warm_up_seconds
 
 
 async def measure_jobs(

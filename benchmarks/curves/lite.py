@@ -87,11 +87,11 @@ async def _create_topic(cluster: DevCluster) -> None:
 def _fill(address: tuple[str, int], numbers: range) -> None:
     """Send a message to each lite topic in ``numbers``. Blocks. Raises GeneratorFailed, OSError."""
     with socket.create_connection(address) as sock:
-        data, waiting = b"", 0
+        data, in_flight = b"", 0
         for frames in lite_frames(numbers):
             sock.sendall(b"".join(frames))
-            waiting += len(frames)
-            while waiting > (_IN_FLIGHT - _CHUNK if frames else 0):
+            in_flight += len(frames)
+            while in_flight > (_IN_FLIGHT - _CHUNK if frames else 0):
                 chunk = sock.recv(1 << 20)
                 if not chunk:
                     raise GeneratorFailed("the broker closed the connection while lite topics were made")
@@ -99,7 +99,7 @@ def _fill(address: tuple[str, int], numbers: range) -> None:
                 answer_count, end = complete_bytes(data)
                 if CODE.findall(data[:end]).count(b"0") != answer_count:
                     raise GeneratorFailed(f"a message was refused: {data[:500]!r}")
-                data, waiting = data[end:], waiting - answer_count
+                data, in_flight = data[end:], in_flight - answer_count
 
 
 def lite_frames(numbers: range) -> Iterator[list[bytes]]:

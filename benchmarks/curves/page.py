@@ -84,11 +84,11 @@ def picture(curve: Curve, samples: Sequence[Sample]) -> str:
     parts = []
     for x, unit, series in ((0, "CPU per message, us", cpu), (half, "p99, ms", p99)):
         lines = {
-            name: [(at, each.median) for at, each in zip(ticks, found, strict=True)] for name, found in series.items()
+            name: [(at, each.median) for at, each in zip(ticks, values, strict=True)] for name, values in series.items()
         }
         spreads = {
-            name: [plot.Spread(at, each.least, each.most) for at, each in zip(ticks, found, strict=True)]
-            for name, found in series.items()
+            name: [plot.Spread(at, each.least, each.most) for at, each in zip(ticks, values, strict=True)]
+            for name, values in series.items()
         }
         parts += plot.panel((x, half), unit, curve.axis, lines, ticks, spreads)
     return plot.svg(f"{curve.title}: CPU per message, and p99 of the latency", parts)

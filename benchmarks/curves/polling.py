@@ -60,7 +60,7 @@ class _Consumer:
     def __init__(self, job: PollingJob, queue_id: int) -> None:
         self.sock = socket.create_connection(job.address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._topic, self._queue_id, self._received = job.topic, queue_id, b""
+        self._topic, self._queue_id, self._buffer = job.topic, queue_id, b""
         self.sock.sendall(heartbeat_frame(_HEARTBEAT_OPAQUE, f"consumer@{queue_id}", consumes=job.topic))
         self._pull(0)
 
@@ -72,9 +72,9 @@ class _Consumer:
         chunk = self.sock.recv(256 * 1024)
         if not chunk:
             raise LoadFailed(f"the connection of the consumer of queue {self._queue_id} was closed")
-        self._received += chunk
-        answers, end = responses(self._received)
-        self._received = self._received[end:]
+        self._buffer += chunk
+        answers, end = responses(self._buffer)
+        self._buffer = self._buffer[end:]
         for header, records in answers:
             if header.opaque == _PULL_OPAQUE:  # else it answers the heartbeat
                 yield from self._on_pull(header, records)

@@ -131,8 +131,8 @@ async def log(args: Arguments, directory: Path, note: Note) -> None:
                 if shutil.disk_usage(directory).free < DISK_GB_LEFT * 1e9:
                     return
                 await _fill(cluster, 1.0 if args.quick else 10.0)
-            stored = await _log_gigabytes(cluster)
-            note(await measure([cluster], Shape(), args, f"{stored:.1f}"))
+            size = await _log_gigabytes(cluster)
+            note(await measure([cluster], Shape(), args, f"{size:.1f}"))
 
 
 async def _log_gigabytes(cluster: DevCluster) -> float:

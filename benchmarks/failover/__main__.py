@@ -72,7 +72,7 @@ class Sends:
     failures: dict[str, int] = field(default_factory=dict)
     host: str = ""
     host_since: float = 0.0
-    begun: trio.Event = field(default_factory=trio.Event)
+    begin_event: trio.Event = field(default_factory=trio.Event)
 
     def on_outcome(self, outcome: SendResult | ClientError) -> None:
         """Record the producer's result for one message."""
@@ -82,7 +82,7 @@ class Sends:
             return
         now = trio.current_time()
         self.acknowledged_at.append(now)
-        self.begun.set()
+        self.begin_event.set()
         host = parse_offset_message_id(outcome.offset_message_id).ip
         if host != self.host:
             self.host, self.host_since = host, now
@@ -194,7 +194,7 @@ async def open_bench(directory: Path) -> AsyncIterator[Bench]:
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(_send, producer, bench.sends)
-            await bench.sends.begun.wait()
+            await bench.sends.begin_event.wait()
             yield bench
             nursery.cancel_scope.cancel()
 
@@ -226,16 +226,16 @@ async def run(args: Arguments, directory: Path) -> list[Events]:
         for name, p50_goal, max_goal, tries in events:
             if args.only and not any(word in name for word in args.only):
                 continue
-            found = Events(name, p50_goal, max_goal, load_average())
+            event = Events(name, p50_goal, max_goal, load_average())
             failed_before, sent_before = sum(bench.sends.failures.values()), bench.sends.sent
             bench.recoveries.clear()
             for attempt in tries:
-                found.gaps.append(await attempt())
-                print(f"{name}: {found.gaps[-1]:.3f} s", flush=True)
-            found.failed_sends = sum(bench.sends.failures.values()) - failed_before
-            found.sends = bench.sends.sent - sent_before
-            found.recoveries = list(bench.recoveries)
-            all_events.append(found)
+                event.gaps.append(await attempt())
+                print(f"{name}: {event.gaps[-1]:.3f} s", flush=True)
+            event.failed_sends = sum(bench.sends.failures.values()) - failed_before
+            event.sends = bench.sends.sent - sent_before
+            event.recoveries = list(bench.recoveries)
+            all_events.append(event)
         await wait_in_step(bench.cluster)
     return all_events
 

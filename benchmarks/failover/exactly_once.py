@@ -134,7 +134,7 @@ async def kill_leaders(cluster: DevCluster, run: ExactlyOnceRun) -> None:
 
 async def send_delayed(producer: Producer, run: ExactlyOnceRun) -> None:
     """Send delayed messages at a steady rate throughout."""
-    by_level, timed = run.ledgers[DELAYED], run.ledgers[TIMED]
+    by_level, by_time = run.ledgers[DELAYED], run.ledgers[TIMED]
 
     def on_outcome(ledger: Ledger, body: bytes, outcome: SendResult | ClientError) -> None:
         if isinstance(outcome, SendResult):
@@ -147,7 +147,7 @@ async def send_delayed(producer: Producer, run: ExactlyOnceRun) -> None:
         limit = trio.CapacityLimiter(4096)
 
         async def send(number: int) -> None:
-            ledger = timed if number % 2 else by_level
+            ledger = by_time if number % 2 else by_level
             body = b"%s-%d" % (ledger.topic.encode(), number)
             ledger.fates[body] = Fate.MAYBE
             if number % 2:
@@ -240,18 +240,18 @@ async def play(args: Arguments, directory: Path) -> ExactlyOnceRun:
 
         async with (
             Producer(cluster.namesrv, "once_senders", retry_unknown=False, in_flight_max=8192) as producer,
-            TransactionProducer(cluster.namesrv, "once_deciders", check=check) as deciding,
+            TransactionProducer(cluster.namesrv, "once_deciders", check=check) as decider,
         ):
-            async with trio.open_nursery() as killing:
-                killing.start_soon(kill_leaders, cluster, run)
-                async with trio.open_nursery() as sending:
-                    sending.start_soon(send_delayed, producer, run)
-                    sending.start_soon(send_transactions, deciding, run)
-                killing.cancel_scope.cancel()
+            async with trio.open_nursery() as kill_nursery:
+                kill_nursery.start_soon(kill_leaders, cluster, run)
+                async with trio.open_nursery() as send_nursery:
+                    send_nursery.start_soon(send_delayed, producer, run)
+                    send_nursery.start_soon(send_transactions, decider, run)
+                kill_nursery.cancel_scope.cancel()
             # The deciding producer stays: brokers check back with it about open transactions.
-            async with trio.open_nursery() as reading:
+            async with trio.open_nursery() as read_nursery:
                 for ledger in run.ledgers.values():
-                    reading.start_soon(read_all, cluster.namesrv, ledger)
+                    read_nursery.start_soon(read_all, cluster.namesrv, ledger)
         cluster.check()
     run.seconds = trio.current_time() - begin
     return run

@@ -65,9 +65,9 @@ class Load:
         self._rate = rate
         self._numbers = itertools.count()
         self._under_way = 0
-        self.stored: list[tuple[bytes, float, float]] = []
+        self.sends: list[tuple[bytes, float, float]] = []
         """Body, when the send began, and when it was acknowledged; seconds."""
-        self.failed: list[str] = []
+        self.errors: list[str] = []
 
     async def run(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
         """Send until the scope that it starts with is cancelled; then wait for the sends in flight."""
@@ -88,15 +88,15 @@ class Load:
         try:
             await self._producer.send(Message(TOPIC, body), timeout=30)
         except ClientError as error:
-            self.failed.append(str(error))
+            self.errors.append(str(error))
         else:
-            self.stored.append((body, start, trio.current_time()))
+            self.sends.append((body, start, trio.current_time()))
         finally:
             self._under_way -= 1
 
     def longest_pause(self, begin: float, end: float) -> float:
         """The longest time without an acknowledgement between two moments."""
-        times = [begin, *sorted(at for _, _, at in self.stored if begin <= at <= end), end]
+        times = [begin, *sorted(at for _, _, at in self.sends if begin <= at <= end), end]
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
@@ -216,8 +216,8 @@ class Upgrade:
         node_ids: set[str] = set()
         while len(node_ids) < len(self._cluster.node_ids):
             report = await safe_report(self._cluster)
-            remaining = [member for member in report.members if member.node_id not in node_ids]
-            next_node = min(remaining, key=lambda member: (member.role == "leader", member.node_id)).node_id
+            later_members = [member for member in report.members if member.node_id not in node_ids]
+            next_node = min(later_members, key=lambda member: (member.role == "leader", member.node_id)).node_id
             await self._check_level(1, f"before {next_node}")
             await self._step(f"{next_node} ({'leader' if next_node == report.leader else 'follower'})", next_node, None)
             node_ids.add(next_node)
@@ -233,14 +233,14 @@ class Upgrade:
     async def _step(self, what: str, node_id: str, checkout: Path | None) -> None:
         cluster, load = self._cluster, self._load
         await safe_report(cluster)
-        begin, failures_before = trio.current_time(), len(load.failed)
+        begin, failures_before = trio.current_time(), len(load.errors)
         await cluster.stop(node_id)
         cluster.checkout = checkout
         await cluster.start(node_id)
         await cluster.wait_ready()
         await safe_report(cluster)
         end = trio.current_time()
-        step = UpgradeStep(what, end - begin, 1000 * load.longest_pause(begin, end), len(load.failed) - failures_before)
+        step = UpgradeStep(what, end - begin, 1000 * load.longest_pause(begin, end), len(load.errors) - failures_before)
         self.steps.append(step)
         print(
             f"{what}: {step.seconds:.1f} s, longest pause {step.pause_ms:.0f} ms, {step.failed} failed sends",
@@ -307,13 +307,13 @@ async def measure(directory: Path, earlier: Path, rate: int) -> SendOutcomes:
             await upgrade.run()
             outcome.seconds = trio.current_time() - start
             scope.cancel()
-        counts = await read_all(cluster.namesrv, len(load.stored))
+        counts = await read_all(cluster.namesrv, len(load.sends))
     outcome.steps = upgrade.steps
-    outcome.sent = len(load.stored) + len(load.failed)
-    outcome.failed = Counter(load.failed)
-    outcome.lost = sum(body not in counts for body, _, _ in load.stored)
+    outcome.sent = len(load.sends) + len(load.errors)
+    outcome.failed = Counter(load.errors)
+    outcome.lost = sum(body not in counts for body, _, _ in load.sends)
     outcome.twice = sum(count - 1 for count in counts.values())
-    outcome.waits_ms = sorted(1000 * (end - begin) for _, begin, end in load.stored)
+    outcome.waits_ms = sorted(1000 * (end - begin) for _, begin, end in load.sends)
     print("\n".join(outcome.lines()))
     for text, count in outcome.failed.most_common(5):
         print(f"{count} times: {text}")

@@ -41,7 +41,7 @@ def _chunk() -> bytes:
     return b"".join(send_frame(slot, BODY_BYTES, slot % QUEUES) for slot in range(1, IN_CHUNK + 1))
 
 
-def count_decode(counting: Counting) -> None:
+def count_decode(counter: Counting) -> None:
     """Count the instructions of decoding a received chunk into requests."""
     chunk = _chunk()
 
@@ -50,7 +50,7 @@ def count_decode(counting: Counting) -> None:
             assert len(decode_chunk(chunk)[0]) == IN_CHUNK, "frames are missing"
 
     decode(WARM_UP)
-    with counting.of("decode a send", ROUNDS * IN_CHUNK):
+    with counter.of("decode a send", ROUNDS * IN_CHUNK):
         decode(ROUNDS)
 
 
@@ -82,7 +82,7 @@ class _Client:
         self.replies += data.count(b'"opaque"')
 
 
-def count_append(counting: Counting) -> None:
+def count_append(counter: Counting) -> None:
     """Count the instructions from validated requests to an entry of the log and, once committed, its responses."""
     log, client = _Log(), _Client()
     appender = Appender(
@@ -116,12 +116,12 @@ def count_append(counting: Counting) -> None:
             appender.on_commit(log.index)
 
     append(WARM_UP)
-    with counting.of("build, append and answer a send", ROUNDS * IN_CHUNK):
+    with counter.of("build, append and answer a send", ROUNDS * IN_CHUNK):
         append(ROUNDS)
     assert client.replies == (WARM_UP + ROUNDS) * IN_CHUNK, f"{client.replies} replies"
 
 
-def count_reply(counting: Counting) -> None:
+def count_reply(counter: Counting) -> None:
     """Count the instructions of a response to a stored message."""
     template = SendReplyTemplate(HOST)
     offset, position = QueueOffset(1_000_000), PhysicalOffset(5_000_000_000)
@@ -131,25 +131,25 @@ def count_reply(counting: Counting) -> None:
             template.render(opaque, 3, offset + opaque, position + opaque, UNIQUE_KEY)
 
     render(WARM_UP)
-    with counting.of("render the reply to a send", ROUNDS * IN_CHUNK):
+    with counter.of("render the reply to a send", ROUNDS * IN_CHUNK):
         render(ROUNDS * IN_CHUNK)
 
 
 def main() -> None:
     """Run all cases, and write their names and numbers of messages."""
     file, *options = sys.argv[1:]
-    counting = Counting(by_callgrind=BY_CALLGRIND in options)
+    counter = Counting(by_callgrind=BY_CALLGRIND in options)
     with tempfile.TemporaryDirectory(prefix="raftmq-gate-") as name:
         directory = Path(name)
         gc.disable()
-        count_decode(counting)
-        count_append(counting)
-        count_reply(counting)
-        count_replication(counting, directory)
+        count_decode(counter)
+        count_append(counter)
+        count_reply(counter)
+        count_replication(counter, directory)
         gc.enable()
-        count_log_writer(counting, directory / "written")
-        count_whole_broker(counting, directory / "broker")
-    Path(file).write_text(json.dumps(counting.counted) + "\n")
+        count_log_writer(counter, directory / "written")
+        count_whole_broker(counter, directory / "broker")
+    Path(file).write_text(json.dumps(counter.cases) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ class Counting:
 
     def __init__(self, *, by_callgrind: bool) -> None:
         self._by_callgrind = by_callgrind
-        self.counted: list[tuple[str, int]] = []
+        self.cases: list[tuple[str, int]] = []
 
     @contextmanager
     def of(self, name: str, messages: int) -> Iterator[None]:
         """Count the instructions of the block, after collecting garbage. Raises OSError if callgrind cannot be told."""
         gc.collect()
-        self.counted.append((name, messages))
+        self.cases.append((name, messages))
         if self._by_callgrind:
             _instrument("on")
         os.getsid(0)

@@ -24,7 +24,7 @@ _NEVER = 3600.0
 """Seconds. A thread that waits for the interpreter counts how long, and asks again: on a busy machine for long."""
 
 
-def count_log_writer(counting: Counting, directory: Path) -> None:
+def count_log_writer(counter: Counting, directory: Path) -> None:
     """Count the instructions of appending, writing, syncing and reporting entries of 32 messages."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_NEVER)
@@ -40,8 +40,8 @@ def count_log_writer(counting: Counting, directory: Path) -> None:
         writer=writer,
     )
     body = random.Random(1).randbytes(MESSAGES_PER_ENTRY * MESSAGE_BYTES)
-    waiting = select.poll()
-    waiting.register(done_fd, select.POLLIN)
+    poll = select.poll()
+    poll.register(done_fd, select.POLLIN)
 
     def write(rounds: int) -> None:
         for _ in range(rounds):
@@ -49,12 +49,12 @@ def count_log_writer(counting: Counting, directory: Path) -> None:
             log.append(NORMAL, LogIndex(log.last_index + 1), Term(1), body)
             log.submit(ticket)
             while writer.done_ticket < ticket:
-                assert waiting.poll(_WAIT_MS), f"entry {log.last_index} is not on disk: {failures}"
+                assert poll.poll(_WAIT_MS), f"entry {log.last_index} is not on disk: {failures}"
                 os.eventfd_read(done_fd)
 
     write(WARM_UP)
     for _ in range(ATTEMPTS):
-        with counting.of("append, and write by the log's thread", ROUNDS * MESSAGES_PER_ENTRY):
+        with counter.of("append, and write by the log's thread", ROUNDS * MESSAGES_PER_ENTRY):
             write(ROUNDS)
     sys.setswitchinterval(interval)
     log.close()

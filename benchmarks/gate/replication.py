@@ -37,7 +37,7 @@ class _Member:
 
     def __init__(self, node_id: NodeId, directory: Path, clock: Callable[[], float]) -> None:
         self.node_id = node_id
-        self.sent: list[bytes] = []
+        self.outbox: list[bytes] = []
         self._tickets: list[int] = []
         self._log = SegmentLog.open(
             str(directory),
@@ -66,7 +66,7 @@ class _Member:
         )
 
     def send(self, peer: NodeId, lane: Lane, buffers: list[bytes | memoryview], nbytes: int) -> bool:
-        self.sent.append(b"".join(buffers))
+        self.outbox.append(b"".join(buffers))
         return True
 
     def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool:
@@ -102,19 +102,19 @@ class _Member:
         self._log.close()
 
 
-def _exchange(leader: _Member, follower: _Member, taken: list[bytes]) -> None:
-    """Pass frames until none are left; appends the frames that the follower got to ``taken``."""
-    while leader.sent or follower.sent:
-        frames, leader.sent = leader.sent, []
+def _exchange(leader: _Member, follower: _Member, follower_frames: list[bytes]) -> None:
+    """Pass frames until none are left; appends the frames that the follower got to ``follower_frames``."""
+    while leader.outbox or follower.outbox:
+        frames, leader.outbox = leader.outbox, []
         for frame in frames:
-            taken.append(frame)
+            follower_frames.append(frame)
             follower.take(LEADER, frame)
-        frames, follower.sent = follower.sent, []
+        frames, follower.outbox = follower.outbox, []
         for frame in frames:
             leader.take(FOLLOWER, frame)
 
 
-def count_replication(counting: Counting, directory: Path) -> None:
+def count_replication(counter: Counting, directory: Path) -> None:
     """Count the instructions of entries of 32 messages, from the leader's append to its commit; and the follower's."""
     clock = _Clock()
     leader, follower = _Member(LEADER, directory / "n0", clock), _Member(FOLLOWER, directory / "n1", clock)
@@ -138,12 +138,12 @@ def count_replication(counting: Counting, directory: Path) -> None:
 
     replicate(WARM_UP)
     warm = len(frames)
-    with counting.of("replicate, leader and follower", ROUNDS * MESSAGES_PER_ENTRY):
+    with counter.of("replicate, leader and follower", ROUNDS * MESSAGES_PER_ENTRY):
         replicate(ROUNDS)
     again = _Member(FOLLOWER, directory / "n1-again", clock)
     for frame in frames[:warm]:
         again.take(LEADER, frame)
-    with counting.of("append as a follower", ROUNDS * MESSAGES_PER_ENTRY):
+    with counter.of("append as a follower", ROUNDS * MESSAGES_PER_ENTRY):
         for frame in frames[warm:]:
             again.take(LEADER, frame)
     assert again.replica.log.last_index == leader.replica.log.last_index, "the follower lacks entries"

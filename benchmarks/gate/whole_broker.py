@@ -78,16 +78,16 @@ def _writer(
     return InlineWriter(lambda ticket: os.eventfd_write(done_fd, 1), on_failed)
 
 
-def count_whole_broker(counting: Counting, directory: Path) -> None:
+def count_whole_broker(counter: Counting, directory: Path) -> None:
     """Count the instructions of sends, 32 in flight; batches, 8 in flight; then pulls of 32 messages, one at a time."""
     clock = MockClock(rate=1.0)
     # Trio lets chance decide which of its tasks comes first.
     trio._core._run._r.seed(1)
     with patch("raftlog.net.machine.threaded_writer", _writer):
-        trio.run(_count, counting, directory, clock, clock=clock)
+        trio.run(_count, counter, directory, clock, clock=clock)
 
 
-async def _count(counting: Counting, directory: Path, clock: MockClock) -> None:
+async def _count(counter: Counting, directory: Path, clock: MockClock) -> None:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ports = Ports.free(1)
     settings = BrokerSettings(
@@ -121,15 +121,15 @@ async def _count(counting: Counting, directory: Path, clock: MockClock) -> None:
 
         await send(sends, WARM_UP)
         for _ in range(ATTEMPTS):
-            with counting.of("send, through a whole broker", ROUNDS * IN_FLIGHT):
+            with counter.of("send, through a whole broker", ROUNDS * IN_FLIGHT):
                 await send(sends, ROUNDS)
         await send(batches, WARM_UP)
         for _ in range(ATTEMPTS):
-            with counting.of("batch, through a whole broker", ROUNDS * BATCHES_IN_FLIGHT * BATCH):
+            with counter.of("batch, through a whole broker", ROUNDS * BATCHES_IN_FLIGHT * BATCH):
                 await send(batches, ROUNDS)
         await pull(WARM_UP)
         for _ in range(ATTEMPTS):
-            with counting.of("pull, through a whole broker", ROUNDS * PULLED):
+            with counter.of("pull, through a whole broker", ROUNDS * PULLED):
                 await pull(ROUNDS)
         clock.rate = 1.0
         await stream.aclose()

@@ -40,7 +40,7 @@ RECEIVE_BUFFER = memoryview(bytearray(256 * 1024))
 
 
 class Connection:
-    __slots__ = ("fd", "received", "sock", "started", "unsent", "wire")
+    __slots__ = ("buffer", "fd", "send_times", "sock", "unsent", "wire")
 
     def __init__(self, job: Job, number: int) -> None:
         self.sock = socket.create_connection(job.address)
@@ -55,8 +55,8 @@ class Connection:
         self.wire.open(self.sock)
         self.sock.setblocking(False)
         self.fd = self.sock.fileno()
-        self.started: dict[Hashable, float] = {}
-        self.received = b""
+        self.send_times: dict[Hashable, float] = {}
+        self.buffer = b""
         self.unsent: memoryview | None = None
 
     def send(self, data: bytes | memoryview) -> bool:
@@ -86,11 +86,11 @@ class Connection:
         if not size:
             raise LoadFailed(f"{self.sock.getpeername()} closed the connection")
         chunk = bytes(RECEIVE_BUFFER[:size])
-        data = self.received + chunk if self.received else chunk
+        data = self.buffer + chunk if self.buffer else chunk
         keys, end = self.wire.read_answers(data)
-        self.received = data[end:]
-        started = self.started
-        samples.extend([now - started.pop(key) for key in keys])
+        self.buffer = data[end:]
+        send_times = self.send_times
+        samples.extend([now - send_times.pop(key) for key in keys])
         return keys
 
 
@@ -103,7 +103,7 @@ def generate(job: Job) -> Report:
     for connection in connections.values():
         epoll.register(connection.fd, select.EPOLLIN)
         keys, data = connection.wire.initial()
-        connection.started = dict.fromkeys(keys, monotonic_seconds())
+        connection.send_times = dict.fromkeys(keys, monotonic_seconds())
         if not connection.send(data):
             epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
     if job.must_be_in_time and monotonic_seconds() > job.begin:
@@ -123,9 +123,9 @@ def generate(job: Job) -> Report:
 
 
 def _send_again(connection: Connection, keys: Sequence[Hashable], epoll: select.epoll) -> None:
-    following, data = connection.wire.repeat(keys)
+    next_keys, data = connection.wire.repeat(keys)
     # The latency of a request that must wait for room in the socket also begins here.
-    connection.started.update(dict.fromkeys(following, monotonic_seconds()))
+    connection.send_times.update(dict.fromkeys(next_keys, monotonic_seconds()))
     if not data:
         return
     if connection.unsent is not None:

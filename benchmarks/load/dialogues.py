@@ -120,16 +120,16 @@ def transactions(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
     body = bytes(job.body_bytes)
     half = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: PRODUCERS}
     for number in itertools.count():
-        answer = yield send_request(slot, number, body, slot % 8, half, PREPARED)
-        _check(answer)
+        response = yield send_request(slot, number, body, slot % 8, half, PREPARED)
+        _check(response)
         ext = EndTransactionExt(
             producer_group=PRODUCERS,
             topic=TOPIC,
-            half_queue_offset=QueueOffset(int(answer.ext[SENT_QUEUE_OFFSET])),
-            half_physical_offset=parse_offset_message_id(answer.ext[SENT_ID]).physical_offset,
+            half_queue_offset=QueueOffset(int(response.ext[SENT_QUEUE_OFFSET])),
+            half_physical_offset=parse_offset_message_id(response.ext[SENT_ID]).physical_offset,
             commit_or_rollback=COMMITTED,
-            msg_id=answer.ext[SENT_UNIQUE_KEY],
-            transaction_id=answer.ext[SENT_UNIQUE_KEY],
+            msg_id=response.ext[SENT_UNIQUE_KEY],
+            transaction_id=response.ext[SENT_UNIQUE_KEY],
         )
         _check((yield Request(RequestCode.END_TRANSACTION, ext)))
         on_done(1)
@@ -138,11 +138,11 @@ def transactions(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
 def pops(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
     """Pop messages of one queue, and acknowledge them in batches."""
     while True:
-        answer = yield Request(RequestCode.POP_MESSAGE, pop_ext(CONSUMERS, slot % 8, POP_COUNT))
-        if answer.code in _EMPTY:
+        response = yield Request(RequestCode.POP_MESSAGE, pop_ext(CONSUMERS, slot % 8, POP_COUNT))
+        if response.code in _EMPTY:
             continue
-        _check(answer)
-        acks = batch_ack(CONSUMERS, read_reply(PopReply, answer.ext))
+        _check(response)
+        acks = batch_ack(CONSUMERS, read_reply(PopReply, response.ext))
         _check((yield Request(RequestCode.BATCH_ACK_MESSAGE, None, acks.encode())))
         on_done(sum(row.bits.bit_count() for row in acks.acks))
 
@@ -164,16 +164,16 @@ class _Connection:
     def __init__(self, address: tuple[str, int]) -> None:
         self.sock = socket.create_connection(address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.received = b""
+        self.buffer = b""
 
     def answers(self) -> list[Response]:
         """The responses received."""
         chunk = self.sock.recv(1 << 20)
         if not chunk:
             raise LoadFailed(f"{self.sock.getpeername()} closed the connection")
-        data = self.received + chunk
+        data = self.buffer + chunk
         pairs, end = responses(data)
-        self.received = data[end:]
+        self.buffer = data[end:]
         return [header for header, _ in pairs]
 
 

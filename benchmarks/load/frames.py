@@ -245,9 +245,9 @@ def complete_bytes(buffer: bytes | bytearray | memoryview) -> tuple[int, int]:
     unpack = _LENGTH.unpack_from
     position, frames, end = 0, 0, len(buffer) - 4
     while position <= end:
-        following = position + 4 + unpack(buffer, position)[0]
-        if following > end + 4:
+        next_position = position + 4 + unpack(buffer, position)[0]
+        if next_position > end + 4:
             break
-        position = following
+        position = next_position
         frames += 1
     return frames, position

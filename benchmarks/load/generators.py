@@ -79,10 +79,8 @@ def cpu_meters(pids: Sequence[int]) -> list[Meter]:
     return [partial(cpu_seconds, pid) for pid in pids]
 
 
-class WindowedJob(Protocol):
-    """A job of a load generator, a dataclass; its windows begin at ``begin``, on CLOCK_MONOTONIC."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+class JobWindows(Protocol):
+    """The windows of a job, of equal length; the first one begins at ``begin``, in seconds on CLOCK_MONOTONIC."""
 
     @property
     def begin(self) -> float: ...
@@ -90,6 +88,13 @@ class WindowedJob(Protocol):
     def window_seconds(self) -> float: ...
     @property
     def windows(self) -> int: ...
+
+
+class WindowedJob(JobWindows, Protocol):
+    """A job of a load generator: a dataclass whose windows can be moved."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
     def at(self, begin: float) -> Self: ...
 
 

@@ -67,7 +67,7 @@ class Sender:
         self._turns = itertools.cycle(connections)
         self._rate = rate
         self._begin = begin
-        self._sent = 0
+        self._send_count = 0
         self._counts_from = counts_from
         self.late = array("d")
         self.free: dict[Connection, deque[Hashable]] = {each: deque(each.wire.initial()[0]) for each in connections}
@@ -81,17 +81,17 @@ class Sender:
 
     def send_due(self, now: float) -> tuple[list[Connection], list[tuple[Connection, OSError]]]:
         """Send due requests. Returns the connections whose sockets are full, and the failed ones."""
-        waiting, failures = list[Connection](), list[tuple[Connection, OSError]]()
+        connections, failures = list[Connection](), list[tuple[Connection, OSError]]()
         for _ in self.free:
-            due = int((now - self._begin) * self._rate) - self._sent
+            due = int((now - self._begin) * self._rate) - self._send_count
             if due <= 0:
                 break
             connection = next(self._turns)
             free = self.free[connection]
             keys = [free.popleft() for _ in range(min(due, len(free)))]
             for key in keys:
-                connection.started[key] = due_at = self._begin + self._sent / self._rate
-                self._sent += 1
+                connection.send_times[key] = due_at = self._begin + self._send_count / self._rate
+                self._send_count += 1
                 if due_at >= self._counts_from:
                     self.late.append(now - due_at)
             data = connection.wire.repeat(keys)[1]
@@ -99,26 +99,26 @@ class Sender:
                 if connection.unsent is not None:
                     connection.send_later(data)
                 elif data and not connection.send(data):
-                    waiting.append(connection)
+                    connections.append(connection)
             except OSError as error:
                 failures.append((connection, error))
-        return waiting, failures
+        return connections, failures
 
 
 class Connections:
     """The connections of a load, by their sockets' descriptors."""
 
-    def __init__(self, paced: PacedJob, epoll: select.epoll) -> None:
-        self._job = paced.job
-        self._survives = paced.survives
+    def __init__(self, paced_job: PacedJob, epoll: select.epoll) -> None:
+        self._job = paced_job.job
+        self._survives = paced_job.survives
         self._epoll = epoll
-        self._lost: deque[tuple[Connection, int]] = deque()
+        self._reconnects: deque[tuple[Connection, int]] = deque()
         self._retry_at = 0.0
         self.failed = 0
         self.refusals: Counter[str] = Counter()
         self.numbers: dict[Connection, int] = {}
         self.by_fd: dict[int, Connection] = {}
-        for number in range(paced.job.connections):
+        for number in range(paced_job.job.connections):
             self._open(number)
 
     def _open(self, number: int) -> Connection:
@@ -137,35 +137,35 @@ class Connections:
         """Close a connection after a failure; raises ``error`` again if the load does not survive it."""
         if not self._survives:
             raise error
-        self.failed += len(connection.started)
+        self.failed += len(connection.send_times)
         self.refusals[str(error)] += 1
         sender.replace(connection, None)
         self._epoll.unregister(connection.fd)
         del self.by_fd[connection.fd]
         connection.sock.close()
-        self._lost.append((connection, self.numbers.pop(connection)))
+        self._reconnects.append((connection, self.numbers.pop(connection)))
 
     def reopen(self, sender: Sender, now: float) -> None:
         """Try to open a lost connection again, now and then."""
-        if not self._lost or now < self._retry_at:
+        if not self._reconnects or now < self._retry_at:
             return
         self._retry_at = now + RETRY_SECONDS
         try:
-            connection = self._open(self._lost[0][1])
+            connection = self._open(self._reconnects[0][1])
         except (LoadFailed, OSError):
             return
-        sender.replace(self._lost.popleft()[0], connection)
+        sender.replace(self._reconnects.popleft()[0], connection)
 
 
-def generate(paced: PacedJob) -> Report:
+def generate(paced_job: PacedJob) -> Report:
     """Send until the last window ends. Raises LoadFailed, OSError, unless the load survives them."""
-    with closing(select.epoll()) as epoll, closing(Connections(paced, epoll)) as connections:
-        return _generate(paced, epoll, connections)
+    with closing(select.epoll()) as epoll, closing(Connections(paced_job, epoll)) as connections:
+        return _generate(paced_job, epoll, connections)
 
 
-def _generate(paced: PacedJob, epoll: select.epoll, connections: Connections) -> Report:
-    job = paced.job
-    sender = Sender(list(connections.numbers), paced.rate, monotonic_seconds(), job.begin)
+def _generate(paced_job: PacedJob, epoll: select.epoll, connections: Connections) -> Report:
+    job = paced_job.job
+    sender = Sender(list(connections.numbers), paced_job.rate, monotonic_seconds(), job.begin)
     recorder = Recorder(job.begin, job.window_seconds, job.windows, job.batch)
     while True:
         events = epoll.poll(TICK_SECONDS)
@@ -183,8 +183,8 @@ def _generate(paced: PacedJob, epoll: select.epoll, connections: Connections) ->
             except (LoadFailed, OSError) as error:
                 connections.lose(connection, sender, error)
         connections.reopen(sender, monotonic_seconds())
-        waiting, failures = sender.send_due(monotonic_seconds())
-        for connection in waiting:
+        connections_due, failures = sender.send_due(monotonic_seconds())
+        for connection in connections_due:
             epoll.modify(connection.fd, select.EPOLLIN | select.EPOLLOUT)
         for connection, failure in failures:
             connections.lose(connection, sender, failure)

@@ -86,28 +86,28 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
 
 async def measure(system: System, args: Arguments, directory: Path, samples: list[LowRateSample]) -> None:
     """Measure all rates of one system. Raises an error of its servers, GeneratorFailed."""
-    async with system.open(directory) as running:
+    async with system.open(directory) as system_run:
         await trio.sleep(0.0 if args.quick else START_WORK_SECONDS)
         if system.is_jvm:
-            await _sample(running, WARM_UP_RATE, args.warm_up)
+            await _sample(system_run, WARM_UP_RATE, args.warm_up)
         rates = [0, *RATES] if system.has_idle else RATES
         for rate in rates:
             if not args.rate or rate in args.rate:
-                sample = await _sample(running, rate, args.seconds if rate else args.idle)
+                sample = await _sample(system_run, rate, args.seconds if rate else args.idle)
                 samples.append(sample)
                 print(_line(system, sample), flush=True)
-        running.check()
+        system_run.check()
 
 
-async def _sample(running: Running, rate: float, seconds: float) -> LowRateSample:
+async def _sample(system_run: Running, rate: float, seconds: float) -> LowRateSample:
     load = load_average()
     begin = monotonic_seconds() + START_SECONDS + (1.0 if rate else 3.0)
-    meters: list[Meter] = [partial(_of_tree, ran_seconds, pid) for pid in running.pids]
-    meters += [partial(_of_tree, wake_ups, pid) for pid in running.pids]
-    job = running.job(rate=rate, begin=begin, window_seconds=seconds)
-    (report,), (used,) = await drive([job], meters, running.client)
+    meters: list[Meter] = [partial(_of_tree, ran_seconds, pid) for pid in system_run.pids]
+    meters += [partial(_of_tree, wake_ups, pid) for pid in system_run.pids]
+    job = system_run.job(rate=rate, begin=begin, window_seconds=seconds)
+    (report,), (used,) = await drive([job], meters, system_run.client)
     latencies = report.latencies[0]
-    count = len(running.pids)
+    count = len(system_run.pids)
     return LowRateSample(
         rate,
         seconds,

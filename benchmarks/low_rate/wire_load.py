@@ -52,8 +52,8 @@ def generate(job: LowRateJob) -> Report:
                 free += count
                 connection.sock.sendall(connection.wire.repeat(())[1])
             continue
-        following, data = connection.wire.repeat((free.popleft(),))
-        connection.started.update(dict.fromkeys(following, due))
+        keys, data = connection.wire.repeat((free.popleft(),))
+        connection.send_times.update(dict.fromkeys(keys, due))
         due = next(times, float("inf"))
         connection.sock.sendall(data)
 

@@ -74,27 +74,27 @@ class _Clients:
     async def run(self) -> MemoryReport:
         """Send and consume. Raises ClientError."""
         job = self._job
-        everything = PushConsumer(job.namesrv, "memory_all", consume_from="first", ordered=False)
+        full_consumer = PushConsumer(job.namesrv, "memory_all", consume_from="first", ordered=False)
         for topic in job.topics:
-            everything.on(topic)(self._handle)
+            full_consumer.on(topic)(self._handle)
         consumer = PushConsumer(job.namesrv, "memory_filtered", consume_from="first")
         consumer.on(job.topics[0], tags="new")(self._count)
-        popping = PopConsumer(job.namesrv, "memory_popping", job.topics[-1], consume_from="first", ahead=POPPED_AHEAD)
+        popper = PopConsumer(job.namesrv, "memory_popping", job.topics[-1], consume_from="first", ahead=POPPED_AHEAD)
         async with (
-            everything,
+            full_consumer,
             consumer,
-            popping,
+            popper,
             Producer(job.namesrv, group="memory_producers", in_flight_max=IN_FLIGHT_MAX) as producer,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(everything.run)
+            nursery.start_soon(full_consumer.run)
             nursery.start_soon(consumer.run)
-            nursery.start_soon(self._pop, popping)
-            await everything.wait_assigned()
+            nursery.start_soon(self._pop, popper)
+            await full_consumer.wait_assigned()
             await self._produce(producer)
             with trio.move_on_after(_LEAVE_SECONDS_MAX):
                 await producer.flush()
-            everything.stop()
+            full_consumer.stop()
             consumer.stop()
             nursery.cancel_scope.deadline = trio.current_time() + 1.0
         return self.report

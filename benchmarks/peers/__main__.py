@@ -120,8 +120,8 @@ def main() -> None:
     except (OSError, ValueError) as error:
         sys.exit(f"bench: {error}")
     prepares = partial(prepare, outcome=outcome)
-    kept = (lambda _: None) if args.no_write else keep
-    rounds = partial(measure, args=args, outcome=outcome, say=say, keep=kept)
+    on_measure = (lambda _: None) if args.no_write else keep
+    rounds = partial(measure, args=args, outcome=outcome, say=say, keep=on_measure)
     run(args.peer, args.dir, outcome.left_out, prepares, rounds)
     if not args.no_write:
         write(list(PEERS.values()), outcome, args)

@@ -35,8 +35,8 @@ async def _open(program: str, sync_interval: str, directory: Path) -> AsyncItera
         async def leader() -> str | None:
             async with open_nats(HOST, ports[NODES[0]][0]) as client:
                 try:
-                    leading, followers = await client.stream_state()
-                    return leading if followers == len(NODES) - 1 else None
+                    leader_name, followers = await client.stream_state()
+                    return leader_name if followers == len(NODES) - 1 else None
                 except NatsError as error:
                     if error.code == 404:
                         try:

@@ -69,10 +69,7 @@ def section(
 def _others(outcome: PeerResults) -> str:
     """The sentence about other load on the machine."""
     each = [
-        sample.others
-        for measured in outcome.measured.values()
-        for samples in measured.samples.values()
-        for sample in samples
+        sample.others for peer in outcome.measured.values() for samples in peer.samples.values() for sample in samples
     ]
     if not each:
         return "No message was acknowledged."

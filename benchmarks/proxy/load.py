@@ -124,10 +124,10 @@ class Client:
 
             def on_done(future: grpc.Future[Message], began: float = began) -> None:
                 self._latencies.append(time.perf_counter() - began)
-                answer = future.result()
-                assert isinstance(answer, pb.SendMessageResponse)
-                if answer.status.code != pb.OK:
-                    refusals.append(f"{answer.status.code}: {answer.status.message}")
+                response = future.result()
+                assert isinstance(response, pb.SendMessageResponse)
+                if response.status.code != pb.OK:
+                    refusals.append(f"{response.status.code}: {response.status.message}")
                 room.release()
 
             future.add_done_callback(on_done)
@@ -140,22 +140,22 @@ class Client:
         """Receive and acknowledge ``count`` messages: of each receive, all acknowledgements are in flight at once."""
         query = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
         request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
-        answer = query(request).result()
-        assert isinstance(answer, pb.QueryAssignmentResponse)
-        if answer.status.code != pb.OK:
-            raise RuntimeError(answer.status.message)
+        response = query(request).result()
+        assert isinstance(response, pb.QueryAssignmentResponse)
+        if response.status.code != pb.OK:
+            raise RuntimeError(response.status.message)
         batch = min(BATCH, in_flight)
-        remaining, lock, errors = [count], threading.Lock(), []
+        room, lock, errors = [count], threading.Lock(), []
 
         def work() -> None:
             try:
-                while remaining[0] > 0:
-                    number = self._receive_batch(answer.assignments[0].message_queue, batch, POLL_SECONDS)
+                while room[0] > 0:
+                    number = self._receive_batch(response.assignments[0].message_queue, batch, POLL_SECONDS)
                     with lock:
-                        remaining[0] -= number
+                        room[0] -= number
             except Exception as error:
                 errors.append(error)
-                remaining[0] = 0
+                room[0] = 0
 
         workers = [threading.Thread(target=work) for _ in range(max(1, in_flight // BATCH))]
         for worker in workers:
@@ -169,9 +169,9 @@ class Client:
         """Receive once, since a new group begins at the end of the topic."""
         query = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
         request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
-        answer = query(request).result()
-        assert isinstance(answer, pb.QueryAssignmentResponse)
-        for assignment in answer.assignments:
+        response = query(request).result()
+        assert isinstance(response, pb.QueryAssignmentResponse)
+        for assignment in response.assignments:
             self._receive_batch(assignment.message_queue, BATCH, POLL_SECONDS)
 
     def _receive_batch(self, message_queue: pb.MessageQueue, batch: int, poll_seconds: int) -> int:

@@ -37,7 +37,7 @@ def median(samples: Samples, system: str, case: str, figure: str) -> float | Non
 
 def samples_of(raw: Mapping[str, Any]) -> Samples:
     """The samples in the raw results of a run."""
-    return {name: measured["samples"] for name, measured in raw["measured"].items()}
+    return {name: peer["samples"] for name, peer in raw["measured"].items()}
 
 
 def goals(samples: Samples) -> list[Figure]:
@@ -68,5 +68,10 @@ def goals(samples: Samples) -> list[Figure]:
 
 def load_of(samples: Samples) -> float:
     """The median load average before the measurements."""
-    loads = [float(each["load_average"]) for cases in samples.values() for found in cases.values() for each in found]
+    loads = [
+        float(each["load_average"])
+        for cases in samples.values()
+        for samples_of_case in cases.values()
+        for each in samples_of_case
+    ]
     return statistics.median(loads) if loads else 0.0

@@ -68,10 +68,10 @@ class GoalFigure:
     def row(self) -> str:
         """A row of a table."""
         figure = self.figure
-        _, case, name, measured, goal, _ = (part.strip() for part in figure.row().split("|"))
+        _, case, name, value, goal, _ = (part.strip() for part in figure.row().split("|"))
         goal = goal.removesuffix(", missed")
         what = f"{case}: {name}"
-        return f"| {self.benchmark} | {what} | {measured} | {goal} | {figure.distance} | {self.date[:10]} |"
+        return f"| {self.benchmark} | {what} | {value} | {goal} | {figure.distance} | {self.date[:10]} |"
 
 
 def of_suite(benchmark: str, raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
@@ -110,11 +110,11 @@ def of_sends(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
 def of_few_messages(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
     """The goals of `make bench-low-rate`."""
     samples = {
-        name: [LowRateSample(**sample) for sample in measured]
-        for name, measured in raw["measured"].items()
-        if all("seconds" in sample for sample in measured)
+        name: [LowRateSample(**sample) for sample in peer_samples]
+        for name, peer_samples in raw["measured"].items()
+        if all("seconds" in sample for sample in peer_samples)
     }
-    load = max((sample.load_average for measured in samples.values() for sample in measured), default=0.0)
+    load = max((sample.load_average for peer_samples in samples.values() for sample in peer_samples), default=0.0)
     for figure in goals(samples):
         yield GoalFigure("low-rate", raw["date"], load, figure)
 
@@ -149,17 +149,17 @@ BUSY: Final = 2.0
 def section(figures: Sequence[GoalFigure]) -> str:
     """The section of the page: the number of goals, a table of the missed ones and one of the met ones."""
     rest = [each for each in figures if not each.figure.is_met]
-    met = [each for each in figures if each.figure.is_met]
+    hits = [each for each in figures if each.figure.is_met]
     busy = sorted({each.benchmark for each in figures if each.load_average >= BUSY})
     lines = [
-        f"Of {len(figures)} goals, {len(met)} are met and {len(rest)} are missed in the last run of each benchmark."
+        f"Of {len(figures)} goals, {len(hits)} are met and {len(rest)} are missed in the last run of each benchmark."
     ]
     if busy:
         lines.append(
             f"The machine was busy with other work (load average {BUSY:g} or more) in those of {', '.join(busy)}: "
             "their times and rates are worse than the brokers."
         )
-    lines += ["", "Missed:", "", *_table(rest), "", "Met:", "", *_table(met)]
+    lines += ["", "Missed:", "", *_table(rest), "", "Met:", "", *_table(hits)]
     return "\n".join(lines)
 
 

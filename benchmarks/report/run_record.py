@@ -92,10 +92,10 @@ class RunRecord:
     """
 
     def __init__(self, name: str, command: str = "", root: Path = ROOT) -> None:
-        self._name, self._ended, self._root = name, datetime.now(UTC), root
+        self._name, self._end_time, self._root = name, datetime.now(UTC), root
         words = " ".join(sys.argv[1:])
         self.command = (command or f"make bench-{name}") + (f' ARGS="{words}"' if words else "")
-        self.date = f"{self._ended:%Y-%m-%d %H:%M} UTC"
+        self.date = f"{self._end_time:%Y-%m-%d %H:%M} UTC"
         self.machine = procfs.machine()
 
     @property
@@ -108,7 +108,7 @@ class RunRecord:
         directory = self._root / "benchmarks" / "results"
         for earlier in directory.glob(f"{self._name}-2*.json"):
             earlier.unlink()
-        path = directory / f"{self._name}-{self._ended:%Y%m%dT%H%M%SZ}.json"
+        path = directory / f"{self._name}-{self._end_time:%Y%m%dT%H%M%SZ}.json"
         path.write_text(json.dumps({**self.about, **figures}, indent=1) + "\n")
         print(f"wrote {path.relative_to(self._root)}")
 

@@ -46,15 +46,15 @@ def send_lines(raw: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def beside_others(sends: Mapping[str, Any] | None, consuming: Mapping[str, Any] | None) -> list[str]:
+def beside_others(sends: Mapping[str, Any] | None, consumer_run: Mapping[str, Any] | None) -> list[str]:
     """Medians of the last runs beside other systems; "-" for missing measurements."""
-    consumer_samples = {} if consuming is None else samples_of(consuming)
+    consumer_samples = {} if consumer_run is None else samples_of(consumer_run)
     about = []
     if sends is not None:
         about.append(f"Sending was measured {sends['date'][:10]} ([all of it](benchmarks/peers.md))")
-    if consuming is not None:
+    if consumer_run is not None:
         about.append(
-            f"consuming {consuming['date'][:10]}, with a load average of {load_of(consumer_samples):.0f} "
+            f"consuming {consumer_run['date'][:10]}, with a load average of {load_of(consumer_samples):.0f} "
             "([all of it](benchmarks/peers-consuming.md))"
         )
     lines = [

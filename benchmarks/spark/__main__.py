@@ -110,8 +110,8 @@ async def measure_scan(args: Arguments, directory: Path, note: Note) -> None:
         note(Figure("scan", "CPU of Spark's JVM", statistics.median(jvm_cpu) / gigabytes, "s/GB"))
         counts = [await spark.ask("count", "raftmq", options | {"columns": "queue_offset"}) for _ in range(ROUNDS)]
         assert {each.rows for each in counts} == {rows}, "a count that differs"
-        counted = rows / statistics.median(each.seconds for each in counts)
-        note(Figure("scan", "rows counted by offset", counted, "/s", 350_000, is_limit=False))
+        count_rate = rows / statistics.median(each.seconds for each in counts)
+        note(Figure("scan", "rows counted by offset", count_rate, "/s", 350_000, is_limit=False))
         served_bytes = await served_in_bulk(cluster)
         note(Figure("scan", "bytes that followers served", served_bytes["Follower"] / 1e6, "MB"))
         note(Figure("scan", "bytes that the leader served", served_bytes["Leader"] / 1e6, "MB", 0))
@@ -282,12 +282,12 @@ class Scans:
         self._followers = [cluster.pid(node_id) for node_id in cluster.node_ids if node_id != leader]
         self._spark = spark
         self._options = options
-        self._taken = self._seconds = 0.0
+        self._used_seconds = self._seconds = 0.0
         self.rows = 0
 
     @property
     def share(self) -> float:
-        return self._taken / max(self._seconds, 1e-9)
+        return self._used_seconds / max(self._seconds, 1e-9)
 
     async def run(self, seconds: float) -> None:
         """Scan a part of the topic repeatedly, until another scan would take longer than ``seconds``."""
@@ -297,7 +297,7 @@ class Scans:
             start = trio.current_time()
             self.rows += (await self._spark.ask("count", "raftmq", self._options)).rows
             last = trio.current_time() - start
-        self._taken += self._cpu_seconds() - before
+        self._used_seconds += self._cpu_seconds() - before
         self._seconds += trio.current_time() - began
 
     def _cpu_seconds(self) -> float:

@@ -106,8 +106,8 @@ async def measure_kafka(args: Arguments, directory: Path, note: Note) -> None:
                 await _write(spark, system, files if number else few, number)
         expected = await spark.ask("digest", "parquet", path=files, column="body")
         for system in systems:
-            found = await spark.ask("digest", system.source, system.of(topic_name(1)), column=system.body)
-            assert (found.rows, found.digest) == (rows, expected.digest), f"{system.name} has other rows"
+            digest = await spark.ask("digest", system.source, system.of(topic_name(1)), column=system.body)
+            assert (digest.rows, digest.digest) == (rows, expected.digest), f"{system.name} has other rows"
         for number in range(1 + ROUNDS):
             for system in systems:
                 await _scan(spark, system, rows, is_measured=number > 0)
@@ -140,9 +140,9 @@ async def _write(spark: SparkProcess, system: System, files: str, number: int) -
 async def _scan(spark: SparkProcess, system: System, rows: int, *, is_measured: bool) -> None:
     topic = topic_name(1)
     await _use(spark, system, "scan" if is_measured else "", "scan", system.source, system.of(topic))
-    counting = system.of(topic, **system.counts)
-    answer = await _use(spark, system, "count" if is_measured else "", "count", system.source, counting)
-    assert answer.rows == rows, f"{system.name} counts {answer.rows} of {rows} rows"
+    options = system.of(topic, **system.counts)
+    response = await _use(spark, system, "count" if is_measured else "", "count", system.source, options)
+    assert response.rows == rows, f"{system.name} counts {response.rows} of {rows} rows"
 
 
 async def _stream(spark: SparkProcess, system: System, rows: int, path: str, note: Note | None) -> None:

@@ -69,9 +69,9 @@ class SparkProcess:
             process: trio.Process = await nursery.start(start)
             spark = cls(process)
             try:
-                with trio.move_on_after(START_SECONDS_MAX) as starting:
+                with trio.move_on_after(START_SECONDS_MAX) as timeout:
                     await spark._answer()
-                if starting.cancelled_caught:
+                if timeout.cancelled_caught:
                     raise QueryFailed(f"Spark has not started within {START_SECONDS_MAX:g} s")
                 yield spark
             finally:
@@ -86,10 +86,10 @@ class SparkProcess:
         request = {"do": do, "format": source, "options": dict(options or {}), **more}
         assert self._process.stdin is not None
         await self._process.stdin.send_all(json.dumps(request).encode() + b"\n")
-        answer = await self._answer()
-        if "error" in answer:
-            raise QueryFailed(answer["error"])
-        return QueryResult(answer["seconds"], answer["rows"] or 0, answer["batches"], answer["digest"])
+        response = await self._answer()
+        if "error" in response:
+            raise QueryFailed(response["error"])
+        return QueryResult(response["seconds"], response["rows"] or 0, response["batches"], response["digest"])
 
     def worker_cpu_seconds(self) -> float:
         """CPU seconds so far of the Python processes that Spark runs data sources in."""

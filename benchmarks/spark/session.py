@@ -86,10 +86,10 @@ def main() -> None:
         if not line.strip():
             break
         try:
-            answer = run(session, json.loads(line))
+            response = run(session, json.loads(line))
         except Exception as error:  # the caller gets any failure of a query
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+            response = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(response), flush=True)
     session.stop()
 
 

@@ -71,8 +71,8 @@ def run_task(plan: Plan, namesrv: str, partition: int) -> Task:
     whole = pa.record_batch([pa.array(bodies, pa.binary())], ["body"])
     batches = [whole.slice(0, min(ROWS_PER_BATCH, rows - at)) for at in range(0, rows, ROWS_PER_BATCH)]
     began = time.process_time()
-    written = TaskWriter(options, WriteId("bench", 0), partition).write(batches)
-    return Task(written, time.process_time() - began)
+    written_rows = TaskWriter(options, WriteId("bench", 0), partition).write(batches)
+    return Task(written_rows, time.process_time() - began)
 
 
 def run_tasks(plan: Plan, namesrv: str, pids: list[int]) -> Iterator[str]:

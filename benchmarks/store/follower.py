@@ -142,19 +142,19 @@ class _Reader:
         self._pid, self._other_pid = cluster.pid(follower), cluster.pid(others[0])
         self._frames = frames
         self._cores = cores
-        self._taken = 0.0
+        self._used_seconds = 0.0
         self.reads: list[PullRate] = []
 
     @property
     def share(self) -> float:
-        return self._taken / max(sum(each.seconds for each in self.reads), 1e-9)
+        return self._used_seconds / max(sum(each.seconds for each in self.reads), 1e-9)
 
     async def read(self, seconds: float) -> None:
         before = cpu_seconds(self._other_pid)
-        pulling = partial(_pull_on, self._cores, self._address, self._frames, seconds, self._pid)
-        result, own_seconds = await trio.to_thread.run_sync(pulling)
+        work = partial(_pull_on, self._cores, self._address, self._frames, seconds, self._pid)
+        result, own_seconds = await trio.to_thread.run_sync(work)
         # The other follower replicates as well, and does nothing else.
-        self._taken += own_seconds + result.cpu_seconds - (cpu_seconds(self._other_pid) - before)
+        self._used_seconds += own_seconds + result.cpu_seconds - (cpu_seconds(self._other_pid) - before)
         self.reads.append(result)
 
 
@@ -189,8 +189,8 @@ async def produce_beside(
         for window in filter(has_reader, range(windows)):
             begin = job.begin + window * seconds
             await trio.sleep(max(0.0, begin - time.clock_gettime(time.CLOCK_MONOTONIC)))
-            remaining = begin + seconds - time.clock_gettime(time.CLOCK_MONOTONIC)
-            await disturb(remaining)
+            seconds_left = begin + seconds - time.clock_gettime(time.CLOCK_MONOTONIC)
+            await disturb(seconds_left)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(produce)
@@ -227,15 +227,15 @@ def suggested_broker(address: tuple[str, int]) -> int:
     """The broker id that a pull of a queue's first message suggests. Blocks."""
     with socket.create_connection(address, timeout=10.0) as sock:
         sock.sendall(pull_frame(1, 0, 0, 1))
-        received = b""
-        while complete_bytes(received)[0] == 0:
+        buffer = b""
+        while complete_bytes(buffer)[0] == 0:
             data = sock.recv(64 * 1024)
             if not data:
                 raise ConnectionError(f"{address} closed the connection")
-            received += data
-    match = _SUGGESTED.search(received)
+            buffer += data
+    match = _SUGGESTED.search(buffer)
     if match is None:
-        raise ConnectionError(f"the broker answers {received[8:400]!r}")
+        raise ConnectionError(f"the broker answers {buffer[8:400]!r}")
     return int(match[1])
 
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import trio
 
 from benchmarks.load.frames import QUEUES, topic_ext, topic_name
-from benchmarks.load.generators import run_generator
+from benchmarks.load.generators import JobWindows, run_generator
 from benchmarks.load.job import Job
 from benchmarks.load.report import Report
 from benchmarks.store.sizes import DEFAULT, Sizes
@@ -60,23 +60,12 @@ async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
 
 async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0", queues: int = QUEUES) -> None:
     """Create topics by the leader ``node_id``; the last of them is visible on return."""
-    async with ClientCore.open([cluster.namesrv]) as remoting:
+    async with ClientCore.open([cluster.namesrv]) as core:
         for number in range(count - 1):
             ext = topic_ext(topic_name(number), queues).fields()
-            await remoting.call(cluster.address(node_id), RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+            await core.call(cluster.address(node_id), RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
     async with Admin(cluster.namesrv) as admin:
         await admin.create_topic(topic_name(count - 1), queues)
-
-
-class Windowed(Protocol):
-    """A job of a load generator; its windows begin at ``begin``, on CLOCK_MONOTONIC."""
-
-    @property
-    def begin(self) -> float: ...
-    @property
-    def window_seconds(self) -> float: ...
-    @property
-    def windows(self) -> int: ...
 
 
 async def run_load(cluster: DevCluster, job: Job, node_id: str = "n0") -> tuple[Report, list[float]]:
@@ -85,7 +74,7 @@ async def run_load(cluster: DevCluster, job: Job, node_id: str = "n0") -> tuple[
 
 
 async def run_beside(
-    module: str, cluster: DevCluster, job: Windowed, report: type[R], node_id: str, *, may_end_early: bool = False
+    module: str, cluster: DevCluster, job: JobWindows, report: type[R], node_id: str, *, may_end_early: bool = False
 ) -> tuple[R, list[float]]:
     """Run a load generator, and also return the CPU seconds of the broker ``node_id`` in each window that ended before
     it did.

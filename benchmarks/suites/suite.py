@@ -65,7 +65,7 @@ class Suite:
 
     async def run(self, args: Arguments, directory: Path, figures: list[Figure]) -> list[str]:
         """Run all cases of the plan, also after one that failed; returns sentences about missing figures."""
-        missing, case = list[str](), ""
+        errors, case = list[str](), ""
 
         def note(figure: Figure) -> None:
             figures.append(figure)
@@ -79,14 +79,14 @@ class Suite:
                 try:
                     await measure(args, directory / case, note)
                 except FAILURES as error:
-                    missing.append(f"The case {case} failed: {error}")
-                    print(f"bench: {missing[-1]}{kept_logs(directory / case)}", file=sys.stderr)
+                    errors.append(f"The case {case} failed: {error}")
+                    print(f"bench: {errors[-1]}{kept_logs(directory / case)}", file=sys.stderr)
                 shutil.rmtree(directory / case, ignore_errors=True)
                 print(f"({case}: {trio.current_time() - begin:.0f} s)", flush=True)
         if scope.cancelled_caught:
-            missing.append(f"The case {case} had not finished after {args.limit:g} s.")
-            print(f"bench: {missing[-1]}{kept_logs(directory / case)}", file=sys.stderr)
-        return missing
+            errors.append(f"The case {case} had not finished after {args.limit:g} s.")
+            print(f"bench: {errors[-1]}{kept_logs(directory / case)}", file=sys.stderr)
+        return errors
 
     def main(self) -> None:
         """Measure, print, and write the suite's page of docs/benchmarks and benchmarks/results/."""
@@ -94,18 +94,18 @@ class Suite:
         before = load_average()
         figures: list[Figure] = []
         with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
-            missing = run_trio(partial(self.run, args, Path(directory), figures))
+            errors = run_trio(partial(self.run, args, Path(directory), figures))
         if figures and not args.no_write:
-            self._write(args, figures, missing, before)
-        if missing:
+            self._write(args, figures, errors, before)
+        if errors:
             sys.exit(1)
 
-    def _write(self, args: Arguments, figures: list[Figure], missing: Sequence[str], before: float) -> None:
+    def _write(self, args: Arguments, figures: list[Figure], errors: Sequence[str], before: float) -> None:
         record = RunRecord(self.name)
         record.keep(loadAverage=before, figures=[asdict(each) for each in figures])
         section = table(figures, load_average=before, **record.about)
-        if missing:
-            section += "\n\nIncomplete. " + " ".join(missing)
+        if errors:
+            section += "\n\nIncomplete. " + " ".join(errors)
         record.publish(section, self.marks)
 
 

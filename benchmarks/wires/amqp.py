@@ -39,7 +39,7 @@ class AmqpConnection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._received = b""
+        self._buffer = b""
 
     def open(self) -> None:
         """Log in as guest, and open channel 1. Raises LoadFailed, OSError."""
@@ -86,10 +86,10 @@ class AmqpConnection:
 
     def _expect(self, method: Method) -> bytes:
         """Receive the next frame, which must be ``method``; returns its arguments."""
-        while len(self._received) < 7 or len(self._received) < 8 + int.from_bytes(self._received[3:7], "big"):
-            self._received += receive_some(self._sock)
-        end = 8 + int.from_bytes(self._received[3:7], "big")
-        frame, self._received = self._received[:end], self._received[end:]
+        while len(self._buffer) < 7 or len(self._buffer) < 8 + int.from_bytes(self._buffer[3:7], "big"):
+            self._buffer += receive_some(self._sock)
+        end = 8 + int.from_bytes(self._buffer[3:7], "big")
+        frame, self._buffer = self._buffer[:end], self._buffer[end:]
         if frame[0] != _METHOD or struct.unpack_from(">HH", frame, 7) != method:
             raise LoadFailed(f"rabbitmq-server answers {frame[:200]!r}, not method {method}")
         return frame[11:-1]

@@ -47,8 +47,8 @@ class AmqpConsumer:
         tags, whole = list[int](), 0
         while at + 7 <= end:
             kind, channel, size = unpack(data, at)
-            following = at + 8 + size
-            if following > end:
+            next_frame = at + 8 + size
+            if next_frame > end:
                 break
             if kind == _METHOD and channel:
                 if _DELIVERED.unpack_from(data, at + 7) != DELIVER:
@@ -57,12 +57,12 @@ class AmqpConsumer:
                 self._last = int.from_bytes(data[tag_at : tag_at + 8], "big")
             elif kind == _BODY:
                 tags.append(self._last)
-                whole = following
+                whole = next_frame
             elif not channel and kind == _METHOD:
                 raise LoadFailed(f"rabbitmq-server ends the connection: {data[at : at + 200]!r}")
-            at = following
+            at = next_frame
         # Without a body, the beginning of the next message is read again.
         if not self._share.confirms_each:
             tags = tags[-1:]
-        reply = b"".join([acknowledgement(tag, with_earlier=not self._share.confirms_each) for tag in tags])
-        return whole, reply
+        output = b"".join([acknowledgement(tag, with_earlier=not self._share.confirms_each) for tag in tags])
+        return whole, output

@@ -39,10 +39,10 @@ class EtcdWire:
         self._headers = _request_headers(path)
         self._messages = [b"\x00" + struct.pack(">I", len(message)) + message for message in messages]
         self._stream = 1
-        self._answered: set[int] = set()
+        self._answered_slots: set[int] = set()
         self._window = _WINDOW_BYTES
         self._control = b""
-        self._held: deque[tuple[int, bytes]] = deque()
+        self._held_requests: deque[tuple[int, bytes]] = deque()
         """Frames that wait until the server has room, with the bytes that they take of its window."""
 
     def open(self, sock: socket.socket) -> None:
@@ -64,27 +64,27 @@ class EtcdWire:
         while position + 9 <= end:
             high, low, kind, flags, stream = _HEAD.unpack_from(data, position)
             begin = position + 9
-            following = begin + (high << 16 | low)
-            if following > end:
+            next_frame = begin + (high << 16 | low)
+            if next_frame > end:
                 break
-            position = following
+            position = next_frame
             if kind == _DATA:
-                self._answered.add(stream)
+                self._answered_slots.add(stream)
             elif kind == _HEADERS:
                 if flags & _END_STREAM:
-                    if stream not in self._answered:
-                        raise LoadFailed(f"etcd refused a request: {data[begin:following]!r}")
-                    self._answered.remove(stream)
+                    if stream not in self._answered_slots:
+                        raise LoadFailed(f"etcd refused a request: {data[begin:next_frame]!r}")
+                    self._answered_slots.remove(stream)
                     keys.append(stream)
             elif kind == _WINDOW:
                 if not stream:
-                    self._window += int.from_bytes(data[begin:following], "big")
+                    self._window += int.from_bytes(data[begin:next_frame], "big")
             elif kind in (_SETTINGS, _PING):
                 if not flags & _ACKNOWLEDGED:
-                    payload = data[begin:following] if kind == _PING else b""
+                    payload = data[begin:next_frame] if kind == _PING else b""
                     self._control += _frame(kind, _ACKNOWLEDGED, 0, payload)
             elif kind in (_RESET, _GO_AWAY):
-                raise LoadFailed(f"etcd ended a stream: {data[begin:following]!r}")
+                raise LoadFailed(f"etcd ended a stream: {data[begin:next_frame]!r}")
         return keys, position
 
     def repeat(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
@@ -102,10 +102,10 @@ class EtcdWire:
             frames = [_frame(_DATA, 0, stream, part) for part in parts[:-1]]
             frames.append(_frame(_DATA, _END_STREAM, stream, parts[-1]))
             headers = _frame(_HEADERS, _END_HEADERS, stream, self._headers)
-            self._held.append((len(message), headers + b"".join(frames)))
+            self._held_requests.append((len(message), headers + b"".join(frames)))
         ready = []
-        while self._held and self._held[0][0] <= self._window:
-            size, frames_of_request = self._held.popleft()
+        while self._held_requests and self._held_requests[0][0] <= self._window:
+            size, frames_of_request = self._held_requests.popleft()
             self._window -= size
             ready.append(frames_of_request)
         return streams, b"".join(ready)

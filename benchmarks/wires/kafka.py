@@ -154,8 +154,8 @@ class KafkaWire:
         self._slots = slots
         self._crc = castagnoli()
         self._bodies = {slot: slots.body(slot) for slot in slots.numbers}
-        self._waiting: list[tuple[int, bytes]] = []
-        self._asked: dict[int, list[int]] = {}
+        self._queue: list[tuple[int, bytes]] = []
+        self._keys_in_flight: dict[int, list[int]] = {}
         """The slots of each request in flight."""
         self._share = -(-slots.count // REQUESTS_MAX)
         self._number = 0
@@ -183,24 +183,24 @@ class KafkaWire:
                     if error:
                         raise LoadFailed(f"Kafka refused messages of partition {partition}: error {error}")
                     fields.skip(24)  # base offset, time, first offset of the log
-            keys += self._asked.pop(number)
+            keys += self._keys_in_flight.pop(number)
             at = end
         return keys, at
 
     def repeat(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
         """Build requests with the messages again; messages beyond the request limit wait for the next call."""
-        self._waiting += [(slot, self._bodies[slot]) for slot in keys]
+        self._queue += [(slot, self._bodies[slot]) for slot in keys]
         return keys, self._requests()
 
     def repeat_due(self, slot: int, stamp: Callable[[bytes], bytes]) -> bytes:
         """Build the request of one message, stamped with the time at which it was due."""
-        self._waiting.append((slot, stamp(self._bodies[slot])))
+        self._queue.append((slot, stamp(self._bodies[slot])))
         return self._requests()
 
     def _requests(self) -> bytes:
         requests = b""
-        while self._waiting and len(self._asked) < REQUESTS_MAX:
-            now, self._waiting = self._waiting[: self._share], self._waiting[self._share :]
+        while self._queue and len(self._keys_in_flight) < REQUESTS_MAX:
+            now, self._queue = self._queue[: self._share], self._queue[self._share :]
             by_partition: dict[int, list[bytes]] = {}
             for slot, body in now:
                 by_partition.setdefault(slot % self._slots.queues, []).extend([body] * self._slots.batch)
@@ -210,7 +210,7 @@ class KafkaWire:
                 rows.append(struct.pack(">ii", partition, len(records)) + records)
             body = struct.pack(">hhii", -1, -1, _TIMEOUT_MS, 1) + encoded_text(TOPIC)
             requests += request(_PRODUCE, 7, self._number, body + _LENGTH.pack(len(rows)) + b"".join(rows))
-            self._asked[self._number] = [slot for slot, _ in now]
+            self._keys_in_flight[self._number] = [slot for slot, _ in now]
             self._number += 1
         return requests
 

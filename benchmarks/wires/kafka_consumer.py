@@ -92,10 +92,10 @@ class KafkaConsumer:
     def _read_batches(self, data: bytes, partition: int, at: int, end: int) -> None:
         while at + _BATCH_HEAD.size <= end:
             base, size = _BATCH_HEAD.unpack_from(data, at)
-            following = at + _BATCH_HEAD.size + size
-            if following > end:
+            next_batch = at + _BATCH_HEAD.size + size
+            if next_batch > end:
                 break
             self._next[partition] = base + _LAST_DELTA.unpack_from(data, at + _LAST_DELTA_AT)[0] + 1
-            at = following
+            at = next_batch
         if at < end:
             self._cut.append((at, end))

@@ -48,10 +48,10 @@ class NatsWire:
         """Read acknowledgements, each of which must have a sequence number in the stream."""
         keys, position, match = list[bytes](), 0, _ACK.match
         while position < len(data):
-            answer = match(data, position)
-            if answer is not None:
-                keys.append(answer[1])
-                position = answer.end()
+            response = match(data, position)
+            if response is not None:
+                keys.append(response[1])
+                position = response.end()
             elif data.startswith(_PING, position):
                 self._pongs += _PONG
                 position += len(_PING)

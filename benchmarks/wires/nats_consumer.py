@@ -30,7 +30,7 @@ class NatsConsumer:
         # A position is the whole group's: consumers that share it confirm each message.
         self._confirms_each = share.confirms_each or share.consumers > 1
         self._inbox = f"_INBOX.{os.getpid()}.{share.group}.{share.number}".encode()
-        self._missing = 0
+        self._credit = 0
 
     def open(self, sock: socket.socket) -> None:
         """Send CONNECT, create the consumer if it does not exist."""
@@ -58,8 +58,8 @@ class NatsConsumer:
         return self._ask()
 
     def _ask(self) -> bytes:
-        more = ASKED - self._missing
-        self._missing += more
+        more = ASKED - self._credit
+        self._credit += more
         body = json.dumps({"batch": more, "expires": _EXPIRES_NS}).encode()
         api = b"$JS.API.CONSUMER.MSG.NEXT.%b.%b" % (STREAM.encode(), self._share.group.encode())
         return b"PUB %b %b %d\r\n%b\r\n" % (api, self._inbox, len(body), body)
@@ -70,11 +70,11 @@ class NatsConsumer:
         match = _MESSAGE.match
         while at < len(data):
             if (message := match(data, at)) is not None:
-                following = message.end() + int(message[2]) + len(_END)
-                if following > len(data):
+                end = message.end() + int(message[2]) + len(_END)
+                if end > len(data):
                     break
                 replies.append(message[1])
-                at = following
+                at = end
             elif data.startswith(_PING, at):
                 control += _PONG
                 at += len(_PING)
@@ -82,9 +82,9 @@ class NatsConsumer:
                 raise LoadFailed(f"nats-server says {data[at : at + 200]!r}")
             else:
                 break
-        self._missing -= len(replies)
+        self._credit -= len(replies)
         to_ack = replies if self._confirms_each else replies[-1:]
-        said = control + b"".join([b"PUB %b 4\r\n+ACK\r\n" % reply for reply in to_ack])
-        if replies and self._missing <= ASKED // 2:
-            said += self._ask()
-        return at, said
+        output = control + b"".join([b"PUB %b 4\r\n+ACK\r\n" % reply for reply in to_ack])
+        if replies and self._credit <= ASKED // 2:
+            output += self._ask()
+        return at, output

@@ -34,8 +34,8 @@ class NatsClient:
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
-        self._received = bytearray()
-        self._asked = 0
+        self._buffer = bytearray()
+        self._request_count = 0
 
     async def connect(self) -> None:
         """Send CONNECT, and subscribe to answers. Raises `NatsError`."""
@@ -57,8 +57,8 @@ class NatsClient:
         return cluster.get("leader"), len(followers)
 
     async def _ask(self, subject: str, body: bytes) -> dict[str, Any]:
-        self._asked += 1
-        inbox = f"{_INBOX}.{id(self)}-{self._asked}"
+        self._request_count += 1
+        inbox = f"{_INBOX}.{id(self)}-{self._request_count}"
         await self._send(f"PUB {subject} {inbox} {len(body)}".encode() + _END + body + _END)
         while True:
             verb, _, rest = (await self._line()).partition(b" ")
@@ -76,24 +76,24 @@ class NatsClient:
         await self._stream.send_all(what)
 
     async def _line(self) -> bytes:
-        while (end := self._received.find(_END)) < 0:
+        while (end := self._buffer.find(_END)) < 0:
             await self._receive()
-        line = bytes(self._received[:end])
-        del self._received[: end + len(_END)]
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + len(_END)]
         return line
 
     async def _bytes(self, count: int) -> bytes:
-        while len(self._received) < count:
+        while len(self._buffer) < count:
             await self._receive()
-        data = bytes(self._received[:count])
-        del self._received[:count]
+        data = bytes(self._buffer[:count])
+        del self._buffer[:count]
         return data
 
     async def _receive(self) -> None:
         chunk = await self._stream.receive_some()
         if not chunk:
             raise trio.BrokenResourceError("the server hung up")
-        self._received += chunk
+        self._buffer += chunk
 
 
 def _answer(payload: bytes, header_bytes: int) -> dict[str, Any]:

@@ -120,15 +120,15 @@ class RocketMQPop:
             _check(head)
             if head.opaque < _ACKS_FROM:
                 if head.code == ResponseCode.SUCCESS:
-                    popped = read_reply(PopReply, head.ext)
-                    again += self._acknowledge_together(popped) if self._share.joins else self._acknowledge(popped)
+                    reply = read_reply(PopReply, head.ext)
+                    again += self._acknowledge_together(reply) if self._share.joins else self._acknowledge(reply)
                 again.append(self._pop(head.opaque))
         return end, b"".join(again)
 
-    def _acknowledge(self, popped: PopReply) -> Iterator[bytes]:
-        for mark, queue, start, offsets in popped_rows(popped):
+    def _acknowledge(self, reply: PopReply) -> Iterator[bytes]:
+        for mark, queue, start, offsets in popped_rows(reply):
             for offset in map(QueueOffset, offsets):
-                times = popped.pop_time_ms, popped.invisible_ms, popped.revive_queue
+                times = reply.pop_time_ms, reply.invisible_ms, reply.revive_queue
                 receipt = Receipt(QueueOffset(start), *times, mark, BROKER, queue, offset).encode()
                 ext = AckExt(
                     consumer_group=self._share.group, topic=TOPIC, queue_id=queue, extra_info=receipt, offset=offset
@@ -136,9 +136,9 @@ class RocketMQPop:
                 self._acks = (self._acks + 1) % 2**20
                 yield request_frame(RequestCode.ACK_MESSAGE, _ACKS_FROM + self._acks, ext)
 
-    def _acknowledge_together(self, popped: PopReply) -> Iterator[bytes]:
+    def _acknowledge_together(self, reply: PopReply) -> Iterator[bytes]:
         self._acks = (self._acks + 1) % 2**20
-        body = batch_ack(self._share.group, popped).encode()
+        body = batch_ack(self._share.group, reply).encode()
         yield request_frame(RequestCode.BATCH_ACK_MESSAGE, _ACKS_FROM + self._acks, body=body)
 
 

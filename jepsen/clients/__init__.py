@@ -53,9 +53,9 @@ def java_missing(nemeses: Sequence[str], security: str = "") -> str | None:
         return "it has neither an account nor certificates here"
     if "behind" in nemeses:
         return "it does not read in time what brokers with a short log remove"
-    missing = [tool for tool in ("java", "javac") if shutil.which(tool) is None]
-    if missing:
-        return f"not installed: {', '.join(missing)}"
+    tools = [tool for tool in ("java", "javac") if shutil.which(tool) is None]
+    if tools:
+        return f"not installed: {', '.join(tools)}"
     return None if _libraries() is not None else "RocketMQ's libraries are not here: make interop fetches them"
 
 

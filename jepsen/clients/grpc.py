@@ -37,31 +37,31 @@ class GrpcConnection:
         self._client_id = client_id
         self._http2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self._http2.initiate_connection()
-        self._answers: dict[int, _GrpcResponse] = {}
-        self._sending = trio.Lock()
+        self._responses: dict[int, _GrpcResponse] = {}
+        self._send_lock = trio.Lock()
         self._lost = False
 
     async def call(self, method: str, request: bytes, seconds: float) -> list[bytes]:
-        """Return all messages of the answer. Raises CallFailed; the call may have been carried out."""
-        answer, stream_id = _GrpcResponse(), 0
+        """Return all messages of the response. Raises CallFailed; the call may have been carried out."""
+        response, stream_id = _GrpcResponse(), 0
         try:
             with trio.fail_after(seconds):
                 stream_id = self._http2.get_next_available_stream_id()
-                self._answers[stream_id] = answer
+                self._responses[stream_id] = response
                 self._http2.send_headers(stream_id, self._headers(method, seconds))
                 data = b"\0" + len(request).to_bytes(4, "big") + request
                 size = self._http2.max_outbound_frame_size
                 for at in range(0, len(data), size):
                     self._http2.send_data(stream_id, data[at : at + size], end_stream=at + size >= len(data))
                 await self._flush()
-                await answer.ended.wait()
+                await response.ended.wait()
         except (ProtocolError, trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError) as error:
             raise CallFailed(f"{method}: {error!r}") from error
         finally:
-            self._answers.pop(stream_id, None)
-        if answer.status != _OK:
-            raise CallFailed(f"{method}: status {answer.status}: {answer.text}")
-        return _messages(bytes(answer.body))
+            self._responses.pop(stream_id, None)
+        if response.status != _OK:
+            raise CallFailed(f"{method}: status {response.status}: {response.text}")
+        return _messages(bytes(response.body))
 
     def _headers(self, method: str, seconds: float) -> list[tuple[str, str]]:
         return [
@@ -88,9 +88,9 @@ class GrpcConnection:
             pass
         finally:
             self._lost = True
-            for answer in self._answers.values():
-                answer.text = answer.text or "the connection has ended"
-                answer.ended.set()
+            for response in self._responses.values():
+                response.text = response.text or "the connection has ended"
+                response.ended.set()
 
     @property
     def is_lost(self) -> bool:
@@ -98,24 +98,24 @@ class GrpcConnection:
         return self._lost
 
     async def _flush(self) -> None:
-        async with self._sending:
+        async with self._send_lock:
             if data := self._http2.data_to_send():
                 await self._stream.send_all(data)
 
     def _handle(self, event: Event) -> None:
-        answer = self._answers.get(getattr(event, "stream_id", 0) or 0)
+        response = self._responses.get(getattr(event, "stream_id", 0) or 0)
         match event:
             case DataReceived():
                 if event.flow_controlled_length:
                     self._http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-                if answer is not None:
-                    answer.body += event.data or b""
-            case ResponseReceived() | TrailersReceived() if answer is not None:
+                if response is not None:
+                    response.body += event.data or b""
+            case ResponseReceived() | TrailersReceived() if response is not None:
                 headers = {str(name): str(value) for name, value in event.headers or ()}
-                answer.status = headers.get("grpc-status", answer.status)
-                answer.text = headers.get("grpc-message", answer.text)
-            case StreamEnded() | StreamReset() if answer is not None:
-                answer.ended.set()
+                response.status = headers.get("grpc-status", response.status)
+                response.text = headers.get("grpc-message", response.text)
+            case StreamEnded() | StreamReset() if response is not None:
+                response.ended.set()
             case _:
                 pass
 

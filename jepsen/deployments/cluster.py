@@ -74,8 +74,8 @@ class Cluster:
     earlier: Path | None = None
     """The code of the earlier release, if brokers may run it."""
     _earlier: set[str] = field(default_factory=set)
-    _moved: dict[str, Path] = field(default_factory=dict)
-    _joining: set[str] = field(default_factory=set)
+    _small_disks: dict[str, Path] = field(default_factory=dict)
+    _new_members: set[str] = field(default_factory=set)
     _clients: set[str] = field(default_factory=set)
 
     @property
@@ -85,7 +85,7 @@ class Cluster:
 
     def data_dir(self, node: str) -> Path:
         """The data directory of a broker."""
-        return self._moved.get(node) or self._home(node)
+        return self._small_disks.get(node) or self._home(node)
 
     def _home(self, node: str) -> Path:
         return self.disks[node].point / "data" if node in self.disks else self.directory / node
@@ -135,7 +135,7 @@ class Cluster:
         peers = ",".join(f"{other}@{_text(network.peer(node, other))}" for other in self.founders)
         name_servers = ";".join(_text(network.registers_at(node, name)) for name in NAME_SERVERS)
         arguments = ["broker", "--group", GROUP, "--node-id", node, "--namesrv", name_servers]
-        arguments += ["--join"] if node in self._joining else ["--peers", peers]
+        arguments += ["--join"] if node in self._new_members else ["--peers", peers]
         arguments += ["--listen", _text(network.listens(node)), "--data-dir", str(self.data_dir(node))]
         arguments += ["--replication-listen", _text(network.replicates(node))]
         settings = {
@@ -336,7 +336,7 @@ class Cluster:
     async def forget(self, node: str) -> None:
         """Remove all data of a stopped broker, which then starts as a node that waits to be added."""
         await self.wipe(node)
-        self._joining.add(node)
+        self._new_members.add(node)
 
     async def wipe(self, node: str) -> None:
         """Remove all data of a stopped broker, which still starts as a member."""
@@ -367,12 +367,12 @@ class Cluster:
         home = self.data_dir(node)
         await trio.to_thread.run_sync(shutil.copytree, home, small / "data")
         await trio.to_thread.run_sync(shutil.rmtree, home)
-        self._moved[node] = small / "data"
+        self._small_disks[node] = small / "data"
         return small
 
     async def move_back(self, node: str) -> None:
         """Undo `move_to_small_disk` for a stopped broker."""
-        data = self._moved.pop(node)
+        data = self._small_disks.pop(node)
         await trio.to_thread.run_sync(shutil.copytree, data, self.data_dir(node))
         await trio.run_process(["umount", str(data.parent)])
 

@@ -119,8 +119,8 @@ def _contents(directory: Path) -> dict[Path, bytes]:
 def _difference(one: bytes, other: bytes) -> int:
     if one == other:
         return 0
-    differing = sum(a != b for a, b in zip(one, other, strict=False))
-    return differing + abs(len(one) - len(other))
+    byte_count = sum(a != b for a, b in zip(one, other, strict=False))
+    return byte_count + abs(len(one) - len(other))
 
 
 @asynccontextmanager

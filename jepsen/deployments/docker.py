@@ -38,9 +38,9 @@ _LABEL = f"{PREFIX}run"
 def unavailable() -> str | None:
     """Return the reason that containers are not available here, as text; None if they are."""
     tools = {"docker": "docker.io", **TOOLS}
-    missing = [f"{tool} (apt install {package})" for tool, package in tools.items() if shutil.which(tool) is None]
-    if missing:
-        return f"not installed: {', '.join(missing)}"
+    tools_missing = [f"{tool} (apt install {package})" for tool, package in tools.items() if shutil.which(tool) is None]
+    if tools_missing:
+        return f"not installed: {', '.join(tools_missing)}"
     if os.geteuid() != 0:
         return "only root may cut the networks of containers"
     process = subprocess.run(["docker", "image", "inspect", IMAGE], check=False, capture_output=True, text=True)
@@ -121,8 +121,8 @@ async def open_containers(count: int, *, switched: bool = False) -> AsyncIterato
 
 async def _remove() -> None:
     """Remove the containers of this run or of an interrupted one."""
-    listing = ["docker", "ps", "--all", "--quiet", "--filter", f"label={_LABEL}"]
-    process = await trio.run_process(listing, check=False, capture_stdout=True, capture_stderr=True)
+    command = ["docker", "ps", "--all", "--quiet", "--filter", f"label={_LABEL}"]
+    process = await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)
     ids: Sequence[str] = process.stdout.decode().split()
     if ids:
         await trio.run_process(["docker", "rm", "--force", *ids], check=False, capture_stdout=True, capture_stderr=True)

@@ -80,13 +80,13 @@ class Loopback:
     async def dropped_count(self) -> int:
         """Number of pieces that wait, or have waited since `drop`."""
         await trio.lowlevel.checkpoint()
-        return sum(link.held for link in self.links.values())
+        return sum(link.wait_count for link in self.links.values())
 
     async def heal(self) -> None:
         """Let all bytes pass again."""
         for link in self.links.values():
             link.hold(forth=False, back=False)
-            link.held = 0
+            link.wait_count = 0
         await trio.lowlevel.checkpoint()
 
 

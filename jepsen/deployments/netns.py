@@ -65,9 +65,9 @@ class NetworksInUse(OSError):
 
 def unavailable() -> str | None:
     """Return the reason that namespaces are not available here, as text; None if they are."""
-    missing = [f"{tool} (apt install {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None]
-    if missing:
-        return f"not installed: {', '.join(missing)}"
+    tools_missing = [f"{tool} (apt install {package})" for tool, package in TOOLS.items() if shutil.which(tool) is None]
+    if tools_missing:
+        return f"not installed: {', '.join(tools_missing)}"
     return None if os.geteuid() == 0 else "only root may make network namespaces"
 
 
@@ -79,7 +79,7 @@ def deaf_to(hosts: Iterable[str]) -> str:
 """
 
 
-def packets_counted(listing: bytes) -> int:
+def packets_counted(ruleset: bytes) -> int:
     """The sum of all counters in the output of `nft -j list table`."""
 
     def counters(value: object) -> Iterator[int]:
@@ -93,7 +93,7 @@ def packets_counted(listing: bytes) -> int:
             for each in value:
                 yield from counters(each)
 
-    return sum(counters(json.loads(listing)))
+    return sum(counters(json.loads(ruleset)))
 
 
 @dataclass(frozen=True, slots=True)

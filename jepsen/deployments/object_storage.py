@@ -71,7 +71,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, directory: Path, address: tuple[str, int]) -> None:
         self.objects = directory / "objects"
         self.uploads = directory / "uploads"
-        self.replacing = threading.Lock()
+        self.replace_lock = threading.Lock()
         self._delay = directory / _DELAY
         for path in (self.objects, self.uploads):
             path.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         new = self.server.uploads / f"new-{uuid.uuid4().hex}"
         if (checksum := self._store_body(new)) is None:
             return
-        with self.server.replacing:
+        with self.server.replace_lock:
             tag = _tag(path)
             forbids = self.headers.get("If-None-Match") == "*" and tag is not None
             if forbids or (condition := self.headers.get("If-Match")) not in (None, tag):
@@ -201,15 +201,15 @@ class _Handler(BaseHTTPRequestHandler):
             for key in sorted(_keys(bucket))
             if key.startswith(prefix)
         )
-        remaining = [name for name in names if name > after]
+        later_names = [name for name in names if name > after]
         rows = [
             f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
             if name.endswith("/")
             else f"<Contents><Key>{escape(name)}</Key></Contents>"
-            for name in remaining[:NAMES_MAX]
+            for name in later_names[:NAMES_MAX]
         ]
-        is_cut = len(remaining) > NAMES_MAX
-        more = f"<NextContinuationToken>{escape(remaining[NAMES_MAX - 1])}</NextContinuationToken>" if is_cut else ""
+        is_cut = len(later_names) > NAMES_MAX
+        more = f"<NextContinuationToken>{escape(later_names[NAMES_MAX - 1])}</NextContinuationToken>" if is_cut else ""
         cut_flag = f"<IsTruncated>{str(is_cut).lower()}</IsTruncated>"
         self._answer(HTTPStatus.OK, _xml("ListBucketResult", cut_flag + more + "".join(rows)))
 
@@ -224,15 +224,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Store the content of the request; returns its checksum as a header. None if the client has named another
         checksum: then the request was refused.
         """
-        remaining, checksum = int(self.headers["Content-Length"]), 0
+        unread_bytes, checksum = int(self.headers["Content-Length"]), 0
         with path.open("wb") as file:
-            while remaining:
-                data = self.rfile.read(min(remaining, PIECE_BYTES))
+            while unread_bytes:
+                data = self.rfile.read(min(unread_bytes, PIECE_BYTES))
                 if not data:
                     raise ConnectionResetError("the client has gone away")
                 checksum = crc32(data, checksum)
                 file.write(data)
-                remaining -= len(data)
+                unread_bytes -= len(data)
         text = base64.b64encode(checksum.to_bytes(4, "big")).decode()
         if self.headers.get(_CHECKSUM, text) != text:
             path.unlink()

@@ -15,13 +15,13 @@ class LoopbackProxy:
     """A proxy that listens on ``port`` and connects to ``target``, both on the loopback address.
 
     Attributes:
-        held: pieces that waited since this was last set to 0.
+        wait_count: pieces that waited since this was last set to 0.
     """
 
     def __init__(self, port: int, target: int) -> None:
         self.port = port
         self.target = target
-        self.held = 0
+        self.wait_count = 0
         self._open = {True: trio.Event(), False: trio.Event()}
         for event in self._open.values():
             event.set()
@@ -37,7 +37,7 @@ class LoopbackProxy:
     async def pass_gate(self, *, forth: bool) -> None:
         """Wait until this direction is open."""
         if not self._open[forth].is_set():
-            self.held += 1
+            self.wait_count += 1
         while not self._open[forth].is_set():
             await self._open[forth].wait()
 

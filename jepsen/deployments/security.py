@@ -44,8 +44,8 @@ def secure_clients(name: str, directory: Path, hosts: Sequence[str]) -> Iterator
     security = Security()
     for part, make in ((ACCOUNTS, _accounts), (TLS, _tls)):
         if part in name.split("+"):
-            made = make(directory, hosts)
-            security = Security({**security.settings, **made.settings}, {**security.environment, **made.environment})
+            files = make(directory, hosts)
+            security = Security({**security.settings, **files.settings}, {**security.environment, **files.environment})
     before = {variable: os.environ.get(variable) for variable in security.environment}
     os.environ.update(security.environment)
     try:

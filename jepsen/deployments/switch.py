@@ -39,7 +39,7 @@ class _Switch:
         self._rng = rng
         self._links: dict[tuple[int, int], PacketPath] = {}
         self._port_of: dict[bytes, int] = {}
-        self._waiting: list[tuple[float, int, int, bytes]] = []
+        self._frames: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
 
     def shape(self, orders: list[tuple[int, int, Shape]]) -> Counter[str]:
@@ -60,14 +60,14 @@ class _Switch:
                 self._deliver(target, frame)
                 continue
             for at in link.due(now, len(frame), self._rng):
-                heapq.heappush(self._waiting, (at, next(self._order), target, frame))
+                heapq.heappush(self._frames, (at, next(self._order), target, frame))
 
     def deliver_due(self, now: float) -> float | None:
         """Deliver due packets; returns the seconds until the next one, None if nothing waits."""
-        while self._waiting and self._waiting[0][0] <= now:
-            _, _, target, frame = heapq.heappop(self._waiting)
+        while self._frames and self._frames[0][0] <= now:
+            _, _, target, frame = heapq.heappop(self._frames)
             self._deliver(target, frame)
-        return self._waiting[0][0] - now if self._waiting else None
+        return self._frames[0][0] - now if self._frames else None
 
     def _deliver(self, target: int, frame: bytes) -> None:
         try:

@@ -28,9 +28,9 @@ async def clients(injection: Injection, step: FaultStep, leader: str) -> None:
         return
     whose, _, what = step.variant.what.partition(" ")
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
-        while not (running := cluster.clients_at_work()):  # noqa: ASYNC110 (they come back by themselves)
+        while not (at_work := cluster.clients_at_work()):  # noqa: ASYNC110 (they come back by themselves)
             await trio.sleep(0.05)
-    names = running if whose == "all" else [injection.rng.choice(running)] if running else []
+    names = at_work if whose == "all" else [injection.rng.choice(at_work)] if at_work else []
     number = injection.begin(step, tuple(names))
     if what == "killed":
         pids = [cluster.pid(name) for name in names]

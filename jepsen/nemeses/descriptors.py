@@ -39,10 +39,10 @@ async def descriptors(injection: Injection, step: FaultStep, leader: str) -> Non
             count = open_files(cluster.pid(node))
             injection.confirm(number, f"{node} has {count} of {DESCRIPTORS} files open and hangs up on new callers")
         await trio.sleep(step.seconds)
-    with trio.move_on_after(SERVES_SECONDS_MAX) as waiting:
+    with trio.move_on_after(SERVES_SECONDS_MAX) as timeout:
         while await cluster.figures(node) is None:  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)
-    if waiting.cancelled_caught:
+    if timeout.cancelled_caught:
         raise ClusterFailed(f"{node} does not serve {SERVES_SECONDS_MAX:g} s after callers gave its descriptors back")
     injection.end(number)
 

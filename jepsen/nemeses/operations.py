@@ -80,12 +80,12 @@ async def _ask_for_transfer(injection: Injection, to: str = "") -> None:
     """Ask for a transfer as the command does, without starting a process."""
     try:
         async with open_session(injection.cluster) as session:
-            answer = await session.change("transfer", to)
+            response = await session.change("transfer", to)
     except (ClientError, CommandFailed) as error:
         injection.say(f"  not answered: {error}")
     else:
-        if not answer.done:
-            injection.say(f"  refused: {answer.text}")
+        if not response.done:
+            injection.say(f"  refused: {response.text}")
 
 
 async def kill_name_servers(injection: Injection, step: FaultStep, leader: str) -> None:

@@ -43,8 +43,8 @@ async def rot(injection: Injection, step: FaultStep, leader: str) -> None:
             where = f"{message.topic}/{message.queue_id}@{message.queue_offset}"
             injection.confirm(number, f"a bit of a property of {where} differs in {file.path.name}")
         fields = pull_fields(message.topic, message.queue_id, message.queue_offset, count_max=1)
-        answer = await ask_once(cluster.network.clients_reach(node), RequestCode.PULL_MESSAGE, fields)
-        if answer is not None and answer[0].code == ResponseCode.SUCCESS and not serves(message, answer[1]):
+        response = await ask_once(cluster.network.clients_reach(node), RequestCode.PULL_MESSAGE, fields)
+        if response is not None and response[0].code == ResponseCode.SUCCESS and not serves(message, response[1]):
             injection.record_bug(node, f"handed out {message.topic}/{message.queue_id}@{message.queue_offset} damaged")
         await wait_repaired(injection, node, [file])
     await trio.sleep(step.seconds)

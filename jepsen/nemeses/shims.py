@@ -68,8 +68,8 @@ async def disk_error(injection: Injection, step: FaultStep, leader: str) -> None
     with trio.move_on_after(_END_SECONDS_MAX):
         while cluster.is_running(node):  # noqa: ASYNC110 (no event to wait for)
             await trio.sleep(0.1)
-    running = cluster.is_running(node)
-    injection.say(f"  {node} goes on" if running else f"  {node} ended with exit code {cluster.exit_code(node)}")
+    is_running = cluster.is_running(node)
+    injection.say(f"  {node} goes on" if is_running else f"  {node} ended with exit code {cluster.exit_code(node)}")
     await cluster.kill(node)
     await trio.sleep(step.seconds)
     _release(injection, (node,))

@@ -106,9 +106,9 @@ def _quantiles(history: History) -> Iterator[str]:
         yield "".join(parts)
 
 
-def quantile(ordered: Sequence[int], part: float) -> int:
+def quantile(values: Sequence[int], part: float) -> int:
     """The smallest of the ordered values that at least ``part`` of them does not exceed."""
-    return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
+    return values[max(0, math.ceil(len(values) * part) - 1)]
 
 
 def _line(points: Sequence[tuple[float, float]], colour: str) -> str:

@@ -153,10 +153,10 @@ def _by_day(rows: Sequence[Row]) -> list[str]:
     return ["Runs by day: " + ", ".join(f"{count} on {day}" for day, count in sorted(days.items())) + "."]
 
 
-def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Sequence[str], *, run_count: int) -> None:
+def write_report(report: Path, profile: str, rows: Sequence[Row], reasons: Sequence[str], *, run_count: int) -> None:
     """Write the page, and its data next to it as JSON.
 
-    ``missing``: faults that are not available on this machine; ``run_count``: the number of runs in the profile.
+    ``reasons``: faults that are not available on this machine; ``run_count``: the number of runs in the profile.
 
     Raises OSError.
     """
@@ -194,9 +194,9 @@ def write_report(report: Path, profile: str, rows: Sequence[Row], missing: Seque
         lines += ["", "## Not valid", ""]
         for row in bad:
             lines.append(f"- {row.workload} under {row.faults}: {row.verdict}. `{row.command}`")
-            lines += [f"  - {told}" for told in row.told]
-    if missing:
-        lines += ["", "## Not available on this machine", "", *(f"- {each}" for each in missing)]
+            lines += [f"  - {line}" for line in row.told]
+    if reasons:
+        lines += ["", "## Not available on this machine", "", *(f"- {each}" for each in reasons)]
     lines += ["", "## Promises", "", "The promises of `docs/promises.md`, and how often these runs checked each.", ""]
     lines += promise_lines(rows, _VALID)
     lines += ["", "## Rare states", "", "Counted in the logs of brokers and in histories.", "", "| state | count |"]

@@ -33,8 +33,8 @@ async def away_then_power_loss(kind: str, away: Away, injection: Injection) -> N
     """
     cluster = injection.cluster
     leader = await cluster.leader()
-    missing, follower = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
-    async with injection.fault(kind, "one follower", (missing,)) as first, away(injection, first, missing):
+    away_node, follower = injection.rng.sample([node for node in cluster.nodes if node != leader], 2)
+    async with injection.fault(kind, "one follower", (away_node,)) as first, away(injection, first, away_node):
         await trio.sleep(AWAY_SECONDS)
     async with (
         injection.fault(kind, "the leader", (leader,)) as second,

@@ -42,32 +42,32 @@ async def peer_remove(injection: Injection) -> None:
     """
     cluster = injection.cluster
     leader = await cluster.leader()
-    alone, removed, dead, alive = injection.rng.sample([node for node in cluster.nodes if node != leader], 4)
-    async with injection.fault("members", "one is removed", (removed,), majority=False) as change:
-        dying = (leader, removed, dead)
+    alone, removed_node, dead, alive = injection.rng.sample([node for node in cluster.nodes if node != leader], 4)
+    async with injection.fault("members", "one is removed", (removed_node,), majority=False) as change:
+        killed_nodes = (leader, removed_node, dead)
         async with (
             injection.fault("partition", "one follower", (alone,), majority=False) as cut,
             cut_off(injection, cut, alone),
-            injection.fault("kill", "three of five", dying, majority=False) as kill,
+            injection.fault("kill", "three of five", killed_nodes, majority=False) as kill,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(_ask_to_remove, injection, removed)
+            nursery.start_soon(_ask_to_remove, injection, removed_node)
             await trio.sleep(injection.rng.uniform(0.1, WITHIN_SECONDS))
-            pids = [cluster.pid(node) for node in dying]
+            pids = [cluster.pid(node) for node in killed_nodes]
             async with trio.open_nursery() as kills:
-                for node in dying:
+                for node in killed_nodes:
                     kills.start_soon(cluster.kill, node)
             nursery.cancel_scope.cancel()
             if not any(map(state_of_process, pids)):
                 injection.confirm(kill, f"no process has the ids {', '.join(map(str, pids))} any more")
         await look_at_minority(injection, (alone, alive), of=len(cluster.nodes))
-        for node in dying:
+        for node in killed_nodes:
             await cluster.start(node)
-        await change_members(cluster, {removed: None}, remove(removed))
+        await change_members(cluster, {removed_node: None}, remove(removed_node))
         await confirm_members(injection, change)
-        await cluster.stop(removed)
-        await cluster.forget(removed)
-        await readd(cluster, removed)
+        await cluster.stop(removed_node)
+        await cluster.forget(removed_node)
+        await readd(cluster, removed_node)
 
 
 async def _ask_to_remove(injection: Injection, node: str) -> None:

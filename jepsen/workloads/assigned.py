@@ -83,9 +83,9 @@ class AssignedWorkload(Workload):
                 value = value_of(message.body, message.properties, message.tags)
                 by_queue[f"{self.topic}/{message.queue.queue_id}"].append((message.queue_offset, value))
                 self.read_values.add(value)
-            for name, got in by_queue.items():
-                worker.ok("poll", k=name, v=got)
-                self.consumed.update((name, offset) for offset, _ in got)
+            for name, values in by_queue.items():
+                worker.ok("poll", k=name, v=values)
+                self.consumed.update((name, offset) for offset, _ in values)
             if not self.stopping.is_set() and rng.random() < self.seek_chance:
                 queue = rng.choice(queues)
                 back = rng.randrange(BACK_MAX)

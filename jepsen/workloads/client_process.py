@@ -32,7 +32,7 @@ async def serve_client_process(workload: Workload, name: str, command: Sequence[
             try:
                 await life.live()
             finally:
-                send_count, receive_count = send_count + life.sent, receive_count + life.received
+                send_count, receive_count = send_count + life.send_count, receive_count + life.receive_count
                 with trio.CancelScope(shield=True):  # a process that is killed ends
                     await workload.cluster.kill(name)
             await trio.sleep(rng.uniform(*AWAY_SECONDS))
@@ -44,19 +44,19 @@ class _Life:
     """A process from its start to its end.
 
     Attributes:
-        sent: the number of its acknowledged messages.
-        received: the number of messages that it got.
+        send_count: the number of its acknowledged messages.
+        receive_count: the number of messages that it got.
     """
 
     def __init__(self, workload: Workload, name: str, process: trio.Process, rng: random.Random) -> None:
-        self.sent = self.received = 0
+        self.send_count = self.receive_count = 0
         self._workload = workload
         self._name = name
         self._process = process
         self._rng = rng
         self._producer, self._member = Worker(workload.recorder), Worker(workload.recorder)
         self._under_way: str | None = None
-        self._answered = trio.Event()
+        self._outcome_event = trio.Event()
 
     async def live(self) -> None:
         """Record the reports of the process until its output ends; operations in flight then end as unknown."""
@@ -89,7 +89,7 @@ class _Life:
         worker = self._producer
         while not self._workload.stopping.is_set():
             value = new_value(worker.process, worker.next_number(), self._rng.choice(SIZES))
-            self._under_way, self._answered = value, trio.Event()
+            self._under_way, self._outcome_event = value, trio.Event()
             # A client library may retry on its own, and a killed one reports nothing.
             worker.invoke("send", v=value, again=True)
             order = Order(value, body_of(value), tag_of(value), *properties_of(value).values())
@@ -97,7 +97,7 @@ class _Life:
                 await self._process.stdin.send_all(msgspec.json.encode(order) + b"\n")
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return
-            await self._answered.wait()
+            await self._outcome_event.wait()
             await trio.sleep(REST_SECONDS * self._rng.random())
 
     def _record_report(self, report: ClientReport) -> None:
@@ -108,16 +108,16 @@ class _Life:
             value = value_of(report.body, properties_of(report.property or ""), report.tag)
             self._member.ok("receive", k=queue, o=report.offset, v=value)
             workload.consumed.add((queue, report.offset))
-            self.received += 1
+            self.receive_count += 1
             return
         assert report.value == self._under_way, f"a client tells of {report.value} and has {self._under_way} under way"
         if report.event == "sent":
             worker.ok("send", k=queue, v=report.value, o=report.offset)
             workload.acknowledge(queue, report.offset, report.value)
-            self.sent += 1
+            self.send_count += 1
         elif report.stored == "no":
             worker.fail("send", report.error, v=report.value)
         else:
             worker.info("send", report.error, v=report.value)
         self._under_way = None
-        self._answered.set()
+        self._outcome_event.set()

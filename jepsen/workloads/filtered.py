@@ -51,12 +51,12 @@ class FilteredWorkload(QueueWorkload):
         super().__init__(cluster, recorder, rng)
         self._servers = OwnServers(cluster, FILTER_SERVERS)
         self._filter = WasmFilter(bytes(wasmtime.wat2wasm(MODULE)))
-        self._wanted: set[tuple[str, int]] = set()
+        self._subscriptions: set[tuple[str, int]] = set()
 
     def acknowledge(self, queue: str, offset: int, value: str) -> None:
         super().acknowledge(queue, offset, value)
         if passes_filter(value):
-            self._wanted.add((queue, offset))
+            self._subscriptions.add((queue, offset))
 
     async def consume(self) -> None:
         """Run the filter servers, and the members that the workload *queue* has in this process."""
@@ -68,7 +68,7 @@ class FilteredWorkload(QueueWorkload):
 
     async def wait_drained(self) -> None:
         """Wait until the group has everything that its filter lets through."""
-        await self._wait_none_left(lambda: len(self._wanted - self.consumed))
+        await self._wait_none_left(lambda: len(self._subscriptions - self.consumed))
 
     def _subscribe(self, consumer: PushConsumer) -> None:
         consumer.subscribe(self.topic, filter=self._filter)

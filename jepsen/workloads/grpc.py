@@ -57,7 +57,7 @@ class GrpcWorkload(Workload):
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
         self._servers = OwnServers(cluster, PROXIES)
-        self._done: set[str] = set()
+        self._settled_values: set[str] = set()
         """Values whose acknowledgement may have taken effect."""
         self._clients = itertools.count(1)
 
@@ -79,7 +79,7 @@ class GrpcWorkload(Workload):
 
     async def wait_drained(self) -> None:
         """Wait until consumers have acknowledged everything that was acknowledged to producers."""
-        await self._wait_none_left(lambda: len(self.acknowledged_values - self._done))
+        await self._wait_none_left(lambda: len(self.acknowledged_values - self._settled_values))
 
     # -- proxies -----------------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class GrpcWorkload(Workload):
         while not self.stopping.is_set():
             await trio.sleep(rng.uniform(*UPGRADE_SECONDS))
             name = rng.choice(PROXIES)
-            if self._servers.listening[name].is_set() and not self.stopping.is_set():
+            if self._servers.ready_events[name].is_set() and not self.stopping.is_set():
                 self.cluster.send_signal(name, signal.SIGTERM)
 
     # -- producers ---------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class GrpcWorkload(Workload):
         worker = Worker(self.recorder)
         while not self.stopping.is_set():
             name = rng.choice(PROXIES)
-            await self._servers.listening[name].wait()
+            await self._servers.ready_events[name].wait()
             try:
                 async with open_grpc(self._servers.ports[name], f"producer-{next(self._clients)}") as proxy:
                     for _ in range(rng.randrange(*CALLS_PER_CONNECTION)):
@@ -144,7 +144,7 @@ class GrpcWorkload(Workload):
         worker = Worker(self.recorder)
         while True:
             name = rng.choice(PROXIES)
-            await self._servers.listening[name].wait()
+            await self._servers.ready_events[name].wait()
             try:
                 async with open_grpc(self._servers.ports[name], f"consumer-{next(self._clients)}") as proxy:
                     for _ in range(rng.randrange(*CALLS_PER_CONNECTION)):
@@ -208,7 +208,7 @@ class GrpcWorkload(Workload):
             return
         name = "give-back" if chance < FORGET_CHANCE + GIVE_BACK_CHANCE else "ack"
         if name == "ack":
-            self._done.add(value)
+            self._settled_values.add(value)
         group, handle = pb.Resource(name=CONSUMER_GROUP), message.system_properties.receipt_handle
         worker = Worker(self.recorder)
         worker.invoke(name, k=queue, v=value, o=offset)

@@ -39,7 +39,7 @@ class LiteWorkload(OrderedPopWorkload):
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
         self._names: dict[Worker, int] = {}
-        self._told: dict[Worker, Wire] = {}
+        self._subscribed_wires: dict[Worker, Wire] = {}
         """The connection on which each client has sent its subscriptions."""
 
     @property
@@ -66,21 +66,21 @@ class LiteWorkload(OrderedPopWorkload):
                     await trio.sleep(0.1)  # the leader was killed, or the group of replicas is just being formed
 
     async def _pop(self, worker: Worker, wire: Wire, node: str, rng: random.Random) -> None:
-        if self._told.get(worker) is not wire:
+        if self._subscribed_wires.get(worker) is not wire:
             await self._subscribe(worker, wire)
-            self._told[worker] = wire
+            self._subscribed_wires[worker] = wire
         await super()._pop(worker, wire, node, rng)
 
     async def _subscribe(self, worker: Worker, wire: Wire) -> None:
         """Subscribe to all lite topics. Raises trio.TooSlowError, trio.BrokenResourceError."""
-        everything = LiteSubscription(
+        subscription = LiteSubscription(
             action=Action.COMPLETE_ADD,
             client_id=self._client_id(worker),
             group=CONSUMER_GROUP,
             topic=self.topic,
             lite_topics=list(LITE_TOPICS),
         )
-        body = LiteSubscriptionSet(subscriptions=[everything]).encode()
+        body = LiteSubscriptionSet(subscriptions=[subscription]).encode()
         with trio.fail_after(ANSWER_SECONDS):
             await wire.ask(RequestCode.LITE_SUBSCRIPTION_CTL, {}, body)
 
@@ -104,7 +104,7 @@ class LiteWorkload(OrderedPopWorkload):
 
     def _is_empty(self, worker: Worker, response: Response) -> bool:
         if response.code == ResponseCode.SUBSCRIPTION_NOT_EXIST:
-            self._told.pop(worker, None)  # another replica leads; it says it again before the next pop
+            self._subscribed_wires.pop(worker, None)  # another replica leads; it says it again before the next pop
             return True
         return super()._is_empty(worker, response)
 

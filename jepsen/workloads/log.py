@@ -61,9 +61,9 @@ class LogWorkload(Workload):
         while not self.stopping.is_set():
             node = rng.choice(self.cluster.nodes)
             try:
-                with trio.move_on_after(CONNECT_SECONDS) as connecting:
+                with trio.move_on_after(CONNECT_SECONDS) as timeout:
                     async with open_wire(*self.cluster.network.clients_reach(node)) as wire:
-                        connecting.deadline = math.inf
+                        timeout.deadline = math.inf
                         await self._session(worker, wire, node, number, rng)
             except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
                 pass  # operations in flight are recorded as unknown

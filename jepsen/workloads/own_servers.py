@@ -16,12 +16,12 @@ REST_SECONDS: Final = 0.02
 
 
 class OwnServers:
-    """Servers of raftmq by name; ``listening`` is set while one serves."""
+    """Servers of raftmq by name; ``ready_events`` are set while one serves."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
         self._cluster = cluster
         self.ports = dict(zip(names, Ports.free(1).all, strict=False))
-        self.listening = {name: trio.Event() for name in names}
+        self.ready_events = {name: trio.Event() for name in names}
 
     async def run(self, name: str, *command: str) -> None:
         """Run `raftmq` with this command, again whenever the process has ended, until cancelled."""
@@ -37,11 +37,11 @@ class OwnServers:
                         log.write(data)
                         if b'"listening"' in data:
                             self._cluster.client_joined(name)
-                            self.listening[name].set()
+                            self.ready_events[name].set()
             finally:
                 if process.stdin is not None:
                     with trio.CancelScope(shield=True):
                         await process.stdin.aclose()
-            self.listening[name] = trio.Event()
+            self.ready_events[name] = trio.Event()
             await process.wait()
             await trio.sleep(REST_SECONDS)

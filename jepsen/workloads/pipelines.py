@@ -51,12 +51,12 @@ class Pipeline:
 
     Attributes:
         frames: the requests.
-        waiting: the number of requests without an answer.
+        open_requests: the number of requests without an answer.
     """
 
     def __init__(self, workload: Workload, wire: Wire, node: str) -> None:
         self.frames: list[bytes] = []
-        self.waiting = 0
+        self.open_requests = 0
         self.node = node
         self.workload = workload
         self._wire = wire
@@ -72,13 +72,13 @@ class Pipeline:
         serialization: int = JSON,
     ) -> None:
         """Add a request; without ``on_response``, its response is ignored."""
-        self.waiting += on_response is not None
+        self.open_requests += on_response is not None
 
         def receive(response: Response, body: bytes) -> None:
-            self.waiting -= 1
+            self.open_requests -= 1
             if on_response is not None:
                 on_response(response, body)
-            if not self.waiting:
+            if not self.open_requests:
                 self._all_received.set()
 
         callback: OnResponse | None = None if on_response is None else receive
@@ -98,7 +98,7 @@ class Pipeline:
         def receive(response: Response, body: bytes) -> None:
             record_sent(self.workload, worker, response, value, queue, self.node)
             if response.code == ResponseCode.SUCCESS and FORWARDED_TO not in response.ext:
-                self.workload.leading = self.node
+                self.workload.leader = self.node
 
         on_response = None if oneway else receive
         self.add(RequestCode.SEND_MESSAGE_V2, fields, on_response, body_of(value), serialization=serialization)
@@ -171,7 +171,7 @@ class Pipeline:
     async def wait_answered(self) -> None:
         """Wait until every request has its answer. Raises trio.TooSlowError."""
         with trio.fail_after(ANSWER_SECONDS):
-            while self.waiting:
+            while self.open_requests:
                 await self._all_received.wait()
 
     async def _write_pieces(self, data: bytes, rng: random.Random) -> None:
@@ -202,12 +202,12 @@ async def send_pipelines(workload: Workload, add_more: AddMore | None = None) ->
 async def _write_all(workload: Workload, rng: random.Random, add_more: AddMore | None) -> None:
     while not workload.stopping.is_set():
         # A leader receives with the compiled form; followers forward the requests that they get.
-        leader = workload.leading if workload.leading in workload.cluster.nodes else None
+        leader = workload.leader if workload.leader in workload.cluster.nodes else None
         node = leader if leader and rng.random() < LEADER_CHANCE else rng.choice(workload.cluster.nodes)
         try:
-            with trio.move_on_after(CONNECT_SECONDS) as connecting:
+            with trio.move_on_after(CONNECT_SECONDS) as timeout:
                 async with open_wire(*workload.cluster.network.clients_reach(node)) as wire:
-                    connecting.deadline = math.inf
+                    timeout.deadline = math.inf
                     await _session(workload, wire, node, rng, add_more)
         except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
             pass  # operations in flight have no end in the history, so they are unknown

@@ -54,7 +54,7 @@ class PopWorkload(Workload):
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
-        self._done: set[str] = set()
+        self._settled_values: set[str] = set()
         """Values whose acknowledgement was answered, or may have taken effect."""
         self._attempts = 0
 
@@ -70,16 +70,16 @@ class PopWorkload(Workload):
 
     async def wait_drained(self) -> None:
         """Wait until consumers have acknowledged everything that was acknowledged to producers."""
-        await self._wait_none_left(lambda: len(self.acknowledged_values - self._done))
+        await self._wait_none_left(lambda: len(self.acknowledged_values - self._settled_values))
 
     async def _consume(self, rng: random.Random) -> None:
         worker = Worker(self.recorder)
         while True:
             node = rng.choice(self.cluster.nodes)
             try:
-                with trio.move_on_after(CONNECT_SECONDS) as connecting:
+                with trio.move_on_after(CONNECT_SECONDS) as timeout:
                     async with open_wire(*self.cluster.network.clients_reach(node)) as wire:
-                        connecting.deadline = math.inf
+                        timeout.deadline = math.inf
                         for _ in range(rng.randrange(5, 50)):
                             await self._pop(worker, wire, node, rng)
             except* (OSError, trio.BrokenResourceError, trio.TooSlowError):
@@ -187,7 +187,7 @@ class PopWorkload(Workload):
         queue = self._queue(message)
         if name == "ack":
             # Done for the end of the run: a message that may not be redelivered need not be.
-            self._done.add(value)
+            self._settled_values.add(value)
         with (
             unknown_unless_answered(worker, name, k=queue, v=value, o=receipt.offset),
             trio.fail_after(ANSWER_SECONDS),

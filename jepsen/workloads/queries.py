@@ -32,19 +32,19 @@ class QueriesWorkload(LogWorkload):
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
-        self._known: list[str] = []
+        self._sent_keys: list[str] = []
 
     def acknowledge(self, queue: str, offset: int, value: str) -> None:
         """Record an acknowledged value, from which queries choose."""
         super().acknowledge(queue, offset, value)
-        self._known.append(value)
+        self._sent_keys.append(value)
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
         """Query, or do an operation of the log."""
-        if not self._known or rng.random() > QUERY_CHANCE:
+        if not self._sent_keys or rng.random() > QUERY_CHANCE:
             await super().operate(worker, wire, node, number, rng)
         elif rng.random() < KEY_CHANCE:
-            newest = self._known[-RECENT:] if rng.random() < RECENT_CHANCE else self._known
+            newest = self._sent_keys[-RECENT:] if rng.random() < RECENT_CHANCE else self._sent_keys
             await self._find_key(worker, wire, node, rng.choice(newest))
         else:
             await self._find_time(worker, wire, node, rng.randrange(QUEUES), rng.uniform(0.0, PAST_SECONDS_MAX))

@@ -56,7 +56,7 @@ class QueueWorkload(Workload):
         rng = random.Random(self.rng.random())
         worker = Worker(self.recorder)
         while True:
-            doing = "join"
+            operation = "join"
             worker.invoke("join")
             try:
                 async with PushConsumer(
@@ -71,11 +71,11 @@ class QueueWorkload(Workload):
                     worker.ok("join")
                     with trio.move_on_after(math.inf if stay_seconds is None else rng.uniform(*stay_seconds)):
                         await self._receive(worker, consumer)
-                    doing = "leave"
+                    operation = "leave"
                     worker.invoke("leave")
                 worker.ok("leave")
             except ClientError as error:
-                worker.info(doing, str(error))
+                worker.info(operation, str(error))
             await trio.sleep(rng.uniform(0.1, 2.0))
 
     def _subscribe(self, consumer: PushConsumer) -> None:

@@ -67,7 +67,7 @@ class RecreatedWorkload(Workload):
         await self._wait_none_left(self._missing_count)
 
     def _missing_count(self) -> int:
-        return sum(len(self.acknowledged_values - got) for got in self._received.values())
+        return sum(len(self.acknowledged_values - values) for values in self._received.values())
 
     async def _all_received(self) -> None:
         while self._missing_count():  # noqa: ASYNC110 (consumers are many)

@@ -69,9 +69,9 @@ class RegisterWorkload(LogWorkload):
         """Write or read the key of this worker's kind."""
         at = number // PROCESSES
         key = self._keys[at]
-        if not key.left:
+        if not key.operations_left:
             key = self._keys[at] = _Key(key.kind, key.number + 1, rng)
-        key.left -= 1
+        key.operations_left -= 1
         if rng.random() < 0.4:
             await self._write(worker, wire, node, key)
         else:
@@ -120,7 +120,7 @@ class _Key:
         self.kind = kind
         self.number = number
         self.name = f"jepsen_{kind}_{number}"
-        self.left = rng.randint(*OPERATIONS_MAX)
+        self.operations_left = rng.randint(*OPERATIONS_MAX)
         self.values = itertools.cycle(rng.sample(range(1, VALUES + 1), VALUES))
 
 

@@ -44,7 +44,7 @@ class RetriesWorkload(Workload):
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
-        self._finished: set[str] = set()
+        self._settled_values: set[str] = set()
         """Values that were handled, or sent back for the last time."""
 
     async def produce(self) -> None:
@@ -61,7 +61,7 @@ class RetriesWorkload(Workload):
 
     async def wait_drained(self) -> None:
         """Wait until all messages are handled or dead; then read each replica's dead letters. Raises ClusterFailed."""
-        await self._wait_none_left(lambda: len(self.acknowledged_values - self._finished))
+        await self._wait_none_left(lambda: len(self.acknowledged_values - self._settled_values))
         await self.cluster.wait_level()
         for node in self.cluster.nodes:
             await self._read_dead_letters(node)
@@ -77,10 +77,10 @@ class RetriesWorkload(Workload):
             if times < FAILURES[number % len(FAILURES)]:
                 worker.ok("try", v=value, o=times, err="given back")
                 if times >= RECONSUMED_MAX:
-                    self._finished.add(value)
+                    self._settled_values.add(value)
                 raise GivenBack
             worker.ok("try", v=value, o=times)
-            self._finished.add(value)
+            self._settled_values.add(value)
             await trio.lowlevel.checkpoint()
 
         while True:

@@ -53,10 +53,10 @@ class TransactionsWorkload(LaterWorkload):
 
     def __init__(self, cluster: Cluster, recorder: Recorder, rng: random.Random) -> None:
         super().__init__(cluster, recorder, rng)
-        self._wanted: dict[str, str] = {}
+        self._outcomes: dict[str, str] = {}
         self._checks = Worker(recorder)
         self._check_rng = random.Random(rng.random())
-        self._ended = trio.Event()
+        self._drained_event = trio.Event()
 
     async def consume(self) -> None:
         """Run the readers, and the producer, which must run as long as brokers check back."""
@@ -68,12 +68,12 @@ class TransactionsWorkload(LaterWorkload):
         """Send transactions; returns when every one is ended or left open; checks continue."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send_pipelines, self, self._add_half)
-            await self._ended.wait()
+            await self._drained_event.wait()
 
     def _add_half(self, pipeline: Pipeline, rng: random.Random) -> None:
         """Add a half message, which its producer does not end, to a pipeline."""
         worker, value = pipeline.new_message(rng)
-        self._wanted[value] = COMMIT if rng.random() < COMMIT_CHANCE else ROLLBACK
+        self._outcomes[value] = COMMIT if rng.random() < COMMIT_CHANCE else ROLLBACK
         worker.invoke("half", v=value)
 
         def on_response(response: Response, body: bytes) -> None:
@@ -81,7 +81,7 @@ class TransactionsWorkload(LaterWorkload):
                 record_refused(worker, "half", response, value)
                 return
             worker.ok("half", v=value)
-            if self._wanted[value] == COMMIT:
+            if self._outcomes[value] == COMMIT:
                 self.expected.add(value)
 
         own = own_properties(value) | {properties.TRANSACTION_PREPARED: "true", properties.PRODUCER_GROUP: GROUP}
@@ -93,29 +93,29 @@ class TransactionsWorkload(LaterWorkload):
             async with trio.open_nursery() as nursery:
                 for _ in range(WORKERS):
                     nursery.start_soon(self._work, producer, random.Random(self.rng.random()))
-            self._ended.set()
+            self._drained_event.set()
             await trio.sleep_forever()
 
     def _check(self, message: ReceivedMessage) -> bool | None:
         """Answer a check of a transaction."""
         value = value_of(message.body, message.properties, message.tags)
-        outcome = self._wanted.get(value)
-        answer = None if self._check_rng.random() < NOT_YET_CHANCE else outcome
-        self._checks.ok("check", v=[value, answer or "unknown"])
-        return None if answer is None else answer == COMMIT
+        outcome = self._outcomes.get(value)
+        state = None if self._check_rng.random() < NOT_YET_CHANCE else outcome
+        self._checks.ok("check", v=[value, state or "unknown"])
+        return None if state is None else state == COMMIT
 
     async def _work(self, producer: TransactionProducer, rng: random.Random) -> None:
         worker = Worker(self.recorder)
         while not self.stopping.is_set():
             value = new_value(worker.process, worker.next_number(), rng.choice(SIZES))
-            self._wanted[value] = COMMIT if rng.random() < COMMIT_CHANCE else ROLLBACK
+            self._outcomes[value] = COMMIT if rng.random() < COMMIT_CHANCE else ROLLBACK
             await self._transact(worker, producer, value, rng)
             await trio.sleep(REST_SECONDS * rng.random())
 
     async def _transact(self, worker: Worker, producer: TransactionProducer, value: str, rng: random.Random) -> None:
-        outcome = self._wanted[value]
+        outcome = self._outcomes[value]
         message = Message(self.topic, body_of(value), tags=tag_of(value), properties=properties_of(value))
-        doing = "half"
+        operation = "half"
         worker.invoke("half", v=value)
         try:
             async with producer.transaction(message, timeout=rng.choice(TIMEOUTS)) as transaction:
@@ -128,14 +128,14 @@ class TransactionsWorkload(LaterWorkload):
                 if outcome == ROLLBACK:
                     transaction.rollback()
                 await trio.sleep(HOLD_SECONDS_MAX * rng.random())
-                doing = "end"
+                operation = "end"
                 worker.invoke("end-transaction", v=[value, outcome])
             if transaction.confirmed:
                 worker.ok("end-transaction", v=[value, outcome])
             else:
                 worker.info("end-transaction", "no broker confirmed it", v=[value, outcome])
         except ClientError as error:
-            if doing == "half" and error.stored == "no":
+            if operation == "half" and error.stored == "no":
                 worker.fail("half", str(error), v=value)
             else:
-                worker.info("half" if doing == "half" else "end-transaction", str(error), v=value)
+                worker.info("half" if operation == "half" else "end-transaction", str(error), v=value)

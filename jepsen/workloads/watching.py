@@ -34,9 +34,9 @@ async def watch(
 
     while not until.is_set():
         try:
-            with trio.move_on_after(CONNECT_SECONDS) as connecting:
+            with trio.move_on_after(CONNECT_SECONDS) as timeout:
                 async with open_wire(*cluster.network.clients_reach(node)) as wire, trio.open_nursery() as questions:
-                    connecting.deadline = math.inf
+                    timeout.deadline = math.inf
                     while not until.is_set():
                         questions.start_soon(ask_in_time, wire, next(queue_ids))
                         await trio.sleep(_REST_SECONDS)

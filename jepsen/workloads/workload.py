@@ -37,7 +37,7 @@ class Workload(abc.ABC):
         acknowledged_values: the same messages by value.
         newest: the highest offset acknowledged in each queue, 0 before there is one.
         consumed: queue and offset of every message that a consumer got.
-        leading: the replica that was last seen to lead.
+        leader: the replica that was last seen to lead.
         programs: command lines of clients in separate processes, by name; for workloads that host them.
     """
 
@@ -61,7 +61,7 @@ class Workload(abc.ABC):
         self.acknowledged_values: set[str] = set()
         self.newest: defaultdict[str, int] = defaultdict(int)
         self.consumed: set[tuple[str, int]] = set()
-        self.leading: str | None = None
+        self.leader: str | None = None
         self.programs: dict[str, Sequence[str]] = {}
 
     @property
@@ -101,9 +101,9 @@ class Workload(abc.ABC):
 
     async def _wait_none_left(self, count: Callable[[], int], seconds_max: float | None = None) -> None:
         """Wait until nothing is left, or nothing changes for ``seconds_max``, by default `drain_seconds_max`."""
-        while remaining := count():
-            with trio.move_on_after(seconds_max or self.drain_seconds_max) as waiting:
-                while count() == remaining:  # noqa: ASYNC110 (consumers are many)
+        while count_left := count():
+            with trio.move_on_after(seconds_max or self.drain_seconds_max) as timeout:
+                while count() == count_left:  # noqa: ASYNC110 (consumers are many)
                     await trio.sleep(0.2)
-            if waiting.cancelled_caught:
+            if timeout.cancelled_caught:
                 return

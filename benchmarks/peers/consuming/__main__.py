@@ -75,7 +75,7 @@ def main() -> None:
         return reason
 
     run(args.peer, args.dir, outcome.left_out, prepare, partial(measure, args=args, outcome=outcome, say=say))
-    if not args.no_write and any(measured.samples for measured in outcome.measured.values()):
+    if not args.no_write and any(peer.samples for peer in outcome.measured.values()):
         record, peers = RunRecord("peers-consuming"), list(PEERS.values())
         record.keep(**asdict(outcome))
         text = section(peers, outcome, args, **record.about)

@@ -20,8 +20,8 @@ def _work(job: ConsumerJob) -> ConsumerResult:
     servers = {"bootstrap.servers": f"{job.address[0]}:{job.address[1]}"}
     begin_at = "earliest" if job.kind == DRAIN else "latest"
     consumer = kafka.Consumer({**servers, "group.id": job.group, "auto.offset.reset": begin_at})
-    assigned = list[int]()
-    consumer.subscribe([TOPIC], on_assign=lambda _, partitions: assigned.extend(each.partition for each in partitions))
+    queues = list[int]()
+    consumer.subscribe([TOPIC], on_assign=lambda _, partitions: queues.extend(each.partition for each in partitions))
     tally = Tally(job)
 
     def take(seconds: float) -> None:
@@ -37,13 +37,13 @@ def _work(job: ConsumerJob) -> ConsumerResult:
         consumer.close()
         return result
     producer = kafka.Producer({**servers, "acks": "all"})
-    while len(assigned) < QUEUES or not tally.count:  # the consumer reads nothing for seconds after its assignment
-        for partition in assigned:
+    while len(queues) < QUEUES or not tally.count:  # the consumer reads nothing for seconds after its queues
+        for partition in queues:
             producer.produce(TOPIC, tally.body(monotonic_seconds()), partition=partition)
         take(0.5)
     for due in tally.due_times():
-        while (remaining := due - monotonic_seconds()) > 0:
-            for message in consumer.consume(1, remaining):
+        while (wait_seconds := due - monotonic_seconds()) > 0:
+            for message in consumer.consume(1, wait_seconds):
                 tally.take(message.value())
         producer.produce(TOPIC, tally.body(due))
         producer.poll(0)

@@ -24,7 +24,7 @@ class Tally:
 
     def begin(self) -> None:
         """Start the measurement."""
-        self._started = monotonic_seconds()
+        self._begin = monotonic_seconds()
         self._servers, self._own = self._of_servers(), process_cpu_seconds()
         self._samples = array("d")
         self.count = 0
@@ -38,7 +38,7 @@ class Tally:
         assert match is not None, "every message says when it was due"
         self.count += 1
         due = int(match[1]) / 1e9
-        if due >= self._started:
+        if due >= self._begin:
             self._samples.append(monotonic_seconds() - due)
 
     def body(self, due: float) -> bytes:
@@ -58,7 +58,7 @@ class Tally:
         """The messages that came until now: all, or all that were sent since `begin`."""
         return ConsumerResult(
             self.count if self._job.kind == DRAIN else len(self._samples),
-            monotonic_seconds() - self._started,
+            monotonic_seconds() - self._begin,
             self._of_servers() - self._servers,
             process_cpu_seconds() - self._own,
             buckets(self._samples),

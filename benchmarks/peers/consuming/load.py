@@ -57,7 +57,7 @@ class _Socket:
     def __init__(self, address: tuple[str, int]) -> None:
         self.sock = socket.create_connection(address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.received = b""
+        self.buffer = b""
         self.unsent = b""
 
     def fileno(self) -> int:
@@ -87,7 +87,7 @@ class _Socket:
         if not size:
             raise LoadFailed("the server closed the connection")
         chunk = bytes(RECEIVE_BUFFER[:size])
-        return self.received + chunk if self.received else chunk
+        return self.buffer + chunk if self.buffer else chunk
 
 
 class _Sender(_Socket):
@@ -115,7 +115,7 @@ class _Sender(_Socket):
         """The slots of acknowledged messages. Raises LoadFailed."""
         data = self.receive()
         keys, end = self.wire.read_answers(data)
-        self.received = data[end:]
+        self.buffer = data[end:]
         return keys
 
 
@@ -129,9 +129,9 @@ class _Consumer(_Socket):
     def take(self) -> list[bytes]:
         """Read an answer, confirm its messages, and ask for more; returns their due times. Raises LoadFailed."""
         data = self.receive()
-        end, reply = self.wire.take(data)
-        self.received = data[end:]
-        self.send(reply)
+        end, output = self.wire.take(data)
+        self.buffer = data[end:]
+        self.send(output)
         if isinstance(self.wire, KafkaConsumer):
             return self.wire.due(data, end)
         return DUE.findall(data, 0, end) if end else []

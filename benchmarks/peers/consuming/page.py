@@ -99,8 +99,8 @@ def _row(peer: Peer, case: Case, measurements: CaseMeasurements) -> str:
         per_core = f"{1e6 / servers:,.0f}" if servers else "-"
         return f"| {name} | {rate:,.0f} | {servers:.1f} | {per_core} | {client:.1f} |"
     times = of(lambda sample: sample.p50_ms), of(lambda sample: sample.p99_ms), of(lambda sample: sample.p999_ms)
-    missing = sum(sample.missing for sample in measurements.samples[case.name])
-    return f"| {name} | {' | '.join(f'{each:.2f}' for each in times)} | {servers:.0f} | {client:.0f} | {missing:,} |"
+    gaps = sum(sample.missing for sample in measurements.samples[case.name])
+    return f"| {name} | {' | '.join(f'{each:.2f}' for each in times)} | {servers:.0f} | {client:.0f} | {gaps:,} |"
 
 
 def _median(measurements: CaseMeasurements, case: str, figure: Callable[[Sample], float]) -> float:

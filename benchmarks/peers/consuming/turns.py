@@ -173,8 +173,8 @@ def _note(measurements: CaseMeasurements, peer: Peer, what: str, say: Say) -> No
 def line_of(peer: Peer, case: Case, sample: Sample) -> str:
     """A measurement in a line for the terminal."""
     times = f"p50 {sample.p50_ms:.2f} p99 {sample.p99_ms:.2f} p99.9 {sample.p999_ms:.2f} ms, " * (case.kind == PACE)
-    missing = f", {sample.missing} MISSING" * bool(sample.missing)
+    gaps = f", {sample.missing} MISSING" * bool(sample.missing)
     return (
         f"{peer.name:>17} {case.name:>13}: {sample.messages_per_second:,.0f} msgs/s, {times}servers "
-        f"{sample.servers_us:.1f} us/msg, client {sample.client_us:.1f} us/msg{missing}; load {sample.load_average:.1f}"
+        f"{sample.servers_us:.1f} us/msg, client {sample.client_us:.1f} us/msg{gaps}; load {sample.load_average:.1f}"
     )

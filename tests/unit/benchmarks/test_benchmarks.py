@@ -233,7 +233,7 @@ def test_rated_messages_are_sent_when_due() -> None:
         unsent = None
 
         def __init__(self) -> None:
-            self.wire, self.started, self.sent = self, dict[Hashable, float](), list[Hashable]()
+            self.wire, self.send_times, self.sent = self, dict[Hashable, float](), list[Hashable]()
 
         def initial(self) -> tuple[list[str], bytes]:
             return [f"{id(self)}-{slot}" for slot in range(5)], b""
@@ -249,12 +249,12 @@ def test_rated_messages_are_sent_when_due() -> None:
     sender = Sender(cast("list[Connection]", lines), rate=1000.0, begin=10.0)
     assert sender.send_due(10.003) == ([], [])
     assert [len(line.sent) for line in lines] == [3, 0]
-    assert list(lines[0].started.values()) == pytest.approx([10.0, 10.001, 10.002])
+    assert list(lines[0].send_times.values()) == pytest.approx([10.0, 10.001, 10.002])
     sender.send_due(10.100)  # 97 are due, and 7 slots are free
     assert [len(line.sent) for line in lines] == [5, 5]
     sender.free[cast("Connection", lines[0])].append("answered")
     sender.send_due(10.200)
-    assert lines[0].started["answered"] == pytest.approx(10.010), "it counts from when it was due"
+    assert lines[0].send_times["answered"] == pytest.approx(10.010), "it counts from when it was due"
     assert not sender.late
 
 
@@ -263,7 +263,7 @@ def test_lateness_of_requests_counts_from_their_due_time() -> None:
         unsent = None
 
         def __init__(self) -> None:
-            self.started: dict[Hashable, float] = {}
+            self.send_times: dict[Hashable, float] = {}
             self.wire = self
 
         def initial(self) -> tuple[list[int], bytes]:

@@ -61,7 +61,7 @@ def test_pipelines_mix_sends_with_other_requests(tmp_path: Path) -> None:
             incoming, consumed = decode_chunk(written)
             assert consumed == len(written)
             kinds.update(type(request).__name__ for request, _, _ in incoming)
-            assert pipeline.waiting == sum(not getattr(request, "flag", 0) & 2 for request, _, _ in incoming)
+            assert pipeline.open_requests == sum(not getattr(request, "flag", 0) & 2 for request, _, _ in incoming)
 
     run(tmp_path, use)
     assert {SendMessageV2.__name__, SendBatchMessage.__name__, "PullMessage", "GetMaxOffset"} <= kinds
@@ -95,8 +95,8 @@ def test_messages_of_a_batch_are_recorded_one_behind_the_other(tmp_path: Path) -
         ((_, header, _),), _ = split_frames(memoryview(encode_response(request.opaque, 0, ext=ext)))
         answer = decode_header(JSON, header)
         assert isinstance(answer, Response)
-        wire._waiting[request.opaque](answer, b"")
-        assert pipeline.waiting == 0
+        wire._callbacks[request.opaque](answer, b"")
+        assert pipeline.open_requests == 0
 
     sends = list(run(tmp_path, use).named("send"))
     assert counts[0] > 1
