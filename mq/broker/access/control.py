@@ -41,7 +41,7 @@ _ANYBODY: Final = Role.ANYBODY
 
 
 class AccessDenied(msgspec.Struct, frozen=True):
-    """Takes the place of a request that is denied; ``remark`` is sent to the client."""
+    """Stands in for a request that is denied. The client gets ``remark``."""
 
     code: int
     opaque: int
@@ -50,7 +50,7 @@ class AccessDenied(msgspec.Struct, frozen=True):
 
 
 class OfLimitedUser(msgspec.Struct, frozen=True):
-    """Takes the place of a request of a user that has a quota."""
+    """Wraps a request of a user that has a quota."""
 
     user: str
     request: Any
@@ -79,17 +79,17 @@ class AccessControl:
         self._unusable: dict[str, str] = {}
 
     def is_in_file(self, name: str) -> bool:
-        """Whether the file has an account of this name. It takes precedence over a user of the same name."""
+        """Return whether the file has an account of this name. It then takes precedence over a user of the same name."""
         return name in self._file.accounts.by_key
 
     @property
     def account_list(self) -> AccountList:
-        """The accounts of the file without their keys, for people."""
+        """The accounts of the file, without their secret keys, for display."""
         return self._file.accounts.shown
 
     def add_users(self, users: Users, secrets: Callable[[], Sequence[bytes]], quotas: UserQuotas) -> None:
-        """Set the users that exist in addition to the accounts of the file, and the quotas of all of them; ``secrets``
-        are the valid group secrets.
+        """Set the users besides the accounts of the file, the quotas of both, and the valid group secrets
+        (``secrets``).
         """
         self._users, self._secrets, self._quotas = users, secrets, quotas
         self._merged_of = ()
@@ -99,8 +99,8 @@ class AccessControl:
         self._file.refresh()
 
     def authorize(self, address: str, requests: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:
-        """Decode the requests at the beginning of ``chunk``; `AccessDenied` replaces each denied one, and
-        `OfLimitedUser` each request of a user with a quota.
+        """Decode the requests at the start of ``chunk``, with `AccessDenied` in place of each denied request and
+        `OfLimitedUser` around each request of a user with a quota.
 
         ``address`` is the client's address, without its port.
         """
@@ -174,7 +174,7 @@ class AccessControl:
         return unexpected_part(request, fields, body, self._broker_name)
 
     def keys_of_sends(self, address: str) -> Callable[[bytes, bytes], bytes | None] | None:
-        """Finds the keys that sends have to be signed with; valid until the event loop turns. None: no signature.
+        """Return a function that finds the key for a send's signature, valid in this turn only; None: sends need none.
 
         It takes the access key and the topic, in ASCII, which must not be a retry topic. It returns the key of the
         HMAC, 64 bytes, if the account may send to the topic. None means that `checked` has to look at the request,

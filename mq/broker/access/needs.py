@@ -1,4 +1,4 @@
-"""The permissions that each request needs, one row per request. A request without a row is refused. Pure.
+"""The permissions that each request needs, one row per request. The broker refuses requests without a row. Pure.
 
 The permissions are those of RocketMQ's ACL 1.0. In addition, only administrators may read messages by physical offset,
 reset offsets of other groups, and list all clients, which RocketMQ allows every account.
@@ -366,7 +366,7 @@ assert ANY_PERMISSION <= THROUGH_PROXIES, f"not through proxies: {ANY_PERMISSION
 
 
 def is_of_consumers(request: Any, body: bytes) -> bool:
-    """Whether a request that registers a client, or says that it leaves, is about a consumer group."""
+    """Return whether a request registers or unregisters members of a consumer group."""
     match request:
         case clients.HeartBeat():
             return _has_consumers(body)

@@ -53,7 +53,7 @@ class UserAccount(Account):
     """Cache of decisions that do not depend on the address."""
 
     def may(self, topic: str, permission: Permission, address: str) -> bool:
-        """Whether the first policy that fits ``topic`` and ``address`` allows the action; False if none fits."""
+        """Return whether the first policy that fits ``topic`` and ``address`` allows the action; False if none fits."""
         if self.admin:
             return True
         decision = self.decisions.get((topic, permission))
@@ -71,7 +71,7 @@ class UserAccount(Account):
 
 
 def rules_of(policies: Iterable[Policy]) -> tuple[_Rule, ...]:
-    """Policies in order of precedence. Raises ValueError for invalid source addresses."""
+    """Sort policies by precedence. Raises ValueError for an invalid source address."""
     return tuple(map(_rule, sorted(policies, key=_precedence)))
 
 

@@ -20,13 +20,11 @@ _PURPOSE: Final = b"secrets of users, version 1"
 
 
 class SealBroken(Exception):
-    """The sealed key cannot be opened: sealed with another secret or for another user, or modified."""
+    """A sealed key cannot be opened: it was sealed with another secret, for another user, or was modified."""
 
 
 def seal(group_secret: bytes, user: str, secret_key: str, nonce: bytes) -> str:
-    """``secret_key``, sealed as text, which reveals only its length. Each call needs a fresh random ``nonce`` of
-    `NONCE_BYTES`.
-    """
+    """Encrypt ``secret_key`` to text that reveals only its length. ``nonce``: `NONCE_BYTES` fresh random bytes."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # takes 30 ms, only needed if there are users
 
     assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
@@ -37,7 +35,7 @@ def seal(group_secret: bytes, user: str, secret_key: str, nonce: bytes) -> str:
 
 
 def unseal(group_secrets: Sequence[bytes], user: str, text: str) -> str:
-    """The secret key of a user. Raises SealBroken."""
+    """Decrypt the secret key of a user. Raises SealBroken."""
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -54,7 +52,7 @@ def unseal(group_secrets: Sequence[bytes], user: str, text: str) -> str:
 
 
 def is_sealed_with(group_secret: bytes, text: str) -> bool:
-    """Whether the sealed text names this secret as the one it was sealed with."""
+    """Return whether ``text`` names this group secret as the one that sealed it."""
     try:
         return b64decode(text, validate=True)[:_ID_BYTES] == secret_id(group_secret)
     except (NotBase64, ValueError):

@@ -20,7 +20,7 @@ def attribute_changes(text: str) -> dict[str, str]:
 
 
 def merge_attributes(attributes: Mapping[str, str], changes: Mapping[str, str]) -> dict[str, str]:
-    """Attributes after changes: ``+name`` or ``name`` sets one, ``-name`` removes it."""
+    """Return the attributes after changes: ``+name`` or ``name`` sets an attribute, ``-name`` removes it."""
     result = dict(attributes)
     for name, value in changes.items():
         if name.startswith("-"):
@@ -31,5 +31,5 @@ def merge_attributes(attributes: Mapping[str, str], changes: Mapping[str, str]) 
 
 
 def sets(changes: Mapping[str, str], name: str) -> bool:
-    """Whether these changes set the attribute ``name``."""
+    """Return whether the changes set the attribute ``name``."""
     return name in changes or f"+{name}" in changes

@@ -54,7 +54,7 @@ _OURS: Final = "raftmq."
 
 
 class BrokerConfig(Service):
-    """The current settings, and the handlers for them.
+    """Shows and changes the settings of the running broker.
 
     Args:
         is_allowed: whether the client at this address and port may change settings.
@@ -111,7 +111,7 @@ class BrokerConfig(Service):
         return call.response()
 
     def properties(self) -> dict[str, str]:
-        """All settings, by our names, and by RocketMQ's where it has one."""
+        """Return all settings under our names, and under RocketMQ's names where RocketMQ has them."""
         settings, leads = self._settings, self._appender.is_open
         stock = BrokerProperties(
             auto_create_topic_enable=settings.auto_create_topics,

@@ -36,7 +36,7 @@ class Cleanup(Service):
         yield Periodic(self._period_seconds, self.run)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Delete by these settings from now on."""
+        """Use changed settings for the next deletions."""
         self._retention.settings_changed(settings)
 
     def run(self) -> None:

@@ -137,14 +137,14 @@ class GroupMembers(Service):
         return _success(call, ProducerTable(table).encode())
 
     def handle_groups_of_topic(self, call: Call[QueryTopicConsumeByWho]) -> bytes:
-        """Request code 300: groups that subscribe to a topic or have offsets in it."""
+        """Request code 300: return the groups that subscribe to a topic or have offsets in it."""
         topic = call.request.ext.topic
         groups = {group for group, name in self._metadata.consumer_offsets if name == topic}
         online = [*self._clients.groups_of_topic(topic), *self._clients.proxied_clients.groups_of_topic(topic)]
         return _success(call, GroupNames(sorted(groups.union(online))).encode())
 
     def handle_topics_of_group(self, call: Call[QueryTopicsByConsumer]) -> bytes:
-        """Request code 343: topics in which a group has offsets."""
+        """Request code 343: return the topics in which a group has offsets."""
         topics = sorted(topic for group, topic in self._metadata.consumer_offsets if group == call.request.ext.group)
         return _success(call, TopicList(topics).encode())
 
@@ -159,7 +159,7 @@ class GroupMembers(Service):
     # -- relayed to members --------------------------------------------------------------------------------------------
 
     def handle_status(self, call: Call[InvokeBrokerToGetConsumerStatus]) -> None:
-        """Request code 223: in-memory offsets of the members that answer in time, by client id."""
+        """Request code 223: ask members for their in-memory offsets; return what arrives in time, by client id."""
         ext = call.request.ext
         group = self._clients.consumer_group(ext.group)
         if ext.topic not in self._metadata.topics:
@@ -194,12 +194,12 @@ class GroupMembers(Service):
             at.ask(code, fields, b"", STATUS_SECONDS, partial(on_response, client_id))
 
     def handle_running_info(self, call: Call[GetConsumerRunningInfo]) -> None:
-        """Request code 307, relayed to the client."""
+        """Request code 307: ask a client for its state, and return its answer."""
         ext = call.request.ext
         self._relay(call, ext.client_id, ext.fields(), call.body)
 
     def handle_consume_directly(self, call: Call[ConsumeMessageDirectly]) -> None:
-        """Request code 309, relayed to the client with the record."""
+        """Request code 309: send a client one message to consume, and return its answer."""
         ext, body = call.request.ext, call.body
         if ext.message_id:
             try:
@@ -267,7 +267,7 @@ class GroupMembers(Service):
 
 
 def subscribes(group: ConsumerGroup[ClientConnection] | None, topic: str) -> bool:
-    """Whether a group consumes a topic; for an offline group, judged by its offsets."""
+    """Return whether a group subscribes to a topic; True if it has no members or no subscriptions."""
     return group is None or not group.subscriptions or topic in group.subscriptions
 
 
@@ -286,14 +286,14 @@ def _connections(members: Mapping[ClientConnection, Member]) -> list[ClientConne
 
 
 def connection_data(member: Member, at: ClientConnection) -> ClientConnectionData:
-    """A client as tools see it."""
+    """Describe a member and its connection for tools."""
     return ClientConnectionData(
         client_id=member.client_id, client_addr=at.peer, language=member.language or "OTHER", version=member.version
     )
 
 
 def proxied_data(client: ClientBehindProxy, at: ClientConnection) -> ClientConnectionData:
-    """A client behind a proxy, or one that pops, as tools see it."""
+    """Describe a client behind a proxy, or one that pops, for tools."""
     return ClientConnectionData(
         client_id=client.client_id,
         client_addr=client.address or at.peer,

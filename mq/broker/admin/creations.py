@@ -1,4 +1,4 @@
-"""Whether the topics or groups of a request were created, also if they were deleted before it is answered.
+"""Tracks whether topics or groups of a request were created, even if they are deleted again before its response.
 
 One log entry may create a topic and delete it: when the first request is answered, both commands are applied.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Creation:
-    """Names that a request creates; ``names`` are those that did not exist at any time since the request came."""
+    """The ``names`` that a request creates: those that did not exist at any time since the request arrived."""
 
     __slots__ = ("__weakref__", "names")
 
@@ -28,18 +28,18 @@ class Creations:
         self._creations: Final[weakref.WeakSet[Creation]] = weakref.WeakSet()
 
     def begin(self, names: Collection[str], table: Collection[str]) -> Creation:
-        """Note that a request creates ``names``, of which some may exist."""
+        """Start tracking a request that creates ``names``. Those in ``table`` exist already."""
         creation = Creation({name for name in names if name not in table})
         self._creations.add(creation)
         return creation
 
     def exists(self, name: str) -> None:
-        """Note that a log entry that is being applied has created or changed ``name``."""
+        """Mark ``name`` as created, because the log entry being applied creates or changes it."""
         for creation in self._creations:
             creation.names.discard(name)
 
     def not_created(self, creation: Creation) -> str:
-        """Return the reason why a name of an answered request is missing, if there is room for it now."""
+        """Return the text for a request of which a name was not created, although there is room for it now."""
         assert creation in self._creations, f"a creation that was not begun lacks {creation.names}"
         assert creation.names, f"no {self._what} of the request is missing"
         name = min(creation.names)

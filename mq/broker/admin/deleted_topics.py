@@ -1,4 +1,4 @@
-"""Deleted topics: lists them (request code 9019), restores them (9023), and forgets topics of which nothing is left.
+"""Lists deleted topics (request code 9019), restores them (9023), and drops those without messages.
 
 Retention deletes their messages like messages of other topics. Each replica does so on its own; the leader says when a
 topic is forgotten, so that all of them forget it at the same place in the log.
@@ -34,7 +34,7 @@ StoreTime = Callable[[str, int, QueueOffset], int]
 
 
 class DeletedTopics(Service):
-    """Lists and restores deleted topics; on the leader, forgets topics of which nothing is left."""
+    """Lists and restores deleted topics. The leader also drops those without messages."""
 
     def __init__(self, context: BrokerContext, *, store_time: StoreTime) -> None:
         self._metadata, self._store, self._appender = context.metadata, context.store, context.appender
@@ -70,7 +70,7 @@ class DeletedTopics(Service):
         return call.response(body=DeletedTopicList(topics=topics).encode())
 
     def handle_restore(self, call: Call[requests.RestoreTopic]) -> None:
-        """Request code 9023: restore a deleted topic; answered when it is served again. Raises RequestRefused."""
+        """Request code 9023: restore a deleted topic; respond when it is served again. Raises RequestRefused."""
         topic = call.request.ext.topic
         try:
             check_topic(topic)
@@ -147,7 +147,7 @@ class DeletedTopics(Service):
         return float("-inf") if is_busy else float("inf")
 
     def forget(self) -> None:
-        """Forget topics without messages, once their retention time is over; called by a timer."""
+        """Drop deleted topics without messages once their retention time is over. A timer calls this."""
         if not self._appender.is_open or not self._appender.has_room or self._in_flight:
             return
         before_ms, rows = self._wall_clock_ms() - self._retention_ms, self._metadata.deleted_topics.rows

@@ -15,7 +15,7 @@ _AGAIN_SECONDS = 10.0
 
 
 class LevelRaises(Service):
-    """The leader's part in raising the format level.
+    """Raises the format level of the group while this replica leads.
 
     A disconnected member, or one whose settings limit the level, keeps it from rising.
     """
@@ -31,7 +31,7 @@ class LevelRaises(Service):
         yield Periodic(self._context.limits.upkeep.raise_level_seconds, self.propose_next)
 
     def propose_next(self) -> None:
-        """Propose the next level if all members support it."""
+        """Propose the next format level if all members support it."""
         context = self._context
         level, own = context.metadata.format_level.level, announced_level(context.settings.format_level_max)
         if level >= own or not context.appender.is_open or context.clock() < self._not_before:

@@ -1,4 +1,4 @@
-"""Progress of consumer groups, and resets of their offsets by time or to the offsets of another group.
+"""Shows the progress of consumer groups; sets their offsets by time, or copies those of another group.
 
 A reset takes effect whether or not the group is online. Members are notified at once (request code 220); one that
 misses the notice is moved to the new offset by its next pull, see `mq.broker.consume.offsets`.
@@ -57,7 +57,7 @@ class _Behind:
 
 
 def pulled_and_consumed(offset: QueueOffset, open_of: PopQueue) -> tuple[QueueOffset, QueueOffset]:
-    """The queue offsets up to which a group has pulled, and consumed, a queue in which it committed ``offset``.
+    """Return the ends of the pulled and of the consumed part of a queue, for a group that committed ``offset``.
 
     Popped messages that are not acknowledged count as not consumed, wherever in the queue they are.
     """
@@ -185,7 +185,7 @@ class GroupOffsets(Service):
                 yield queue_row(QueueRef(topic, self._broker_name, queue_id), value % (end, offset, at_ms, pulled))
 
     def handle_correction(self, call: Call[QueryCorrectionOffset]) -> bytes:
-        """Request code 308: return for each queue the lowest offset of all other groups; the maximum if none is behind.
+        """Request code 308: return the lowest offset of all other groups for each queue; the maximum if none lags.
 
         An offset below the first message of its queue is meaningless and ignored.
         """
@@ -260,7 +260,7 @@ class GroupOffsets(Service):
     def move(
         self, group: str, topic: str, queue_id: int, offset: QueueOffset, on_outcome: OnOutcome, *, before: PendingGroup
     ) -> None:
-        """Set the offset of a group in one queue, in one entry with the commands in ``before``; tell its members."""
+        """Set a group's offset in one queue, in one log entry with the commands in ``before``. Tell its members."""
         assert offset >= FIRST_OFFSET, f"{group} is to stand at {offset} of {topic}/{queue_id}"
         online = self._clients.consumer_group(group)
 
@@ -375,7 +375,7 @@ class GroupOffsets(Service):
         self._gradually.work(call, clone())
 
     def handle_forbidden(self, call: Call[UpdateAndGetGroupForbidden]) -> bytes | None:
-        """Request code 353: return, or set, whether a group may read a topic. Raises RequestRefused."""
+        """Request code 353: return or set whether a group may read a topic. Raises RequestRefused."""
         ext = call.request.ext
 
         def answer() -> bytes:

@@ -1,4 +1,4 @@
-"""Request 9031: the members of many consumer groups, what each one subscribes to, and which queues it has.
+"""Request code 9031: the members of many consumer groups, with their subscriptions and queues.
 
 Each replica answers from the heartbeats it received. Which queues a member has only that member knows: the broker asks
 all members of the group, some at a time, and answers when all have answered, or after `ANSWER_SECONDS`.
@@ -46,7 +46,7 @@ MEMBER_BYTES: Final = 1024
 
 
 class MembersOfManyGroups(Service):
-    """Handles request 9031: the members of many consumer groups."""
+    """Answers queries for the members of many consumer groups."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._clients = context.clients

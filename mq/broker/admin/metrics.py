@@ -1,4 +1,4 @@
-"""Metrics of a broker for Prometheus, by our own names and by those of RocketMQ 5 where it has one.
+"""Metrics of a broker for Prometheus, under our names and, where RocketMQ 5 has a metric, under its name.
 
 Only the leader exports those by RocketMQ's names, as only the master does in RocketMQ, so a sum over all replicas is
 right. Messages delivered to consumers are counted by the replica that served them.
@@ -296,7 +296,7 @@ class BrokerMetrics:
         self._common = (*self._rocketmq.values(),)
 
     def collect(self) -> Generator[None, None, Families]:
-        """All metrics; yields often enough that no step takes a millisecond. Raises OSError from the disk."""
+        """Build all metrics in steps of less than a millisecond. Raises OSError from the disk."""
         families: list[Family | Histogram] = []
         for some in (self._raft, self._counters, self._log):
             families += some()

@@ -1,4 +1,4 @@
-"""The offsets of the newest message of each key in a queue. Pure.
+"""Tracks the queue offset of the newest message of each key in a queue. Pure.
 
 A key is known by a hash of 16 bytes, so that long keys take no more memory than short ones, and two keys with one hash
 cannot be found.
@@ -17,7 +17,7 @@ _HASH_BYTES: Final = 16
 
 
 def hash_of(record: bytes) -> bytes | None:
-    """The hash of the key of a record; None without a key. Raises RecordError."""
+    """Hash the key of a record. Returns None if it has no key. Raises RecordError."""
     key = key_of(properties_text(record))
     return None if key is None else blake2b(key.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
 
@@ -31,14 +31,14 @@ class CompactionFacts(NamedTuple):
 
 
 def compaction_facts(record: RawRecord) -> CompactionFacts:
-    """Whether a record is a tombstone, and when it, or the record that it is a copy of, was stored."""
+    """Return whether a record is a tombstone, and its store time; for a copy, that of the original."""
     original_ms = carried_from_ms(record.properties.decode("utf-8", "replace"))
     own_ms = record.store_timestamp_ms
     return CompactionFacts(not record.body, own_ms if original_ms is None else min(own_ms, original_ms))
 
 
 class NewestKeys:
-    """The offset of the newest message of each key, of the messages that were learned, in the order of the queue."""
+    """Maps each key to the offset of its newest message, among the messages passed to `learn`."""
 
     def __init__(self) -> None:
         self._offsets: dict[bytes, QueueOffset] = {}
@@ -47,7 +47,7 @@ class NewestKeys:
         return len(self._offsets)
 
     def learn(self, key: bytes, offset: QueueOffset) -> None:
-        """Remember a message with this key as its newest known one, unless it was learned before."""
+        """Store ``offset`` as that of the newest message with ``key``, unless a newer one is stored."""
         assert len(key) == _HASH_BYTES, f"the hash of a key has {len(key)} bytes"
         assert offset >= 0, f"a message has the queue offset {offset}"
         before = self._offsets.get(key)
@@ -55,11 +55,11 @@ class NewestKeys:
             self._offsets[key] = offset
 
     def is_newest(self, key: bytes, offset: QueueOffset) -> bool:
-        """Whether the message at ``offset`` is the newest known one with this key."""
+        """Return whether the newest message with ``key`` is the one at ``offset``."""
         return self._offsets.get(key) == offset
 
     def forget(self, key: bytes, offset: QueueOffset) -> None:
-        """Forget the key of a message that is deleted, unless a newer message has the key."""
+        """Remove ``key`` if its newest message, at ``offset``, is being deleted."""
         assert key in self._offsets, f"the message at {offset} was not learned"
         if self._offsets.get(key) == offset:
             del self._offsets[key]

@@ -1,4 +1,4 @@
-"""ASK_PENDING (request code 9017): what waits in this broker group to become visible.
+"""Request code 9017 (ASK_PENDING): messages of this broker group that consumers cannot see yet.
 
 Which messages wait is replicated state, see `mq.broker.state.completion_marks`; their due times are in the entries of
 the queues. So an answer reads the queue entries of waiting messages, 20 bytes each, and the records of the few that it
@@ -53,7 +53,7 @@ class _PendingEntry(NamedTuple):
 
 
 class PendingQueries(Service):
-    """Answers queries for messages that wait: delayed messages, and open or given-up transactions."""
+    """Lists messages that are not visible yet: delayed ones, and those of open or given-up transactions."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._broker_name = context.settings.group
@@ -68,7 +68,7 @@ class PendingQueries(Service):
         yield Route(AskPending, self.handle, leader_only=True, repeatable=True)
 
     def handle(self, call: Call[AskPending]) -> None:
-        """Request code 9017: return the waiting messages of a kind. Raises RequestRefused."""
+        """Request code 9017: return the waiting messages of one kind. Raises RequestRefused."""
         ext = call.request.ext
         if ext.kind not in KINDS:
             raise RequestRefused(

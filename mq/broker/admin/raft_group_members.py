@@ -1,4 +1,4 @@
-"""Request 9001: operators show and change the members of a Raft group.
+"""Request code 9001: operators show and change the members of a Raft group.
 
 A change is answered when it is complete: committed, and for a change of voters both steps committed. If this replica
 can no longer learn the outcome, it answers that the outcome is unknown.
@@ -60,7 +60,7 @@ class _MembershipCall(NamedTuple):
 
 
 class RaftMembers(Service):
-    """Handles operators' requests to show or change the members of the Raft group."""
+    """Shows and changes the members of the Raft group for operators."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
@@ -178,13 +178,13 @@ class RaftMembers(Service):
     # -- events from the log -------------------------------------------------------------------------------------------
 
     def members_changed(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
-        """Answer the requests that wait for this committed configuration, unless a second step follows."""
+        """Answer the requests that wait for this committed configuration, unless it is the first of two steps."""
         assert index > NO_INDEX, f"entry {index} has the members {sorted(conf.members)}"
         if not conf.is_joint:
             self._answer(lambda call: 0 < call.first_index <= index, True, "", None)
 
     def role_changed(self, change: RoleChange) -> None:
-        """Answer the changes that wait: leadership moved, or was lost before they were committed."""
+        """Answer waiting requests if another replica leads, or leadership was lost before a change was committed."""
         if change.role is Role.LEADER or not self._calls:
             return
         if change.cause is None or change.cause.kind is not CauseKind.NOT_A_VOTER:
@@ -197,7 +197,7 @@ class RaftMembers(Service):
             self._answer(lambda call: call.first_index == 0, True, "", text)
 
     def expire(self) -> None:
-        """Answer callers whose change or transfer has timed out; called by a timer."""
+        """Answer requests whose change or transfer timed out. A timer calls this."""
         if not self._calls:
             return
         now = self._clock()
@@ -217,7 +217,7 @@ class RaftMembers(Service):
     # -- showing the group ---------------------------------------------------------------------------------------------
 
     def view(self) -> GroupView:
-        """The group as this replica sees it."""
+        """Describe the group as this replica sees it."""
         status = self._replica.core.status()
         peers = {peer.peer: peer for peer in status.peers}
         base, commit, last = status.base.index, status.commit, status.last.index
@@ -254,7 +254,7 @@ class RaftMembers(Service):
         )
 
     def is_allowed(self, peer: str) -> bool:
-        """Whether the client at ``peer``, an address and a port, may change the group."""
+        """Return whether the client at ``peer``, an address with port, may change the group."""
         address = ipaddress.ip_address(peer.rpartition(":")[0].strip("[]").partition("%")[0])
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
@@ -266,7 +266,7 @@ def _no_reply(done: bool, code: str, text: str) -> None:
 
 
 def member_roles(conf: ConfState) -> dict[str, MemberRole]:
-    """The role of each member in a configuration."""
+    """Map each member of a configuration to its role."""
     return {node: _role(conf, node) for node in sorted(conf.members)}
 
 

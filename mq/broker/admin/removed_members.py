@@ -47,7 +47,7 @@ EndWaiting = Callable[[str, str, Sequence[ClientConnection]], None]
 
 
 class RemovedMembers(Service):
-    """Removes members from consumer groups for a while, and lists the removed ones.
+    """Removes members from consumer groups for a while, readmits them, and lists the removed members.
 
     Args:
         notify: tells the members of groups that these have changed.
@@ -160,7 +160,7 @@ class RemovedMembers(Service):
         return bool(self._removed_members.table) or self._seen_version != self._state.version
 
     def follow_and_expire(self) -> None:
-        """Apply replicated removals, and readmit clients whose removal time is over; called by a timer."""
+        """Apply replicated removals, and readmit clients whose removal has expired. A timer calls this."""
         if self._seen_version != self._state.version:
             self._seen_version = self._state.version
             self._follow()
@@ -197,7 +197,7 @@ class RemovedMembers(Service):
             self._to_end[key] = None
 
     def end_some(self) -> None:
-        """Finish the removal of some clients that are in the log but were no members; called by a timer."""
+        """Log removals of some clients that were not members, and answer their waiting requests. A timer calls this."""
         for _ in range(min(_ENDED_AT_ONCE, len(self._to_end))):
             group, client_id = key = next(iter(self._to_end))
             del self._to_end[key]
@@ -227,7 +227,7 @@ class RemovedMembers(Service):
         return call.response(body=KeptOutList(members=rows).encode())
 
     def expire(self) -> None:
-        """Readmit the clients whose removal time is over."""
+        """Readmit the clients whose removal has expired."""
         for member in self._removed_members.take_expired(self._clock()):
             self._log.info("member_may_return", consumer_group=member.group, client_id=member.client_id)
             self._send_notice(member.group, member.connections)

@@ -1,4 +1,4 @@
-"""GET_BROKER_RUNTIME_INFO (request code 28): status of a replica and its group, as text pairs."""
+"""Request code 28 (GET_BROKER_RUNTIME_INFO): status of a replica and its group, as names and texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raftlog import NEWEST_VERSION, OLDEST_VERSION
 
 
 class ReplicaStatus(Service):
-    """Answers queries of the status of this replica and its group.
+    """Returns the status of this replica and its group.
 
     Args:
         runtime: figures that stock tools look for.
@@ -49,7 +49,7 @@ class ReplicaStatus(Service):
         self._certificate = context.environment.certificate
 
     def table(self) -> dict[str, str]:
-        """All figures as name and text."""
+        """Return all figures of this replica, as text by name."""
         settings, replica = self._settings, self._replica
         core, log = replica.core, replica.log
         status = core.status()

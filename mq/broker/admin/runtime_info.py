@@ -1,4 +1,4 @@
-"""The figures of GET_BROKER_RUNTIME_INFO (request code 28) that stock tools look for."""
+"""The figures in the response to request code 28 (GET_BROKER_RUNTIME_INFO) that RocketMQ's tools look for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOOK_AHEAD_ENTRIES: Final = 64
 
 
 class RuntimeInfo:
-    """Figures that a stock broker reports, as far as they apply here.
+    """Computes the figures of a RocketMQ broker that apply to this one.
 
     Args:
         disk_usage: free and total bytes of the log's disk.
@@ -41,7 +41,7 @@ class RuntimeInfo:
         self._earliest: tuple[int, int] | None = None
 
     def figures(self) -> StockFigures:
-        """All figures, but for the progress of delay levels. Raises OSError when the disk cannot be asked."""
+        """Return all figures except the progress of delay levels. Raises OSError if the disk usage cannot be read."""
         free, total = self._disk_usage()
         ratio = f"{used_part(free, total):.4f}"
         stats = self._stats
@@ -86,7 +86,7 @@ class RuntimeInfo:
         )
 
     def delays(self) -> dict[int, tuple[int, int]]:
-        """Map each delay level that was ever used to the number of delivered messages, and of stored messages."""
+        """Map each used delay level to the numbers of its delivered and of its stored messages."""
         levels: dict[int, tuple[int, int]] = {}
         for level in range(1, LEVEL_MAX + 1):
             end = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
@@ -132,7 +132,7 @@ class RuntimeInfo:
 
 
 def missing_entries(replica: Replica) -> int:
-    """The number of entries that this replica deleted early, on a full disk, and that another replica still has."""
+    """Return how many entries that this replica deleted early, on a full disk, are still on another replica."""
     core = replica.core
     if not core.began_early or core.oldest_base is None:
         return 0

@@ -1,4 +1,4 @@
-"""SKIP_MESSAGE (request code 9010): moves a consumer group past the message at its offset.
+"""Request code 9010 (SKIP_MESSAGE): moves a consumer group past the message at its offset.
 
 The message becomes a dead letter of the group, with the name of who skipped it, in one log entry with the group's new
 offset: it is skipped if and only if the record of that exists. Running members are moved at once.
@@ -28,7 +28,7 @@ _REASON = "skipped by an operator"
 
 
 class Skips(Service):
-    """Moves consumer groups past a message, which becomes a dead letter.
+    """Moves consumer groups past a message, and stores that message as a dead letter.
 
     Attributes:
         skipped: messages skipped since the start of this replica.
@@ -59,9 +59,7 @@ class Skips(Service):
             assert not self._under_way, f"messages of {sorted(self._under_way)} are skipped, and nothing is pending"
 
     def handle(self, call: Call[SkipMessage]) -> None:
-        """Request code 9010: skip a message; answered once the dead letter and the offset are stored. Raises
-        RequestRefused.
-        """
+        """Request code 9010: skip a message; respond once dead letter and offset are stored. Raises RequestRefused."""
         ext = call.request.ext
         self._appender.check_room()
         key = (ext.group, ext.topic, ext.queue_id)

@@ -1,4 +1,4 @@
-"""VIEW_BROKER_STATS_DATA (request code 315): rates of messages stored per topic and delivered per group.
+"""Request code 315 (VIEW_BROKER_STATS_DATA): rates of stored messages per topic and delivered messages per group.
 
 Stored messages are not counted on arrival, but derived from the ends of the queues. A timer reads these in portions, so
 that clients do not wait and all queues are covered within seconds; a query also reads them, unless there are too many.
@@ -36,7 +36,7 @@ _READ_SECONDS: Final = 0.25
 
 
 class Stats(Service):
-    """Answers requests for the broker's figures over the last minute, hour and day."""
+    """Returns the broker's figures over the last minute, hour and day."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._cluster = context.settings.cluster
@@ -52,7 +52,7 @@ class Stats(Service):
 
     @property
     def now_ms(self) -> int:
-        """The time in milliseconds that figures are based on."""
+        """The current time of the figures, in milliseconds."""
         return round(self._clock() * 1000)
 
     def routes(self) -> Iterator[Route]:
@@ -66,11 +66,11 @@ class Stats(Service):
         return float("-inf") if self._round else self._refresh_at
 
     def sample(self) -> None:
-        """Record the current values; called by a timer."""
+        """Record the current values of the counters. A timer calls this."""
         self.figures.sample(self.now_ms, local_day(self._wall_clock_ms()))
 
     def read_more_ends(self) -> None:
-        """Read the ends of the next queues; called by a timer. A new pass begins at its interval when all are read."""
+        """Read the ends of the next queues, and start over at an interval once all are read. A timer calls this."""
         if self._round or self._clock() >= self._refresh_at - AHEAD_SECONDS:
             self._read_ends()
 
@@ -83,7 +83,7 @@ class Stats(Service):
             self._read_end(self._round.popleft())
 
     def refresh(self) -> None:
-        """Update the figures, unless they are recent, or there are too many queues."""
+        """Update the figures, unless they are recent or there are too many queues."""
         if len(self._store) <= _QUEUES_AT_ONCE and self._clock() >= self._refresh_at:
             self._read_ends()
         self.figures.add_up()

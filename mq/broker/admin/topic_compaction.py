@@ -1,4 +1,4 @@
-"""Topics that keep the newest message of each key: the leader carries these forward, and lets the old ones expire.
+"""Compacts topics: the leader copies the newest message of each key to the queue's end, and lets old messages expire.
 
 Theory of operation. A queue is compacted from its beginning. When its oldest messages are old enough to be deleted, the
 leader looks at each: if its queue has a newer one with the same key, or it is a tombstone that was kept for long
@@ -110,7 +110,7 @@ _Old = list[tuple[QueueOffset, bytes, RawRecord]]
 
 
 class TopicCompaction(Service):
-    """Compacts topics while this replica leads; the module's docstring explains how.
+    """Compacts topics while this replica leads, as described above.
 
     Args:
         sends: holds sends to compacted topics.
@@ -151,7 +151,7 @@ class TopicCompaction(Service):
         yield Periodic(_STEP_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
-        """Figures: keys of compacted topics, messages carried and expired since this replica leads; see `Service`."""
+        """Return the numbers of keys, and of messages carried and expired since this replica leads."""
         return {
             "compacted_keys": sum(len(each.keys) for each in self._queues.values()),
             "compacted_messages_carried": self.carried_count,
@@ -192,7 +192,7 @@ class TopicCompaction(Service):
         return now_if(self._is_busy and self._appender.is_open)
 
     def run(self) -> None:
-        """Do the next step of one queue; called by a timer."""
+        """Do the next compaction step of one queue. A timer calls this."""
         if not self._appender.is_open or self._waits():
             return
         if self._metadata.format_level.level < LEVEL_OF_COMPACTION:

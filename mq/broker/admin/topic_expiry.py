@@ -1,4 +1,4 @@
-"""Retention of single topics, by age or by bytes: moves the beginnings of their queues forward.
+"""Expires messages of single topics, by age or by bytes: moves the beginnings of their queues forward.
 
 The leader looks at the queues of all these topics in turn. What is too old is a matter of where in the log the time is
 that the topic's hours say, and that is looked up once for all topics with equal hours. What exceeds a limit of bytes is
@@ -38,7 +38,7 @@ _COUNTED_AT_ONCE = 20_000
 
 
 class TopicExpiry(Service):
-    """Moves the beginnings of queues forward while this replica leads, by the retention of their topics.
+    """Applies the retention of single topics while this replica leads: moves the beginnings of queues forward.
 
     Args:
         leased_pos: physical offset from which on readers have leases.
@@ -67,7 +67,7 @@ class TopicExpiry(Service):
         yield Periodic(_LOOK_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
-        """Figures: messages that expired by their topic's hours since this replica leads."""
+        """Return the number of messages that expired by their topic's retention since this replica leads."""
         return {"topic_messages_expired": self.expired_count}
 
     def topic_changed(self, topic: str) -> None:
@@ -89,7 +89,7 @@ class TopicExpiry(Service):
         return float("-inf") if is_busy else float("inf")
 
     def run(self) -> None:
-        """Look at some queues; called by a timer."""
+        """Check some queues for expired messages. A timer calls this."""
         if self._hours is None:
             topics = self._metadata.topics.items()
             retention_hours = {
@@ -206,7 +206,7 @@ class TopicExpiry(Service):
 def without_hidden(
     rows: list[tuple[str, int, QueueOffset]], metadata: Metadata, store: QueueStore, now_ms: int
 ) -> list[tuple[str, int, QueueOffset]]:
-    """Return the rows, lowered so that no queue begins behind a popped message that may be redelivered."""
+    """Lower the new beginnings in ``rows`` so that no popped message that may be redelivered expires."""
     limits: dict[QueueKey, QueueOffset] = {}
     keys = {(topic, queue_id) for topic, queue_id, _ in rows}
     for (_, *place), pop_queue in metadata.pops.queues.items():

@@ -1,4 +1,4 @@
-"""List topics and offsets: request codes 21, 351, 202, 305, 43 and 45.
+"""Lists topics and offsets: request codes 21, 351, 202, 305, 43 and 45.
 
 Every replica answers, after it has applied everything that was committed when the request arrived.
 """
@@ -35,7 +35,7 @@ from mq.protocol.wire.queue_tables import QueueRef, queue_row
 
 
 class TopicQueries(Service):
-    """Lists topics, their queues' ends, and the offsets of groups.
+    """Lists topics, the ends of their queues, and the offsets of groups.
 
     Args:
         store_time: when the message at a queue offset was stored, in epoch milliseconds; -1 without a message.

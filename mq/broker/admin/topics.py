@@ -1,4 +1,4 @@
-"""Create, change and delete topics: request codes 17, 18 (several at once) and 215."""
+"""Creates, changes and deletes topics: request codes 17, 18 (several at once) and 215."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Topics(Service):
         yield Route(DeleteTopicInBroker, self.handle_delete, leader_only=True)
 
     def handle_put(self, call: Call[UpdateAndCreateTopic]) -> None:
-        """Create or change a topic; answered when that is replicated."""
+        """Request code 17: create or change a topic. The broker answers once that is replicated."""
         ext = call.request.ext
         config = wire_topics.TopicConfig(
             topic_name=ext.topic,
@@ -120,7 +120,7 @@ class Topics(Service):
         self._put(call, topics)
 
     def handle_delete(self, call: Call[DeleteTopicInBroker]) -> None:
-        """Delete a topic, its queues and all offsets in it; answered when that is replicated."""
+        """Request code 215: delete a topic with its queues and all offsets in it; respond once that is replicated."""
         topic = call.request.ext.topic
         _check_name(topic)
         if self._is_system(topic):

@@ -1,5 +1,5 @@
-"""Users and their policies, for RocketMQ's ``mqadmin createUser``, ``createAcl`` and others: request codes 3001 to
-3010; and what the ``acl_file`` has: 9028.
+"""Requests of RocketMQ's ``mqadmin`` for users and their policies (codes 3001 to 3010), and for the accounts in the
+``acl_file`` (9028).
 
 Users supplement the accounts of `BrokerSettings.acl_file` and apply only if that is set: without it the broker does not
 authenticate clients.
@@ -100,15 +100,15 @@ class UserAdministration(Service):
         yield Periodic(self._reseal_seconds, self.reseal)
 
     def handle_accounts(self, call: Call[ListAccounts]) -> bytes:
-        """Request code 9028: list the accounts in the file of this replica; each replica has a file of its own."""
+        """Request code 9028: list the accounts in this replica's file. Each replica has another file."""
         accounts = AccountList(has_file=False) if self._access is None else self._access.account_list
         return call.response(body=accounts.encode())
 
     # -- users -------------------------------------------------------------------------------------------------------
 
     def handle_create(self, call: Call[CreateUser]) -> bytes | None:
-        """Request code 3001: create a user. An identical one may exist, since ``mqadmin createUser -c`` calls each
-        replica, and all share the users.
+        """Request code 3001: create a user. Succeeds for an identical user: ``mqadmin createUser -c`` sends the request
+        to each replica of the group.
         """
         name, request = self._requested_user(call)
         if request.password is None:
@@ -147,13 +147,13 @@ class UserAdministration(Service):
         self._change(call, command, name, "updated", lambda: self._get_user(name))
 
     def handle_delete(self, call: Call[DeleteUserRequest]) -> None:
-        """Request code 3003: delete a user; succeeds also for an unknown one."""
+        """Request code 3003: delete a user. Succeeds if there is no such user."""
         name = call.request.ext.name
         self._check_may_change(name)
         self._change(call, DeleteUser(name=name), name, "deleted")
 
     def handle_get(self, call: Call[GetUser]) -> None:
-        """Request code 3004: return a user; nothing for an unknown one, as stock brokers do."""
+        """Request code 3004: return a user; an empty body if there is none, as RocketMQ brokers do."""
         name = call.request.ext.name
 
         def answer() -> bytes:
@@ -173,7 +173,7 @@ class UserAdministration(Service):
         when_current(self._read, call, answer)
 
     def reseal(self) -> None:
-        """Seal secrets again that are sealed with an old group secret; called by a timer."""
+        """Encrypt with the new group secret the user secrets that an old one has sealed. A timer calls this."""
         if not self._appender.is_open:
             return
         secrets = self._secrets()
@@ -212,7 +212,7 @@ class UserAdministration(Service):
         self._change(call, PutPolicies(name=name, policies=policies), name, "policies put", check)
 
     def handle_delete_policies(self, call: Call[DeleteAcl]) -> bytes | None:
-        """Request code 3008: delete policies; succeeds also for an unknown one, see `handle_create`."""
+        """Request code 3008: delete policies. Succeeds if there are no such policies, as `handle_create` does."""
         ext = call.request.ext
         name = _user_of(ext.subject)
         self._check_may_change(name)
