@@ -79,7 +79,7 @@ class AccessControl:
         self._unusable: dict[str, str] = {}
 
     def is_in_file(self, name: str) -> bool:
-        """Return whether the file has an account of this name. It then takes precedence over a user of the same name."""
+        """Return whether the file has an account of this name, which then overrides a user of the same name."""
         return name in self._file.accounts.by_key
 
     @property

@@ -55,7 +55,7 @@ class ConsumerGroups(Service):
         yield Route(DeleteSubscriptionGroup, self.handle_delete, leader_only=True)
 
     def handle_put(self, call: Call[UpdateAndCreateSubscriptionGroup]) -> None:
-        """Request code 200: create or change a group. The broker answers once the change is replicated."""
+        """Request code 200: create or change a group; respond once the change is replicated."""
         config = decode_body(SubscriptionGroupConfig.decode, call.body)
         self._put(call, [config])
 
@@ -70,7 +70,7 @@ class ConsumerGroups(Service):
         self._put(call, groups)
 
     def handle_delete(self, call: Call[DeleteSubscriptionGroup]) -> None:
-        """Request code 207: delete a group, and its offsets if requested. The broker answers once that is replicated."""
+        """Request code 207: delete a group, and its offsets if requested; respond once that is replicated."""
         ext = call.request.ext
         command = DeleteGroup(
             name=ext.group_name,

@@ -95,7 +95,7 @@ class Topics(Service):
         yield Route(DeleteTopicInBroker, self.handle_delete, leader_only=True)
 
     def handle_put(self, call: Call[UpdateAndCreateTopic]) -> None:
-        """Request code 17: create or change a topic. The broker answers once that is replicated."""
+        """Request code 17: create or change a topic; respond once that is replicated."""
         ext = call.request.ext
         config = wire_topics.TopicConfig(
             topic_name=ext.topic,

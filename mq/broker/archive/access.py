@@ -1,4 +1,4 @@
-"""Opens the archive for readers of messages whose files were deleted locally, and watches these reads."""
+"""Opens the archive for readers of messages whose local files were deleted, and times out reads that wait too long."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_archive(
     limits: BrokerLimits,
     log_begin: Callable[[], Base],
 ) -> tuple[ArchiveAccess, Workers]:
-    """Make a reader of the archive, and its worker threads. Sends nothing to the archive yet.
+    """Make a reader of the archive and its worker threads, without sending any request yet.
 
     Args:
         state: what the group knows of its archive.
@@ -57,7 +57,7 @@ def open_archive(
 
 
 def open_archive_to_join(settings: BrokerSettings, limits: BrokerLimits, end: Base) -> JoiningReader:
-    """The archive for a replica that gets the log of its group, which is archived up to ``end``. For a thread."""
+    """Make a reader of the archive, up to ``end``, for a replica that joins its group. Call it in a thread."""
     url = settings.archive_url
     assert url is not None, "log files are taken from an archive, and there is none"
     return open_joining(
@@ -74,7 +74,7 @@ def open_archive_to_join(settings: BrokerSettings, limits: BrokerLimits, end: Ba
 
 
 class ArchiveWatch(Service):
-    """Calls readers of archived messages back that wait for too long, and counts reads for operators."""
+    """Times out reads of the archive that wait too long, and counts reads for operators."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._reads = context.archived_reads

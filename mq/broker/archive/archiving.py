@@ -1,4 +1,4 @@
-"""Archiving on a broker: decides when this replica archives, replicates the progress, and reports it to operators.
+"""Decides when this replica archives the log, replicates the progress, and reports it to operators.
 
 A process reads the log's files and uploads them (`process`), so a slow or stuck store never delays the event loop. It
 reports the end of the archive. This replica then asks the leader (request code 9018) to replicate that
@@ -51,7 +51,7 @@ Archive = Callable[[ArchiveJob, Callable[[ArchiveStep], None], float], Awaitable
 
 
 class Archiving(Service):
-    """Archives complete files of the log while it is this replica's turn, and replicates the end of the archive.
+    """Archives complete log files while it is this replica's turn, and replicates how far the archive goes.
 
     Args:
         admit: raises RequestRefused unless the connection is a replica of this group.
@@ -164,7 +164,7 @@ class Archiving(Service):
         return max(0, self._complete_pos() - max(self._archived_end.pos, self._replica.log.base_pos))
 
     def update_progress(self) -> None:
-        """Note since when something waits, and repeat a report that was not applied; called by a timer."""
+        """Record since when files wait for archiving, and repeat a report that was not applied. A timer calls this."""
         now = self._clock()
         if self._waiting_bytes() == 0:
             self._waits_since = None
@@ -276,7 +276,7 @@ class Archiving(Service):
                 await self._archive(job, self.handle_step, self._limits.silent_seconds)
 
     def next_job(self) -> ArchiveJob | None:
-        """The part of the log to archive now; None if it is another replica's turn, or nothing is to be archived."""
+        """Return the part of the log to archive now; None if there is none, or it is another replica's turn."""
         now, core = self._clock(), self._replica.core
         is_due = (
             self._metadata.format_level.level >= LEVEL_OF_ARCHIVE
@@ -318,7 +318,7 @@ class Archiving(Service):
         return is_of_use and self._archived_end.index > 0 and now >= self._check_at
 
     def handle_step(self, step: ArchiveStep) -> None:
-        """Note the progress that the archiving process has reported."""
+        """Store the progress that the archiving process reports."""
         if step.is_older:
             self._log.error("archive_rolled_back", archive_index=step.index, known_index=self._archived_end.index)
         self._uploaded_bytes += step.nbytes
@@ -407,7 +407,7 @@ class Archiving(Service):
         self._on_failure(Trouble.REFUSED, f"the leader refuses the report: {remark}")
 
     def handle(self, call: Call[ReportArchived]) -> bytes:
-        """Request code 9018: take a report of another replica about the archive. Raises RequestRefused."""
+        """Request code 9018: store another replica's report about the archive. Raises RequestRefused."""
         ext = call.request.ext
         self._admit(call.connection, ext.identity)
         if not self._appender.is_open:

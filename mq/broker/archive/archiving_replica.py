@@ -1,4 +1,4 @@
-"""Decides which replica archives: each replica decides by itself, from state that all of them share. Pure.
+"""Decides which replica archives. Each replica decides alone, from state that all of them share. Pure.
 
 A follower, so that the leader has no work with it; without a voting follower, the leader. If the archive does not get
 on, it is the turn of the next follower, and last of the leader. Two that archive at the same time do no harm.
@@ -14,7 +14,7 @@ from raftlog import NodeId
 def archives(
     node: NodeId, voters: Collection[NodeId], leader: NodeId | None, stuck_seconds: float, turn_seconds: float
 ) -> bool:
-    """Whether it is the turn of ``node`` to archive the log.
+    """Return whether it is the turn of ``node`` to archive the log.
 
     Args:
         voters: all voters of the group.

@@ -1,4 +1,4 @@
-"""Adds queue entries of messages that only the archive has to a new replica, or to one that lost queue files.
+"""Fetches queue entries of archived messages for a replica that is new or has lost queue files.
 
 The archive is read backward from where the queues begin, a step of about a megabyte at a time, in the threads for the
 archive. The entries of each step are put in front of the queues, some in each turn of the event loop. So this replica
@@ -34,7 +34,7 @@ LOG_AGAIN_SECONDS: Final = 60.0
 
 
 class QueueRefill(Service):
-    """Fetches queue entries that this replica lacks from the archive, and puts them in front of its queues."""
+    """Fetches queue entries that this replica lacks from the archive, and prepends them to its queues."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -77,7 +77,7 @@ class QueueRefill(Service):
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def continue_refill(self) -> None:
-        """Begin with the next step if something is missing; called by a timer."""
+        """Start the next step if entries are missing. A timer calls this."""
         if (durable := self._context.refilled_pos()) is not None and durable < self._tier.noted_pos:
             self._replica.remember(QUEUES_FROM, b"%d" % durable)
         if self._is_reading or self._step is not None or self._context.is_filling():
@@ -130,7 +130,7 @@ class QueueRefill(Service):
         self.run_step()
 
     def run_step(self) -> None:
-        """Put some of the entries of the step in front of their queues; called by a timer. Raises OSError."""
+        """Prepend some entries of the current step to their queues. A timer calls this. Raises OSError."""
         step = self._step
         if step is None or self._clock() < self._wait_until:
             return

@@ -1,4 +1,4 @@
-"""Runs the archiving process (`mq.store.archive.worker`), and kills it when it is silent for too long."""
+"""Runs the archiving process (`mq.store.archive.worker`), and kills it if it is silent for too long."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def archive_in_process(
     *,
     command: Sequence[str] = WORKER,
 ) -> None:
-    """Do a job in a process; ``take`` is called with each step, the last one included.
+    """Run an archiving job in a process, and call ``take`` with each step that it reports, including the last.
 
     A process that cannot be started, or writes something else than steps, is a failed run.
 

@@ -1,4 +1,4 @@
-"""The part of the log that this replica reads from the archive, since its files were deleted locally.
+"""Computes which part of the log this replica reads from the archive, because its local files were deleted.
 
 The group knows up to where its log is archived, and from where on archived messages are served
 (`mq.broker.state.archived_log`). The consume queues keep their entries of archived messages, so that everything that
@@ -26,7 +26,7 @@ class ArchiveState(Protocol):
     is_held: bool
 
     def end_at(self, url: str | None) -> Base:
-        """The end of the part of the log that the archive at ``url`` has."""
+        """Return the end of the part of the log that the archive at ``url`` has."""
 
 
 class NotedLog(Protocol):
@@ -41,11 +41,11 @@ class NotedLog(Protocol):
         """The small values that are stored with the log."""
 
     def set_note(self, key: str, value: bytes | None, /) -> None:
-        """Set a note, or remove it with None."""
+        """Store a note with the log; None removes it."""
 
 
 def store_queues_from(log: NotedLog, *, has_tiers: bool, is_fresh: bool) -> None:
-    """Note where the queues begin, when a broker opens them.
+    """Store with the log where the queues begin. A broker calls this when it opens them.
 
     Args:
         has_tiers: whether archived messages are served after their files were deleted.
@@ -58,7 +58,7 @@ def store_queues_from(log: NotedLog, *, has_tiers: bool, is_fresh: bool) -> None
 
 
 class Tier:
-    """The archive as the place of old messages, as this replica sees it.
+    """Tells from where on this replica serves messages, and up to where the archive replaces its log files.
 
     Args:
         url: of the archive; None if only local messages are served.
@@ -77,13 +77,13 @@ class Tier:
 
     @property
     def begin_pos(self) -> int | None:
-        """The physical offset from which on the group serves archived messages; None if it serves none yet."""
+        """The physical offset from which on the group serves archived messages; None if it serves none."""
         is_known = self._url is not None and self._state.end_at(self._url).pos > 0
         return self._state.begin_pos if is_known else None
 
     @property
     def queues_from(self) -> int:
-        """The physical offset from which on the queues of this replica have all entries."""
+        """The physical offset from which on this replica's queues have all entries."""
         note = self._log.notes.get(QUEUES_FROM)
         first_pos = self._log.base_pos if note is None else min(int(note), self._log.base_pos)
         return min(first_pos, self._refilled_pos)
@@ -97,24 +97,24 @@ class Tier:
 
     @property
     def lacks_older(self) -> bool:
-        """Whether the group serves archived messages from before the queues of this replica."""
+        """Whether the group serves archived messages that this replica's queues do not have."""
         return self.begin_pos is not None and self.queues_from > self.begin_pos
 
     @property
     def lacks_older_for_good(self) -> bool:
-        """Whether this replica lacks older entries for good: the archive ends before them, so no replica has those
-        between.
-        """
+        """Whether this replica can never get its missing entries: the archive ends before its queues begin."""
         return self.lacks_older and self._state.end_at(self._url).pos < self.queues_from
 
     def open_from(self, pos: int) -> None:
-        """Serve messages from the physical offset ``pos`` on, whose entries the queues are about to get."""
+        """Serve messages from the physical offset ``pos`` on, because their entries are about to be added to the
+        queues.
+        """
         self._opened_pos = min(self._opened_pos, pos)
         if QUEUES_FROM not in self._log.notes:
             self._log.set_note(QUEUES_FROM, b"%d" % self._log.base_pos)
 
     def refilled_from(self, pos: int) -> None:
-        """Note that the queues have all entries from the physical offset ``pos`` on, in this process."""
+        """Record, for this process, that the queues have all entries from the physical offset ``pos`` on."""
         assert self._opened_pos <= pos < self.queues_from, (
             f"entries from {pos} on, opened are those from {self._opened_pos} on"
         )
@@ -122,11 +122,11 @@ class Tier:
 
     @property
     def noted_pos(self) -> int:
-        """The physical offset from which on the queues have all entries also after a restart, by the log's notes."""
+        """The physical offset from which on the queues have all entries even after a restart."""
         return int(self._log.notes.get(QUEUES_FROM, POS_MAX))
 
     def deletable_pos(self) -> int:
-        """The physical offset below which files may be deleted here, because the archive has them; 0 for none."""
+        """Return the physical offset below which local files may be deleted because they are archived; 0: none may."""
         if self.begin_pos is None or self._state.is_held:
             return 0
         if QUEUES_FROM not in self._log.notes:  # durable together with the next deletion

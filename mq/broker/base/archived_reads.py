@@ -1,4 +1,4 @@
-"""Reads old messages from the archive: worker threads load verified blocks into memory, and the event loop reads there.
+"""Reads old messages from the archive. Worker threads load verified blocks into memory for the event loop.
 
 The event loop never waits for the store. A reader asks to have places loaded, and is called back when the attempt is
 over, or takes too long; what is not in memory then is refused with `ArchivedNotLoaded`, and is still loaded. Readers
@@ -38,7 +38,7 @@ offsets, in order; fewer if the archive ends before. For any thread. Raises Segm
 
 
 class ArchivedNotLoaded(SegmentError):
-    """A message is in the archive, and not in memory yet: it is being loaded, or will be when it is asked for again.
+    """A message is only in the archive, and not loaded into memory yet. Retrying loads it.
 
     ``wait`` has the arguments and the result of `ArchivedReads.load`, apart from the places.
     """
@@ -50,7 +50,7 @@ class ArchivedNotLoaded(SegmentError):
 
 
 class ArchivedUnreadable(SegmentError):
-    """A message is in the archive, and the last attempt to read it failed."""
+    """A message is only in the archive, and the last attempt to read it failed."""
 
     def __init__(self, pos: int, cause: SegmentError) -> None:
         super().__init__(f"the message at {pos} is in the archive, which cannot be read now: {cause}")
@@ -71,7 +71,7 @@ class _ChunkWait:
 
 
 class ArchivedReads:
-    """Reads archived bytes, and caches blocks of the archive in memory.
+    """Reads archived bytes of the log, and caches blocks of the archive in memory.
 
     Args:
         end_pos: the physical offset up to which the log is known to be archived.
@@ -110,7 +110,7 @@ class ArchivedReads:
         self._fetched_bytes = self._failures = self._refusals = 0
 
     def counters(self) -> dict[str, int]:
-        """The counters of archived reads, for operators."""
+        """Return the counters of archived reads, for operators."""
         return {
             "archive_reads_waiting": len(self._waits),
             "archive_read_bytes": self._fetched_bytes,
@@ -119,11 +119,11 @@ class ArchivedReads:
         }
 
     def has(self, place: LogSpan) -> bool:
-        """Whether a place can be read at once."""
+        """Return whether the bytes at ``place`` are in memory."""
         return self._find(*place) is not None
 
     def read(self, pos: int, nbytes: int) -> bytes:
-        """Return ``nbytes`` bytes of one entry, from the physical offset ``pos`` on.
+        """Return ``nbytes`` bytes of one entry, starting at the physical offset ``pos``.
 
         Raises:
             ArchivedNotLoaded: it is being loaded now. ArchivedUnreadable: the last attempt, a moment ago, failed.
@@ -139,14 +139,14 @@ class ArchivedReads:
         raise ArchivedNotLoaded(pos, reason, lambda then: self.load([(pos, nbytes)], then))
 
     def block_at(self, pos: int) -> tuple[int, bytes]:
-        """The block with a physical offset, and where it begins. Raises as `read`."""
+        """Return the physical offset and the bytes of the block that has the byte at ``pos``. Raises as `read`."""
         self.read(pos, 1)
         begin = self._find(pos, 1)
         assert begin is not None, f"the byte at {pos} was read, and is not in memory"
         return begin, self._blocks[begin]
 
     def load(self, places: Sequence[LogSpan], then: Callable[[], None]) -> bool:
-        """Load ascending places, and call ``then`` when they are there, could not be loaded, or it took too long.
+        """Load ascending places, and call ``then`` when they are loaded, loading failed, or it took too long.
 
         Returns False, and does not call ``then``, if there is nothing to wait for: all can be read, or some cannot.
         """
@@ -177,7 +177,7 @@ class ArchivedReads:
         return True
 
     def expire(self) -> None:
-        """Call readers back that have waited for too long; the loading continues."""
+        """Call ``then`` of loads that have taken too long. The loading itself continues."""
         now = self._clock()
         late = [each for each in self._waits if each.deadline <= now]
         if not late:
@@ -191,11 +191,11 @@ class ArchivedReads:
             wait.then()
 
     def next_deadline(self) -> float:
-        """The time at which `expire` is due next; infinity if no reader waits."""
+        """Return the time at which `expire` is due next; infinity if no load is waited for."""
         return next((wait.deadline for wait in self._waits), float("inf"))
 
     def check_invariants(self) -> None:
-        """Assert what holds between calls; for tests."""
+        """Assert the invariants that hold between calls, for tests."""
         assert self._begins == sorted(self._blocks), "blocks are not found by their beginnings"
         nbytes = sum(map(len, self._blocks.values()))
         assert nbytes == self._nbytes, f"{nbytes} bytes are in memory, {self._nbytes} are counted"
@@ -343,20 +343,20 @@ class LocalLog(Protocol):
 
     @property
     def end_pos(self) -> int:
-        """The physical offset at which the log ends."""
+        """The physical offset at which the local log ends."""
 
     def pread(self, pos: int, length: int, /, *, trusts_page_cache: bool = False) -> bytes:
-        """Read bytes by physical offset; `LogReads.pread` lists the errors."""
+        """Return bytes from a physical offset on; `LogReads.pread` lists the errors."""
 
     def pread_each(self, pieces: Sequence[LogSpan], /) -> Sequence[bytes | memoryview]:
-        """Return the bytes of each piece; pieces ascend, and each is within one entry."""
+        """Return the bytes of each piece. Pieces ascend, and each lies within one entry."""
 
     def read_runs(self, pos: int, length: int, /) -> Iterator[VerifiedRun]:
-        """Yield the bytes as runs of complete verified entries."""
+        """Yield the bytes of a range as runs of complete verified entries."""
 
 
 class TieredLog:
-    """The records of a log of which a part is only in the archive."""
+    """Reads records from the local log, and older ones from the archive."""
 
     def __init__(self, log: LocalLog, tier: Tier, reads: ArchivedReads, fetch: Fetch, segment_bytes: int) -> None:
         self._log = log
@@ -367,28 +367,28 @@ class TieredLog:
 
     @property
     def base_pos(self) -> int:
-        """The physical offset from which on records are in the local log."""
+        """The physical offset at which the local log begins."""
         return self._log.base_pos
 
     @property
     def begin_pos(self) -> int:
-        """The physical offset before which records are deleted, also from the archive."""
+        """The physical offset at which the archive begins. Older records are deleted everywhere."""
         return self._tier.visible_pos
 
     @property
     def end_pos(self) -> int:
-        """The end of the log."""
+        """The physical offset at which the log ends."""
         return self._log.end_pos
 
     def pread(self, pos: int, length: int, *, trusts_page_cache: bool = False) -> bytes:
-        """Read bytes by physical offset. Raises the errors of `LogReads.pread` and `ArchivedReads.read`."""
+        """Return bytes from a physical offset on. Raises the errors of `LogReads.pread` and `ArchivedReads.read`."""
         if pos >= self._log.base_pos:
             return self._log.pread(pos, length, trusts_page_cache=trusts_page_cache)
         self._check(pos)
         return self.reads.read(pos, length)
 
     def pread_each(self, pieces: Sequence[LogSpan]) -> Sequence[bytes | memoryview]:
-        """Return the bytes of each piece; pieces ascend, and each is within one entry. Raises as `pread`."""
+        """Return the bytes of each piece. Pieces ascend, and each lies within one entry. Raises as `pread`."""
         base_pos = self._log.base_pos
         if not pieces or pieces[0][0] >= base_pos:
             return self._log.pread_each(pieces)
@@ -398,7 +398,7 @@ class TieredLog:
         return [*blocks, *self._log.pread_each(pieces[first_local:])] if first_local < len(pieces) else blocks
 
     def read_runs(self, pos: int, length: int) -> Iterator[VerifiedRun]:
-        """Yield verified runs; waits for the store, so only for threads that may. Raises as `read_runs` and `Fetch`."""
+        """Yield verified runs; call it in a thread, since it waits for storage. Raises as `read_runs` and `Fetch`."""
         stop, base_pos = pos + length, self._log.base_pos
         if pos < base_pos:
             self._check(pos)
@@ -418,7 +418,7 @@ class TieredLog:
             yield from self._log.read_runs(max(pos, base_pos), stop - max(pos, base_pos))
 
     def block_at(self, pos: int) -> tuple[int, bytes]:
-        """The block of the archive with a physical offset, and where it begins. Raises as `pread`."""
+        """Return the physical offset and bytes of the archive block with the byte at ``pos``. Raises as `pread`."""
         self._check(pos)
         return self.reads.block_at(pos)
 

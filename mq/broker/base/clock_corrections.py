@@ -1,4 +1,4 @@
-"""Corrects the age of log files whose messages a slow clock has stamped. Kept across restarts. Pure.
+"""Corrects the age of log files whose messages have times of a slow clock. Corrections survive restarts. Pure.
 
 Two things make a message seem older than it is: the clock of the leader that stamped it was behind, which a replica
 notices while it sees the file grow; or the clock of this machine was set ahead afterwards. Both are a number of
@@ -37,7 +37,7 @@ class _Note(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class BootClock:
-    """Compares the wall clock with the clock since boot, which cannot be set.
+    """Compares the wall clock with the clock since boot, which nobody can set.
 
     Attributes:
         boot_id: changes when the machine boots.
@@ -49,7 +49,7 @@ class BootClock:
 
 
 class ClockCorrections:
-    """The corrections that are added to the times of files, since the clock was wrong.
+    """Maps log files to the milliseconds by which a wrong clock made them look too old.
 
     Args:
         note: what `encode` returned, in this process or an earlier one; None for a log without.
@@ -68,12 +68,12 @@ class ClockCorrections:
             )
 
     def get_ms(self, start: int) -> int:
-        """Milliseconds that are added to the time of the file that begins at ``start``."""
+        """Return the milliseconds to add to the time of the file that begins at ``start``."""
         at = bisect_right(self._steps, (start, 2**63)) - 1
         return 0 if at < 0 else self._steps[at][1]
 
     def check_clock(self, begin: int, end: int) -> int:
-        """Notice that the clock was set; the log's closed files are those from ``begin`` to ``end``.
+        """Check whether the clock was set, and correct the closed files from ``begin`` to ``end`` for that.
 
         Returns by how many milliseconds it was set, 0 if it was not.
         """
@@ -93,13 +93,13 @@ class ClockCorrections:
         return shift_ms
 
     def add(self, start: int, end: int, ms: int) -> None:
-        """Note that the file from ``start`` to ``end`` is ``ms`` milliseconds younger than its messages say."""
+        """Treat the file from ``start`` to ``end`` as ``ms`` milliseconds younger than its messages say."""
         assert ms > 0, f"{ms} ms are added to the file at {start}"
         if ms > self.get_ms(start):
             self._put([(start, ms)], end)
 
     def take_away(self, ms: int) -> None:
-        """Reduce all corrections by ``ms``, by which they have made files younger than they can be."""
+        """Reduce all corrections by ``ms`` milliseconds, because they made files younger than they can be."""
         assert ms > 0, f"{ms} ms are taken away"
         self._replace([(start, max(correction - ms, 0)) for start, correction in self._steps])
 
@@ -108,11 +108,11 @@ class ClockCorrections:
         return msgspec.msgpack.encode(_Note(self._boot_id, self._offset_ms, self._steps))
 
     def encode_for_copies(self) -> bytes:
-        """Encode the corrections for a replica that copies these files; without this machine's clock."""
+        """Encode the corrections, without this machine's clock, for a replica that copies these files."""
         return msgspec.msgpack.encode(_Note("", 0, self._steps)) if self._steps else b""
 
     def take_copied(self, note: bytes) -> None:
-        """Add the notes of the replica from which the files were copied. The larger correction of a file is used.
+        """Merge the corrections of the replica from which the files were copied. The larger one of a file counts.
 
         Raises msgspec.MsgspecError for a note of another release, which changes nothing.
         """

@@ -1,4 +1,4 @@
-"""Messages stored and delivered over the last minute, hour and day, from counters and samples of their values.
+"""Counts messages stored and delivered over the last minute, hour and day, by sampling counters.
 
 Counting only increments a counter. Every ten seconds its value is sampled; a figure over a period is the difference to
 the sample at its beginning.
@@ -22,7 +22,7 @@ _DAY_KEPT: Final = 25
 
 
 class RateOverTime(NamedTuple):
-    """The messages or requests, and their bytes, that were counted within ``seconds``."""
+    """The messages or requests (``nums``) and their bytes that were counted within ``seconds``."""
 
     nums: int
     nbytes: int
@@ -30,17 +30,17 @@ class RateOverTime(NamedTuple):
 
     @property
     def per_second(self) -> float:
-        """The rate of ``nums`` per second."""
+        """The messages or requests per second."""
         return self.nums / self.seconds
 
     @property
     def bytes_per_second(self) -> float:
-        """Rate of ``nbytes``."""
+        """The bytes per second."""
         return self.nbytes / self.seconds
 
 
 class CounterSeries:
-    """One counter of messages, bytes and calls. Callers increment the fields directly.
+    """Counts messages, bytes and calls, and keeps samples of the counts. Callers increment the fields directly.
 
     Samples are triples of time in milliseconds, ``nums`` and ``nbytes``, oldest first.
     """
@@ -57,7 +57,7 @@ class CounterSeries:
         self._day = array("q", first)
 
     def sample(self, now_ms: int, number: int) -> None:
-        """Take a sample; ``number`` is the sample's number."""
+        """Record the counts as sample number ``number``."""
         now = (now_ms, self.nums, self.nbytes)
         _append_sample(self._minute, now, _MINUTE_KEPT)
         if number % _HOUR_SAMPLES == 0:
@@ -67,23 +67,23 @@ class CounterSeries:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the counter has not changed for a day."""
+        """Whether the counts have not changed for a day."""
         return len(self._day) == _DAY_KEPT * _FIELDS and self._day[1] == self.nums
 
     def over_minute(self, now_ms: int) -> RateOverTime:
-        """Counts over the last minute, or since the start if that is later."""
+        """Return the counts over the last minute, or since the start if that is later."""
         return self._since(self._minute, 0, now_ms)
 
     def over_hour(self, now_ms: int) -> RateOverTime:
-        """Counts over the last hour."""
+        """Return the counts over the last hour."""
         return self._since(self._hour, 0, now_ms)
 
     def over_day(self, now_ms: int) -> RateOverTime:
-        """Counts over the last day."""
+        """Return the counts over the last day."""
         return self._since(self._day, 0, now_ms)
 
     def rates(self, now_ms: int) -> str:
-        """Rates per second over about ten seconds, a minute and ten minutes, in the format of stock brokers."""
+        """Return rates per second over about ten seconds, a minute and ten minutes, as text in RocketMQ's format."""
         spans = ((self._minute, max(len(self._minute) - 2 * _FIELDS, 0)), (self._minute, 0))
         ten_minutes = (self._hour, max(len(self._hour) - 2 * _FIELDS, 0))
         return " ".join(str(self._since(ring, at, now_ms).per_second) for ring, at in (*spans, ten_minutes))
@@ -98,7 +98,7 @@ class CounterSeries:
 
 
 class TrafficCounters:
-    """All counters of a broker. ``now_ms`` is monotonic.
+    """Holds all traffic counters of a broker. ``now_ms`` is monotonic.
 
     Attributes:
         puts, gets: all messages stored, and all delivered to consumers.
@@ -137,7 +137,7 @@ class TrafficCounters:
         series.nbytes += nbytes
 
     def count_got(self, topic: str, group: str, nums: int, nbytes: int) -> None:
-        """Count messages delivered with one reply."""
+        """Count the messages delivered in one response."""
         # Called for every reply, so it updates no total; `add_up` computes that.
         series = self.by_group.get((topic, group))
         if series is None:
@@ -151,7 +151,7 @@ class TrafficCounters:
         series.times += 1
 
     def count_sent_back(self, topic: str, group: str) -> None:
-        """Count a message that a consumer sent back."""
+        """Count a message that a consumer has sent back."""
         series = self.sent_back.get((topic, group))
         if series is None:
             if self._is_full():
@@ -160,7 +160,7 @@ class TrafficCounters:
         series.nums += 1
 
     def add_up(self) -> None:
-        """Update ``gets`` and ``hits``."""
+        """Update ``gets`` and ``hits`` from the counters of groups."""
         others, gets = self._others, self.gets
         nums, nbytes, times = others.nums, others.nbytes, others.times
         for series in self.by_group.values():
@@ -170,7 +170,7 @@ class TrafficCounters:
         gets.nums, gets.nbytes, self.hits.nums = nums, nbytes, times
 
     def sample(self, now_ms: int, day: int) -> None:
-        """Sample all counters; every `SAMPLE_SECONDS`. ``day`` changes at midnight."""
+        """Sample all counters; call it every `SAMPLE_SECONDS`. ``day`` is a number that changes at midnight."""
         self._now_ms = now_ms
         self._samples += 1
         self.add_up()

@@ -1,4 +1,4 @@
-"""Disk usage."""
+"""Measures disk usage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from raftlog.segment import RealDisk
 
 
 def disk_usage(directory: Path) -> tuple[int, int]:
-    """Free and total bytes of the disk of a directory, without the space reserved for root. Raises OSError.
+    """Return the free and the total bytes of a directory's disk, without the space reserved for root. Raises OSError.
 
     `df` counts in the same way, and so does the check that refuses messages on a full disk.
     """
@@ -16,10 +16,10 @@ def disk_usage(directory: Path) -> tuple[int, int]:
 
 
 def disk_used(directory: Path) -> float:
-    """The used fraction of a directory's disk, 0 to 1. Raises OSError."""
+    """Return the used fraction, 0 to 1, of a directory's disk. Raises OSError."""
     return used_part(*disk_usage(directory))
 
 
 def used_part(free: int, total: int) -> float:
-    """The used fraction of a disk. A file system without a size, such as a tmpfs without a limit, is never full."""
+    """Return the used fraction of a disk; 0 for a file system without a size, such as an unlimited tmpfs."""
     return 1 - free / total if total else 0.0

@@ -1,4 +1,4 @@
-"""The age of log files, also if clocks were wrong when they were written.
+"""Computes the age of log files, even if clocks were wrong when the files were written.
 
 The age of a file is the age of its newest message. Its stored time may be in the future, or long ago, since the clock
 of the leader was wrong. So three bounds hold the stored times in place:
@@ -35,7 +35,7 @@ Stamps = Callable[[SegmentInfo], Sequence[int]]
 
 
 class PlausibleTime:
-    """The wall clock without a recent jump ahead.
+    """Follows the wall clock, but not a recent jump ahead.
 
     Args:
         clock: monotonic seconds.
@@ -51,7 +51,7 @@ class PlausibleTime:
         self._proven_at = 0.0
 
     def plausible_ms(self, wall_ms: int) -> int:
-        """The time by which files are deleted, when the clock shows ``wall_ms``; to be called every few seconds."""
+        """Return the time by which files expire while the clock shows ``wall_ms``. Call it every few seconds."""
         now = self._clock()
         if self._last_reading is not None:
             jump_ms = wall_ms - self._last_reading[1] - round((now - self._last_reading[0]) * 1000)
@@ -69,7 +69,7 @@ class PlausibleTime:
 
 
 class FileTimes:
-    """The times of the files of one log, for one look at all of them after the other, oldest first.
+    """Computes the times of the files of one log. Ask for them oldest first, after each `set_files`.
 
     Args:
         stamps: reads store times of a file.
@@ -93,7 +93,7 @@ class FileTimes:
         self._newest_by_start: dict[int, int | None] = {}
 
     def set_files(self, segments: Sequence[SegmentInfo], now_ms: int, wall_ms: int) -> None:
-        """Begin a look at these files, at the time ``now_ms``; ``wall_ms`` is what the clock says, believed or not."""
+        """Set the files to examine at the time ``now_ms``. ``wall_ms`` is what the clock shows, plausible or not."""
         for older, newer in pairwise(segments):
             assert older.end <= newer.start, f"the file at {newer.start} follows one that ends at {older.end}"
         self._segments, self._now_ms, self._earlier_ms, self._newest_by_start = segments, now_ms, 0, {}
@@ -123,7 +123,7 @@ class FileTimes:
             self._limit_added(closed_files[-1])
 
     def newest_ms(self, segment: SegmentInfo) -> int | None:
-        """The time at which the newest message of a closed file was stored; None for a file without messages.
+        """Return when the newest message of a closed file was stored; None for a file without messages.
 
         To be called for the oldest file first.
         """

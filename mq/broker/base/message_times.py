@@ -1,4 +1,4 @@
-"""The store times of messages in the log, and the position of the first message stamped by a clock that ran ahead."""
+"""Finds store times of messages in the log, and the first message stored by a clock that ran ahead."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StampedLog(Protocol):
 
 
 def stored_ms(log: StampedLog, indexes: Iterable[LogIndex]) -> int | None:
-    """The store time of the last message of the first entry that has one. Raises SegmentError, RecordError."""
+    """Return the last store time in the first entry with messages, or None. Raises SegmentError, RecordError."""
     for index in indexes:
         [ref, *_], data = log.read_entries(index, 1)
         if ref.kind == EntryKind.NORMAL:
@@ -41,12 +41,12 @@ def stored_ms(log: StampedLog, indexes: Iterable[LogIndex]) -> int | None:
 
 
 def newest_ms(log: StampedLog, last: LogIndex) -> int | None:
-    """The store time of an entry or of one shortly before it. Raises SegmentError, RecordError."""
+    """Return the store time of entry ``last``, or of one shortly before it. Raises SegmentError, RecordError."""
     return stored_ms(log, index_range(last, max(log.first_index, last - NEAR) - 1, -1))
 
 
 def old_until(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
-    """The physical offset before which all messages were stored before ``before_ms``; None if no entry was.
+    """Return the physical offset before which all messages are older than ``before_ms``; None if the first is not.
 
     It is the end of an entry. Reads some entries, since it is a binary search. Raises SegmentError.
     """
@@ -72,7 +72,7 @@ def old_until(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
 
 
 def first_from_the_future(log: StampedLog, now_ms: int) -> int | None:
-    """The physical offset from which on all messages have store times after ``now_ms``; None if the last one has not.
+    """Return the physical offset from which on all store times are after ``now_ms``; None if the last one is not.
 
     They were stored by a leader whose clock was ahead, until now. Reads some entries, since it is a binary search.
     Raises SegmentError.

@@ -40,7 +40,7 @@ Address = tuple[str, int]
 
 
 class Registration(NamedTuple):
-    """The values that a broker registers at a name server.
+    """A broker's registration at a name server.
 
     ``body`` encodes the register-broker body with ``topic_count`` topics; it may run later in another thread, on a
     consistent copy. ``whole`` says that it contains all topics.
@@ -99,7 +99,7 @@ class Registrar:
         self._news = {address: _News() for address in namesrv}
 
     def announce(self, topics: Iterable[str] | None = None) -> None:
-        """Register again at once: these topics changed, or, for None, the role changed."""
+        """Register again at once, because ``topics`` changed or, for None, the role of this replica."""
         for news in self._news.values():
             if topics is None:
                 news.all_topics = True
@@ -109,7 +109,7 @@ class Registrar:
         self._change_event = trio.Event()
 
     async def run(self) -> None:
-        """Register at all name servers until cancelled; then unregister, with a short timeout."""
+        """Register at all name servers until cancelled. Then unregister, with a short timeout."""
         async with trio.open_nursery() as nursery:
             for address in self._namesrv:
                 nursery.start_soon(self._keep_registered, address)

@@ -1,4 +1,4 @@
-"""Connections of a broker to its name servers, with or without TLS, and their answers."""
+"""Connects a broker to its name servers, with or without TLS, and receives their responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Stream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 
 async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None) -> Stream:
-    """Connect to a name server; with ``tls`` its certificate must match the host name in the address.
+    """Connect to a name server. With ``tls``, its certificate must match the host name in the address.
 
     Raises OSError if the connection or the TLS handshake fails.
     """
@@ -33,7 +33,7 @@ async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None) -> S
 
 
 async def receive_answer(stream: Stream, opaque: int) -> tuple[Response, memoryview]:
-    """The header and the body of the answer to a request; other frames are ignored.
+    """Return the header and the body of the response to request ``opaque``, ignoring other frames.
 
     Raises ProtocolError, trio.BrokenResourceError, and OSError if the name server closes the connection.
     """

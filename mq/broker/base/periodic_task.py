@@ -1,4 +1,4 @@
-"""One task for all timers of a broker."""
+"""Runs all timers of a broker in one task."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ REST_SECONDS_MAX: Final = 1.0
 
 
 def never_rests() -> float:
-    """The default of ``rests_until``, for an action that is called at each interval."""
+    """The default of ``rests_until``: the action runs at each interval."""
     return float("-inf")
 
 
 def now_if(busy: object) -> float:
-    """The value of ``rests_until`` for an action that either has something to do at each interval, or nothing."""
+    """Return a ``rests_until`` value: the past while an action has something to do (``busy``), else infinity."""
     return float("-inf") if busy else float("inf")
 
 
 class Periodic(NamedTuple):
-    """An action, called at an interval in seconds; one of a second or more is called at whole seconds, with others.
+    """An action and its interval in seconds. Those of a second or more run at whole seconds, together with others.
 
     ``rests_until`` says until when, on the clock of the event loop, there is nothing to do for it unless a turn of the
     reactor changes that: infinity if it waits for nothing. It is called often and must be cheap.
@@ -44,7 +44,7 @@ class Periodic(NamedTuple):
 
 
 class Schedule:
-    """The times at which actions are due: pure. ``now`` is on the clock of the event loop."""
+    """Computes when actions are due. Pure: ``now`` is a time of the event loop's clock."""
 
     def __init__(self, actions: Sequence[Periodic], now: float) -> None:
         assert actions, "no action is ever due"
@@ -57,7 +57,7 @@ class Schedule:
             self._plan(number, now)
 
     def next_at(self) -> float:
-        """The time at which the next action is due, as things are."""
+        """Return the time at which the next action is due, as far as is known now."""
         # Called after most turns of an idle broker: without further functions.
         next_at = min(self._due_at_latest)
         for (_, _, rests_until), due_at in zip(self._actions, self._due_at, strict=True):
@@ -66,7 +66,7 @@ class Schedule:
         return next_at
 
     def run_due(self, now: float) -> None:
-        """Run all timers that are due now, or within `AHEAD_SECONDS`."""
+        """Run the actions that are due now, or within `AHEAD_SECONDS`."""
         soon = now + AHEAD_SECONDS
         for number, (_, action, rests_until) in enumerate(self._actions):
             if self._due_at_latest[number] <= soon or (self._due_at[number] <= soon and rests_until() <= soon):
@@ -81,7 +81,7 @@ class Schedule:
 
 
 class PeriodicTask:
-    """Runs each action at its interval, and ``react`` after them; the first time after one interval.
+    """Runs each action at its interval, first after one interval, and calls ``react`` after them.
 
     ``on_delay`` is called with the seconds by which due actions were late, and with the duration of all of them.
 
@@ -102,7 +102,7 @@ class PeriodicTask:
         self._looked_until = float("-inf")
 
     def refresh(self) -> None:
-        """Account for turns of the reactor, which may have given an action something to do, or ended its work.
+        """Compute the due times again, because a turn of the reactor may have given actions work or finished it.
 
         A busy broker calls this thousands of times a second: then the actions are asked at intervals.
         """

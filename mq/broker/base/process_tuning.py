@@ -1,4 +1,4 @@
-"""Process-wide settings of interpreter and allocator; each one measured to be worthwhile."""
+"""Tunes the interpreter and the allocator of this process. Each setting was measured to be worthwhile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FREE_DESCRIPTORS_MIN = 16
 
 
 class DescriptorLimits(NamedTuple):
-    """Clients must not use up the descriptors that the log needs, and the log must not keep all clients out."""
+    """Divides descriptors, so that clients leave enough for the log, and the log leaves some for clients."""
 
     clients_max: int
     """Maximum number of client connections; the rest is for the log and other files of the broker."""
@@ -25,20 +25,20 @@ class DescriptorLimits(NamedTuple):
 
     @classmethod
     def from_limit(cls, limit: int) -> Self:
-        """Divide the descriptors that the system allows between clients and the log."""
+        """Divide ``limit`` descriptors between clients and the log."""
         limits = cls(limit - min(_OWN_DESCRIPTORS_MAX, limit // 2), limit - min(_FREE_DESCRIPTORS_MIN, limit // 4))
         assert 0 <= limits.clients_max <= limits.number_max <= limit, f"{limits} of {limit} descriptors"
         return limits
 
 
 def descriptor_limits() -> DescriptorLimits:
-    """Divide the descriptors that this process may open now between clients and the log."""
+    """Divide the descriptors that this process may open between clients and the log."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return DescriptorLimits.from_limit(soft if soft != resource.RLIM_INFINITY else sys.maxsize)
 
 
 def allow_descriptors() -> DescriptorLimits:
-    """Raise the limit of open files to the maximum that the system allows."""
+    """Raise the limit of open files to the system's maximum, and divide it between clients and the log."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -46,7 +46,7 @@ def allow_descriptors() -> DescriptorLimits:
 
 
 def tune_process() -> None:
-    """Keep large buffers in the heap, and let the writer thread notice a finished sync quickly.
+    """Make the allocator reuse large buffers, and let the writer thread notice a finished sync quickly.
 
     By default glibc maps fresh pages for every buffer of a few hundred KiB, which costs more than filling it; and
     Python lets a busy thread keep the interpreter for 5 ms while another one waits. With these settings a thread's own
@@ -65,7 +65,7 @@ def tune_process() -> None:
 
 
 def freeze_startup_objects() -> None:
-    """Exclude all objects created at start-up from garbage collection, so that full collections stay short."""
+    """Exclude all objects that exist now from garbage collection, so that full collections stay short."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

@@ -24,7 +24,7 @@ PRODUCE, CONSUME, CONNECTIONS, STORED = "produce", "consume", "connections", "st
 
 
 class LimitKey(NamedTuple):
-    """The subject and the kind of a limit: USER or TOPIC, its name, and PRODUCE, CONSUME, CONNECTIONS or STORED."""
+    """Names a limit: USER or TOPIC, its name, and PRODUCE, CONSUME, CONNECTIONS or STORED."""
 
     kind: str
     name: str
@@ -35,7 +35,7 @@ OnConsume = Callable[[Any, int, int], None]
 
 
 class Bucket:
-    """One rate. Times are monotonic seconds; an earlier time is replaced by the last one."""
+    """A token bucket of one rate. Times are monotonic seconds; a time before the last one counts as the last one."""
 
     __slots__ = ("_at", "level", "rate")
 
@@ -46,14 +46,14 @@ class Bucket:
         self._at = now
 
     def fill(self, now: float) -> None:
-        """Add the tokens of the time since the last call."""
+        """Add the tokens for the time since the last call."""
         if now > self._at:
             self.level = min(self.rate * BURST_SECONDS, self.level + (now - self._at) * self.rate)
             self._at = now
 
     def change(self, rate: int, now: float) -> None:
-        """Fill at another rate. What is owed takes no longer to pay than before; at a higher rate it is paid sooner,
-        but requests that wait already are not overtaken by new ones.
+        """Change the rate. A debt is paid off no later than before, and earlier at a higher rate, but new requests do
+        not overtake waiting ones.
         """
         assert rate > 0, f"a bucket of {self.rate} per second is to fill with {rate}"
         if rate != self.rate:
@@ -63,18 +63,18 @@ class Bucket:
             self.rate = rate
 
     def wait(self, now: float) -> float:
-        """Seconds until the next request may pass."""
+        """Return the seconds until the next request may pass."""
         self.fill(now)
         return max(0.0, -self.level / self.rate)
 
     def charge(self, cost: int) -> None:
-        """Take the cost of a request."""
+        """Subtract the cost of a request."""
         assert cost >= 0, f"a request costs {cost}"
         self.level -= cost
 
 
 class Throttling:
-    """Counts delayed and refused requests of a user or topic, and has the time of the last one."""
+    """Counts delayed and refused requests of one limit, and keeps the time of the last one."""
 
     __slots__ = ("at", "delayed_count", "refused_count")
 
@@ -84,7 +84,7 @@ class Throttling:
 
 
 class QuotaBuckets:
-    """The buckets of one replica, by user or topic; each exists as long as its quota.
+    """Holds the buckets of one replica, by user or topic. A bucket exists as long as its quota.
 
     Attributes:
         throttled: by whom.
@@ -98,7 +98,7 @@ class QuotaBuckets:
         self.on_consume: OnConsume | None = None
 
     def wait(self, limits: Iterable[tuple[LimitKey, Quota]], now: float) -> tuple[float, LimitKey | None]:
-        """Seconds until a request under these limits may pass, and the user or topic that it waits for longest."""
+        """Return the seconds until a request under these limits may pass, and the limit that it waits for longest."""
         longest: tuple[float, LimitKey | None] = (0.0, None)
         for subject, bucket in self._each_bucket(limits, now):
             seconds = bucket.wait(now)
@@ -107,7 +107,7 @@ class QuotaBuckets:
         return longest
 
     def charge(self, limits: Iterable[tuple[LimitKey, Quota]], messages: int, nbytes: int, now: float) -> None:
-        """Take the cost of a request that passes now, or has its turn."""
+        """Charge each limit with the messages and bytes of a request that passes now."""
         assert messages >= 0, f"a request has {messages} messages"
         for subject, quota in limits:
             for bucket, cost in zip(self._pair(subject, quota, now), (messages, nbytes), strict=True):
@@ -116,7 +116,7 @@ class QuotaBuckets:
                     bucket.charge(cost)
 
     def count_throttled(self, subject: LimitKey, now: float, *, refused: bool) -> bool:
-        """Count a request that waits or is refused. Returns whether it is the first one for `RECENT_SECONDS`."""
+        """Count a delayed or refused request. Returns whether it is the first for `RECENT_SECONDS`."""
         counts = self.throttles.setdefault(subject, Throttling())
         is_first = now - counts.at > RECENT_SECONDS
         counts.at = max(counts.at, now)
@@ -127,11 +127,11 @@ class QuotaBuckets:
         return is_first
 
     def recent(self, now: float) -> Iterator[tuple[LimitKey, Throttling]]:
-        """The users and topics that were throttled within `RECENT_SECONDS`."""
+        """Yield the limits that delayed or refused a request within `RECENT_SECONDS`."""
         return ((each, how) for each, how in sorted(self.throttles.items()) if now - how.at <= RECENT_SECONDS)
 
     def keep(self, is_limited: Callable[[LimitKey], bool]) -> None:
-        """Drop the buckets of limits that no longer exist."""
+        """Drop the buckets for which ``is_limited`` is false: their limits no longer exist."""
         self._buckets = {each: pair for each, pair in self._buckets.items() if is_limited(each)}
         self.throttles = {each: how for each, how in self.throttles.items() if is_limited(each)}
 

@@ -1,6 +1,4 @@
-"""The operators' log, and rate-limited warnings for events that may occur per message: at most one per event name and
-minute.
-"""
+"""The operators' log, and warnings for events that may occur per message: one per event name and minute."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ _EVERY_MS = 60_000
 
 
 class RateLimitedLog:
-    """Logs an event unless it logged one of the same name less than a minute ago."""
+    """Logs an event, unless it has logged one of the same name within a minute."""
 
     def __init__(self, log: Log, now_ms: Callable[[], int]) -> None:
         self._log = log
@@ -22,7 +20,7 @@ class RateLimitedLog:
         self._logged_ms: dict[str, int] = {}
 
     def warning(self, event: str, **values: object) -> None:
-        """Log a warning. ``values`` are taken from this call only, so counts should be cumulative."""
+        """Log a warning. Pass cumulative counts in ``values``: those of suppressed warnings are lost."""
         now_ms = self._now_ms()
         last_ms = self._logged_ms.get(event)
         # If the clock is set back, warnings must still appear.

@@ -1,4 +1,4 @@
-"""Deletes the oldest log files when they expire, when the disk needs space, or when the log exceeds its maximum size.
+"""Deletes the oldest log files when they expire, when the disk gets full, or when the log is too large.
 
 Each replica decides for itself. A file is deleted only if two checkpoints contain everything derived from it, so that a
 damaged checkpoint leaves another one. Unless the disk is almost full, files with undelivered delayed messages are kept
@@ -65,19 +65,19 @@ def _local_tier(settings: BrokerSettings) -> LocalTier:
 
 
 class EarlyDeletion(msgspec.Struct, frozen=True, array_like=True):
-    """The note of files that were deleted early: the entry before the first one, and the newest message in them."""
+    """Describes files that were deleted early: the entry before the first deleted one, and their newest message."""
 
     base_index: int
     newest_ms: int
 
 
 def encode_early(base_index: int, newest_ms: int) -> bytes:
-    """The content of the note `EARLY`."""
+    """Encode the note `EARLY`."""
     return msgspec.json.encode(EarlyDeletion(base_index, newest_ms))
 
 
 class Retention:
-    """Deletes old files of this broker's log.
+    """Deletes old log files of this broker.
 
     Args:
         floor_pos: physical offset below which no checkpoint needs the log.
@@ -156,7 +156,7 @@ class Retention:
         return self._corrections.encode_for_copies()
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Use new settings from now on."""
+        """Use changed settings from now on."""
         self._settings = settings
         self._policy = RetentionPolicy(
             age_ms_max=round(settings.retention_hours * _HOUR_MS),
@@ -171,7 +171,7 @@ class Retention:
         assert sorted(ratios) == [*ratios], f"files go, must go, and messages are refused at {ratios} of the disk"
 
     def run(self) -> None:
-        """Delete what may be deleted now; called by a timer. Raises OSError if the disk usage cannot be read."""
+        """Delete the files that may be deleted now. A timer calls this. Raises OSError if disk usage cannot be read."""
         log = self._replica.log
         free, total = self._disk_usage()
         used = used_part(free, total)
@@ -249,7 +249,7 @@ class Retention:
         return self._policy if self._tier.begin_pos is None else self._tiered_policy
 
     def refill_bytes(self) -> int:
-        """The number of bytes to fetch now of entries that were deleted early; see `raftlog.node.Hosted`."""
+        """Return how many bytes of early deleted entries to fetch back now; see `raftlog.node.Hosted`."""
         if not self._replica.core.began_early:
             return 0
         try:
@@ -369,7 +369,7 @@ class Retention:
         return PhysicalOffset(pos if pos + grace >= min(log.end_pos, self._floor_pos()) else log.end_pos)
 
     def plausible_ms(self) -> int:
-        """The time by which messages expire; a recent jump ahead of the clock is left out.
+        """Return the time by which messages expire, without a recent jump ahead of the clock.
 
         The first call compares the clock with the newest message of the log. So it comes when the broker starts: later,
         this replica may have stamped that one itself, by a wrong clock.

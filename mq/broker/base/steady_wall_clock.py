@@ -1,4 +1,4 @@
-"""The wall clock of a broker: it follows a jump of the system clock only after a while.
+"""The wall clock of a broker, which follows a jump of the system clock only after a while.
 
 Stored times, delays and invisible times come from the wall clock. A time server, a hypervisor or a person may set it to
 a wrong time for some seconds. A time that held for a minute is believed more than one that has just appeared: after a
@@ -22,12 +22,12 @@ PROOF_SECONDS: Final = 60.0
 
 
 def local_day(wall_clock_ms: int) -> int:
-    """A number that changes at midnight of this machine's time zone."""
+    """Return a number that changes at local midnight."""
     return time.localtime(wall_clock_ms / 1000).tm_yday
 
 
 class SteadyWallClock:
-    """Milliseconds since the epoch; see the module.
+    """Returns milliseconds since the epoch, as described above.
 
     Args:
         wall_clock_ms: the clock of the machine.
@@ -78,10 +78,10 @@ class SteadyWallClock:
 
     @property
     def offset_ms(self) -> int:
-        """Milliseconds from the steady clock to the time that was returned last."""
+        """Milliseconds from the steady clock to the time of this clock."""
         return self._offset_ms
 
     @property
     def disbelieved_ms(self) -> int:
-        """Milliseconds by which the clock of the machine is ahead of the time of this clock; 0 while they agree."""
+        """Milliseconds by which the machine's clock is ahead of this clock; 0 while they agree."""
         return 0 if self._other is None else self._other[1] - self._offset_ms

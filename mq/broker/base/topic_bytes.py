@@ -1,4 +1,4 @@
-"""The bytes of the messages of a topic, and the oldest messages to delete when they exceed a limit.
+"""Counts the bytes of a topic's messages, and finds the oldest to expire when they exceed a limit.
 
 The sizes of messages are in the entries of consume queues. They are counted once, in steps, and then only new entries:
 the sums of *chunks* of entries are kept, so that what expired can be subtracted without reading it. Whole chunks
@@ -32,7 +32,7 @@ class _Chunk:
 
 
 class QueueBytes:
-    """The bytes of one queue's messages, counted up to ``end``.
+    """Counts the bytes of one queue's messages, up to ``end``.
 
     Attributes:
         nbytes: of all of them.
@@ -47,7 +47,7 @@ class QueueBytes:
         self.end = queue.min_offset
 
     def count(self, queue: ConsumeQueue, entries_max: int) -> int:
-        """Subtract expired entries of the queue, and count up to ``entries_max`` new ones; returns the number read.
+        """Subtract expired entries, and count up to ``entries_max`` new ones. Returns the number of entries read.
 
         Raises OSError, QueueFileDamaged.
         """
@@ -64,7 +64,7 @@ class QueueBytes:
         return read
 
     def chunk(self, number: int) -> tuple[PhysicalOffset, int, PhysicalOffset, QueueOffset] | None:
-        """A chunk that may expire: its place, its bytes, and place and queue offset of the next one; None for the last.
+        """Return a chunk's physical offset and bytes, and the next one's physical and queue offset; None for the last.
 
         Chunks are numbered from 0, the oldest.
         """
@@ -74,7 +74,7 @@ class QueueBytes:
         return this.place, this.nbytes, successor.place, successor.start
 
     def check_invariants(self) -> None:
-        """Assert that chunks follow each other, and that their bytes are summed up right; for tests."""
+        """Assert that chunks are contiguous and their bytes summed up right, for tests."""
         end = self._chunks[0].start if self._chunks else self.end
         for chunk in self._chunks:
             assert chunk.start == end, f"a chunk begins at {chunk.start}, the one before ends at {end}"
@@ -110,7 +110,7 @@ class QueueBytes:
 
 
 class TopicBytes:
-    """The counted queues of one topic, whose messages may have ``bytes_max``."""
+    """Counts the bytes of a topic's queues, which may have ``bytes_max`` together."""
 
     def __init__(self, bytes_max: int) -> None:
         assert bytes_max > 0, f"a topic may have {bytes_max} bytes"
@@ -119,11 +119,11 @@ class TopicBytes:
 
     @property
     def nbytes(self) -> int:
-        """The counted bytes."""
+        """The counted bytes of all queues."""
         return sum(queue.nbytes for queue in self.queues.values())
 
     def count(self, queues: Iterable[ConsumeQueue], entries_max: int) -> int:
-        """Count up to ``entries_max`` new entries; returns the number read. Raises OSError, QueueFileDamaged."""
+        """Count up to ``entries_max`` new entries. Returns how many were read. Raises OSError, QueueFileDamaged."""
         read = 0
         for queue in queues:
             queue_bytes = self.queues.get(queue.queue_id)
@@ -135,7 +135,7 @@ class TopicBytes:
         return read
 
     def excess_begins(self, before: PhysicalOffset) -> Sequence[tuple[int, QueueOffset]]:
-        """The queues with the oldest chunks that exceed the limit, each with its new beginning.
+        """Return the new beginnings of the queues whose oldest chunks exceed the limit.
 
         Nothing from the physical offset ``before`` on exceeds it. What has expired is subtracted by `count`.
         """
