@@ -331,7 +331,7 @@ class Pop(Workload):
             return []
         brokers = list(self.cluster.brokers())
         keys = _GROUP, place.topic, place.queue_id
-        if all((*name, place.offset) in broker.metadata.pops.get(keys).moved for broker in brokers):
+        if all((*name, place.offset) in broker.metadata.pops.get(keys).moves for broker in brokers):
             return [id(broker) for broker in brokers]
         return []
 

@@ -238,7 +238,7 @@ class Broker:
         self._replica.pump()
         for end_turn in self.services.end_turns:
             end_turn()
-        if self.appender.pending and self.appender.start_round():
+        if self.appender.pending_items and self.appender.start_round():
             self._replica.pump()
         if self.connections.unsent.nbytes > self.connections.unsent_bytes_max:
             self.connections.drop_slow_readers()
@@ -343,7 +343,7 @@ class Broker:
             else:
                 if annotation.startswith(COMMANDS_START):
                     commands, _ = split_commands(annotation, entry.body)
-                sequenced_runs = entry_effects.sequenced
+                sequenced_runs = entry_effects.sequences
                 self._store.append_built(entry_effects.runs)
         else:
             sequenced_runs = runs_of_records(scan_sequenced(entry.body))

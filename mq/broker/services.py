@@ -339,7 +339,7 @@ class Services:
             Cleanup(context, retention=self.retention),
             TopicCompaction(
                 context,
-                sends=self.sends.compacted,
+                sends=self.sends.compacted_topics,
                 leased_pos=self.leases.first_pos,
                 now_ms=self.retention.plausible_ms,
                 wished_pos=lambda: self.retention.wished_pos,

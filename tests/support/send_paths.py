@@ -215,7 +215,7 @@ class Broker:
         built = [self.appender.own_entry(n + 1, framed[n][2]) for n in range(number)]
         self.dedup.check_invariants()
         named = [[(tail.topic, tail.queue_id, *rest) for tail, *rest in each.runs] for each in built if each]
-        numbered = [run for each in built if each for run in each.sequenced]
+        numbered = [run for each in built if each for run in each.sequences]
         for run in numbered:
             self.sequences.add_run(run)
         self.appender.on_commit(number)

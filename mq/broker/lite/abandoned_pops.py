@@ -44,14 +44,14 @@ class AbandonedPops(Service):
         self._leadership = object()
         self._queues_to_check: Iterator[QueueOfGroup] | None = None
         self._is_waiting = False
-        self.forgotten = 0
+        self.forget_count = 0
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(LOOK_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
         """Figures: lite topics whose open pops were forgotten since this replica leads."""
-        return {"lite_pops_forgotten": self.forgotten}
+        return {"lite_pops_forgotten": self.forget_count}
 
     def lead(self) -> None:
         """Note the time at which this replica becomes the leader."""
@@ -103,7 +103,7 @@ class AbandonedPops(Service):
         def on_outcome(outcome: Outcome) -> None:
             if leadership is self._leadership:
                 self._is_waiting = False
-                self.forgotten += len(rows)
+                self.forget_count += len(rows)
                 for queue, _ in rows:
                     self._pops.group_changed(group, queue)
 

@@ -49,34 +49,34 @@ class LiteExpiry(Service):
         self._has_pops = has_pops
         self.on_keep: Callable[[str], None] = lambda queue: None
         self._queues_to_check: Iterator[str] | None = None
-        self._ending: set[str] = set()
+        self._ends: set[str] = set()
         self._leadership = object()
-        self.expired = 0
+        self.expiry_count = 0
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(_LOOK_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
         """Figures: lite topics that ended since this replica leads."""
-        return {"lite_expired": self.expired}
+        return {"lite_expired": self.expiry_count}
 
     def resign(self) -> None:
         """Stop checking for expired lite topics, since this replica stops leading."""
         self._leadership = object()
-        self._ending = set()
+        self._ends = set()
         self._queues_to_check = None
 
     def check_invariants(self) -> None:
         if self._appender.is_idle:
-            assert not self._ending, f"{len(self._ending)} lite topics are ended, and nothing is pending"
+            assert not self._ends, f"{len(self._ends)} lite topics are ended, and nothing is pending"
 
     def topic_deleted(self, topic: str) -> None:
         """Count the end of a lite topic."""
-        self.expired += topic in self._ending
+        self.expiry_count += topic in self._ends
 
     def is_ending(self, queue: str) -> bool:
         """Whether the end of this lite topic is on its way into the log."""
-        return queue in self._ending
+        return queue in self._ends
 
     def _rests_until(self) -> float:
         return float("-inf") if self._appender.is_open and self._store.lite_count else float("inf")
@@ -111,7 +111,7 @@ class LiteExpiry(Service):
     def _rests(self, queue: ConsumeQueue) -> bool:
         """Whether nothing of a queue is in flight."""
         name = queue.topic
-        return name not in self._ending and not self._has_pops(name) and self._tails.lite_end(name) == queue.max_offset
+        return name not in self._ends and not self._has_pops(name) and self._tails.lite_end(name) == queue.max_offset
 
     def _is_older(self, queue: ConsumeQueue, before_ms: int, reads: _Reads) -> bool:
         """Whether the last message of a queue was stored before ``before_ms``, or is deleted from the log."""
@@ -128,14 +128,14 @@ class LiteExpiry(Service):
     def _end(self, rows: list[tuple[str, QueueOffset]]) -> None:
         names, leadership = {name for name, _ in rows}, self._leadership
         assert len(rows) <= _ENDED_AT_ONCE, f"{len(rows)} lite topics end at once; maximum: {_ENDED_AT_ONCE}"
-        twice = names & self._ending
+        twice = names & self._ends
         assert not twice, f"{len(twice)} of {len(names)} lite topics are ended twice, such as {min(twice)}"
-        self._ending |= names
+        self._ends |= names
 
         def on_outcome(outcome: Outcome) -> None:
             if leadership is not self._leadership:
                 return
-            self._ending -= names
+            self._ends -= names
             for name in names:
                 if self._store.get(name, 0) is not None:
                     self.on_keep(name)
@@ -155,14 +155,14 @@ class _Reads:
 
     def __init__(self, read: Callable[[PhysicalOffset, int], int | None]) -> None:
         self._read = read
-        self._remaining = _READ_AT_ONCE
+        self._reads_left = _READ_AT_ONCE
         self._young: dict[int, int] = {}
 
     def is_older(self, position: PhysicalOffset, size: int, before_ms: int) -> bool:
         """Whether the record at this position was stored before ``before_ms``; False if that is unknown."""
-        if self._remaining <= 0 or position >= self._young.get(before_ms, position + 1):
+        if self._reads_left <= 0 or position >= self._young.get(before_ms, position + 1):
             return False
-        self._remaining -= 1
+        self._reads_left -= 1
         stored_ms = self._read(position, size)
         if stored_ms is None:
             return False

@@ -58,12 +58,12 @@ Client = LiteClient[ClientConnection]
 
 
 class HeldLitePop(NamedTuple):
-    """A waiting request, until ``deadline`` in monotonic seconds. ``loads`` and ``loaded`` as in `HeldPop`."""
+    """A waiting request, until ``deadline`` in monotonic seconds. ``loads`` and ``load_start`` as in `HeldPop`."""
 
     call: Call[PopLiteMessage]
     deadline: float
     loads: int = 0
-    loaded: tuple[str, int, QueueOffset] | None = None
+    load_start: tuple[str, int, QueueOffset] | None = None
 
     def matches(self, code: int) -> bool:
         """Match every message: pops of lite topics have no filter."""
@@ -95,7 +95,7 @@ class LitePops(Service):
         self._cold_reads = cold_reads
         self._is_ending = is_ending
         self.subscriptions: Subscriptions = LiteSubscriptions()
-        self._polling: LongPolling[HeldLitePop] = LongPolling(
+        self._held_pops: LongPolling[HeldLitePop] = LongPolling(
             held_max=context.settings.long_polls_max, held_bytes_max=context.settings.long_poll_bytes_max
         )
         self._leadership = object()
@@ -109,35 +109,35 @@ class LitePops(Service):
         yield Route(PopLiteMessage, self.handle, leader_only=True, repeatable=True)
 
     def periodic(self) -> Iterator[Periodic]:
-        yield Periodic(_EXPIRE_SECONDS, self.expire, self._polling.next_deadline)
+        yield Periodic(_EXPIRE_SECONDS, self.expire, self._held_pops.next_deadline)
         yield Periodic(_SWEEP_SECONDS, self.sweep, self._sweeps_at)
         yield Periodic(_LOOK_SECONDS, self.forget_silent)
 
     def counters(self) -> dict[str, int]:
         """Figures: waiting requests, lite topics, subscriptions."""
         return {
-            "held_lite_pops": len(self._polling),
-            "held_bytes": self._polling.nbytes,
+            "held_lite_pops": len(self._held_pops),
+            "held_bytes": self._held_pops.nbytes,
             "lite_topics": self._store.lite_count,
             "lite_subscriptions": self.subscriptions.count,
         }
 
     def check_invariants(self) -> None:
-        self._polling.check_invariants()
+        self._held_pops.check_invariants()
         self.subscriptions.check_invariants()
         assert self._read_bytes >= 0, f"messages of {self._read_bytes} bytes are being popped"
         if not self._appender.is_open:
-            assert not len(self._polling), f"{len(self._polling)} pops wait, and this replica does not lead"
+            assert not len(self._held_pops), f"{len(self._held_pops)} pops wait, and this replica does not lead"
         if self._appender.is_idle:
             assert not self._read_bytes, f"messages of {self._read_bytes} bytes are popped, and nothing is pending"
 
     def connection_closed(self, connection: ClientConnection) -> None:
         """Drop the held requests of a closed connection. Its client's subscriptions stay: it probably reconnects."""
-        self._polling.drop_connection(connection)
+        self._held_pops.drop_connection(connection)
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
         """Answer the requests with which a removed member waits; nothing is read for it while it is kept out."""
-        for pop in self._polling.take_matching(_polling_key((group, client_id)), lambda _: True):
+        for pop in self._held_pops.take_matching(_polling_key((group, client_id)), lambda _: True):
             pop.call.connection.held_pulls -= 1
             pulls = pop.call.connection.held_pulls
             assert pulls >= 0, f"{pulls} requests of a client are held, it was removed from {group}"
@@ -152,7 +152,7 @@ class LitePops(Service):
         self._read_bytes = 0
         self.subscriptions.clear()
         self.sweep_again()
-        for pop in self._polling.take_expired(float("inf")):
+        for pop in self._held_pops.take_expired(float("inf")):
             pop.call.connection.held_pulls -= 1
             pulls = pop.call.connection.held_pulls
             assert pulls >= 0, f"{pulls} requests of a client are held, this replica stopped leading"
@@ -233,7 +233,7 @@ class LitePops(Service):
 
     def expire(self) -> None:
         """Answer requests whose deadline has passed; called by a timer."""
-        for pop in self._polling.take_expired_for(self._limits.consume.expire_seconds_max, self._clock):
+        for pop in self._held_pops.take_expired_for(self._limits.consume.expire_seconds_max, self._clock):
             self._resume(pop)
 
     def _sweeps_at(self) -> float:
@@ -320,8 +320,8 @@ class LitePops(Service):
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"the group {name} may not consume")
         group = lite_group(group_config.attributes)
         if group.parent != parent:
-            binding = f"is bound to {group.parent}" if group.parent else "is bound to no topic"
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the group {name} {binding}, not to {parent}")
+            text = f"is bound to {group.parent}" if group.parent else "is bound to no topic"
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the group {name} {text}, not to {parent}")
         return group
 
     def _look_again(self, client: Client, attempt: str, now: float) -> None:
@@ -337,7 +337,7 @@ class LitePops(Service):
 
     def _resume_all(self, key: tuple[str, str]) -> None:
         """Serve the waiting requests of a client."""
-        for pop in self._polling.take_matching(_polling_key(key), lambda _: True):
+        for pop in self._held_pops.take_matching(_polling_key(key), lambda _: True):
             self._resume(pop)
 
     def _resume(self, pop: HeldLitePop) -> None:
@@ -411,7 +411,7 @@ class LitePops(Service):
                 revive_queue=ORDERED_REVIVE_QUEUE,
                 at_end=False,
                 attempt=attempt,
-                loaded=pop.loaded,
+                load_start=pop.load_start,
             )
             may_wait = not batches and pop.loads >= LOADS_MAX
             try:
@@ -435,7 +435,7 @@ class LitePops(Service):
         ready = dict(client.ready)
         client.ready.clear()
         client.ready.update({topic: None} | ready)
-        pop = pop._replace(loads=pop.loads + 1, loaded=(topic, queue_id, old.begin))
+        pop = pop._replace(loads=pop.loads + 1, load_start=(topic, queue_id, old.begin))
         pop.call.connection.held_pulls += 1
 
         leadership = self._leadership
@@ -543,7 +543,7 @@ class LitePops(Service):
             return
         key = _polling_key((ext.consumer_group, ext.client_id))
         nbytes = len(ext.client_id) + len(ext.attempt_id or "")
-        if not self._polling.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, nbytes):
+        if not self._held_pops.hold(key, FIRST_OFFSET, pop.deadline, pop, pop.call.connection, nbytes):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
             return
         pop.call.connection.held_pulls += 1

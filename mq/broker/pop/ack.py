@@ -81,7 +81,7 @@ class AcksInFlight:
     def __init__(self) -> None:
         self._bits: dict[CheckpointId, int] = {}
         self._queues: dict[QueueOfGroup, int] = {}
-        self._waiting: dict[CheckpointId, list[Call[Any]]] = {}
+        self._waiting_calls: dict[CheckpointId, list[Call[Any]]] = {}
         self.ready: list[Call[Any]] = []
 
     def bits(self, checkpoint_id: CheckpointId) -> int:
@@ -96,14 +96,14 @@ class AcksInFlight:
     def wait(self, checkpoint_id: CheckpointId, call: Call[Any]) -> None:
         """Hold a request about a message in flight until its outcome is known: it may be a repetition."""
         assert self._bits.get(checkpoint_id), f"a request waits for {checkpoint_id}, of which nothing is in flight"
-        self._waiting.setdefault(checkpoint_id, []).append(call)
+        self._waiting_calls.setdefault(checkpoint_id, []).append(call)
 
     def check_invariants(self) -> None:
         """Assert that queues are counted right, and that requests wait only for messages in flight; for tests."""
         assert all(bits > 0 for bits in self._bits.values()), f"nothing is in flight of one of {list(self._bits)}"
         queues = Counter(checkpoint_id.queue for checkpoint_id in self._bits)
         assert queues == self._queues, f"checkpoints in flight by queue are {dict(queues)}, counted {self._queues}"
-        orphans = self._waiting.keys() - self._bits.keys()
+        orphans = self._waiting_calls.keys() - self._bits.keys()
         assert not orphans, f"requests wait for {orphans}, of which nothing is in flight"
 
     def take_ready(self) -> list[Call[Any]]:
@@ -113,8 +113,8 @@ class AcksInFlight:
 
     def take_all(self) -> list[Call[Any]]:
         """Remove and return all requests, whether they are ready or still wait."""
-        waiting, self._waiting = self._waiting, {}
-        return [*self.take_ready(), *(call for calls in waiting.values() for call in calls)]
+        calls_by_id, self._waiting_calls = self._waiting_calls, {}
+        return [*self.take_ready(), *(call for calls in calls_by_id.values() for call in calls)]
 
     def begin(self, checkpoint_id: CheckpointId, bits: int) -> None:
         """Mark them as in flight; none of them was before."""
@@ -129,10 +129,10 @@ class AcksInFlight:
         """Take messages out of flight; all of them were in flight."""
         in_flight = self._bits[checkpoint_id] & bits
         assert in_flight == bits, f"{checkpoint_id}: of {bits:#x} only {in_flight:#x} was in flight"
-        remaining = self._bits[checkpoint_id] & ~bits
-        self.ready += self._waiting.pop(checkpoint_id, ())
-        if remaining:
-            self._bits[checkpoint_id] = remaining
+        bits_left = self._bits[checkpoint_id] & ~bits
+        self.ready += self._waiting_calls.pop(checkpoint_id, ())
+        if bits_left:
+            self._bits[checkpoint_id] = bits_left
             return
         del self._bits[checkpoint_id]
         self._queues[checkpoint_id.queue] -= 1
@@ -191,19 +191,19 @@ class PopAcks:
 
     def resign(self) -> None:
         """Hand unanswered requests on to the new leader, since this replica stops leading."""
-        waiting = self.in_flight.take_all()
+        calls = self.in_flight.take_all()
         self.in_flight = AcksInFlight()
         self._rows = {}
         waiters, self.waiters = self.waiters, []
-        for call in (*(call for call, _ in waiters), *waiting):
+        for call in (*(call for call, _ in waiters), *calls):
             call.dispatch()
 
     def check_invariants(self) -> None:
         """Assert that acknowledged messages are counted as in flight; for tests."""
         self.in_flight.check_invariants()
         for checkpoint_id, bits in self._rows.items():
-            missing = bits & ~self.in_flight.bits(checkpoint_id)
-            assert not missing, f"{checkpoint_id}: {missing:#x} is acknowledged, and not in flight"
+            missing_bits = bits & ~self.in_flight.bits(checkpoint_id)
+            assert not missing_bits, f"{checkpoint_id}: {missing_bits:#x} is acknowledged, and not in flight"
         if self._appender.is_idle:
             queues = [*self.in_flight.queues]
             assert not queues, f"messages of {len(queues)} queues leave, such as {queues[0]}, and nothing is pending"
@@ -229,7 +229,7 @@ class PopAcks:
             pairs = [(ack, ack.bits) for ack in acks]
         except (BodyError, ReceiptError) as error:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        count = missing = 0
+        count = missing_count = 0
         for ack, bits in pairs:
             topic = ack.topic if ack.mark == NORMAL else pop_retry_topic(ack.group, ack.topic)
             key = ack.group, fitted_topic(topic), ack.queue_id
@@ -241,13 +241,13 @@ class PopAcks:
                     effective += open_bits.bit_count()
                     self._add(checkpoint_id, open_bits)
             count += effective
-            missing += bits.bit_count() - effective
+            missing_count += bits.bit_count() - effective
         if not count:
             raise RequestRefused(
-                ResponseCode.NO_MESSAGE, f"none of these {missing} messages is still hidden for this receipt"
+                ResponseCode.NO_MESSAGE, f"none of these {missing_count} messages is still hidden for this receipt"
             )
-        if missing:
-            remark = f"{missing} of {count + missing} messages are no longer hidden for this receipt"
+        if missing_count:
+            remark = f"{missing_count} of {count + missing_count} messages are no longer hidden for this receipt"
             answer = call.response(ResponseCode.NO_MESSAGE, remark=remark)
         else:
             answer = call.success()
@@ -439,7 +439,7 @@ class PopAcks:
             )
         key = ext.consumer_group, topic, queue_id
         checkpoint_id = self._id_of(key, receipt.start, receipt.pop_time_ms)
-        own_pop_time = self._metadata.pops.get(key).moved.get((receipt.start, receipt.pop_time_ms, ext.offset))
+        own_pop_time = self._metadata.pops.get(key).moves.get((receipt.start, receipt.pop_time_ms, ext.offset))
         if own_pop_time is not None:
             checkpoint_id = CheckpointId(key, ext.offset, own_pop_time)
         at = ext.offset - checkpoint_id.start
@@ -454,7 +454,7 @@ class PopAcks:
 
     def _own_checkpoints(self, key: QueueOfGroup, ack: AckRow, bits: int) -> Iterator[tuple[CheckpointId, int]]:
         """Yield the own checkpoints of messages of a receipt that have moved to one."""
-        if pop_times := self._metadata.pops.get(key).moved:
+        if pop_times := self._metadata.pops.get(key).moves:
             for offset in offsets_of(ack.start, bits):
                 if (pop_time_ms := pop_times.get((ack.start, ack.pop_time_ms, offset))) is not None:
                     yield CheckpointId(key, offset, pop_time_ms), 1

@@ -64,7 +64,7 @@ class Peeks:
             revive_queue=REVIVE_QUEUE,
             at_end=False,
             attempt=None,
-            loaded=load_start,
+            load_start=load_start,
         )
         try:
             batches = self._selection.take(

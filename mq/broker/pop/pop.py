@@ -83,7 +83,7 @@ class Pops(Service):
         self._cold_reads = cold_reads
         self._count_got, self._quotas = context.traffic.count_got, context.quotas
         self._clock, self._wall_clock_ms = context.clock, context.wall_clock_ms
-        self._lite_freed: Callable[[QueueOfGroup], None] = lambda key: None
+        self._on_lite_free: Callable[[QueueOfGroup], None] = lambda key: None
         self._leadership = object()
         self._read_bytes = 0
         self._ordered_clock = OrderedClock(context.clock)
@@ -119,8 +119,8 @@ class Pops(Service):
             broker_name=context.settings.group,
             limits=context.limits,
         )
-        self._waiting = WaitingPops(context, queues=self._queues, pulls_waiting=pulls_waiting)
-        self.polling = self._waiting.polling
+        self._waiting_pops = WaitingPops(context, queues=self._queues, pulls_waiting=pulls_waiting)
+        self.polling = self._waiting_pops.polling
         self._selection = PopSelection(context, queues=self._queues)
         self._peeks = Peeks(context, selection=self._selection, cold_reads=cold_reads)
 
@@ -133,8 +133,8 @@ class Pops(Service):
         """Let the service for lite topics know of queues that a group may pop from again, and of new messages in those
         that it watches.
         """
-        self._lite_freed = on_free
-        self._waiting.watch_lite(lite_queues)
+        self._on_lite_free = on_free
+        self._waiting_pops.watch_lite(lite_queues)
 
     def routes(self) -> Iterator[Route]:
         yield Route(PopMessage, self.handle_pop, leader_only=True, repeatable=True)
@@ -151,7 +151,7 @@ class Pops(Service):
         """Start serving pops and redelivering messages, since this replica leads."""
         self._leadership = object()
         self._read_bytes = 0
-        self._appender.on_queued, self._appender.awaited = self._take_queued, self.polling.queue_keys
+        self._appender.on_queued, self._appender.awaited_queues = self._take_queued, self.polling.queue_keys
         self.revival.lead()
 
     def end_turn(self) -> None:
@@ -211,8 +211,8 @@ class Pops(Service):
             "held_pops": len(self.polling),
             "held_bytes": self.polling.nbytes,
             "pop_checkpoints": self._metadata.pops.count,
-            "pop_revived": self.revival.revived,
-            "pop_lost": self.revival.lost,
+            "pop_revived": self.revival.revive_count,
+            "pop_lost": self.revival.loss_count,
             **self._selection.priorities.counters(),
         }
 
@@ -226,7 +226,7 @@ class Pops(Service):
 
     def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Serve pops that wait for new messages of a queue; ``entries`` are consume queue entries, 20 bytes each."""
-        for pop in self._waiting.wake(topic, queue_id, entries):
+        for pop in self._waiting_pops.wake(topic, queue_id, entries):
             self._resume(pop)
 
     def _take_queued(self, runs: list[BuiltRun]) -> None:
@@ -256,7 +256,7 @@ class Pops(Service):
         """Whether a waiting pop takes some of these messages; then its commands are appended.
 
         None says that no later pop of its group takes any. What needs more than a tag to decide is served when they
-        are committed, see `on_new_messages`. ``codes`` are their tag codes, ``done`` the groups that are served.
+        are committed, see `on_new_messages`. ``codes`` are their tag codes, ``served_names`` the served groups.
         """
         request = pop.call.request
         if not isinstance(request, PopMessage) or (group := request.ext.consumer_group) in served_names:
@@ -285,12 +285,12 @@ class Pops(Service):
 
     def wake(self, group: str, topic: str, count: int) -> None:
         """Serve some pops that wait for messages of a topic, since the group may get some again."""
-        for pop in self._waiting.of_group(group, topic, count):
+        for pop in self._waiting_pops.of_group(group, topic, count):
             self._resume(pop)
 
     def _on_free(self, key: QueueOfGroup) -> None:
         if is_lite_queue(key[1]):
-            self._lite_freed(key)
+            self._on_lite_free(key)
             return
         self.wake(key[0], key[1], 1)
 
@@ -328,8 +328,8 @@ class Pops(Service):
         """Request code 200055: return the number of waiting pops. Raises RequestRefused."""
         ext = call.request.ext
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
-        waiting = self._waiting.count(ext.consumer_group, ext.topic, ext.queue_id)
-        return call.response(ext=PollingInfoReply(polling_num=waiting).fields())
+        count = self._waiting_pops.count(ext.consumer_group, ext.topic, ext.queue_id)
+        return call.response(ext=PollingInfoReply(polling_num=count).fields())
 
     def _hand_on(self, pop: HeldPop) -> None:
         """Let the new leader serve a pop, which waits for the rest of its time."""
@@ -376,7 +376,7 @@ class Pops(Service):
             self._load(pop, old)
             return
         if pop.loads:
-            pop = pop._replace(loads=0, loaded=None)
+            pop = pop._replace(loads=0, load_start=None)
         if batches:
             self._replicate(pop, pop_request, batches)
         else:
@@ -393,7 +393,7 @@ class Pops(Service):
             revive_queue=ORDERED_REVIVE_QUEUE if ext.order else REVIVE_QUEUE,
             at_end=ext.init_mode == INIT_AT_END,
             attempt=(ext.attempt_id or "") if ext.order else None,
-            loaded=pop.loaded,
+            load_start=pop.load_start,
         )
 
     def _is_too_much(self, pop: HeldPop, group: str) -> bool:
@@ -414,7 +414,7 @@ class Pops(Service):
     def _load(self, pop: HeldPop, old: RecordsOnDisk) -> None:
         """Serve a pop when old records are in memory."""
         _, topic, queue_id = old.key
-        pop = pop._replace(loads=pop.loads + 1, loaded=(topic, queue_id, old.begin))
+        pop = pop._replace(loads=pop.loads + 1, load_start=(topic, queue_id, old.begin))
         leadership = self._leadership
         pop.call.connection.held_pulls += 1
 
@@ -504,12 +504,12 @@ class Pops(Service):
         if pop.deadline <= self._clock():
             self._answer_nothing(pop, ResponseCode.POLLING_TIMEOUT if ext.poll_ms > 0 else ResponseCode.PULL_NOT_FOUND)
             return
-        if not self._waiting.hold(pop):
+        if not self._waiting_pops.hold(pop):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
 
     def watch(self) -> None:
         """Watch the queues for new messages while pops wait for them."""
-        self._waiting.watch()
+        self._waiting_pops.watch()
 
     def _serve_notification(self, pop: HeldPop) -> None:
         request = pop.call.request

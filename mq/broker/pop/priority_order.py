@@ -127,8 +127,8 @@ class PriorityOrder:
             passed_over = counts.total() - sum(counts[level] for level in lower[lower.index(turn) + 1 :])
             more = self._settings.lower_priorities_percent * passed_over
             owed_of[turn] += min(more, max(_PERCENT * _OWED_MAX - sum(owed_of.values()), 0))
-        remaining = {level: owed - _PERCENT * counts[level] for level, owed in owed_of.items()}
-        debt.hundredths = {level: owed for level, owed in remaining.items() if owed > 0}
+        left_of = {level: owed - _PERCENT * counts[level] for level, owed in owed_of.items()}
+        debt.hundredths = {level: owed for level, owed in left_of.items() if owed > 0}
 
     def count_unplanned(self, pop_request: PopRequest) -> None:
         """Note a pop that was served without a plan: the next pop may have one again."""

@@ -40,7 +40,7 @@ class PopRequest(NamedTuple):
 
     ``attempt`` is None unless the group consumes in order. Messages of ``topic`` are redelivered to the group through
     ``retry_topic``, which may be the topic itself. Messages that were loaded for the pop begin at the topic, queue and
-    queue offset of ``loaded``.
+    queue offset of ``load_start``.
     """
 
     group: str
@@ -52,7 +52,7 @@ class PopRequest(NamedTuple):
     revive_queue: int
     at_end: bool
     attempt: str | None
-    loaded: tuple[str, int, QueueOffset] | None = None
+    load_start: tuple[str, int, QueueOffset] | None = None
 
 
 class PopBatch(NamedTuple):
@@ -220,7 +220,7 @@ class PopQueues:
                 subscription = EVERYTHING if is_retried else pop_request.subscription
                 takes_all = subscription.all_tags and subscription.sql is None
                 entries = queue.read(begin, count_max if takes_all else scanned_max(subscription, self._scan_limits))
-                may_read = may_wait_for_disk or (topic, queue_id, begin) == pop_request.loaded
+                may_read = may_wait_for_disk or (topic, queue_id, begin) == pop_request.load_start
                 if not may_read and (places := self._on_disk(entries, subscription, count_max, bytes_max)):
                     raise RecordsOnDisk(key, begin, places)
                 if is_retried:

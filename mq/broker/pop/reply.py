@@ -19,15 +19,15 @@ from mq.protocol.wire.encoding import RESPONSE_FLAG, encode_header
 class HeldPop(NamedTuple):
     """A waiting pop or notification request, until ``deadline`` in monotonic seconds.
 
-    ``loads`` counts how often records were loaded from disk for it. ``loaded`` are the topic, queue and queue offset at
-    which the records of the last time begin.
+    ``loads`` counts how often records were loaded from disk for it. ``load_start`` is the topic, queue and queue offset
+    of the first record that was loaded last.
     """
 
     call: Call[PopMessage | Notification]
     subscription: Subscription
     deadline: float
     loads: int = 0
-    loaded: tuple[str, int, QueueOffset] | None = None
+    load_start: tuple[str, int, QueueOffset] | None = None
 
     def matches(self, code: int) -> bool:
         """Whether a message with this tag code may match."""

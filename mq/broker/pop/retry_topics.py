@@ -40,13 +40,13 @@ class PopRetryTopics:
     def put(self, tail: QueueTail, origin: str, now_ms: int) -> PutTopic | None:
         """The command that creates the retry topic of a queue, or adds queues up to this one; None if it is there."""
         queues = max(self._levels(origin), tail.queue_id + 1)
-        existing = self._metadata.topics.get(tail.topic)
-        if existing is None:
+        current = self._metadata.topics.get(tail.topic)
+        if current is None:
             config = TopicConfig(name=tail.topic, read_queues=queues, write_queues=queues)
             return PutTopic(config=config, timestamp_ms=now_ms, unless_there=queues == 1)
-        if existing.read_queues > tail.queue_id:
+        if current.read_queues > tail.queue_id:
             return None
-        wider = msgspec.structs.replace(existing, read_queues=queues, write_queues=max(queues, existing.write_queues))
+        wider = msgspec.structs.replace(current, read_queues=queues, write_queues=max(queues, current.write_queues))
         return PutTopic(config=wider, timestamp_ms=now_ms)
 
     def _level(self, origin: str, properties: Mapping[str, str]) -> int:

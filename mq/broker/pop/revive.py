@@ -18,7 +18,7 @@ from mq.broker.context import BrokerContext
 from mq.broker.pop.ack import AcksInFlight
 from mq.broker.pop.ordered_clock import OrderedClock
 from mq.broker.pop.retry_topics import PopRetryTopics
-from mq.broker.schedule.delivery import Delivery, Due, Moved
+from mq.broker.schedule.delivery import Delivery, Due, Moves
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import Command, PutTopic
 from mq.broker.state.pop_checkpoints import SPAN_MAX, AckMessages, CheckpointId, QueueOfGroup, offsets_of
@@ -47,8 +47,8 @@ class PopRevival:
         ordered_clock: says how long ordered queues stay blocked.
 
     Attributes:
-        revived: messages appended for redelivery.
-        lost: due messages that the log had already deleted.
+        revive_count: messages appended for redelivery.
+        loss_count: due messages that the log had already deleted.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class PopRevival:
         self._delivery: Delivery[CheckpointId] | None = None
         self._unreadable = ReadBackoff()
         self._seen_ms = 0
-        self.revived = 0
-        self.lost = 0
+        self.revive_count = 0
+        self.loss_count = 0
 
     def lead(self) -> None:
         """Start redelivering messages, since this replica leads."""
@@ -113,8 +113,8 @@ class PopRevival:
         for key, of_queue in self._metadata.pops.queues.items():
             for (start, pop_time_ms), checkpoint in of_queue.open.items():
                 checkpoint_id = CheckpointId(key, start, pop_time_ms)
-                remaining = checkpoint.bits & ~self._in_flight().bits(checkpoint_id)
-                assert not remaining or checkpoint_id in ids, f"nobody redelivers {remaining:#x} of {checkpoint_id}"
+                open_bits = checkpoint.bits & ~self._in_flight().bits(checkpoint_id)
+                assert not open_bits or checkpoint_id in ids, f"nobody redelivers {open_bits:#x} of {checkpoint_id}"
 
     def schedule(self, checkpoint_id: CheckpointId) -> None:
         """Check a checkpoint when its invisible time ends."""
@@ -212,7 +212,7 @@ class PopRevival:
         attempts = 0 if checkpoint is not None and checkpoint.suspended else 1
         return _copy(message, tail, group, pop_time_ms, self._broker_name, attempts)
 
-    def mark(self, moves: Moved[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moves[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """Close the moved messages; one that the log has deleted leaves its checkpoint without a copy."""
         in_flight = self._in_flight()
         bits_by_id: dict[CheckpointId, int] = {}
@@ -225,9 +225,9 @@ class PopRevival:
             assert 0 <= number < SPAN_MAX, f"{checkpoint_id}: message {due.offset} is delivered"
             bits_by_id[checkpoint_id] = bits_by_id.get(checkpoint_id, 0) | 1 << (due.offset - checkpoint_id.start)
             if record is None:
-                self.lost += group in self._metadata.groups
+                self.loss_count += group in self._metadata.groups
                 continue
-            self.revived += 1
+            self.revive_count += 1
             origin = props.find(record.properties.decode("utf-8", "replace"), props.RETRY_TOPIC)
             there[group, topic] += 1
             if origin and origin != topic:

@@ -152,7 +152,7 @@ class PopSelection:
 
     def _candidates(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
         """The queues to examine, in this order: first the one whose records were loaded."""
-        first = None if pop_request.loaded is None else pop_request.loaded[:2]
+        first = None if pop_request.load_start is None else pop_request.load_start[:2]
         if first is not None:
             yield first
         for key in self._in_random_order(pop_request, queue_id):

@@ -53,8 +53,8 @@ class WaitingPops:
 
     def count(self, group: str, topic: str, queue_id: int) -> int:
         """The number of a group's waiting pops from a queue; with a negative queue id, of its pops from any queue."""
-        waiting = self.polling.waiting_for((topic, max(queue_id, ANY_QUEUE)))
-        return sum(pop.call.request.ext.consumer_group == group for pop in waiting)
+        pops = self.polling.waiting_for((topic, max(queue_id, ANY_QUEUE)))
+        return sum(pop.call.request.ext.consumer_group == group for pop in pops)
 
     def wake(self, topic: str, queue_id: int, entries: bytes | bytearray) -> Iterator[HeldPop]:
         """Yield the waiting pops for new messages of a queue, one at a time: the caller serves each before the next.
@@ -74,11 +74,11 @@ class WaitingPops:
             if isinstance(pop.call.request, Notification) or pop.call.connection.closed:
                 return True
             group = pop.call.request.ext.consumer_group
-            remaining = left_of.get(group)
-            if remaining is None:  # pops may have taken some of them already, in the round that stored them
-                remaining = min(count, self._queues.left_of(group, topic, queue_id))
-            left_of[group] = remaining - 1
-            return True if remaining > 0 else None
+            count_left = left_of.get(group)
+            if count_left is None:  # pops may have taken some of them already, in the round that stored them
+                count_left = min(count, self._queues.left_of(group, topic, queue_id))
+            left_of[group] = count_left - 1
+            return True if count_left > 0 else None
 
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):
             yield from self.polling.take_matching(key, matches)
@@ -88,18 +88,18 @@ class WaitingPops:
         assert count > 0, f"group {group} is woken for {count} messages of {topic}"
         if not len(self.polling):
             return
-        remaining = count
+        count_left = count
 
         def matches(pop: HeldPop) -> bool | None:
-            nonlocal remaining
-            if pop.call.request.ext.consumer_group != group or remaining <= 0:
+            nonlocal count_left
+            if pop.call.request.ext.consumer_group != group or count_left <= 0:
                 return None
-            remaining -= isinstance(pop.call.request, PopMessage) and not pop.call.connection.closed
+            count_left -= isinstance(pop.call.request, PopMessage) and not pop.call.connection.closed
             return True
 
         config = self._metadata.topics.get(topic)
         for queue_id in range(ANY_QUEUE, 0 if config is None else config.read_queues):
-            if remaining and (topic, queue_id) in self.polling.queue_keys:
+            if count_left and (topic, queue_id) in self.polling.queue_keys:
                 yield from self.polling.take_matching((topic, queue_id), matches)
 
     def watch(self) -> None:

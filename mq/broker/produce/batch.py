@@ -75,7 +75,7 @@ class BatchSends:
             return
         try:
             batch.call = send.call
-            _keep_new(batch, numbers, send.stored, is_copy=is_copied(call.request.ext.properties))
+            _keep_new(batch, numbers, send.stored_ranges, is_copy=is_copied(call.request.ext.properties))
             self._check_bytes(batch.nbytes, batch.messages)
         except RequestRefused:
             send.end()

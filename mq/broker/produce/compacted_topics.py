@@ -37,7 +37,7 @@ class CompactedTopics:
     def __init__(self, metadata: Metadata, appender: Appender) -> None:
         self._metadata = metadata
         self._appender = appender
-        self._waiting: dict[QueueKey, list[tuple[Call[SendRequest], int]]] = {}
+        self._held_sends: dict[QueueKey, list[tuple[Call[SendRequest], int]]] = {}
         self.is_full = False
         self.keys_max = 0
 
@@ -88,31 +88,31 @@ class CompactedTopics:
 
     def waits(self, call: Call[SendRequest], queue_id: int) -> bool:
         """Whether a send to this queue must wait; if so, it is kept, and `release` serves it again."""
-        if not self._waiting or (waiting := self._waiting.get((call.request.ext.topic, queue_id))) is None:
+        if not self._held_sends or (sends := self._held_sends.get((call.request.ext.topic, queue_id))) is None:
             return False
         nbytes = len(call.body) + len(call.request.ext.properties)
         self._appender.pending_bytes += nbytes
-        waiting.append((call, nbytes))
+        sends.append((call, nbytes))
         return True
 
     def hold(self, key: QueueKey) -> None:
         """Hold further sends to a queue."""
-        assert key not in self._waiting, f"sends to {key} are held already"
-        self._waiting[key] = []
+        assert key not in self._held_sends, f"sends to {key} are held already"
+        self._held_sends[key] = []
 
     def release(self, key: QueueKey) -> None:
         """Serve the held sends of a queue, in their order."""
-        for call, nbytes in self._waiting.pop(key, []):
+        for call, nbytes in self._held_sends.pop(key, []):
             self._appender.pending_bytes -= nbytes
             assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} bytes pend without held sends"
             call.dispatch()
 
     def resign(self) -> None:
         """Called when this replica stops leading: the leader serves the held sends."""
-        for key in list(self._waiting):
+        for key in list(self._held_sends):
             self.release(key)
 
     @property
     def held_count(self) -> int:
         """The number of queues that are held."""
-        return len(self._waiting)
+        return len(self._held_sends)

@@ -53,7 +53,7 @@ class Dedup(Service):
     """Distinguishes repeated sends from new ones.
 
     Attributes:
-        answered: repeats answered with the place of the original.
+        answer_count: repeats answered with the place of the original.
     """
 
     def __init__(self, context: BrokerContext) -> None:
@@ -65,10 +65,10 @@ class Dedup(Service):
         self._log = context.replica.log
         self._record_bytes_max = context.settings.segment_bytes
         self._in_flight = InFlightSends()
-        self.answered = 0
+        self.answer_count = 0
 
     def counters(self) -> dict[str, int]:
-        return {"repeated_sends": self.answered}
+        return {"repeated_sends": self.answer_count}
 
     def resign(self) -> None:
         """Called when this replica stops leading. Sends in flight still report their outcome to waiting requests."""
@@ -112,8 +112,8 @@ class Dedup(Service):
     ) -> NumberedSend | None:
         """Admit a batch with these numbers. Returns None for a repeat, which is answered or waits.
 
-        Otherwise the caller stores the messages not in `NumberedSend.stored` together with the returned sender, or
-        calls `NumberedSend.end` if it cannot. Raises RequestRefused.
+        Otherwise the caller stores the messages that are not in `NumberedSend.stored_ranges`, together with the
+        returned sender, or calls `NumberedSend.end` if it cannot. Raises RequestRefused.
         """
         ranges = self._look_up(numbers, call)
         if ranges is None:
@@ -136,7 +136,7 @@ class Dedup(Service):
         return ranges
 
     def _count_repeated(self, call: Call[SendRequest], answer: bytes) -> None:
-        self.answered += 1
+        self.answer_count += 1
         call.answer(answer)
 
     def _forgotten_error(self, numbers: SequenceRange) -> RequestRefused:
@@ -244,13 +244,13 @@ class Dedup(Service):
         Records of a batch mostly have the same size and are read together. A single one is read by itself.
         """
         log, ahead = self._log, memoryview(b"")
-        for remaining in range(count, 0, -1):
+        for records_left in range(count, 0, -1):
             size = int.from_bytes(ahead[:4] if len(ahead) >= 4 else log.pread(position, 4), "big")
             rest = log.end_pos - position
             if not FIXED <= size <= min(self._record_bytes_max, rest):
                 raise RecordError(position, f"its size is {size}, the log ends at {log.end_pos}")
             if len(ahead) < size:
-                ahead = memoryview(log.pread(position, min(max(size, min(size * remaining, _READ_BYTES)), rest)))
+                ahead = memoryview(log.pread(position, min(max(size, min(size * records_left, _READ_BYTES)), rest)))
             yield position, ahead[:size]
             position, ahead = position + size, ahead[size:]
 

@@ -66,10 +66,10 @@ class Sends(Service):
         self._placement = placement
         self._retries = retries
         self._dedup = dedup
-        self.compacted = CompactedTopics(context.metadata, context.appender)
+        self.compacted_topics = CompactedTopics(context.metadata, context.appender)
         self._rng = context.rng
         self._wall_clock_ms = context.wall_clock_ms
-        self._creating: dict[str, list[OnOutcome]] = {}
+        self._creations: dict[str, list[OnOutcome]] = {}
         suffix = props.encode(props.of_cluster(context.settings.cluster)).encode()
         self._messages = SentMessages(
             unique_keys=context.unique_keys, suffix=suffix, body_bytes_max=context.settings.message_bytes_max
@@ -104,8 +104,8 @@ class Sends(Service):
 
     def resign(self) -> None:
         """Forget topics in creation: this replica no longer leads, and they may never be created."""
-        self._creating.clear()
-        self.compacted.resign()
+        self._creations.clear()
+        self.compacted_topics.resign()
         self._messages.writable.clear()
 
     def topic_changed(self, topic: str) -> None:
@@ -121,9 +121,9 @@ class Sends(Service):
         orphans = self._messages.writable.keys() - self._metadata.topics.keys()
         assert not orphans, f"sends to {len(orphans)} topics are taken that do not exist, such as {min(orphans)}"
         if self._appender.is_idle:
-            assert not self._creating, f"topics {sorted(self._creating)} are created, and nothing is pending"
-            assert not self.compacted.held_count, (
-                f"{self.compacted.held_count} queues hold sends, and nothing is pending"
+            assert not self._creations, f"topics {sorted(self._creations)} are created, and nothing is pending"
+            assert not self.compacted_topics.held_count, (
+                f"{self.compacted_topics.held_count} queues hold sends, and nothing is pending"
             )
 
     def counters(self) -> dict[str, int]:
@@ -179,10 +179,10 @@ class Sends(Service):
         queue_id = ext.queue_id
         if not 0 <= queue_id < len(tails):
             queue_id = self._chosen_queue(ext, len(tails))
-        if not is_checked_once and self.compacted.takes(ext.topic):
-            self.compacted.check(call, self._batches, tails[queue_id])
+        if not is_checked_once and self.compacted_topics.takes(ext.topic):
+            self.compacted_topics.check(call, self._batches, tails[queue_id])
             text = ext.properties
-            if self.compacted.waits(call, queue_id):
+            if self.compacted_topics.waits(call, queue_id):
                 return
         queue_id = self._by_priority(call, tails, queue_id)
         if ext.batch:
@@ -215,7 +215,7 @@ class Sends(Service):
         ext = call.request.ext
         if self._appender.pending_bytes > self._uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
-        if self.compacted.takes(ext.topic):
+        if self.compacted_topics.takes(ext.topic):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"topic {ext.topic} is compacted: it cannot store replies"
             )
@@ -317,14 +317,14 @@ class Sends(Service):
                 case Unknown():
                     call.connection.close("leadership was lost while a topic was being created")
 
-        if (waiting := self._creating.get(topic)) is not None:
-            waiting.append(on_create)
+        if (callbacks := self._creations.get(topic)) is not None:
+            callbacks.append(on_create)
             return
-        waiting = self._creating[topic] = [on_create]
+        callbacks = self._creations[topic] = [on_create]
 
         def finish(outcome: Outcome) -> None:
-            self._creating.pop(topic, None)
-            for on_outcome in waiting:
+            self._creations.pop(topic, None)
+            for on_outcome in callbacks:
                 on_outcome(outcome)
 
         self._appender.add_command(encode_command(command), finish)

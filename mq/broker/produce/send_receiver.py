@@ -47,7 +47,7 @@ ReceiveInto = Callable[[int, memoryview], int]
 """Receives from a descriptor into a buffer, without waiting; returns the number of bytes, 0 at the end of the stream.
 Raises BlockingIOError if there is nothing; another OSError if the connection is broken.
 """
-Unserved = list[tuple[int, ClientConnection, bytes]]
+UnservedFrames = list[tuple[int, ClientConnection, bytes]]
 """The rest of a received chunk: descriptor, client, and the bytes from the first request on that is not a plain send.
 """
 
@@ -75,7 +75,7 @@ class SendReceiver(Protocol):
     @property
     def compiled_messages(self) -> int: ...
 
-    def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], Unserved, Ready]:
+    def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], UnservedFrames, Ready]:
         """Receive once from each client among ``ready`` that produces, and take the plain sends at the start of each
         chunk.
 
@@ -135,20 +135,20 @@ class PythonReceiver:
         self._block_bytes_max = settings.block_bytes_max
         self._receive_into = settings.receive_into
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
-        self._producing: dict[int, ClientConnection] = {}
+        self._producers: dict[int, ClientConnection] = {}
 
     @property
     def fast_senders(self) -> frozenset[int]:
         """The descriptors of clients that produce."""
-        return frozenset(self._producing)
+        return frozenset(self._producers)
 
-    def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], Unserved, Ready]:
+    def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], UnservedFrames, Ready]:
         """Receive once from each ready client that produces; `SendReceiver.receive` lists what is returned."""
         senders: list[tuple[int, ClientConnection]] = []
         other_events: Ready = []
         for event in ready:
             descriptor, events = event
-            sender = self._producing.get(descriptor) if events == EPOLLIN and len(senders) < SENDERS_MAX else None
+            sender = self._producers.get(descriptor) if events == EPOLLIN and len(senders) < SENDERS_MAX else None
             if sender is None:
                 other_events.append(event)
             else:
@@ -156,7 +156,7 @@ class PythonReceiver:
         if not senders:
             return [], [], ready
         blocks = _Blocks(room, self._block_bytes_max, self._numbers)
-        leftovers: Unserved = []
+        leftovers: UnservedFrames = []
         received_bytes = 0
         for descriptor, sender in senders:
             if received_bytes + RECEIVE_BYTES > _RECEIVED_BYTES_MAX:
@@ -180,7 +180,7 @@ class PythonReceiver:
             chunk = bytes(self._buffer[:nbytes])
             consumed_bytes = self._take(sender, chunk, blocks)
             if consumed_bytes < nbytes:
-                del self._producing[descriptor]
+                del self._producers[descriptor]
                 leftovers.append((descriptor, sender, chunk[consumed_bytes:]))
         return blocks.finish(), leftovers, other_events
 
@@ -189,14 +189,14 @@ class PythonReceiver:
         blocks = _Blocks(room, self._block_bytes_max, self._numbers)
         size = self._take(sender, chunk, blocks)
         if size == len(chunk) and sender.descriptor >= 0:
-            self._producing[sender.descriptor] = sender
+            self._producers[sender.descriptor] = sender
         else:
             self.forget(sender.descriptor)
         return blocks.finish(), size
 
     def forget(self, descriptor: int) -> None:
         """Stop receiving from the client with this descriptor."""
-        self._producing.pop(descriptor, None)
+        self._producers.pop(descriptor, None)
 
     def _take(self, sender: ClientConnection, chunk: bytes, blocks: _Blocks) -> int:
         """Add the plain sends at the start of a chunk to the blocks; returns how many bytes of it they have."""
@@ -262,7 +262,7 @@ class _Blocks:
     def _end_block(self) -> None:
         block = SendBlock(*self._open)
         if self._highest:
-            block.numbered = self._numbers.begin_block(self._highest, block.numbered_sends)
+            block.in_flight = self._numbers.begin_block(self._highest, block.numbered_sends)
         self._full.append(block)
         self._open, self._highest, self._nbytes, self._messages = [], {}, 0, 0
 
@@ -274,11 +274,11 @@ class _Blocks:
 
 
 def send_receiver(
-    messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, known: KnownNumbers
+    messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, numbers: KnownNumbers
 ) -> SendReceiver:
     """The receiver of a broker: the compiled one where it is there, for brokers with an IPv4 address."""
     if CompiledReceiver is None or len(settings.store_host) != IPV4_HOST_BYTES:
-        return PythonReceiver(messages, batches, settings, known)
+        return PythonReceiver(messages, batches, settings, numbers)
     return CompiledReceiver(
         writable=messages.writable,
         tag_codes=messages.tag_codes,
@@ -291,6 +291,6 @@ def send_receiver(
         broker_name=settings.broker_name.encode(),
         is_signed=settings.is_signed,
         give_back=give_back_frames,
-        known=known,
+        known=numbers,
         receive_into=settings.receive_into,
     )

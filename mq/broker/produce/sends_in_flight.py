@@ -44,32 +44,32 @@ class NumberedSends:
     """Sends in flight whose outcome will be known together.
 
     Attributes:
-        waiting: repeats, by the place among these of the send that they wait for.
+        waiting_calls: repeats, by the place among these of the send that they wait for.
     """
 
-    __slots__ = ("_reserve", "waiting")
+    __slots__ = ("_reserve", "waiting_calls")
 
     def __init__(self, reserve: Reserve) -> None:
         self._reserve = reserve
-        self.waiting: dict[int, list[Call[SendRequest]]] = {}
+        self.waiting_calls: dict[int, list[Call[SendRequest]]] = {}
 
     def wait(self, place: int, call: Call[SendRequest]) -> bool:
         """Let a repeat wait for the outcome of the send at this place; false if too many do."""
-        waiting = self.waiting.setdefault(place, [])
-        if len(waiting) >= WAITING_MAX:
+        calls = self.waiting_calls.setdefault(place, [])
+        if len(calls) >= WAITING_MAX:
             return False
-        waiting.append(call)
+        calls.append(call)
         self._reserve(_waiting_bytes(call))
         return True
 
     def end(self) -> list[Call[SendRequest]]:
         """Release the requests that waited for the outcome, and return them in the order of the sends."""
-        if not self.waiting:
+        if not self.waiting_calls:
             return []
-        waiting = [call for _, calls in sorted(self.waiting.items()) for call in calls]
-        self.waiting = {}
-        self._reserve(-sum(map(_waiting_bytes, waiting)))
-        return waiting
+        repeats = [call for _, calls in sorted(self.waiting_calls.items()) for call in calls]
+        self.waiting_calls = {}
+        self._reserve(-sum(map(_waiting_bytes, repeats)))
+        return repeats
 
 
 class Overlap(NamedTuple):
@@ -195,7 +195,7 @@ class InFlightSends:
             for (_, last), (first, _) in pairwise(sorted(each)):
                 assert last < first, f"{producer}: {first} is in flight twice, sends up to {last} are"
         groups: list[NumberedSends] = [*self._blocks, *(each for one in self._single.values() for each in one.sends)]
-        most = max((len(calls) for group in groups for calls in group.waiting.values()), default=0)
+        most = max((len(calls) for group in groups for calls in group.waiting_calls.values()), default=0)
         assert most <= WAITING_MAX, f"{most} requests wait for one send; maximum: {WAITING_MAX}"
 
 
@@ -204,25 +204,25 @@ class NumberedSend(NumberedSends):
 
     Attributes:
         numbers: of all messages of the send.
-        stored: the messages that were stored before; the others are in flight.
+        stored_ranges: the messages that were stored before; the others are in flight.
         call: the first request, changed to want an answer and to have this sender.
     """
 
-    __slots__ = ("_first", "_in_flight", "call", "host", "numbers", "stored")
+    __slots__ = ("_first", "_in_flight", "call", "host", "numbers", "stored_ranges")
 
     def __init__(
         self,
         in_flight: InFlightSends,
         reserve: Reserve,
         numbers: SequenceRange,
-        stored: Sequence[SequencedRange],
+        stored_ranges: Sequence[SequencedRange],
         first: Call[SendRequest],
     ) -> None:
         super().__init__(reserve)
         self._in_flight = in_flight
         self._first = first
         self.numbers = numbers
-        self.stored = stored
+        self.stored_ranges = stored_ranges
         request = first.request
         self.host = first.connection.host
         oneway = request.flag & ONEWAY_FLAG
@@ -232,9 +232,9 @@ class NumberedSend(NumberedSends):
 
     def send(self, data: bytes) -> None:
         """Answer the first request with ``data``, and serve the repeats that waited for the outcome."""
-        waiting = self.end()
+        repeats = self.end()
         self._first.answer(data)
-        _serve(waiting)
+        _serve(repeats)
 
     def answer(self, request: Any, reply: bytes) -> None:
         """Works like `send`, which checks whether the client wants an answer."""
@@ -281,24 +281,24 @@ class NumberedBlock(NumberedSends):
 
     def on_outcome(self, outcome: Outcome) -> None:
         """Serve the waiting requests again; close their connections if the outcome of the block's entry is unknown."""
-        waiting = self.end()
+        repeats = self.end()
         if isinstance(outcome, Unknown):
-            for call in waiting:
+            for call in repeats:
                 call.connection.close("leadership was lost while a message was being stored")
         else:
-            _serve(waiting)
+            _serve(repeats)
 
-    def serve(self, waiting: Iterable[Call[SendRequest]]) -> None:
+    def serve(self, repeats: Iterable[Call[SendRequest]]) -> None:
         """Serve again the requests that `end` returned; the senders of the block know that it is not stored."""
-        _serve(waiting)
+        _serve(repeats)
 
 
 def _no_sends(_: str) -> list[tuple[int, int, int]]:
     return []
 
 
-def _serve(waiting: Iterable[Call[SendRequest]]) -> None:
-    for call in waiting:
+def _serve(calls: Iterable[Call[SendRequest]]) -> None:
+    for call in calls:
         call.dispatch()
 
 

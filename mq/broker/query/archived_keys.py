@@ -27,10 +27,10 @@ from raftlog import SegmentError
 
 @dataclass(slots=True)
 class ArchivedMatches:
-    """The messages found in the archive; ``missing`` says why some may be left out, empty if none is."""
+    """The messages found in the archive; ``gap_reason`` says why some may be left out, empty if none is."""
 
     records: list[bytes] = field(default_factory=list)
-    missing: str = ""
+    gap_reason: str = ""
 
 
 class ArchivedKeys:
@@ -63,7 +63,7 @@ class ArchivedKeys:
         limits = self._limits
         if self._under_way >= limits.key_searches_max:
             return ArchivedMatches(
-                missing=f"{limits.key_searches_max} searches of the archive are under way; try again later"
+                gap_reason=f"{limits.key_searches_max} searches of the archive are under way; try again later"
             )
         records, deadline = ArchivedRecords(self._access.fetch), self._clock() + limits.key_search_seconds
 
@@ -94,22 +94,22 @@ class ArchivedKeys:
             await end_event.wait()
         if not outcome:
             return ArchivedMatches(
-                missing=f"the archive did not answer within {limits.key_search_seconds:g} s; try again later"
+                gap_reason=f"the archive did not answer within {limits.key_search_seconds:g} s; try again later"
             )
         if isinstance(result := outcome[0], Exception):
-            return ArchivedMatches(missing=f"the archive cannot be read now: {result}")
+            return ArchivedMatches(gap_reason=f"the archive cannot be read now: {result}")
         return self._read_matches(result, is_whole=is_whole)
 
     def _read_matches(self, result: SearchResult, *, is_whole: bool) -> ArchivedMatches:
         for path, fault in zip(result.damaged, result.faults, strict=True):
             self._log.warning("key_index_damaged", path=path, reason=fault)
             self._index.discard(path)
-        missing = ""
+        gap_reason = ""
         if not result.is_complete:
-            missing = "the archive was searched in part only; try again with a shorter time"
+            gap_reason = "the archive was searched in part only; try again with a shorter time"
         elif not is_whole:
-            missing = "this replica has not indexed all of the archive yet; try again later"
-        return ArchivedMatches(result.records, missing)
+            gap_reason = "this replica has not indexed all of the archive yet; try again later"
+        return ArchivedMatches(result.records, gap_reason)
 
     # -- index files that are missing ----------------------------------------------------------------------------------
 

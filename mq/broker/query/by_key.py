@@ -54,7 +54,7 @@ _PLACE, _PLACE_AT = Struct(">i4xq"), 12
 _NOT_FOUND = "can not find message, maybe time range not correct"
 
 
-class _Waiting(NamedTuple):
+class _QueuedQuery(NamedTuple):
     call: Call[QueryMessage]
     query: KeyQuery
 
@@ -75,7 +75,7 @@ class KeyQueries(Service):
         self._log = context.log
         self._open_count = 0
         self._of_connections: dict[ClientConnection, int] = {}
-        self._send, self._receive = trio.open_memory_channel[_Waiting](QUERIES_MAX)
+        self._send, self._receive = trio.open_memory_channel[_QueuedQuery](QUERIES_MAX)
 
     def routes(self) -> Iterator[Route]:
         yield Route(QueryMessage, self.handle)
@@ -116,7 +116,7 @@ class KeyQueries(Service):
 
         def on_confirm(is_known: bool) -> None:
             if is_known:
-                self._send.send_nowait(_Waiting(call, query))
+                self._send.send_nowait(_QueuedQuery(call, query))
                 return
             self._count(call.connection, -1)
             refusal = RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read")
@@ -132,25 +132,25 @@ class KeyQueries(Service):
         """Answer queries, one after the other, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                waiting = await self._receive.receive()
+                entry = await self._receive.receive()
                 goes_on = False
                 try:
-                    if not waiting.call.connection.closed:
-                        result = await self._search(waiting)
-                        goes_on = result is not None and self._is_in_archive(waiting, result)
+                    if not entry.call.connection.closed:
+                        result = await self._search(entry)
+                        goes_on = result is not None and self._is_in_archive(entry, result)
                         if result is not None and goes_on:
-                            nursery.start_soon(self._search_archive, waiting, result)
+                            nursery.start_soon(self._search_archive, entry, result)
                         elif result is not None:
-                            self._answer(waiting, result)
+                            self._answer(entry, result)
                         self._wake()
                 finally:
                     if not goes_on:
-                        self._count(waiting.call.connection, -1)
+                        self._count(entry.call.connection, -1)
 
-    def _is_in_archive(self, waiting: _Waiting, result: SearchResult) -> bool:
+    def _is_in_archive(self, entry: _QueuedQuery, result: SearchResult) -> bool:
         """Whether missing messages may be in the archive, which must not hold up queries that the local log answers."""
-        query = waiting.query
-        is_known = query.count_max > 0 and query.key and waiting.call.request.ext.topic in self._metadata.topics
+        query = entry.query
+        is_known = query.count_max > 0 and query.key and entry.call.request.ext.topic in self._metadata.topics
         return bool(
             is_known
             and self._archive is not None
@@ -159,8 +159,8 @@ class KeyQueries(Service):
             and len(result.records) < query.count_max
         )
 
-    async def _search_archive(self, waiting: _Waiting, result: SearchResult) -> None:
-        call, query = waiting
+    async def _search_archive(self, entry: _QueuedQuery, result: SearchResult) -> None:
+        call, query = entry
         await trio.lowlevel.checkpoint()  # a cancelled one ends with the broker, which needs no count
         try:
             assert self._archive is not None, "an archive is searched that is not there"
@@ -169,7 +169,7 @@ class KeyQueries(Service):
             # The local log may have had some of them a moment ago.
             older = [each for each in matches.records if each not in result.records]
             result.records = self._drop_obsolete(call.request.ext.topic, older) + result.records
-            self._answer(waiting, result, matches.missing)
+            self._answer(entry, result, matches.gap_reason)
             self._wake()
         except Exception as error:
             call.refuse(error)
@@ -183,10 +183,10 @@ class KeyQueries(Service):
         if not count:
             del self._of_connections[connection]
 
-    async def _search(self, waiting: _Waiting) -> SearchResult | None:
+    async def _search(self, entry: _QueuedQuery) -> SearchResult | None:
         """Search the local log; None if the query was refused."""
         await trio.lowlevel.checkpoint()
-        call, query = waiting
+        call, query = entry
         deadline = self._clock() + SEARCH_SECONDS_MAX
         try:
             if query.count_max <= 0 or not query.key or call.request.ext.topic not in self._metadata.topics:
@@ -202,9 +202,9 @@ class KeyQueries(Service):
             self._index.discard(path)
         return result
 
-    def _answer(self, waiting: _Waiting, result: SearchResult, missing: str = "") -> None:
-        """Answer a query; ``missing`` says why the archive may have more."""
-        call = waiting.call
+    def _answer(self, entry: _QueuedQuery, result: SearchResult, gap_reason: str = "") -> None:
+        """Answer a query; ``gap_reason`` says why the archive may have more."""
+        call = entry.call
         end_pos, now_ms = self._index.applied_end, self._wall_clock_ms()
         code, remark = ResponseCode.SUCCESS, None
         if not result.records:
@@ -212,8 +212,8 @@ class KeyQueries(Service):
             if not self._beginning.is_first:
                 refusal = self._beginning.refusal()
                 code, remark = refusal.code, refusal.remark
-            if missing:
-                code, remark = ResponseCode.SYSTEM_BUSY, f"not found in the local log, and {missing}"
+            if gap_reason:
+                code, remark = ResponseCode.SYSTEM_BUSY, f"not found in the local log, and {gap_reason}"
             if not result.is_complete:
                 code, remark = (
                     ResponseCode.SYSTEM_BUSY,

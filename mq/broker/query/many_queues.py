@@ -58,14 +58,14 @@ class ManyQueues(Service):
 
     def _answer(self, call: Call[AskQueues], topics: Sequence[QueueQuestion]) -> ResponseSteps:
         topic_sights: list[list[QueueSight]] = []
-        remaining = self._queues_max
+        queues_left = self._queues_max
         for each in topics:
             config = self._metadata.topics.get(each.topic)
             queues = range(config.write_queues) if config is not None else ()
             queue_ids = queues if each.queues is None else [queue for queue in each.queues if queue in queues]
             times = dict(zip(each.queues or (), each.since_ms, strict=False)) if len(each.since_ms) > 1 else {}
-            remaining -= len(queue_ids)
-            if remaining < 0 and topic_sights:
+            queues_left -= len(queue_ids)
+            if queues_left < 0 and topic_sights:
                 break
             sights: list[QueueSight] = []
             for queue in queue_ids:

@@ -93,7 +93,7 @@ class QuotaGate(Service):
 
     Attributes:
         types: the requests that pass the gate.
-        delayed, refused: requests, since the start.
+        delay_count, refusal_count: delayed and refused requests, since the start.
     """
 
     types: frozenset[type[Any]] = frozenset({*_SENDS, *_PULLS, *_POPS, *_LOOKS})
@@ -110,12 +110,12 @@ class QuotaGate(Service):
         self._stored_bytes = StoredBytes(context.store)
         self._of_user: dict[str, set[ClientConnection]] = {}
         self._user = ""
-        self._passing: object = None
+        self._passing_request: object = None
         self._queue: list[_ThrottledRequest] = []
         self._held_bytes = 0
         self._number = 0
         self._seen_version = 0
-        self.delayed = self.refused = 0
+        self.delay_count = self.refusal_count = 0
         for topic in context.metadata.topics:
             self.topic_changed(topic)
 
@@ -128,8 +128,8 @@ class QuotaGate(Service):
 
     def counters(self) -> dict[str, int]:
         return {
-            "quota_delayed": self.delayed,
-            "quota_refused": self.refused,
+            "quota_delayed": self.delay_count,
+            "quota_refused": self.refusal_count,
             "quota_held": len(self._queue),
             "quota_throttled": sum(1 for _ in self._buckets.recent(self._clock())) if self._buckets.throttles else 0,
         }
@@ -219,7 +219,7 @@ class QuotaGate(Service):
         user, request = call.request.user, call.request.request
         limit = self._metadata.user_quotas.get(user).connections
         if limit and type(request) not in _OF_QUOTAS and not self._admit(user, call.connection, limit):
-            self.refused += 1
+            self.refusal_count += 1
             self._count_throttled(LimitKey(USER, user, CONNECTIONS), refused=True)
             remark = (
                 f"user {user} has {limit} connections to this broker already, which is its quota: nothing was done; "
@@ -259,7 +259,7 @@ class QuotaGate(Service):
         """
         request = call.request
         call.user = self._user or call.user
-        if is_forwarded or request is self._passing:
+        if is_forwarded or request is self._passing_request:
             return handler(call)
         if self._queue and self._queue[0].due <= self._clock():
             self.release()  # no request overtakes the ones that are due
@@ -288,7 +288,7 @@ class QuotaGate(Service):
                 return handler(call)
             self._hold(call, now + seconds, nbytes, by)
             return None
-        self.refused += 1
+        self.refusal_count += 1
         self._count_throttled(by, refused=True)
         refusal = RequestRefused(
             ResponseCode.SYSTEM_BUSY,
@@ -308,7 +308,7 @@ class QuotaGate(Service):
         quota = self._topics.get(topic)
         if quota is not None and quota.stored_bytes and (full := self._stored_bytes.excess(topic)):
             self._count_throttled(LimitKey(TOPIC, topic, STORED), refused=True)
-            self.refused += 1
+            self.refusal_count += 1
             remark = (
                 f"topic {topic} has {full} bytes, and its {STORED} quota is {quota.stored_bytes}: the message was not "
                 "stored. Retention has to delete older ones first, or raise it with raftmq topic update"
@@ -347,7 +347,7 @@ class QuotaGate(Service):
         self._buckets.charge([limit], messages, nbytes, now)
         seconds, by = self._buckets.wait([limit], now)
         if by is not None:
-            self.delayed += 1
+            self.delay_count += 1
             self._count_throttled(by, refused=False)
         return seconds
 
@@ -360,7 +360,7 @@ class QuotaGate(Service):
     def _hold(self, call: Call[Any], due: float, nbytes: int, by: LimitKey, until: float = 0.0) -> None:
         assert nbytes >= 0, f"a request of {nbytes} bytes waits"
         assert not until or due <= until, f"a request waits until {due}, its client until {until}"
-        self.delayed += 1
+        self.delay_count += 1
         self._count_throttled(by, refused=False)
         self._push(_ThrottledRequest(due, 0, call, until, nbytes))
 
@@ -373,7 +373,7 @@ class QuotaGate(Service):
         """Let a pull or pop wait, or tell its client to come again."""
         now = self._clock()
         if isinstance(call.request, BulkRead):
-            self.delayed += 1
+            self.delay_count += 1
             self._count_throttled(by, refused=False)
             pause_ms = math.ceil(1000 * min(seconds, _WAIT_SECONDS))
             return call.response(body=encode_no_records(BulkStatus.BUSY, pause_ms=pause_ms))
@@ -389,7 +389,7 @@ class QuotaGate(Service):
     def _empty_answer(self, call: Call[Any], by: LimitKey) -> bytes:
         request = call.request
         if isinstance(request, PeekMessage):
-            self.refused += 1
+            self.refusal_count += 1
             self._count_throttled(by, refused=True)
             remark = f"{_REJECTED}{by.kind} {by.name} reads more than its quota: look again later"
             return call.response(ResponseCode.SYSTEM_BUSY, remark=remark)
@@ -425,12 +425,12 @@ class QuotaGate(Service):
                 if reply is not None:
                     call.answer(reply)
                 return
-        before = self._passing, self._user  # of the request that is being served, if it let this one pass first
-        self._passing, self._user = call.request, call.user
+        before = self._passing_request, self._user  # of the request that is being served, if it let this one pass first
+        self._passing_request, self._user = call.request, call.user
         try:
             call.dispatch()
         finally:
-            self._passing, self._user = before
+            self._passing_request, self._user = before
 
     def resign(self) -> None:
         """Hand waiting requests on to the new leader, in their order, since this replica stops leading."""

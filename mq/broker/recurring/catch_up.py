@@ -19,7 +19,7 @@ class Tick(NamedTuple):
 
     due_ms: int | None
     settled_ms: int
-    skipped: int
+    skip_count: int
 
 
 def next_tick(rule: Rule, definition: ScheduleDefinition, settled_ms: int, now_ms: int) -> Tick | None:
@@ -58,8 +58,8 @@ def _in_order(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms:
 def _newest(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms: int) -> int:
     """The last tick up to ``now_ms``, by halving: there may be millions."""
     newest_ms, low_ms, high_ms = first_ms, first_ms, now_ms
-    following = next_due(rule, definition, first_ms)
-    if following is None or following > now_ms:
+    second_ms = next_due(rule, definition, first_ms)
+    if second_ms is None or second_ms > now_ms:
         return first_ms
     while low_ms < high_ms:
         middle_ms = (low_ms + high_ms) // 2

@@ -271,18 +271,18 @@ def _is_owned(schedule: Schedule, owner: str) -> bool:
 
 def _schedule_info(schedule: Schedule, now_ms: int, *, bodies: bool, ticks: int) -> ScheduleInfo:
     definition = schedule.definition
-    upcoming: list[int] = []
+    next_times: list[int] = []
     error = ""
     try:
         rule, at_ms = rule_of(definition), schedule.settled_ms
-        while definition.enabled and len(upcoming) < ticks:
+        while definition.enabled and len(next_times) < ticks:
             due_ms = next_due(rule, definition, at_ms)
             if due_ms is None:
                 break
             if due_ms <= now_ms:  # it is being sent, or given up
                 at_ms = now_ms
                 continue
-            upcoming.append(due_ms)
+            next_times.append(due_ms)
             at_ms = due_ms
     except RuleInvalid as invalid:
         error = str(invalid)
@@ -293,7 +293,7 @@ def _schedule_info(schedule: Schedule, now_ms: int, *, bodies: bool, ticks: int)
         sent=schedule.sent,
         skipped=schedule.skipped,
         last_due_ms=schedule.last_due_ms,
-        next_ms=upcoming,
+        next_ms=next_times,
         error=error,
     )
 

@@ -53,8 +53,8 @@ class Ticks(Service):
     """Sends the messages of schedules while this replica leads.
 
     Attributes:
-        sent: messages of ticks, and of requests to send one now.
-        skipped: ticks that were not sent, because they were too late or their topic does not exist.
+        send_count: messages of ticks, and of requests to send one now.
+        skip_count: ticks that were not sent, because they were too late or their topic does not exist.
         late_ms: lateness of the most recent tick.
     """
 
@@ -75,8 +75,8 @@ class Ticks(Service):
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._leads = False
         self._forget()
-        self.sent = 0
-        self.skipped = 0
+        self.send_count = 0
+        self.skip_count = 0
         self.late_ms = 0
 
     def _forget(self) -> None:
@@ -86,7 +86,7 @@ class Ticks(Service):
         """A heap of the next ticks: time, name, version."""
         self._to_plan: deque[str] = deque()
         self._in_flight: set[str] = set()
-        self._changing: Counter[str] = Counter()
+        self._changes: Counter[str] = Counter()
         self._unusable: set[str] = set()
         self._paused_until_ms = 0
 
@@ -115,8 +115,8 @@ class Ticks(Service):
         """Figures of this replica, by name."""
         return {
             "schedules": len(self._schedules.table),
-            "schedule_ticks_sent": self.sent,
-            "schedule_ticks_skipped": self.skipped,
+            "schedule_ticks_sent": self.send_count,
+            "schedule_ticks_skipped": self.skip_count,
             "schedule_ticks_late_ms": self.late_ms,
             "schedules_unusable": len(self._unusable),
         }
@@ -133,7 +133,7 @@ class Ticks(Service):
         while self._due and self._due[0][0] <= now_ms and self._may_send():
             _, name, version = heapq.heappop(self._due)
             schedule = self._schedules.table.get(name)
-            is_free = name not in self._in_flight and not self._changing[name]
+            is_free = name not in self._in_flight and not self._changes[name]
             if schedule is not None and schedule.version == version and is_free:
                 self._begin(schedule, now_ms)
 
@@ -153,15 +153,15 @@ class Ticks(Service):
         in_flight = len(self._in_flight)
         assert in_flight <= _IN_FLIGHT_MAX, f"{in_flight} ticks are in flight"
         if self._appender.is_idle:
-            changing = sum(self._changing.values())
-            assert not in_flight + changing, f"{in_flight} ticks and {changing} changes in flight, and nothing pending"
-        assert all(count > 0 for count in self._changing.values()), f"changes in flight: {dict(self._changing)}"
+            changes = sum(self._changes.values())
+            assert not in_flight + changes, f"{in_flight} ticks and {changes} changes in flight, and nothing pending"
+        assert all(count > 0 for count in self._changes.values()), f"changes in flight: {dict(self._changes)}"
         if not self._leads:
             tick_count = len(self._due) + len(self._to_plan) + in_flight
             assert not tick_count, f"{tick_count} schedules are noted, and this replica does not lead"
             return
         versions = {(name, version) for _, name, version in self._due}
-        names = self._in_flight | self._changing.keys() | self._unusable | set(self._to_plan)
+        names = self._in_flight | self._changes.keys() | self._unusable | set(self._to_plan)
         for name, each in self._schedules.table.items():
             if each.definition.enabled and name not in names and (name, each.version) not in versions:
                 next_ms = next_due(self._rule(each), each.definition, each.settled_ms)
@@ -171,16 +171,16 @@ class Ticks(Service):
 
     def change(self, name: str) -> Callable[[], None]:
         """Stop the ticks of a schedule while a change of it is appended; call the result when the outcome is known."""
-        changing = self._changing
-        changing[name] += 1
+        changes = self._changes
+        changes[name] += 1
 
         def end() -> None:
-            if changing is not self._changing:
+            if changes is not self._changes:
                 return  # of an earlier leadership
-            assert changing[name] > 0, f"a change of schedule {name} ends twice"
-            changing[name] -= 1
-            if not changing[name]:
-                del changing[name]
+            assert changes[name] > 0, f"a change of schedule {name} ends twice"
+            changes[name] -= 1
+            if not changes[name]:
+                del changes[name]
                 self._plan(name, self._wall_clock_ms())
 
         return end
@@ -190,7 +190,7 @@ class Ticks(Service):
         sent_ms = self._wall_clock_ms()
 
         def finish(outcome: Outcome) -> None:
-            self.sent += isinstance(outcome, Stored)
+            self.send_count += isinstance(outcome, Stored)
             on_outcome(outcome)
 
         self._appender.add_atomically([self._message(definition, tail, sent_ms, sent_ms, finish)])
@@ -221,7 +221,7 @@ class Ticks(Service):
             self._rules.pop(name, None)
             self._unusable.discard(name)
             return
-        if not schedule.definition.enabled or name in self._in_flight or self._changing[name]:
+        if not schedule.definition.enabled or name in self._in_flight or self._changes[name]:
             return
         try:
             next_ms = next_due(self._rule(schedule), schedule.definition, schedule.settled_ms)
@@ -262,7 +262,7 @@ class Ticks(Service):
         if tail is None and tick.due_ms is not None:
             reason = "not writable" if definition.topic in self._metadata.topics else "no such topic"
             self._log.warning("schedule_tick_dropped", schedule=name, topic=definition.topic, reason=reason)
-            tick = Tick(None, tick.settled_ms, tick.skipped + 1)
+            tick = Tick(None, tick.settled_ms, tick.skip_count + 1)
         settled_ms, due_ms = schedule.settled_ms, tick.due_ms
         assert tick.settled_ms > settled_ms, f"{name} is done up to {settled_ms}, and then up to {tick.settled_ms}"
         assert due_ms is None or due_ms <= now_ms, f"the tick of {name} at {due_ms} is sent at {now_ms}"
@@ -282,7 +282,7 @@ class Ticks(Service):
             version=schedule.version,
             settled_ms=tick.settled_ms,
             due_ms=tick.due_ms or 0,
-            skipped=min(tick.skipped, SKIPPED_MAX),
+            skipped=min(tick.skip_count, SKIPPED_MAX),
         )
         group.append(PendingCommand(encode_command(mark), finish))
         self._appender.add_atomically(group)
@@ -314,11 +314,11 @@ class Ticks(Service):
         self._in_flight.discard(name)
         now_ms = self._wall_clock_ms()
         if isinstance(outcome, Stored):
-            self.skipped += tick.skipped
-            if tick.skipped:
-                self._log.warning("schedule_ticks_skipped", schedule=name, skipped=tick.skipped)
+            self.skip_count += tick.skip_count
+            if tick.skip_count:
+                self._log.warning("schedule_ticks_skipped", schedule=name, skipped=tick.skip_count)
             if tick.due_ms is not None:
-                self.sent += 1
+                self.send_count += 1
                 self.late_ms = max(now_ms - tick.due_ms, 0)
         else:
             self._paused_until_ms = now_ms + _PAUSE_MS

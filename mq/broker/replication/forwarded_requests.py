@@ -51,7 +51,7 @@ class ForwardedRequests(Service):
         self._leader_handlers = leader_handlers
         self._leads = leads
         self._is_elected = is_elected
-        self._waiting: list[Call[Forward]] = []
+        self._held_calls: list[Call[Forward]] = []
         self._held_bytes = 0
         self._held_bytes_max = held_bytes_max
         self._admit = admit
@@ -59,19 +59,19 @@ class ForwardedRequests(Service):
         self._limit_users = limit_users
         self._wrap = WrapEncoder().encode
         self._log = log
-        self.taken = 0
+        self.request_count = 0
 
     def routes(self) -> Iterator[Route]:
         yield Route(Forward, self.handle)
 
     def counters(self) -> dict[str, int]:
-        return {"forwarded_taken": self.taken}
+        return {"forwarded_taken": self.request_count}
 
     def check_invariants(self) -> None:
-        nbytes = sum(len(call.body) for call in self._waiting)
+        nbytes = sum(len(call.body) for call in self._held_calls)
         assert nbytes == self._held_bytes, f"forwarded requests of {nbytes} bytes wait, counted {self._held_bytes}"
-        assert not self._waiting or not self._leads(), (
-            f"{len(self._waiting)} forwarded requests wait, and this replica leads"
+        assert not self._held_calls or not self._leads(), (
+            f"{len(self._held_calls)} forwarded requests wait, and this replica leads"
         )
 
     def handle(self, call: Call[Forward]) -> None:
@@ -81,25 +81,25 @@ class ForwardedRequests(Service):
         if not self._leads():
             if self._is_elected() and self._held_bytes < self._held_bytes_max:
                 # If refused, it might be overtaken by a later request that arrives in time.
-                self._waiting.append(call)
+                self._held_calls.append(call)
                 self._held_bytes += len(body)
                 return
             raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "this replica does not lead its group")
         try:
             host = bytes.fromhex(ext.born_host)
-            incoming, nbytes = decode_chunk(body)
+            requests, nbytes = decode_chunk(body)
         except (ValueError, FrameError) as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"invalid forwarded request: {error}") from error
-        if len(host) != _HOST_BYTES or len(incoming) != 1 or nbytes != len(body):
+        if len(host) != _HOST_BYTES or len(requests) != 1 or nbytes != len(body):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR,
-                f"{len(incoming)} requests in {nbytes} of {len(body)} bytes, from a host of {len(host)} bytes",
+                f"{len(requests)} requests in {nbytes} of {len(body)} bytes, from a host of {len(host)} bytes",
             )
         if ext.serialization not in (JSON, BINARY):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"the encoding {ext.serialization} of the header is unknown"
             )
-        inner, inner_body, _ = incoming[0]
+        inner, inner_body, _ = requests[0]
         if ext.user:
             self._limit_users()
         handler = self._leader_handlers.get(type(inner))
@@ -107,7 +107,7 @@ class ForwardedRequests(Service):
             raise RequestRefused(
                 ResponseCode.SYSTEM_ERROR, f"a {type(inner).__name__} of code {inner.code} cannot be forwarded"
             )
-        self.taken += 1
+        self.request_count += 1
         sender = ForwardedSender(self, call.connection, call.request.opaque, host, ext.client_id or None, ext.user)
         sender.serve(handler, inner, inner_body, ext.serialization)
 
@@ -120,7 +120,7 @@ class ForwardedRequests(Service):
         self._serve_held()
 
     def _serve_held(self) -> None:
-        calls, self._waiting, self._held_bytes = self._waiting, [], 0
+        calls, self._held_calls, self._held_bytes = self._held_calls, [], 0
         for call in calls:
             call.dispatch()
 

@@ -117,7 +117,7 @@ class Forwarder(Service):
         self._clock = context.clock
         self._log = context.log
         self._sequence = itertools.count(1)
-        self._waiting: list[_ForwardedCall] = []
+        self._held_calls: list[_ForwardedCall] = []
         self._in_flight: dict[int, _ForwardedCall] = {}
         self._bytes = 0
         self._upstream: PeerConnection | None = None
@@ -138,7 +138,7 @@ class Forwarder(Service):
 
     def handle(self, call: Call[Any]) -> None:
         """Forward a client's request to the leader. Raises RequestRefused."""
-        if self._bytes > self._bytes_max or len(self._waiting) + len(self._in_flight) >= self._requests_max:
+        if self._bytes > self._bytes_max or len(self._held_calls) + len(self._in_flight) >= self._requests_max:
             self._refusals += 1
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, _BUSY)
         kind = type(call.request)
@@ -171,9 +171,9 @@ class Forwarder(Service):
             self._in_flight[sequence] = request
             self._upstream.send(frame)
         else:
-            if not self._waiting:
+            if not self._held_calls:
                 self._watch()
-            self._waiting.append(request)
+            self._held_calls.append(request)
             self._advance()
 
     def role_changed(self, change: RoleChange) -> None:
@@ -204,7 +204,7 @@ class Forwarder(Service):
 
     def has_unsent_replies(self) -> bool:
         """Whether requests are waiting or in flight."""
-        return bool(self._waiting or self._in_flight)
+        return bool(self._held_calls or self._in_flight)
 
     def tasks(self) -> Iterator[Task]:
         yield self.run
@@ -215,7 +215,7 @@ class Forwarder(Service):
             self._upstream.close()
             self._upstream = None
         self._open = False
-        self._waiting.clear()
+        self._held_calls.clear()
         self._in_flight.clear()
         self._bytes = 0
 
@@ -226,7 +226,7 @@ class Forwarder(Service):
             "forwarded_offsets": self._offsets,
             "forwarded_others": self._others,
             "forwarded_bytes": self._forwarded_bytes,
-            "forwarded_waiting": len(self._waiting) + len(self._in_flight),
+            "forwarded_waiting": len(self._held_calls) + len(self._in_flight),
             "forwarded_refused": self._refusals,
             "forwarded_retried": self._retries,
             "forwarded_unknown": self._unknown,
@@ -234,10 +234,10 @@ class Forwarder(Service):
 
     def check_invariants(self) -> None:
         """Assert that all requests that wait are counted, and that held ones keep their order; for tests."""
-        waiting = (*self._waiting, *self._in_flight.values())
-        nbytes = sum(len(each.frame) for each in waiting)
+        calls = (*self._held_calls, *self._in_flight.values())
+        nbytes = sum(len(each.frame) for each in calls)
         assert nbytes == self._bytes, f"requests of {nbytes} bytes are forwarded, {self._bytes} are counted"
-        sequences = [each.sequence for each in self._waiting]
+        sequences = [each.sequence for each in self._held_calls]
         assert sequences == sorted(sequences), f"requests are held in the order {sequences}"
         wrong_numbers = [number for number, each in self._in_flight.items() if each.sequence != number]
         assert not wrong_numbers, f"requests {wrong_numbers} are in flight under numbers of others"
@@ -253,7 +253,7 @@ class Forwarder(Service):
             self._serve_held()
             return
         now = self._clock()
-        if not self._waiting or now < self._not_before or (address := self._leader_address()) is None:
+        if not self._held_calls or now < self._not_before or (address := self._leader_address()) is None:
             return
         upstream = self._upstream
         if upstream is not None and (upstream.address != address or self._not_trusted):
@@ -275,8 +275,8 @@ class Forwarder(Service):
             self._send_held(upstream)
 
     def _send_held(self, upstream: PeerConnection) -> None:
-        assert not self._open, f"{len(self._waiting)} requests are held although the leader may be asked"
-        requests, self._waiting = self._waiting, []
+        assert not self._open, f"{len(self._held_calls)} requests are held although the leader may be asked"
+        requests, self._held_calls = self._held_calls, []
         for request in requests:
             if request.connection.closed and not request.oneway:
                 self._release(request)
@@ -289,12 +289,12 @@ class Forwarder(Service):
             self._forwarded_here = self._sends + self._offsets + self._others
 
     def _serve_held(self) -> None:
-        requests, self._waiting = self._waiting, []
+        requests, self._held_calls = self._held_calls, []
         self._serve_locally()
-        for forwarded in requests:
-            self._release(forwarded)
-            [(request, body, _)], _ = decode_chunk(forwarded.frame[forwarded.inner_at :])
-            forwarded.connection.dispatch(request, body, forwarded.serialization)
+        for held_call in requests:
+            self._release(held_call)
+            [(request, body, _)], _ = decode_chunk(held_call.frame[held_call.inner_at :])
+            held_call.connection.dispatch(request, body, held_call.serialization)
 
     def _on_response(self, response: Response, body: bytes) -> None:
         request = self._in_flight.pop(response.opaque, None)
@@ -352,7 +352,7 @@ class Forwarder(Service):
     def _hold_again(self, request: _ForwardedCall) -> None:
         assert request.sequence not in self._in_flight, f"request {request.sequence} is held while it is in flight"
         self._retries += 1
-        bisect.insort(self._waiting, request, key=_sequence_of)
+        bisect.insort(self._held_calls, request, key=_sequence_of)
 
     def _shut(self) -> None:
         self._open = False
@@ -388,11 +388,11 @@ class Forwarder(Service):
 
     def _expire(self, before: float) -> None:
         count = 0
-        while count < len(self._waiting) and self._waiting[count].since < before:
+        while count < len(self._held_calls) and self._held_calls[count].since < before:
             count += 1
         if not count:
             return
-        given_up, self._waiting = self._waiting[:count], self._waiting[count:]
+        given_up, self._held_calls = self._held_calls[:count], self._held_calls[count:]
         for request in given_up:
             if request.in_doubt:
                 self._fail_in_doubt(request, self._why)
@@ -404,7 +404,7 @@ class Forwarder(Service):
                 request.connection.send(encode_response(request.opaque, code, remark=self._why, serialization=encoding))
 
     def _next_deadline(self) -> float:
-        if self._waiting:
+        if self._held_calls:
             return self._ticked_at + RETRY_SECONDS
         return self._ticked_at + _WATCH_SECONDS if self._in_flight else float("inf")
 

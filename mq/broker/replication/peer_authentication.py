@@ -186,7 +186,7 @@ class PeerCall:
         nonce: bytes,
         bound: bool = False,
     ) -> None:
-        self._bound = bound
+        self._is_bound = bound
         self._identity_fields = (identity, node_id, address)
         self._secrets = secrets
         self._call = authentication.call(nonce, secrets)
@@ -194,7 +194,7 @@ class PeerCall:
 
     def first(self) -> bytes:
         """The frame to send first."""
-        ext = AuthenticateReplicaExt(call=self._call.hex(), bound=self._bound)
+        ext = AuthenticateReplicaExt(call=self._call.hex(), bound=self._is_bound)
         return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext.fields())
 
     def on_response(self, response: Response, certificate: bytes | None = None) -> bytes | None:
@@ -214,7 +214,7 @@ class PeerCall:
             challenge = bytes.fromhex(response.ext.get("challenge", ""))
         except ValueError as error:
             raise AuthenticationFailed(f"the challenge cannot be read: {error}") from error
-        purpose = bound_purpose(PURPOSE, certificate if self._bound else None)
+        purpose = bound_purpose(PURPOSE, certificate if self._is_bound else None)
         keys = authentication.accept(purpose, self._call, challenge, self._secrets)
         self._challenged = True
         identity, node_id, address = self._identity_fields

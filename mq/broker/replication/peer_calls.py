@@ -19,12 +19,12 @@ CONNECT_SECONDS_MAX = 1.0
 class _Link:
     """The connection to one replica, and frames that wait until it is open and authenticated."""
 
-    __slots__ = ("dialled_at", "upstream", "waiting", "waiting_bytes")
+    __slots__ = ("dialled_at", "upstream", "waiting_bytes", "waiting_frames")
 
     def __init__(self, upstream: PeerConnection, now: float) -> None:
         self.upstream = upstream
         self.dialled_at = now
-        self.waiting: list[bytes] = []
+        self.waiting_frames: list[bytes] = []
         self.waiting_bytes = 0
 
 
@@ -66,7 +66,7 @@ class PeerCalls:
         if link.upstream.connected:
             link.upstream.send(frame)
         else:
-            link.waiting.append(frame)
+            link.waiting_frames.append(frame)
             link.waiting_bytes += len(frame)
 
     @property
@@ -87,7 +87,7 @@ class PeerCalls:
         """Assert that requests that wait for a connection are counted, and that none waits for an open one."""
         self._questions.check_invariants()
         for address, link in self._links.items():
-            nbytes = sum(map(len, link.waiting))
+            nbytes = sum(map(len, link.waiting_frames))
             assert nbytes == link.waiting_bytes, f"{nbytes} bytes wait for {address}, counted {link.waiting_bytes}"
             assert not nbytes or not link.upstream.connected, f"{nbytes} bytes wait for {address}, which is connected"
 
@@ -111,10 +111,10 @@ class PeerCalls:
         return link
 
     def _on_connect(self, link: _Link) -> None:
-        nbytes = sum(map(len, link.waiting))
+        nbytes = sum(map(len, link.waiting_frames))
         assert nbytes == link.waiting_bytes, f"requests of {nbytes} bytes wait, {link.waiting_bytes} are counted"
-        waiting, link.waiting, link.waiting_bytes = link.waiting, [], 0
-        for frame in waiting:
+        frames, link.waiting_frames, link.waiting_bytes = link.waiting_frames, [], 0
+        for frame in frames:
             link.upstream.send(frame)
 
     def _on_response(self, link: _Link, response: Response, body: bytes) -> None:
@@ -127,6 +127,6 @@ class PeerCalls:
     def _on_close(self, address: str, link: _Link, reason: str) -> None:
         if self._links.get(address) is link:
             del self._links[address]
-        link.waiting.clear()
+        link.waiting_frames.clear()
         link.waiting_bytes = 0
         self._questions.connection_closed(link.upstream)

@@ -48,13 +48,13 @@ class PeerConnection:
         self._on_answer = on_response
         self._on_closed: Callable[[str], None] | None = on_closed
         self._stream: StreamSocket | None = None
-        self._dialing: Attempt | None = None
+        self._attempt: Attempt | None = None
 
     def dial(self) -> None:
         """Begin to connect."""
-        assert self._dialing is None, f"{self.address} is called twice"
+        assert self._attempt is None, f"{self.address} is called twice"
         address = parse_address(self.address)
-        self._dialing = this_machine().dial(self._reactor, address, self._on_connect, self._on_close)
+        self._attempt = this_machine().dial(self._reactor, address, self._on_connect, self._on_close)
 
     @property
     def connected(self) -> bool:
@@ -74,8 +74,8 @@ class PeerConnection:
     def close(self) -> None:
         """Close the connection; no callback is called afterwards."""
         self._on_closed = None
-        if self._dialing is not None:
-            self._dialing.close()
+        if self._attempt is not None:
+            self._attempt.close()
         if self._stream is not None:
             self._stream.close("given up")
 

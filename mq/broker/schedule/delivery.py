@@ -62,7 +62,7 @@ class Due(NamedTuple, Generic[K]):
     due_ms: int = 0
 
 
-Moved = list[tuple[Due[K], InternalRecord | None]]
+Moves = list[tuple[Due[K], InternalRecord | None]]
 """Messages that enter the log together, each with its copy."""
 
 
@@ -82,7 +82,7 @@ class Source(Protocol[K]):
     def copy(self, due: Due[K], record: bytes, now_ms: int) -> InternalRecord | None:
         """The copy of a message, None if it is only marked. May be called twice for one message. Raises RecordError."""
 
-    def mark(self, moves: Moved[K], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moves[K], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """The commands that mark these taken messages as done, and a callback for the outcome."""
 
 
@@ -167,7 +167,7 @@ class Delivery(Generic[K]):
 
     def _add_group(self, now_ms: int) -> bool:
         """Append a group of due messages with their marks; returns whether there were any."""
-        moves: Moved[K] = []
+        moves: Moves[K] = []
         try:
             self._gather(moves, now_ms)
         except (StoreError, OSError) as error:
@@ -186,7 +186,7 @@ class Delivery(Generic[K]):
         self._appender.add_atomically(group)
         return True
 
-    def _gather(self, moves: Moved[K], now_ms: int) -> None:
+    def _gather(self, moves: Moves[K], now_ms: int) -> None:
         """Take due messages until a group is full. Raises StoreError, OSError if a queue cannot be read."""
         unreadable, copy, read, records = self._unreadable, self._source.copy, self._read, self._records
         room, failures = self._bytes_max, 0

@@ -19,7 +19,7 @@ from mq.broker.base.periodic_task import Periodic, now_if
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
-from mq.broker.schedule.delivery import Delivery, Due, Moved
+from mq.broker.schedule.delivery import Delivery, Due, Moves
 from mq.broker.schedule.read_backoff import PAUSE_MS_MAX, ReadBackoff
 from mq.broker.schedule.visible_queues import tail_of
 from mq.broker.state.commands import AdvanceDelay, Command
@@ -42,9 +42,9 @@ class LevelDelivery(Service):
     """Delivers due messages while this replica leads.
 
     Attributes:
-        delivered: messages appended for delivery.
-        dropped: due messages whose topic was deleted.
-        expired: messages that retention deleted before they were due.
+        delivery_count: messages appended for delivery.
+        drops: due messages whose topic was deleted.
+        expiry_count: messages that retention deleted before they were due.
         unreadable: due messages that could not be read.
     """
 
@@ -56,9 +56,9 @@ class LevelDelivery(Service):
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._levels: list[Delivery[int]] = []
         self.unreadable = ReadBackoff()
-        self.delivered = 0
-        self.dropped = 0
-        self.expired = 0
+        self.delivery_count = 0
+        self.drops = 0
+        self.expiry_count = 0
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(
@@ -88,14 +88,14 @@ class LevelDelivery(Service):
     @property
     def pending_count(self) -> int:
         """Number of waiting messages that this replica knows."""
-        waiting = 0
+        count = 0
         for level in range(1, len(DELAY_LEVELS_MS) + 1):
             queue = self._store.get(SCHEDULE_TOPIC, level - 1)
             if queue is not None:
                 begin = max(self._metadata.delay_offsets.get(level, FIRST_OFFSET), queue.min_offset)
                 marks = marks_of(self._metadata, level)
-                waiting += max(marks.count_open(queue.max_offset) - marks.count_open(begin), 0)
-        return waiting
+                count += max(marks.count_open(queue.max_offset) - marks.count_open(begin), 0)
+        return count
 
     def check_invariants(self) -> None:
         for level in self._levels:
@@ -106,21 +106,21 @@ class LevelDelivery(Service):
         return {
             "delayed_pending": self.pending_count,
             "delayed_unreadable": len(self.unreadable),
-            "delayed_delivered": self.delivered,
-            "delayed_dropped": self.dropped,
-            "delayed_expired": self.expired,
+            "delayed_delivered": self.delivery_count,
+            "delayed_dropped": self.drops,
+            "delayed_expired": self.expiry_count,
         }
 
     def count_dropped(self, topic: str) -> None:
         """Count a due message whose topic was deleted."""
-        self.dropped += 1
-        self._log.warning("delayed_message_dropped", topic=topic, reason="its topic was deleted", dropped=self.dropped)
+        self.drops += 1
+        self._log.warning("delayed_message_dropped", topic=topic, reason="its topic was deleted", dropped=self.drops)
 
     def count_expired(self, level: int, count: int) -> None:
         """Count messages of a level that retention deleted before they were due, and warn."""
         assert count > 0, f"{count} messages of delay level {level} have expired"
-        self.expired += count
-        self._log.warning("delayed_messages_expired", level=level, expired=self.expired)
+        self.expiry_count += count
+        self._log.warning("delayed_messages_expired", level=level, expired=self.expiry_count)
 
 
 class _Level:
@@ -164,15 +164,15 @@ class _Level:
             self._delays.count_expired(number, queue.min_offset - self._next_offset)
             self._next_offset, self._due_ms = queue.min_offset, None
         marks = marks_of(self._metadata, number)
-        following: Iterator[tuple[int, int, int]] = iter(())
+        entries: Iterator[tuple[int, int, int]] = iter(())
         while self._next_offset < queue.max_offset and len(passed_over) < self._passed_over_max:
             if self._due_ms is None:
-                entry = next(following, None)
+                entry = next(entries, None)
                 if entry is None:
                     offsets = marks.open_offsets(self._next_offset, queue.max_offset)
                     self._next_offset = next(offsets, queue.max_offset)
                     # If later messages were delivered already, search one by one for those behind the next one.
-                    following = QUEUE_ENTRY.iter_unpack(queue.read(self._next_offset, 1 if marks.bits else _ENTRIES))
+                    entries = QUEUE_ENTRY.iter_unpack(queue.read(self._next_offset, 1 if marks.bits else _ENTRIES))
                     continue
                 self._due_ms = entry[2]
             if not self._is_due(self._due_ms, now_ms):
@@ -208,11 +208,11 @@ class _Level:
             return None
         return copy_record(raw, tail, raw.properties, prepared_offset=raw.prepared_offset)
 
-    def mark(self, moves: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moves[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """Return the commands that advance this delay level past the moved messages, and a callback for the outcome."""
         assert moves, f"delay level {self._number} marks nothing"
         number, queue_id = self._number, self._number - 1
-        self._delays.delivered += sum(record is not None for _, record in moves)
+        self._delays.delivery_count += sum(record is not None for _, record in moves)
         if lost_count := sum(due.queue is None for due, _ in moves):
             self._delays.count_expired(number, lost_count)
         commands: list[Command] = []

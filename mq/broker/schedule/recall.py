@@ -107,7 +107,7 @@ class Recalls(Service):
         """
         self._appender.check_room()
         handle = search.handle
-        remaining = self._limits.recall_bytes_max
+        bytes_left = self._limits.recall_bytes_max
         try:
             for timer in search.candidates:
                 if timer is None:
@@ -116,8 +116,8 @@ class Recalls(Service):
                 if _matches(record, handle, is_copy=handle.queue_offset not in (None, timer[1])):
                     self._recall(search, timer)
                     return True
-                remaining -= max(len(record), _RECORD_BYTES)
-                if remaining <= 0:
+                bytes_left -= max(len(record), _RECORD_BYTES)
+                if bytes_left <= 0:
                     return False
         except (SegmentError, StoreError, RecordError, OSError) as error:
             raise RequestRefused(

@@ -62,16 +62,16 @@ class _Slot:
     """The state of one slot.
 
     Attributes:
-        seen: entries below this offset were scanned.
+        scan_end: entries below this offset were scanned.
         next_ms: no entry that was not gathered is due earlier.
         horizon_ms: scanned entries due up to this time are gathered.
         lost_to: unfinished entries below this offset were reported as lost.
     """
 
-    __slots__ = ("horizon_ms", "lost_to", "next_ms", "seen")
+    __slots__ = ("horizon_ms", "lost_to", "next_ms", "scan_end")
 
-    def __init__(self, seen: QueueOffset) -> None:
-        self.seen = seen
+    def __init__(self, scan_end: QueueOffset) -> None:
+        self.scan_end = scan_end
         self.next_ms = NEVER
         self.horizon_ms = -1
         self.lost_to = FIRST_OFFSET
@@ -99,8 +99,8 @@ class TimerWheel:
             than it ever is: a clock ahead has stamped them.
 
     Attributes:
-        gathered: entries gathered and not taken.
-        lost: slots whose entries up to an offset are gone from the log; the reader clears it.
+        gathered_count: entries gathered and not taken.
+        losses: slots whose entries up to an offset are gone from the log; the reader clears it.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class TimerWheel:
         self._batch_number = 0
         self._next_slot = 0
         self._is_first_round = True
-        self.gathered = 0
-        self.lost: dict[int, QueueOffset] = {}
+        self.gathered_count = 0
+        self.losses: dict[int, QueueOffset] = {}
 
     def advance(self, now_ms: int) -> None:
         """Scan some entries: of the slots around now, and of the others in turn. Call it several times a second.
@@ -162,8 +162,8 @@ class TimerWheel:
         """Remove the first gathered entry; the caller handles it."""
         _, number, batch = self._batches[0]
         batch.position += 1
-        self.gathered -= 1
-        assert self.gathered >= 0, f"{self.gathered} timers are gathered"
+        self.gathered_count -= 1
+        assert self.gathered_count >= 0, f"{self.gathered_count} timers are gathered"
         if batch.position < len(batch.entries):
             heapq.heapreplace(self._batches, (batch.entries[batch.position] >> _INDEX_BITS, number, batch))
         else:
@@ -184,12 +184,12 @@ class TimerWheel:
         if slot is None:
             slot = self._slots[queue_id] = _Slot(self._marks(queue_id).low)
         pieces = 0
-        while pieces < pieces_max and self.gathered < GATHERED_MAX:
-            if slot.seen < queue.max_offset:
+        while pieces < pieces_max and self.gathered_count < GATHERED_MAX:
+            if slot.scan_end < queue.max_offset:
                 self._go_through(slot, queue, queue_id)
                 pieces += 1
             elif slot.next_ms <= now_ms + AHEAD_MS:
-                slot.seen = self._marks(queue_id).low
+                slot.scan_end = self._marks(queue_id).low
                 slot.next_ms = NEVER
                 slot.horizon_ms = now_ms + AHEAD_MS + TIMER_SLOT_MS
             else:
@@ -197,11 +197,11 @@ class TimerWheel:
         return pieces
 
     def _go_through(self, slot: _Slot, queue: SlotQueue, queue_id: int) -> None:
-        if slot.seen < queue.min_offset:
+        if slot.scan_end < queue.min_offset:
             if slot.lost_to < queue.min_offset:
-                slot.lost_to = self.lost[queue_id] = queue.min_offset
-            slot.seen = queue.min_offset
-        first, next_ms, horizon_ms = slot.seen, slot.next_ms, slot.horizon_ms
+                slot.lost_to = self.losses[queue_id] = queue.min_offset
+            slot.scan_end = queue.min_offset
+        first, next_ms, horizon_ms = slot.scan_end, slot.next_ms, slot.horizon_ms
         is_done = self._marks(queue_id).is_done
         ready: list[int] = []
         index = 0
@@ -217,10 +217,10 @@ class TimerWheel:
             index += 1
         end_offset = queue.max_offset
         assert index > 0 or first == end_offset, f"slot {queue_id} has nothing at {first}, and ends at {end_offset}"
-        slot.seen, slot.next_ms = first + index, next_ms
+        slot.scan_end, slot.next_ms = first + index, next_ms
         if ready:
             ready.sort()
             self._batch_number += 1
             batch = _TimerBatch(queue_id, first, array("q", ready))
             heapq.heappush(self._batches, (ready[0] >> _INDEX_BITS, self._batch_number, batch))
-            self.gathered += len(ready)
+            self.gathered_count += len(ready)

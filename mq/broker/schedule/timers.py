@@ -24,7 +24,7 @@ from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
 from mq.broker.net.service import Service
 from mq.broker.schedule.delay_levels import DelayLevels
-from mq.broker.schedule.delivery import Delivery, Due, Moved
+from mq.broker.schedule.delivery import Delivery, Due, Moves
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.schedule.timer_wheel import TimerWheel
 from mq.broker.schedule.visible_queues import is_for_nobody, tail_of
@@ -54,9 +54,9 @@ class Timers(Service):
     """Delivers due messages while this replica leads.
 
     Attributes:
-        delivered, rolled, recalled: messages appended for delivery, copied to their slot again, recalled.
-        dropped: due messages whose topic was deleted.
-        expired: messages that retention deleted before they were due.
+        delivery_count, roll_count, recall_count: messages appended for delivery, copied to their slot again, recalled.
+        drops: due messages whose topic was deleted.
+        expiry_count: messages that retention deleted before they were due.
         late_ms: lateness of the most recently delivered message.
     """
 
@@ -78,11 +78,11 @@ class Timers(Service):
         self._under_way: set[Timer] = set()
         self._unreadable = ReadBackoff()
         self._seen_ms = 0
-        self.delivered = 0
-        self.rolled = 0
-        self.recalled = 0
-        self.dropped = 0
-        self.expired = 0
+        self.delivery_count = 0
+        self.roll_count = 0
+        self.recall_count = 0
+        self.drops = 0
+        self.expiry_count = 0
         self.late_ms = 0
 
     def periodic(self) -> Iterator[Periodic]:
@@ -122,20 +122,20 @@ class Timers(Service):
             wheel.advance(now_ms)
         except (StoreError, OSError) as error:
             self._log.warning("timers_unreadable", error=str(error))
-        if wheel.lost and self._beginning.is_first:
-            for queue_id, offset in wheel.lost.items():
+        if wheel.losses and self._beginning.is_first:
+            for queue_id, offset in wheel.losses.items():
                 self._skip_lost(queue_id, offset)
-            wheel.lost.clear()
+            wheel.losses.clear()
         self._delivery.run(now_ms)
 
     @property
     def pending_count(self) -> int:
         """Number of waiting messages that this replica knows."""
-        waiting = 0
+        count = 0
         for queue_id in range(TIMER_SLOTS):
             if (queue := self._queue(queue_id)) is not None:
-                waiting += self._marks(queue_id).count_open(queue.max_offset)
-        return waiting
+                count += self._marks(queue_id).count_open(queue.max_offset)
+        return count
 
     def check_invariants(self) -> None:
         if self._delivery is not None:
@@ -147,13 +147,13 @@ class Timers(Service):
         """Figures of this replica, by name."""
         return {
             "timers_pending": self.pending_count,
-            "timers_delivered": self.delivered,
+            "timers_delivered": self.delivery_count,
             "timers_unreadable": len(self._unreadable),
             "timers_late_ms": self.late_ms,
-            "timers_rolled": self.rolled,
-            "timers_recalled": self.recalled,
-            "timers_dropped": self.dropped,
-            "timers_expired": self.expired,
+            "timers_rolled": self.roll_count,
+            "timers_recalled": self.recall_count,
+            "timers_dropped": self.drops,
+            "timers_expired": self.expiry_count,
         }
 
     # -- recalls -------------------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Timers(Service):
         def finish(outcome: Outcome) -> None:
             under_way.discard(timer)
             if isinstance(outcome, Stored):
-                self.recalled += 1
+                self.recall_count += 1
                 self._unreadable.forget(timer)
             elif isinstance(outcome, DiskFull):
                 self._wheel.look_again(queue_id, 0)  # it may have become due in the meantime
@@ -269,8 +269,8 @@ class Timers(Service):
         there = None if due_ms > now_ms else tail_of(topic, queue_id, self._metadata, self._tails, since=since)
         # Copied to its slot once more, it could not be told from one that is for a later topic of the name.
         if there is None and (due_ms <= now_ms or is_for_nobody(topic, self._metadata, since)):
-            self.dropped += 1
-            self._log.warning("timer_dropped", topic=topic, reason="its topic was deleted", dropped=self.dropped)
+            self.drops += 1
+            self._log.warning("timer_dropped", topic=topic, reason="its topic was deleted", dropped=self.drops)
             return None
         if there is None:
             tail = self._tails.get(TIMER_TOPIC, timer_slot(due_ms))
@@ -283,7 +283,7 @@ class Timers(Service):
         text = _encode(properties, changes, raw.properties)
         return copy_record(raw, tail, text, prepared_offset=raw.prepared_offset)
 
-    def mark(self, moves: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moves[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """Return the commands that mark the moved timers as done, and a callback for the outcome."""
         under_way, timers = self._under_way, [(due.key, due.offset) for due, _ in moves]
         assert under_way.issuperset(timers), f"timers leave that are not under way: {set(timers) - under_way}"
@@ -292,8 +292,8 @@ class Timers(Service):
             offsets.setdefault(queue_id, []).append(offset)
         copies = [(due, record.tail.topic == TIMER_TOPIC) for due, record in moves if record is not None]
         roll_count = sum(is_rolled for _, is_rolled in copies)
-        self.rolled += roll_count
-        self.delivered += len(copies) - roll_count
+        self.roll_count += roll_count
+        self.delivery_count += len(copies) - roll_count
 
         def finish(outcome: Outcome) -> None:
             under_way.difference_update(timers)
@@ -315,8 +315,8 @@ class Timers(Service):
         def finish(outcome: Outcome) -> None:
             if isinstance(outcome, Stored):
                 self._unreadable.forget_before(queue_id, offset)
-                self.expired += count
-                self._log.warning("timers_expired", queue_id=queue_id, expired=self.expired)
+                self.expiry_count += count
+                self._log.warning("timers_expired", queue_id=queue_id, expired=self.expiry_count)
 
         command = SkipEntries(topic=TIMER_TOPIC, queue_id=queue_id, offset=offset)
         self._appender.add_command(encode_command(command), finish)

@@ -109,9 +109,9 @@ class QueueMarks:
             if offset < low:
                 continue
             at = offset - base
-            missing = (at >> 3) + 1 - len(bits)
-            if missing > 0:
-                bits += bytes(missing)
+            missing_bytes = (at >> 3) + 1 - len(bits)
+            if missing_bytes > 0:
+                bits += bytes(missing_bytes)
             bits[at >> 3] |= 1 << (at & 7)
         self._advance_low(low)
         assert self.low >= low, f"everything was finished below {low}, now below {self.low}"

@@ -41,19 +41,19 @@ class FormerTopics(StateTable):
     """The table. It has no commands: `mq.broker.state.metadata` changes it with the topics.
 
     Attributes:
-        deleted: deleted topics by name, in order of deletion.
+        deleted_topics: deleted topics by name, in order of deletion.
         begins: for each existing topic whose name was used before, the first offsets by queue id.
     """
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
         self._deleted_max, self._rows_max = limits.deleted_topics_max, limits.deleted_rows_max
-        self.deleted: dict[str, FormerTopic] = {}
+        self.deleted_topics: dict[str, FormerTopic] = {}
         self.begins: dict[str, tuple[QueueOffset, ...]] = {}
         self._rows = 0
 
     def begin(self, topic: str, queue_id: int) -> QueueOffset:
         """The first offset of a queue of this topic, or of the next topic of this name."""
-        former = self.deleted.get(topic)
+        former = self.deleted_topics.get(topic)
         begins = self.begins.get(topic, ()) if former is None else former.ends
         return begins[queue_id] if queue_id < len(begins) else FIRST_OFFSET
 
@@ -70,10 +70,10 @@ class FormerTopics(StateTable):
             tuple(sorted({*before.groups, *groups})),
         )
         if after.rows:
-            self.deleted[topic] = after
+            self.deleted_topics[topic] = after
             self._rows += after.rows
-        while len(self.deleted) > self._deleted_max or self._rows > self._rows_max:
-            self._remove(next(iter(self.deleted)))
+        while len(self.deleted_topics) > self._deleted_max or self._rows > self._rows_max:
+            self._remove(next(iter(self.deleted_topics)))
 
     def create(self, topic: str) -> FormerTopic:
         """Note that a topic was created; returns the deleted topic of that name, empty if there was none."""
@@ -93,7 +93,7 @@ class FormerTopics(StateTable):
         self._remove(topic)
 
     def _remove(self, topic: str) -> FormerTopic:
-        former = self.deleted.pop(topic, None)
+        former = self.deleted_topics.pop(topic, None)
         if former is None:
             return FormerTopic(self.begins.pop(topic, ()))
         self._rows -= former.rows
@@ -101,11 +101,11 @@ class FormerTopics(StateTable):
         return former
 
     def capture(self) -> Callable[[], object]:
-        begins, deleted = self.begins.copy(), self.deleted.copy()
+        begins, topics = self.begins.copy(), self.deleted_topics.copy()
 
         def encode() -> object:
             rows: list[_Row] = [(topic, list(begins[topic]), None) for topic in sorted(begins)]
-            rows += [(topic, list(former.ends), list(former.groups)) for topic, former in deleted.items()]
+            rows += [(topic, list(former.ends), list(former.groups)) for topic, former in topics.items()]
             return rows or None
 
         return encode
@@ -115,10 +115,10 @@ class FormerTopics(StateTable):
         if any(offset < 0 for _, offsets, _ in rows for offset in offsets) or len({row[0] for row in rows}) < len(rows):
             raise SnapshotDamaged("a former topic is repeated, or has a negative offset")
         self.begins = {topic: tuple(offsets) for topic, offsets, groups in rows if groups is None}
-        self.deleted = {
+        self.deleted_topics = {
             topic: FormerTopic(tuple(offsets), tuple(groups)) for topic, offsets, groups in rows if groups is not None
         }
-        self._rows = sum(former.rows for former in self.deleted.values())
+        self._rows = sum(former.rows for former in self.deleted_topics.values())
 
     def check_invariants(self) -> None:
         """Assert what holds between two commands; for tests.
@@ -126,14 +126,14 @@ class FormerTopics(StateTable):
         The rows are counted right, since the count decides what is forgotten. Whether topics exist is checked by
         `Metadata.check_invariants`.
         """
-        rows = sum(former.rows for former in self.deleted.values())
+        rows = sum(former.rows for former in self.deleted_topics.values())
         assert self._rows == rows, f"{self._rows} rows were counted, there are {rows}"
-        assert len(self.deleted) <= self._deleted_max, f"{len(self.deleted)} deleted topics are remembered"
+        assert len(self.deleted_topics) <= self._deleted_max, f"{len(self.deleted_topics)} deleted topics are kept"
 
     def remove_group(self, group: str) -> None:
         """Forget a group whose offsets were removed: it begins at its start position again in all topics."""
-        for topic, former in self.deleted.items():
+        for topic, former in self.deleted_topics.items():
             if group in former.groups:
                 groups = tuple(each for each in former.groups if each != group)
-                self.deleted[topic] = former._replace(groups=groups)
+                self.deleted_topics[topic] = former._replace(groups=groups)
                 self._rows -= 1

@@ -463,8 +463,8 @@ class Metadata:
         assert not strangers, f"queues are younger than the offsets of {strangers}, which have none"
         former = self.former_topics
         assert former.begins.keys() <= self.topics.keys(), f"begun, not there: {former.begins.keys() - self.topics}"
-        assert former.deleted.keys().isdisjoint(self.topics), (
-            f"deleted, and there: {former.deleted.keys() & self.topics}"
+        assert former.deleted_topics.keys().isdisjoint(self.topics), (
+            f"deleted, and there: {former.deleted_topics.keys() & self.topics}"
         )
         there = self.deleted_topics.rows.keys() & self.topics.keys()
         assert not there, f"there, and to be restored: {there}"

@@ -183,17 +183,17 @@ class PopQueue:
     Attributes:
         open: checkpoints by start offset and pop time.
         ordered: the checkpoint of ordered consumption.
-        moved: by start and pop time of a former checkpoint and offset of a message: the pop time of its present
+        moves: by start and pop time of a former checkpoint and offset of a message: the pop time of its present
             checkpoint, whose start is the offset. Not part of the replicated state: a replica that was restored from a
             snapshot lacks earlier moves. It only tells which checkpoint a repeated request means, and no command
             depends on it.
     """
 
-    __slots__ = ("_former", "epoch", "moved", "open", "ordered")
+    __slots__ = ("_former", "epoch", "moves", "open", "ordered")
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
-        self.moved: dict[tuple[QueueOffset, int, QueueOffset], int] = {}
+        self.moves: dict[tuple[QueueOffset, int, QueueOffset], int] = {}
         self._former: dict[tuple[QueueOffset, int], list[tuple[QueueOffset, int]]] = {}
         self.open: dict[tuple[QueueOffset, int], Checkpoint] = {}
         self.ordered: OpenPop | None = None
@@ -203,7 +203,7 @@ class PopQueue:
         queue = PopQueue(epoch)
         queue.open = dict(self.open)
         queue.ordered = self.ordered
-        queue.moved = dict(self.moved)
+        queue.moves = dict(self.moves)
         queue._former = {place: list(names) for place, names in self._former.items()}
         return queue
 
@@ -215,13 +215,13 @@ class PopQueue:
         former.append((start, pop_time_ms))
         del former[:-FORMER_MAX]
         for name in former:
-            self.moved[*name, offset] = new_pop_time_ms
+            self.moves[*name, offset] = new_pop_time_ms
 
     def forget_moves(self, start: QueueOffset, pop_time_ms: int) -> None:
         """Note that no message of a checkpoint is open."""
         for name in self._former.pop((start, pop_time_ms), ()):
-            if self.moved.get((*name, start)) == pop_time_ms:
-                del self.moved[*name, start]
+            if self.moves.get((*name, start)) == pop_time_ms:
+                del self.moves[*name, start]
 
     def message_count(self) -> int:
         """Number of open messages."""
@@ -373,17 +373,17 @@ class PopCheckpoints(StateTable):
         queue = self._to_change(key)
         checkpoint = queue.open.get((start, pop_time_ms))
         if checkpoint is not None:
-            remaining = checkpoint.bits & ~bits
-            if remaining:
-                queue.open[start, pop_time_ms] = checkpoint._replace(bits=remaining)
+            open_bits = checkpoint.bits & ~bits
+            if open_bits:
+                queue.open[start, pop_time_ms] = checkpoint._replace(bits=open_bits)
                 return
             del queue.open[start, pop_time_ms]
             queue.forget_moves(start, pop_time_ms)
             self._count(key[0], -1)
         elif (open_pop := queue.ordered) is not None and (open_pop.start, open_pop.pop_time_ms) == (start, pop_time_ms):
-            remaining = open_pop.bits & ~bits
-            queue.ordered = open_pop._replace(bits=remaining) if remaining else None
-            end = start + lowest_bit(remaining) if remaining else open_pop.next_offset
+            open_bits = open_pop.bits & ~bits
+            queue.ordered = open_pop._replace(bits=open_bits) if open_bits else None
+            end = start + lowest_bit(open_bits) if open_bits else open_pop.next_offset
             self._move(*key, open_pop.first_open, end)
         if not queue.open and queue.ordered is None:
             self._remove(key)
@@ -420,9 +420,9 @@ class PopCheckpoints(StateTable):
             and open_pop.bits & bit
         ):
             until_ms = command.new_pop_time_ms + command.invisible_ms
-            suspended = {*open_pop.suspended} - {offset} | ({offset} if command.suspended else set())
+            offsets = {*open_pop.suspended} - {offset} | ({offset} if command.suspended else set())
             queue.ordered = open_pop._replace(
-                later=open_pop.later | {offset: until_ms}, suspended=tuple(sorted(suspended))
+                later=open_pop.later | {offset: until_ms}, suspended=tuple(sorted(offsets))
             )
 
     def capture(self) -> Callable[[], object]:
@@ -478,7 +478,7 @@ class PopCheckpoints(StateTable):
                 assert checkpoint.bits > 0, f"{at}: the open messages are {checkpoint.bits}"
                 assert checkpoint.bits.bit_length() <= SPAN_MAX, f"{at}: a span of {checkpoint.bits.bit_length()}"
                 assert start >= 0, f"{at}: a negative offset"
-            for (_, _, offset), moved_to in queue.moved.items():
+            for (_, _, offset), moved_to in queue.moves.items():
                 assert (offset, moved_to) in queue.open, f"{what}: a receipt of {offset} leads to nothing"
             if (pop := queue.ordered) is not None:
                 end = pop.start + pop.bits.bit_length()

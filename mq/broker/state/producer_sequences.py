@@ -74,13 +74,13 @@ floor. Snapshots of older versions lack the last two: they had no batches with n
 class _Window:
     """The known ranges of one producer, ascending and disjoint, and their places in the log.
 
-    ``extras`` is the length of each range minus one. The first ``gone`` rows are no longer valid: dropped rows are
-    removed from memory only from time to time. Everything from ``stored_from`` to ``floor`` is stored; ``last`` is the
-    highest number. ``latest_ms`` is the store time of the latest message, for people who read a snapshot; no decision
-    depends on it.
+    ``extras`` is the length of each range minus one. The first ``drop_count`` rows were dropped: they are removed from
+    memory only from time to time. Everything from ``stored_from`` to ``floor`` is stored; ``last`` is the highest
+    number. ``latest_ms`` is the store time of the latest message, for people who read a snapshot; no decision depends
+    on it.
     """
 
-    __slots__ = ("epoch", "extras", "firsts", "floor", "gone", "last", "latest_ms", "positions", "stored_from")
+    __slots__ = ("drop_count", "epoch", "extras", "firsts", "floor", "last", "latest_ms", "positions", "stored_from")
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class _Window:
         self.positions = positions
         self.extras = extras
         self.stored_from = stored_from
-        self.gone = 0
+        self.drop_count = 0
         self.last = firsts[-1] + extras[-1] if firsts else floor
 
     @staticmethod
@@ -109,15 +109,15 @@ class _Window:
     @property
     def count(self) -> int:
         """The number of ranges that are known."""
-        return len(self.firsts) - self.gone
+        return len(self.firsts) - self.drop_count
 
     def copy(self, epoch: int) -> _Window:
-        begin = self.gone
+        begin = self.drop_count
         firsts, positions, extras = self.firsts[begin:], self.positions[begin:], self.extras[begin:]
         return _Window(epoch, self.floor, self.latest_ms, firsts, positions, extras, self.stored_from)
 
     def row(self, name: str) -> _Row:
-        begin = self.gone
+        begin = self.drop_count
         ranges = _pack(self.firsts[begin:]), _pack(self.positions[begin:]), _pack(self.extras[begin:])
         return name, self.floor, self.latest_ms, *ranges, self.stored_from
 
@@ -128,7 +128,7 @@ class _Window:
                 return None
             ranges.append(SequencedRange(first, min(last, self.floor), None, 0))
         firsts, extras = self.firsts, self.extras
-        at = max(bisect_right(firsts, first) - 1, self.gone)
+        at = max(bisect_right(firsts, first) - 1, self.drop_count)
         while at < len(firsts) and (start := firsts[at]) <= last:
             low, high = max(first, start), min(last, start + extras[at])
             if low <= high:
@@ -138,7 +138,7 @@ class _Window:
 
     def insert(self, first: int, last: int, position: PhysicalOffset) -> None:
         at = bisect_right(self.firsts, first)
-        assert at >= self.gone, f"{first} is added below {self.floor}"
+        assert at >= self.drop_count, f"{first} is added below {self.floor}"
         self.firsts.insert(at, first)
         self.positions.insert(at, position)
         self.extras.insert(at, last - first)
@@ -162,7 +162,7 @@ class _Window:
 
     def drop(self, count: int) -> None:
         """Forget where the lowest ranges are."""
-        begin = self.gone
+        begin = self.drop_count
         end = begin + count
         firsts, extras, floor = self.firsts, self.extras, self.floor
         highest = firsts[end - 1] + extras[end - 1]
@@ -177,7 +177,7 @@ class _Window:
             del self.positions[:end]
             del self.extras[:end]
             end = 0
-        self.gone = end
+        self.drop_count = end
 
 
 class _Part:
@@ -209,7 +209,7 @@ class _Part:
         """Count new ranges of a producer, which is the latest one now, and drop its oldest above the limit."""
         windows = self.windows
         windows.move_to_end(producer)
-        ranges = len(window.firsts) - window.gone
+        ranges = len(window.firsts) - window.drop_count
         excess = ranges - self._window_max
         if excess > 0:
             window.drop(excess)
@@ -247,11 +247,11 @@ class _Part:
     def check_invariants(self) -> None:
         """Assert the invariants that `ProducerSequences.check_invariants` explains; for tests."""
         for name, window in self.windows.items():
-            rows = list(zip(window.firsts, window.extras, strict=True))[window.gone :]
+            rows = list(zip(window.firsts, window.extras, strict=True))[window.drop_count :]
             ends = [first + extra for first, extra in rows]
             for end, (first, _) in zip((window.floor, *ends), rows, strict=False):
                 assert end < first, f"{name}: numbers from {first} on are stored twice, those up to {end} are"
-            places = len(window.positions) - window.gone
+            places = len(window.positions) - window.drop_count
             assert places == len(ends), f"{name}: {len(ends)} ranges at {places} places"
             assert 0 < len(ends) <= self._window_max, f"{name}: {len(ends)} ranges, at most {self._window_max} are kept"
             assert window.last == ends[-1], f"{name}: {window.last} is the highest number of {ends}"

@@ -130,7 +130,7 @@ def replace_deleted(metadata: Tables, name: str) -> tuple[str, ...]:
     row = metadata.deleted_topics.rows.get(name)
     if row is None:
         return ()
-    if name not in metadata.former_topics.deleted:
+    if name not in metadata.former_topics.deleted_topics:
         # Many topics were deleted since, and its name was dropped from the former ones.
         metadata.former_topics.delete(name, dict(enumerate(row.ends)), row.offsets)
     companions = [each for each in metadata.deleted_topics.companions(name) if each != name]

@@ -82,7 +82,7 @@ class CheckTrack:
         return self._offset
 
 
-class _Loading:
+class _Load:
     """Half messages that a worker thread loads from disk; behind them, a cursor continues at ``next_offset``."""
 
     __slots__ = ("has_ended", "next_offset", "offsets")
@@ -102,7 +102,7 @@ class CheckBacks(Service):
     Attributes:
         asked: number of check-backs sent.
         unanswerable: how often no member of a producer group was connected.
-        expired: half messages that retention deleted while they were open.
+        expiry_count: half messages that retention deleted while they were open.
     """
 
     def __init__(self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions) -> None:
@@ -125,13 +125,13 @@ class CheckBacks(Service):
         self._tracks: list[CheckTrack] = []
         self._positions: list[QueueOffset] = []
         self._busy: set[int] = set()
-        self._loading: dict[int, _Loading] = {}
+        self._loads: dict[int, _Load] = {}
         self._immunity = self._none_postponed()
         self._give_up: GiveUp | None = None
         self._turn = 0
         self.checks = 0
         self.unanswerable = 0
-        self.expired = 0
+        self.expiry_count = 0
 
     def periodic(self) -> Iterator[Periodic]:
         yield Periodic(
@@ -149,7 +149,7 @@ class CheckBacks(Service):
         cursors = (cursor_offsets.get(number, FIRST_OFFSET) for number in range(1, last + 1))
         self._positions = [FIRST_OFFSET, *cursors, FIRST_OFFSET]
         self._busy = set()
-        self._loading = {}
+        self._loads = {}
         self._immunity = self._none_postponed()
         self._give_up = GiveUp(self._context, halves=self._halves, transactions=self._transactions, log=self._log)
 
@@ -168,11 +168,11 @@ class CheckBacks(Service):
         return {
             "transactions_open": self._halves.open_count,
             "transactions_put_off": len(self._metadata.checks.put_off),
-            "transactions_committed": transactions.committed,
+            "transactions_committed": transactions.commit_count,
             "transactions_rolled_back": transactions.rolled_back,
             "transactions_ended_again": transactions.ended_again,
             "transactions_given_up": transactions.given_up,
-            "transactions_expired": self.expired,
+            "transactions_expired": self.expiry_count,
             "transaction_checks": self.checks,
             "transaction_checks_unanswerable": self.unanswerable,
         }
@@ -210,24 +210,24 @@ class CheckBacks(Service):
         if number in self._busy or self._positions[number] >= limit:
             return
         marks = self._halves.marks
-        loading = self._loading.get(number)
-        if loading is None:
+        load = self._loads.get(number)
+        if load is None:
             halves = list(islice(marks.open_offsets(self._positions[number], limit), _CHECKS_PER_ENTRY))
             next_offset = limit if len(halves) < _CHECKS_PER_ENTRY else halves[-1] + 1
         else:
             # Ask for the same messages, although others opened or ended: otherwise a slow disk would never load all of
             # them.
-            halves, next_offset = [each for each in loading.offsets if not marks.is_done(each)], loading.next_offset
+            halves, next_offset = [each for each in load.offsets if not marks.is_done(each)], load.next_offset
         if not self._are_loaded(number, halves, next_offset):
             return
-        self._loading.pop(number, None)
+        self._loads.pop(number, None)
         put_off: list[QueueOffset] = []
-        waiting = self._metadata.checks.put_off
+        earlier = self._metadata.checks.put_off
         if number == self._last:
             # No transaction is given up without a check.
             for at, offset in enumerate(halves):
-                if offset not in waiting and self._is_to_wait(offset):
-                    if len(waiting) + len(put_off) >= self._limits.postponed_checks_max:
+                if offset not in earlier and self._is_to_wait(offset):
+                    if len(earlier) + len(put_off) >= self._limits.postponed_checks_max:
                         halves, next_offset = halves[:at], offset
                         break
                     put_off.append(offset)
@@ -239,7 +239,7 @@ class CheckBacks(Service):
             number,
             next_offset,
             postponed_offsets,
-            [each for each in halves if each not in waiting and each not in put_off],
+            [each for each in halves if each not in earlier and each not in put_off],
         )
 
     def check_invariants(self) -> None:
@@ -285,11 +285,11 @@ class CheckBacks(Service):
         if len(halves) < len(postponed_offsets) and self._last not in self._busy:
             self._advance(self._last, self._positions[self._last], halves, [])
         overdue: list[QueueOffset] = []
-        loading = self._loading.get(_POSTPONED)
-        due = list(self._immunity.turns(halves, now, _CHECKS_PER_ENTRY)) if loading is None else loading.offsets
+        load = self._loads.get(_POSTPONED)
+        due = list(self._immunity.turns(halves, now, _CHECKS_PER_ENTRY)) if load is None else load.offsets
         if not self._are_loaded(_POSTPONED, due, next_offset=FIRST_OFFSET):
             return []
-        self._loading.pop(_POSTPONED, None)
+        self._loads.pop(_POSTPONED, None)
         for offset in due:
             if self._halves.marks.is_done(offset):
                 continue
@@ -309,16 +309,16 @@ class CheckBacks(Service):
 
         If not, the thread loads them; `run` asks again. ``key`` is the number of a cursor, or `_POSTPONED`.
         """
-        loading = self._loading.get(key)
-        if loading is None:
-            loading = _Loading(offsets, next_offset)
+        load = self._loads.get(key)
+        if load is None:
+            load = _Load(offsets, next_offset)
             try:
-                if not self._halves.load(offsets, loading.end):
+                if not self._halves.load(offsets, load.end):
                     return True
             except StoreError:
                 return True  # the reader reports it
-            self._loading[key] = loading
-        return loading.has_ended
+            self._loads[key] = load
+        return load.has_ended
 
     def _is_to_wait(self, offset: QueueOffset) -> bool:
         """Whether a half message cannot be checked yet: immune, or unreadable."""
@@ -406,8 +406,8 @@ class CheckBacks(Service):
         def finish(outcome: Outcome) -> None:
             self._busy.discard(0)
             if isinstance(outcome, Stored):
-                self.expired += len(lost_offsets)
-                self._log.warning("half_messages_expired", expired=self.expired)
+                self.expiry_count += len(lost_offsets)
+                self._log.warning("half_messages_expired", expired=self.expiry_count)
 
         command = encode_command(SkipEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offset=offset))
         discards = map(PendingCommand, map(encode_command, self._halves.discards(lost_offsets)))

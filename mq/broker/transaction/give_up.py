@@ -11,7 +11,7 @@ from itertools import islice
 
 from mq.broker.base.rate_limited_log import RateLimitedLog
 from mq.broker.context import BrokerContext
-from mq.broker.schedule.delivery import Delivery, Due, Moved
+from mq.broker.schedule.delivery import Delivery, Due, Moves
 from mq.broker.schedule.read_backoff import ReadBackoff
 from mq.broker.state.commands import Command
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID, HalfMessages
@@ -70,7 +70,7 @@ class GiveUp:
         raw = split_record(record)
         return copy_record(raw, self._tails.get(UNENDED_TOPIC, 0), raw.properties, transaction=0)
 
-    def mark(self, moves: Moved[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
+    def mark(self, moves: Moves[int], now_ms: int) -> tuple[list[Command], OnOutcome]:
         """Return the commands that end the transactions of the moved messages, and a callback for the outcome."""
         assert moves, "no half message is given up"
         return self._transactions.give_up([due.offset for due, _ in moves])

@@ -37,7 +37,7 @@ class ResumeCheck(Service):
     """Restarts check-backs for transactions that were given up.
 
     Attributes:
-        resumed: messages resumed since the start of this replica.
+        resume_count: messages resumed since the start of this replica.
     """
 
     def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:
@@ -50,13 +50,13 @@ class ResumeCheck(Service):
         self._tails = context.queue_tails
         self._log = context.log
         self._under_way: set[int] = set()
-        self.resumed = 0
+        self.resume_count = 0
 
     def routes(self) -> Iterator[Route]:
         yield Route(ResumeCheckHalfMessage, self.handle, leader_only=True, repeatable=True)
 
     def counters(self) -> dict[str, int]:
-        return {"transactions_resumed": self.resumed}
+        return {"transactions_resumed": self.resume_count}
 
     def resign(self) -> None:
         """Forget the messages that are being resumed, since this replica stops leading."""
@@ -84,7 +84,7 @@ class ResumeCheck(Service):
         under_way.add(offset)
 
         def reply(_: Stored) -> bytes:
-            self.resumed += 1
+            self.resume_count += 1
             self._log.info("half_message_resumed", message_id=message_id)
             return call.response()
 

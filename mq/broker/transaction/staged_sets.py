@@ -56,7 +56,7 @@ class StagedSets(Service):
     """Handles staging, and builds the messages and the command that the commit of a set appends.
 
     Attributes:
-        staged: sets stored since the start of this replica.
+        set_count: sets stored since the start of this replica.
     """
 
     def __init__(self, context: BrokerContext, *, places: WaitingQueues, offsets: Offsets) -> None:
@@ -68,7 +68,7 @@ class StagedSets(Service):
         self._offsets = offsets
         self._suffix = props.encode(props.of_cluster(context.settings.cluster)).encode()
         self._wall_clock_ms = context.wall_clock_ms
-        self.staged = 0
+        self.set_count = 0
 
     def routes(self) -> Iterator[Route]:
         yield Route(StageTransaction, self.handle, leader_only=True)
@@ -78,7 +78,7 @@ class StagedSets(Service):
         self._settings = settings
 
     def counters(self) -> dict[str, int]:
-        return {"transaction_sets_staged": self.staged}
+        return {"transaction_sets_staged": self.set_count}
 
     # -- staging -------------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class StagedSets(Service):
         check_sent_bytes(len(encoded_properties))
 
         def reply(record: Stored) -> bytes:
-            self.staged += 1
+            self.set_count += 1
             at = TransactionStaged(half_queue_offset=record.queue_offset, half_physical_offset=record.physical_offset)
             return call.response(ext=at.fields())
 
@@ -139,9 +139,9 @@ class StagedSets(Service):
 
     def _creations(self, message_set: TransactionSet) -> list[Command]:
         """The commands that create topics for their first messages. Raises RequestRefused."""
-        missing = sorted({message.topic for message in message_set.messages} - self._metadata.topics.keys())
+        topics = sorted({message.topic for message in message_set.messages} - self._metadata.topics.keys())
         commands: list[Command] = []
-        for topic in missing:
+        for topic in topics:
             command = None
             if self._settings.auto_create_topics and not topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
                 now_ms = self._wall_clock_ms()

@@ -62,20 +62,20 @@ _NOT_FOUND = "Find prepared transaction message failed"
 class _Ends:
     """Half messages that end in one entry, and the requests that wait for it."""
 
-    __slots__ = ("advance", "again", "copies", "discarded", "finish", "kept", "nbytes", "offsets", "waiting")
+    __slots__ = ("advance", "again", "calls", "copies", "discards", "finish", "nbytes", "offsets", "visible_count")
 
     def __init__(self) -> None:
         self.offsets: list[QueueOffset] = []
-        self.discarded: list[QueueOffset] = []
+        self.discards: list[QueueOffset] = []
         """Those of them that never become visible."""
-        self.kept = 0
+        self.visible_count = 0
         """The number of half messages that become visible."""
         self.copies: list[InternalRecord] = []
         self.advance: bytes | None = None
         """The command for consumer offsets of a set; `finish` is called when its outcome is known."""
         self.finish: Callable[[], None] | None = None
         self.nbytes = 0
-        self.waiting: list[Call[EndTransaction]] = []
+        self.calls: list[Call[EndTransaction]] = []
         self.again: list[Call[EndTransaction]] = []
         """Repeated ends of them in the meantime: served again when this entry is committed."""
 
@@ -84,7 +84,7 @@ class Transactions(Service):
     """Handles requests that commit or roll back transactions. Sends and check-backs use it too.
 
     Attributes:
-        committed, rolled_back: half messages by outcome; a set is counted as one.
+        commit_count, rolled_back: half messages by outcome; a set is counted as one.
         ended_again: requests about half messages that had ended before.
         given_up: half messages given up after the last check-back.
     """
@@ -107,11 +107,11 @@ class Transactions(Service):
         self._wall_clock_ms = context.wall_clock_ms
         self._ended_properties = props.encode({props.TAGS: _ENDED_TAG}).encode()
         self._entry_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)
-        self._gathering: _Ends | None = None
-        self._ending: dict[QueueOffset, _Ends] = {}
-        self._loading: dict[QueueOffset, list[Call[EndTransaction]]] = {}
+        self._batch: _Ends | None = None
+        self._ends_of: dict[QueueOffset, _Ends] = {}
+        self._loads: dict[QueueOffset, list[Call[EndTransaction]]] = {}
         """Half messages that are loaded from disk, with their ends in order of arrival."""
-        self.committed = 0
+        self.commit_count = 0
         self.rolled_back = 0
         self.ended_again = 0
         self.given_up = 0
@@ -121,10 +121,10 @@ class Transactions(Service):
 
     def resign(self) -> None:
         """Hand the requests that are not in the log yet on to the new leader, since this replica stops leading."""
-        gathering, self._gathering = self._gathering, None
-        self._ending = {}
-        if gathering is not None:
-            self._serve_again(gathering)
+        batch, self._batch = self._batch, None
+        self._ends_of = {}
+        if batch is not None:
+            self._serve_again(batch)
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -168,20 +168,20 @@ class Transactions(Service):
                 f"commitOrRollback is {outcome}; allowed: {COMMITTED} to commit and {ROLLBACK} to roll back",
             )
         offset = ext.half_queue_offset
-        if (earlier := self._loading.get(offset)) is not None:
+        if (earlier := self._loads.get(offset)) is not None:
             _wait_behind(earlier, call)
             return None
         try:
             if self._halves.load([offset], partial(self._on_load, offset)):
                 call.drop_body()
-                self._loading[offset] = [call]
+                self._loads[offset] = [call]
                 return None
         except StoreError as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{_NOT_FOUND}: {error}") from error
         return self._end(call)
 
     def _on_load(self, offset: QueueOffset) -> None:
-        for call in self._loading.pop(offset):
+        for call in self._loads.pop(offset):
             self._end_loaded(call)
 
     def _end_loaded(self, call: Call[EndTransaction]) -> None:
@@ -227,7 +227,7 @@ class Transactions(Service):
         if ext.producer_group != props.find(text, props.PRODUCER_GROUP):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
         call.drop_body()
-        if (under_way := self._ending.get(offset)) is not None:
+        if (under_way := self._ends_of.get(offset)) is not None:
             _wait_behind(under_way.again, call)
             return None
         if not ext.from_transaction_check:
@@ -246,21 +246,21 @@ class Transactions(Service):
         ends = _Ends()
         ends.offsets.append(offset)
         if call.request.ext.commit_or_rollback == COMMITTED:
-            ends.kept = 1
+            ends.visible_count = 1
             ends.copies, ends.advance, ends.finish = self._sets.commit(position, raw)
         else:
-            ends.discarded.append(offset)
-        ends.waiting.append(call)
-        assert offset not in self._ending, f"half message {offset} ends twice"
+            ends.discards.append(offset)
+        ends.calls.append(call)
+        assert offset not in self._ends_of, f"half message {offset} ends twice"
         assert (ends.advance is None) == (ends.finish is None), f"the offsets of set {offset} are not forgotten"
-        self._ending[offset] = ends
+        self._ends_of[offset] = ends
         self._start(ends)
 
     def end_turn(self) -> None:
         """Append the batched ends with the next round; called at the end of a turn."""
-        if self._gathering is not None and self._appender.may_start:
-            self._start(self._gathering)
-            self._gathering = None
+        if self._batch is not None and self._appender.may_start:
+            self._start(self._batch)
+            self._batch = None
 
     def check_invariants(self) -> None:
         """Assert that ends and half messages fit together; for tests.
@@ -268,30 +268,30 @@ class Transactions(Service):
         Ends that are under way know the half messages for which they are: otherwise a second end would take effect, or
         the next one would wait for ever. The consumer offsets of a set are forgotten when it has ended.
         """
-        for offset, ends in self._ending.items():
+        for offset, ends in self._ends_of.items():
             assert offset in ends.offsets, f"half message {offset} ends with {ends.offsets}"
             assert (ends.advance is None) == (ends.finish is None), f"set {offset} does not forget its offsets"
         if self._appender.is_idle:
-            assert not self._ending, f"half messages {sorted(self._ending)} end, and nothing is pending"
-        offsets = [] if self._gathering is None else self._gathering.offsets
-        orphans = [offset for offset in offsets if self._ending.get(offset) is not self._gathering]
+            assert not self._ends_of, f"half messages {sorted(self._ends_of)} end, and nothing is pending"
+        offsets = [] if self._batch is None else self._batch.offsets
+        orphans = [offset for offset in offsets if self._ends_of.get(offset) is not self._batch]
         assert not orphans, f"half messages {orphans} are gathered and do not end"
 
     def is_ending(self, offset: QueueOffset) -> bool:
         """Whether the end of a half message is in flight."""
-        return offset in self._ending
+        return offset in self._ends_of
 
     def give_up(self, offsets: list[QueueOffset]) -> tuple[list[Command], OnOutcome]:
         """The commands that end half messages which are given up, and a callback for the outcome.
 
         None of them may have an end in flight.
         """
-        again = self._ending.keys() & offsets
+        again = self._ends_of.keys() & offsets
         assert not again, f"half messages {sorted(again)} are given up while they end"
         assert offsets, "no half message is given up"
         ends = _Ends()
-        ends.offsets = ends.discarded = offsets
-        self._ending.update(dict.fromkeys(offsets, ends))
+        ends.offsets = ends.discards = offsets
+        self._ends_of.update(dict.fromkeys(offsets, ends))
         return self._marks(ends), partial(self._given_up, ends)
 
     def _check_ended_so(self, offset: QueueOffset, outcome: int) -> None:
@@ -331,31 +331,31 @@ class Transactions(Service):
         properties = raw.properties
         if "DELAY\x01" in text or "TIMER_" in text:
             now_ms = self._wall_clock_ms()
-            tail, waiting = self._places.place(props.decode(text), topic, tail.queue_id, now_ms)
-            properties = props.fitted(waiting)
+            tail, new_properties = self._places.place(props.decode(text), topic, tail.queue_id, now_ms)
+            properties = props.fitted(new_properties)
         return copy_record(raw, tail, properties, transaction=COMMITTED, prepared_offset=position)
 
     def _add(self, offset: QueueOffset, copy: InternalRecord | None, call: Call[EndTransaction]) -> None:
-        assert offset not in self._ending, f"half message {offset} ends twice"
+        assert offset not in self._ends_of, f"half message {offset} ends twice"
         nbytes = 0 if copy is None else copy.nbytes
-        ends = self._gathering
+        ends = self._batch
         if ends is not None and (len(ends.offsets) >= _ENDS_PER_ENTRY or ends.nbytes + nbytes > self._entry_bytes_max):
             self._start(ends)
             ends = None
         if ends is None:
-            ends = self._gathering = _Ends()
+            ends = self._batch = _Ends()
         ends.offsets.append(offset)
         ends.nbytes += nbytes
         if copy is None:
-            ends.discarded.append(offset)
+            ends.discards.append(offset)
         else:
-            ends.kept += 1
+            ends.visible_count += 1
             ends.copies.append(copy)
-        ends.waiting.append(call)
-        self._ending[offset] = ends
+        ends.calls.append(call)
+        self._ends_of[offset] = ends
 
     def _start(self, ends: _Ends) -> None:
-        commit_count, discard_count, all_of_them = ends.kept, len(ends.discarded), len(ends.offsets)
+        commit_count, discard_count, all_of_them = ends.visible_count, len(ends.discards), len(ends.offsets)
         assert commit_count + discard_count == all_of_them, (
             f"of {all_of_them} half messages {commit_count} become visible, {discard_count} do not"
         )
@@ -376,24 +376,24 @@ class Transactions(Service):
 
     def _marks(self, ends: _Ends) -> list[Command]:
         completion = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
-        return [*self._halves.discards(ends.discarded), completion]
+        return [*self._halves.discards(ends.discards), completion]
 
     def _finish(self, ends: _Ends, outcome: Outcome) -> None:
         self._forget_ends(ends)
         if ends.finish is not None:
             ends.finish()
         if isinstance(outcome, DiskFull):
-            for call in (*ends.waiting, *ends.again):
+            for call in (*ends.calls, *ends.again):
                 call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
             return
         if not isinstance(outcome, Stored):
             # The outcome is unknown; ending is idempotent.
             self._serve_again(ends)
             return
-        self.committed += ends.kept
-        self.rolled_back += len(ends.discarded)
-        waiting, ends.waiting = ends.waiting, []
-        for call in waiting:
+        self.commit_count += ends.visible_count
+        self.rolled_back += len(ends.discards)
+        calls, ends.calls = ends.calls, []
+        for call in calls:
             call.answer(call.success())
         self._serve_again(ends)
 
@@ -405,13 +405,13 @@ class Transactions(Service):
 
     def _forget_ends(self, ends: _Ends) -> None:
         for offset in ends.offsets:
-            if self._ending.get(offset) is ends:
-                del self._ending[offset]
+            if self._ends_of.get(offset) is ends:
+                del self._ends_of[offset]
 
     @staticmethod
     def _serve_again(ends: _Ends) -> None:
-        waiting, ends.waiting, ends.again = (*ends.waiting, *ends.again), [], []
-        for call in waiting:
+        calls, ends.calls, ends.again = (*ends.calls, *ends.again), [], []
+        for call in calls:
             call.dispatch()
 
 

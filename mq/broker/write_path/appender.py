@@ -47,12 +47,12 @@ class Appender:
 
     Attributes:
         is_open: whether this broker leads its group and accepts messages; set by `open` and `close`.
-        pending: items that wait for their round.
+        pending_items: items that wait for their round.
         pending_bytes: bytes of all records that are not committed yet.
         waiting_senders: how many senders the pending items have.
         messages: number of messages and commands in all entries so far.
-        on_queued: called when an entry has its place in the log, with its runs of queue entries, while ``awaited`` is
-            not empty. What this adds to the appender is framed behind it, in the same round.
+        on_queued: called when an entry has its place in the log, with its runs of queue entries, while
+            ``awaited_queues`` is not empty. What this adds to the appender is framed behind it, in the same round.
         entry_bytes_max: the maximum of an entry with several items.
     """
 
@@ -78,20 +78,20 @@ class Appender:
         self._rounds_in_flight = rounds_in_flight
         self._clock = clock
         self._turn_within = turn_within
-        self._gathering = Gathering()
-        self.pending: list[PendingItem] = []
+        self._round_wait = Gathering()
+        self.pending_items: list[PendingItem] = []
         self.pending_bytes = 0
         self.waiting_senders = 0
-        self._committing: deque[Entry] = deque()
+        self._entries: deque[Entry] = deque()
         self._round_ends: deque[int] = deque()
         self.is_open = False
         self.messages = 0
         self.on_queued: Callable[[list[BuiltRun]], None] = lambda runs: None
-        self.awaited: Collection[object] = ()
+        self.awaited_queues: Collection[object] = ()
 
     def open(self) -> None:
         """Accept messages: this replica leads, and all older entries are dispatched."""
-        assert not self.pending, f"{len(self.pending)} messages and groups were added while this replica did not lead"
+        assert not self.pending_items, f"{len(self.pending_items)} items were added while this replica did not lead"
         self.is_open = True
 
     def close(self) -> None:
@@ -100,19 +100,19 @@ class Appender:
         Requests of clients are dispatched again, to the handlers of a follower; other items get `LeadershipLost`.
         """
         self.is_open = False
-        pending, self.pending = self.pending, []
+        items, self.pending_items = self.pending_items, []
         self.waiting_senders = 0
-        self._report(pending, LeadershipLost())
+        self._report(items, LeadershipLost())
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits for its round or is in flight: all senders know the outcome."""
-        return not self.pending and not self._committing
+        return not self.pending_items and not self._entries
 
     @property
     def waiting_requests(self) -> int:
         """The number of requests, and groups of messages and commands, that wait for their round."""
-        return sum([item.request_count for item in self.pending])
+        return sum([item.request_count for item in self.pending_items])
 
     @property
     def has_room(self) -> bool:
@@ -130,16 +130,16 @@ class Appender:
                 f"[REJECTREQUEST]system busy, {self.pending_bytes} bytes of messages are pending",
             )
 
-    def _report(self, pending: list[PendingItem], outcome: DiskFull | LeadershipLost) -> None:
+    def _report(self, items: list[PendingItem], outcome: DiskFull | LeadershipLost) -> None:
         """Report to the senders of these items that they are not stored."""
-        for item in pending:
+        for item in items:
             self.pending_bytes -= item.nbytes
             item.give_back(outcome)
-        assert self.pending_bytes >= 0, f"{self.pending_bytes} bytes are pending without {len(pending)} items"
+        assert self.pending_bytes >= 0, f"{self.pending_bytes} bytes are pending without {len(items)} items"
 
     def add(self, item: PendingItem) -> None:
         """Store an item in one entry, behind all that were added before."""
-        self.pending.append(item)
+        self.pending_items.append(item)
         self.pending_bytes += item.nbytes
         self.waiting_senders += item.sender_count
 
@@ -169,7 +169,7 @@ class Appender:
 
     def adds_to(self, tail: QueueTail) -> bool:
         """Whether a message that is not a client's plain send waits for its round, for the queue of ``tail``."""
-        return any(isinstance(item, AtomicGroup) and item.adds_to(tail) for item in self.pending)
+        return any(isinstance(item, AtomicGroup) and item.adds_to(tail) for item in self.pending_items)
 
     @property
     def may_start(self) -> bool:
@@ -181,47 +181,47 @@ class Appender:
 
         Returns whether anything was framed.
         """
-        if not self.pending or not self.is_open or len(self._round_ends) >= self._rounds_in_flight:
+        if not self.pending_items or not self.is_open or len(self._round_ends) >= self._rounds_in_flight:
             return False
         now = self._clock()
         if not self._round_ends and self.pending_bytes < self.entry_bytes_max:
-            seconds = self._gathering.seconds_left(now, self.waiting_senders)
+            seconds = self._round_wait.seconds_left(now, self.waiting_senders)
             if seconds > 0:
                 self._turn_within(seconds)
                 return False
-        self._gathering.round_started(now)
-        pending, self.pending = self.pending, []
+        self._round_wait.round_started(now)
+        items, self.pending_items = self.pending_items, []
         self.waiting_senders = 0
         start = 0
         last_index = 0
-        while start < len(pending):
-            nbytes = pending[start].nbytes
+        while start < len(items):
+            nbytes = items[start].nbytes
             end = start + 1
-            while end < len(pending) and nbytes + (more := pending[end].nbytes) <= self.entry_bytes_max:
+            while end < len(items) and nbytes + (more := items[end].nbytes) <= self.entry_bytes_max:
                 nbytes += more
                 end += 1
             entry = Entry(nbytes)
-            index = self._log.append(nbytes, partial(self._builder.build, pending[start:end], entry))
+            index = self._log.append(nbytes, partial(self._builder.build, items[start:end], entry))
             if index is Refusal.DISK_FULL:
-                self._report(pending[start:], DiskFull(DISK_FULL.format(self._disk_used())))
+                self._report(items[start:], DiskFull(DISK_FULL.format(self._disk_used())))
                 break
             if isinstance(index, Refusal):
-                self.pending = pending[start:] + self.pending
-                self.waiting_senders = sum([item.sender_count for item in self.pending])
+                self.pending_items = items[start:] + self.pending_items
+                self.waiting_senders = sum([item.sender_count for item in self.pending_items])
                 break
-            behind = self._committing[-1].index if self._committing else 0
+            behind = self._entries[-1].index if self._entries else 0
             assert index > behind, f"entry {index} is behind {behind}, so answers would be out of order"
             entry.index = last_index = index
             self.messages += entry.messages
-            for callback in entry.framed:
+            for callback in entry.on_framed:
                 callback()
-            self._committing.append(entry)
+            self._entries.append(entry)
             start = end
-            if entry.runs and self.awaited:
+            if entry.runs and self.awaited_queues:
                 self.on_queued(entry.runs)
-            if self.pending:
-                pending += self.pending
-                self.pending = []
+            if self.pending_items:
+                items += self.pending_items
+                self.pending_items = []
                 self.waiting_senders = 0
         if last_index:
             self._round_ends.append(last_index)
@@ -229,10 +229,10 @@ class Appender:
 
     def on_commit(self, index: int) -> None:
         """Answer the senders of all entries up to ``index``."""
-        waiting = self._committing
+        entries = self._entries
         reply_count = messages = 0
-        while waiting and waiting[0].index <= index:
-            entry = waiting.popleft()
+        while entries and entries[0].index <= index:
+            entry = entries.popleft()
             reply_count += len(entry.replies)
             messages += entry.messages
             self.pending_bytes -= entry.nbytes
@@ -246,14 +246,14 @@ class Appender:
             if not self._round_ends:
                 # With several messages of each sender, rounds are large without waiting.
                 expected = reply_count if messages <= 2 * reply_count else 0
-                self._gathering.round_answered(self._clock(), expected, self.waiting_senders)
+                self._round_wait.round_answered(self._clock(), expected, self.waiting_senders)
 
     def own_entry(self, index: int, annotation: bytes) -> Entry | None:
         """Return the entry that is being applied, if this appender built it and has not answered it yet."""
-        waiting = self._committing
-        if waiting:
-            number = index - waiting[0].index
-            if 0 <= number < len(waiting) and (entry := waiting[number]).annotation is annotation:
+        entries = self._entries
+        if entries:
+            number = index - entries[0].index
+            if 0 <= number < len(entries) and (entry := entries[number]).annotation is annotation:
                 return entry
         return None
 
@@ -262,16 +262,16 @@ class Appender:
 
         Closes the connections of their senders: the only answer in the protocol that promises nothing.
         """
-        waiting = self._committing
-        while waiting and waiting[-1].index >= first_index:
-            entry = waiting.pop()
+        entries = self._entries
+        while entries and entries[-1].index >= first_index:
+            entry = entries.pop()
             self.pending_bytes -= entry.nbytes
             for sender, _ in entry.replies:
                 sender.close("leadership was lost while a message was being stored")
             for on_outcome, _ in entry.callbacks:
                 on_outcome(Unknown())
         self._round_ends.clear()
-        self._gathering.stop()
+        self._round_wait.stop()
 
     def check_invariants(self) -> None:
         """Assert what holds between two turns; for tests.
@@ -283,17 +283,17 @@ class Appender:
         - Entries are answered in the order of the log, and the last one in flight ends the last round: otherwise rounds
           without waiting senders would keep the next ones from starting.
         """
-        assert self.is_open or not self.pending, f"{len(self.pending)} items wait, and this replica does not lead"
-        senders = sum(item.sender_count for item in self.pending)
+        assert self.is_open or not self.pending_items, f"{len(self.pending_items)} items wait without a leader"
+        senders = sum(item.sender_count for item in self.pending_items)
         assert self.waiting_senders == senders, f"{self.waiting_senders} senders were counted, {senders} wait"
-        waiting = sum(item.nbytes for item in self.pending)
-        in_flight = sum(entry.nbytes for entry in self._committing)
-        assert self.pending_bytes >= waiting + in_flight, (
-            f"{self.pending_bytes} bytes were counted, {waiting} wait and {in_flight} are in flight"
+        waiting_bytes = sum(item.nbytes for item in self.pending_items)
+        in_flight = sum(entry.nbytes for entry in self._entries)
+        assert self.pending_bytes >= waiting_bytes + in_flight, (
+            f"{self.pending_bytes} bytes were counted, {waiting_bytes} wait and {in_flight} are in flight"
         )
         if self.is_idle:
             assert not self.pending_bytes, f"{self.pending_bytes} bytes were counted, and nothing is pending"
-        indexes, ends = [entry.index for entry in self._committing], list(self._round_ends)
+        indexes, ends = [entry.index for entry in self._entries], list(self._round_ends)
         assert all(before < behind for before, behind in pairwise(indexes)), f"entries in flight: {indexes}"
         assert all(before < behind for before, behind in pairwise(ends)), f"rounds in flight end with {ends}"
         assert len(ends) <= self._rounds_in_flight, f"{len(ends)} of {self._rounds_in_flight} rounds are in flight"

@@ -94,12 +94,12 @@ class Entry:
         messages: how many messages and commands it has.
         replies: replies by connection, to be sent when it is committed.
         callbacks: callbacks with the places of messages and commands, to be called when it is committed.
-        framed: callbacks to be called when it is framed.
+        on_framed: callbacks to be called when it is framed.
         annotation: its additions to queues and its sequenced records, encoded for other replicas.
-        runs, sequenced: the same as objects for this one.
+        runs, sequences: the same as objects for this one.
     """
 
-    __slots__ = ("annotation", "callbacks", "framed", "index", "messages", "nbytes", "replies", "runs", "sequenced")
+    __slots__ = ("annotation", "callbacks", "index", "messages", "nbytes", "on_framed", "replies", "runs", "sequences")
 
     def __init__(self, nbytes: int) -> None:
         self.index = 0
@@ -107,10 +107,10 @@ class Entry:
         self.messages = 0
         self.replies: list[tuple[ClientConnection, list[bytes]]] = []
         self.callbacks: list[tuple[OnOutcome, Stored]] = []
-        self.framed: list[Callable[[], None]] = []
+        self.on_framed: list[Callable[[], None]] = []
         self.annotation = b""
         self.runs: list[BuiltRun] = []
-        self.sequenced: list[SequencedRun] = []
+        self.sequences: list[SequencedRun] = []
 
 
 class EntryDraft:
@@ -248,7 +248,7 @@ class EntryDraft:
     def add_sequenced_runs(self, rows: bytes, runs: list[SequencedRun]) -> None:
         """Note several numbered records, behind the ones noted before. ``rows`` are their rows of the annotation."""
         self._rows.append(rows)
-        join_runs(self.entry.sequenced, runs)
+        join_runs(self.entry.sequences, runs)
 
     def on_outcome(self, callback: OnOutcome) -> None:
         """Call this with the outcome of the entry, after the replies that were added to it are sent."""

@@ -26,7 +26,7 @@ _RESOLUTION_SECONDS: Final = 1e-6
 class Gathering:
     """Decides when the next round starts. Times are in seconds of one monotonic clock.
 
-    ``waiting`` is the number of senders whose messages wait for their round.
+    ``waiting_count`` is the number of senders whose messages wait for their round.
     """
 
     def __init__(self) -> None:
@@ -42,21 +42,21 @@ class Gathering:
         """Note the start of a round."""
         self._started_at = now
 
-    def round_answered(self, now: float, senders: int, waiting: int) -> None:
+    def round_answered(self, now: float, senders: int, waiting_count: int) -> None:
         """Note that a round is committed, and that ``senders`` senders got their replies."""
         self._round_seconds += (now - self._started_at - self._round_seconds) / _AVERAGED
         if self._without:
             self._without -= 1
         elif senders:
-            self._waited_before = waiting
+            self._waited_before = waiting_count
             self._expected = senders
             self._until = now + min(WAIT_SHARE * self._round_seconds, WAIT_SECONDS_MAX)
 
-    def seconds_left(self, now: float, waiting: int) -> float:
+    def seconds_left(self, now: float, waiting_count: int) -> float:
         """Seconds that the next round still waits if no other client sends; 0 if it is to start now."""
         if not self._expected:
             return 0.0
-        came = waiting - self._waited_before
+        came = waiting_count - self._waited_before
         if came < self._expected - self._expected // 8 and self._until - now > _RESOLUTION_SECONDS:
             return self._until - now
         if 2 * came < self._expected:

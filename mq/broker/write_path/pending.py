@@ -171,7 +171,7 @@ class PendingCommand:
         if self.on_outcome is not None:
             entry.callbacks.append((self.on_outcome, Stored(FIRST_OFFSET, draft.position)))
         if self.on_framed is not None:
-            entry.framed.append(self.on_framed)
+            entry.on_framed.append(self.on_framed)
         draft.add_command(self.body)
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:

@@ -33,7 +33,7 @@ class NumberedSends(Protocol):
     def on_outcome(self, outcome: Outcome) -> None:
         """End these sends with the outcome of the block's entry, and answer the requests that waited for it."""
 
-    def serve(self, waiting: list[Call[Any]]) -> None:
+    def serve(self, repeats: list[Call[Any]]) -> None:
         """Serve again the requests that `end` returned, after the block's senders were told that it is not stored."""
 
 
@@ -101,14 +101,14 @@ class SendBlock:
     """Sends that are stored in one entry, in this order; see `PendingItem`.
 
     Attributes:
-        numbered: those with sequence numbers, in flight.
+        in_flight: the sends with sequence numbers, while their outcome is unknown.
     """
 
-    __slots__ = ("nbytes", "numbered", "request_count", "requests", "sender_count")
+    __slots__ = ("in_flight", "nbytes", "request_count", "requests", "sender_count")
 
     def __init__(self, *requests: QueuedSend) -> None:
         self.requests = requests
-        self.numbered: NumberedSends | None = None
+        self.in_flight: NumberedSends | None = None
         self.request_count = len(requests)
         self.nbytes = self.sender_count = 0
         last_sender: ClientConnection | None = None
@@ -128,8 +128,8 @@ class SendBlock:
 
     def build(self, draft: EntryDraft) -> None:
         """Add the records of all sends to the draft, and one reply for each client."""
-        if self.numbered is not None:
-            draft.on_outcome(self.numbered.on_outcome)
+        if self.in_flight is not None:
+            draft.on_outcome(self.in_flight.on_outcome)
         sender: ClientConnection | None = None
         replies: list[bytes] = []
         for request in self.requests:
@@ -145,11 +145,11 @@ class SendBlock:
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
         """Refuse all sends, or serve them again."""
-        waiting = [] if self.numbered is None else self.numbered.end()
+        repeats = [] if self.in_flight is None else self.in_flight.end()
         for request in self.requests:
             give_back(request.call, outcome)
-        if self.numbered is not None:
-            self.numbered.serve(waiting)
+        if self.in_flight is not None:
+            self.in_flight.serve(repeats)
 
 
 def give_back_frames(sender: ClientConnection, frames: bytes, outcome: DiskFull | LeadershipLost) -> None:

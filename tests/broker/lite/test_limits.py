@@ -157,7 +157,7 @@ async def test_open_pops_of_an_absent_group_make_room_for_others(
 
         await until(is_due)  # of both: there is room as soon as one is forgotten
         await until(has_room)
-        assert abandoned.forgotten == 2
+        assert abandoned.forget_count == 2
         await control(client, "PARTIAL_ADD", "a", "b")
         again = told(await pop(client, pollTime=10_000))
         assert again[:3] == [("a", b"1", 0), ("a", b"2", 0), ("a", b"3", 0)], "it continues where it was"

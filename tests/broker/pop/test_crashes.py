@@ -82,7 +82,7 @@ def test_popped_messages_deleted_from_the_log_are_counted() -> None:
     machine.log.queues["T", 0].min_offset = 2
     machine.run(2 * INVISIBLE_MS)
     machine.commit(10)
-    assert (machine.pops.revival.lost, machine.pops.revival.revived) == (2, 1)
+    assert (machine.pops.revival.loss_count, machine.pops.revival.revive_count) == (2, 1)
     assert machine.metadata.pops.count == 0
     machine.pop(3, 0, 0, True)
     assert machine.held[b"2"].message.reconsume_times == 1
@@ -108,12 +108,12 @@ def test_unreadable_message_does_not_block_others_and_is_retried_less_often(monk
     for _ in range(600):
         machine.run(100)
         machine.commit(10)
-    assert machine.pops.revival.revived == 2
+    assert machine.pops.revival.revive_count == 2
     assert [round((at - began_ms) / 1000) for at in tries] == [0, 1, 3, 7, 15, 31]
     machine.log.data[position + BODY_AT] = flipped
     machine.run(64_000)
     machine.commit(10)
-    assert (machine.pops.revival.revived, entries[0]) == (3, damaged)
+    assert (machine.pops.revival.revive_count, entries[0]) == (3, damaged)
     assert machine.metadata.pops.count == 0
 
 
@@ -125,7 +125,7 @@ def test_late_losses_are_counted_and_other_messages_redelivered() -> None:
     machine.run(2 * INVISIBLE_MS)  # and the queue is told
     machine.run(20)
     machine.commit(10)
-    assert (machine.pops.revival.lost, machine.pops.revival.revived) == (2, 1)
+    assert (machine.pops.revival.loss_count, machine.pops.revival.revive_count) == (2, 1)
     assert machine.metadata.pops.count == 0
 
 

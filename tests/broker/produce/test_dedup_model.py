@@ -311,7 +311,7 @@ class RepeatsMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_is_told_twice_and_nobody_forgotten(self) -> None:
         assert all(len(client.outcomes) <= 1 for client in self.clients)
-        idle = not self.log.framed and not self.leader.appender.pending
+        idle = not self.log.framed and not self.leader.appender.pending_items
         if idle:
             assert all(client.outcomes or client._request.flag & 2 for client in self.clients)
             assert self.leader.appender.pending_bytes == 0

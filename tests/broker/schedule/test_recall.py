@@ -33,7 +33,7 @@ def test_recall_finds_each_of_many_rolled_messages(machine: TimerMachine) -> Non
         machine.pass_time(DAY)
         machine.run_timers(50)
     machine.store_pending()
-    assert machine.timers.rolled == 80
+    assert machine.timers.roll_count == 80
     clients = [machine.try_recall(number, hint=number % 2 == 0) for number in reversed(range(40))]
     machine.run_timers(1000)
     machine.store_pending()
@@ -54,7 +54,7 @@ def test_message_is_recalled_after_its_daily_copy(machine: TimerMachine) -> None
     machine.store_pending()
     machine.run_timers(50)
     machine.store_pending()
-    assert (machine.timers.rolled, {client.outcome for client in clients}) == (3, {"recalled"})
+    assert (machine.timers.roll_count, {client.outcome for client in clients}) == (3, {"recalled"})
 
 
 def test_searches_are_bounded_and_restart_with_the_next_leader(machine: TimerMachine) -> None:

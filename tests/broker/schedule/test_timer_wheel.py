@@ -76,8 +76,8 @@ def test_message_due_after_a_day_is_not_early(machine: TimerMachine) -> None:
         machine.run_timers(50)
         machine.store_pending()
         machine.run_timers(1)
-    assert machine.timers.rolled == 1
-    assert machine.timers.delivered == 1
+    assert machine.timers.roll_count == 1
+    assert machine.timers.delivery_count == 1
 
 
 def test_endless_recalls_do_not_stop_deliveries_after_a_failure(machine: TimerMachine) -> None:
@@ -123,7 +123,7 @@ def test_leader_with_a_lagging_clock_finds_messages_stored_again_by_another(mach
     machine.pass_time(DAY + SECOND)
     machine.run_timers(50)
     machine.store_pending()
-    assert machine.timers.rolled == 1
+    assert machine.timers.roll_count == 1
     machine.change_leader(-SECOND, 0)
     machine.try_recall(0, hint=False)
     machine.store_pending()
@@ -147,7 +147,7 @@ def test_unreadable_messages_are_counted_once_even_on_a_full_disk(machine: Timer
     machine.pass_time(2 * SECOND)
     machine.run_timers(10)
     machine.store_pending()
-    assert (machine.timers.expired, machine.visible["m2"]) == (2, 1)
+    assert (machine.timers.expiry_count, machine.visible["m2"]) == (2, 1)
     for name in ("m0", "m1"):
         del machine.messages[name]
 

@@ -190,7 +190,7 @@ def test_unreadable_timer_is_dropped_once_its_log_file_is_deleted(
     machine.run_timers(50)
     machine.store_pending()
     assert (machine.timers.pending_count, machine.timers.counters()["timers_unreadable"]) == (0, 0)
-    assert machine.timers.expired == 1
+    assert machine.timers.expiry_count == 1
     del machine.messages["m0"]
 
 

@@ -410,7 +410,7 @@ class TransactionsMachine(RuleBasedStateMachine):
             self.start_round([])
             if self.log.framed:
                 self.apply(len(self.log.framed), by_leader=True)
-            if not self.unended() and not self.log.framed and not self.leader.appender.pending:
+            if not self.unended() and not self.log.framed and not self.leader.appender.pending_items:
                 break
         assert not self.unended()
         assert len(self.leader.metadata.checks.put_off) <= PUT_OFF_MAX

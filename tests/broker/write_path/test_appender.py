@@ -101,7 +101,7 @@ class AppenderMachine(RuleBasedStateMachine):
             turn_within=self.ask_turn,
         )
         self.appender.on_queued = self.follow
-        self.appender.awaited = {"a queue"}
+        self.appender.awaited_queues = {"a queue"}
         self.followers = 0
         self.fates: dict[int, str] = {}
         self.waiting: set[int] = set()
@@ -195,7 +195,7 @@ class AppenderMachine(RuleBasedStateMachine):
     @rule(refusals=st.lists(st.sampled_from([None, None, Refusal.DISK_FULL, Refusal.NOT_LEADER]), max_size=4))
     def start_round(self, refusals: list[Refusal | None]) -> None:
         self.log.refusals = list(refusals)
-        may_start = self.appender.is_open and self.appender.may_start and self.appender.pending
+        may_start = self.appender.is_open and self.appender.may_start and self.appender.pending_items
         asked, framed = self.turns_asked, len(self.log.framed)
         started = self.appender.start_round()
         assert started is (len(self.log.framed) > framed)
@@ -268,11 +268,11 @@ class AppenderMachine(RuleBasedStateMachine):
                 assert number in durable, f"{number} was acknowledged"
             elif fate != "unknown":
                 assert number not in durable, f"{number} was {fate}"
-        if not self.log.framed and not self.appender.pending:
+        if not self.log.framed and not self.appender.pending_items:
             assert self.waiting == set()
             assert self.appender.pending_bytes == 0
         if not self.appender.is_open:
-            assert self.appender.pending == []
+            assert self.appender.pending_items == []
 
 
 AppenderMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
@@ -339,7 +339,7 @@ def test_appender_frames_following_messages_in_the_same_round() -> None:
         appender.add_command(b"command", lambda outcome: outcomes.append(type(outcome).__name__))
 
     appender.on_queued = follow
-    appender.awaited = {"a queue"}
+    appender.awaited_queues = {"a queue"}
     appender.add_record(InternalRecord(tail=tail, body=b"message", properties=b"", born_timestamp_ms=1, born_host=HOST))
     assert appender.start_round()
     assert seen == [("T", 3, 7, 1)]

@@ -98,7 +98,7 @@ def test_second_of_two_equal_numbers_waits_for_the_first(form: str) -> None:
     broker.commit()
     assert stored(broker) == [b"p:1", b"p:2", b"p:3"]
     assert client.received.count(b'"code":0') == 2
-    assert broker.dedup.answered == 1
+    assert broker.dedup.answer_count == 1
 
 
 @pytest.mark.parametrize("form", FORMS)

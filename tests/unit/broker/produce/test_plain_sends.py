@@ -320,7 +320,7 @@ def test_compiled_block_is_built_once() -> None:
     broker, sender = Broker(form="compiled"), cast("Any", Connection(HOST))
     chunk = frame()
     assert broker.sends.take(sender, chunk) == len(chunk)
-    block = broker.appender.pending[0]
+    block = broker.appender.pending_items[0]
     builder = EntryBuilder(HOST, SendReplyTemplate(HOST), lambda: NOW_MS)
     builder.build([block], Entry(block.nbytes), 0)
     with pytest.raises(AssertionError, match="built once"):

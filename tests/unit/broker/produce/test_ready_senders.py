@@ -156,7 +156,7 @@ def test_messages_beyond_a_block_begin_another_block(form: str, undo: ExitStack)
     for client in crowd.clients:
         client.write(batch * 7)
     assert crowd.receive() == []
-    assert len(crowd.broker.appender.pending) > 1
+    assert len(crowd.broker.appender.pending_items) > 1
     assert not crowd.others
     assert crowd.broker.appender.waiting_requests == 21
     crowd.assert_same()
@@ -211,7 +211,7 @@ def test_round_waits_for_as_many_senders_as_were_answered(form: str, undo: ExitS
     for client in crowd.clients:
         client.write(frame() * 2)
     crowd.receive()
-    assert len(crowd.broker.appender.pending) == 1
+    assert len(crowd.broker.appender.pending_items) == 1
     assert crowd.broker.appender.waiting_senders == 9
     crowd.broker.appender.close()
     assert crowd.broker.appender.waiting_senders == 0

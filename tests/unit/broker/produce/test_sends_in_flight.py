@@ -134,7 +134,7 @@ BROKEN = {
     "the latest blocks of": lambda model: model.in_flight._latest.clear(),
     "is the highest number of": lambda model: model.open[0][0].highest.update(p=7),
     "a block is listed without sends of x": lambda model: model.open[0][0].highest.update(x=7),
-    "17 requests wait for one send": lambda model: model.open[0][0].waiting.update({0: [None] * 17}),
+    "17 requests wait for one send": lambda model: model.open[0][0].waiting_calls.update({0: [None] * 17}),
 }
 
 

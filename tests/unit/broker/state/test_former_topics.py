@@ -66,10 +66,10 @@ def test_queue_ends_never_fall_over_repeated_deletions() -> None:
     delete(metadata, q0=100)
     delete(metadata, q0=130)  # messages came while it did not exist
     delete(metadata)
-    assert metadata.former_topics.deleted == {"T": FormerTopic((QueueOffset(130), QueueOffset(50)), ("G",))}
+    assert metadata.former_topics.deleted_topics == {"T": FormerTopic((QueueOffset(130), QueueOffset(50)), ("G",))}
     metadata.apply(put())
     assert metadata.consumer_offsets == {("G", "T"): {0: 130, 1: 50}}
-    assert metadata.former_topics.deleted == {}
+    assert metadata.former_topics.deleted_topics == {}
 
 
 def test_deleted_topic_without_messages_is_not_recorded() -> None:
@@ -77,7 +77,7 @@ def test_deleted_topic_without_messages_is_not_recorded() -> None:
     before = metadata.snapshot()
     metadata.apply(put())
     delete(metadata, q0=0)
-    assert metadata.former_topics.deleted == {}
+    assert metadata.former_topics.deleted_topics == {}
     assert b"former_topics" not in before + metadata.snapshot()
 
 
@@ -106,7 +106,7 @@ def test_snapshot_restores_earlier_topics_of_the_same_name() -> None:
     copy = Metadata()
     copy.restore(metadata.snapshot())
     assert copy.snapshot() == metadata.snapshot()
-    assert (copy.former_topics.begins, copy.former_topics.deleted) == (
+    assert (copy.former_topics.begins, copy.former_topics.deleted_topics) == (
         {"T": (100, 50)},
         {"U": FormerTopic((QueueOffset(5),), ())},
     )
@@ -124,12 +124,12 @@ def test_oldest_deletion_is_forgotten_above_limit(limits: StateLimits) -> None:
     for number in range(9):
         table.delete(f"T{number}", {0: QueueOffset(5)}, ["G"])
         table.delete("T0", {}, [])  # still deleted: now the last one
-    assert list(table.deleted) == ["T7", "T8", "T0"]
+    assert list(table.deleted_topics) == ["T7", "T8", "T0"]
     copy = FormerTopics(limits)
     copy.restore(table.capture()())
     for each in (table, copy):
         each.delete("T9", {0: QueueOffset(5)}, ["G"])
-        assert list(each.deleted) == ["T8", "T0", "T9"]
+        assert list(each.deleted_topics) == ["T8", "T0", "T9"]
 
 
 def test_identity_contains_the_first_offsets() -> None:

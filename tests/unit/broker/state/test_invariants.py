@@ -159,7 +159,7 @@ BROKEN: dict[str, Callable[[Metadata], object]] = {
     "finished below -1": lambda metadata: setattr(metadata.marks.queues["W", 0], "low", -1),
     "rows were counted, there are": lambda metadata: setattr(metadata.former_topics, "_rows", 99),
     "begun, not there": lambda metadata: metadata.former_topics.begins.update(X=()),
-    "deleted, and there": lambda metadata: metadata.former_topics.deleted.update(T=FormerTopic()),
+    "deleted, and there": lambda metadata: metadata.former_topics.deleted_topics.update(T=FormerTopic()),
     "numbers from 2 on are stored twice, those up to 3 are": overlap_ranges,
     "3 ranges at 1 places": lose_place,
     "0 ranges, at most": lose_ranges,

@@ -154,7 +154,7 @@ def test_stopped_gathering_does_not_wait() -> None:
 def test_round_does_not_wait_for_less_than_a_clock_tick() -> None:
     gathering = Gathering()
     gathering.round_started(1000.0)
-    gathering.round_answered(1000.008, senders=8, waiting=0)
-    left = gathering.seconds_left(1000.008, waiting=1)
+    gathering.round_answered(1000.008, senders=8, waiting_count=0)
+    left = gathering.seconds_left(1000.008, waiting_count=1)
     assert left > 0
-    assert gathering.seconds_left(1000.008 + left - 1e-12, waiting=1) == 0
+    assert gathering.seconds_left(1000.008 + left - 1e-12, waiting_count=1) == 0

@@ -47,15 +47,15 @@ def busy() -> Appender:
 
 
 BROKEN: dict[str, Callable[[Appender], object]] = {
-    "1 items wait, and this replica does not lead": lambda appender: setattr(appender, "is_open", False),
+    "1 items wait without a leader": lambda appender: setattr(appender, "is_open", False),
     "0 senders were counted, 1 wait": lambda appender: setattr(appender, "waiting_senders", 0),
     "10 bytes were counted": lambda appender: setattr(appender, "pending_bytes", 10),
-    r"entries in flight: \[2, 1\]": lambda appender: appender._committing.reverse(),
+    r"entries in flight: \[2, 1\]": lambda appender: appender._entries.reverse(),
     r"rounds in flight end with \[2, 1\]": lambda appender: appender._round_ends.reverse(),
     "3 of 2 rounds are in flight": lambda appender: appender._round_ends.append(3),
     r"rounds in flight end with \[1\], the entries are \[1, 2\]": lambda appender: appender._round_ends.pop(),
     r"rounds in flight end with \[1, 2\], the entries are \[\]": lambda appender: setattr(
-        appender, "_committing", deque()
+        appender, "_entries", deque()
     ),
 }
 
