@@ -1,1 +1,1 @@
-"""Bulk reads of whole topics from one replica, for Spark: plan, read, and a lease on log files."""
+"""Reads whole topics in bulk from one replica, for Spark: plans, reads, and leases of log files."""

@@ -1,4 +1,4 @@
-"""Request 9007: messages of several queues of a topic in log order, for readers of whole topics.
+"""Request code 9007: messages of several queues of a topic in log order, for readers of whole topics.
 
 Followers serve it, so that scans do not load the leader; a leader serves it only if the request allows that. Consume
 queues contain only committed messages, and so do answers. Worker threads read and verify the log (`bulk_selection`);
@@ -78,7 +78,7 @@ _QueueRange = tuple[ConsumeQueue, QueueOffset, QueueOffset]
 
 
 class BulkReads(Service):
-    """Answers bulk reads: messages of several queues in log order."""
+    """Answers bulk reads with messages of several queues in log order."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
@@ -107,7 +107,7 @@ class BulkReads(Service):
         self._by_client: dict[str, int] = {}
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Use the changed settings: the throughput is one of them."""
+        """Use changed settings, among them the throughput."""
         self._settings = settings
 
     def routes(self) -> Iterator[Route]:
@@ -117,11 +117,11 @@ class BulkReads(Service):
         yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._waiting_reads or self._queue))
 
     def counters(self) -> dict[str, int]:
-        """Figures: requests, and rows and bytes by role and by client."""
+        """Return the numbers of requests, and of rows and bytes by role and by client."""
         return {**self._counts, "bulk_reads_waiting": len(self._queue) + len(self._waiting_reads), **self._by_client}
 
     def check_invariants(self) -> None:
-        """Assert that a read waits only while all workers are busy; for tests."""
+        """Assert that reads are queued only while all workers are busy, for tests."""
         count, running_max = self._running_count, self._settings.bulk_reads_max
         assert 0 <= count <= running_max, f"{count} bulk reads are running; maximum: {running_max}"
         assert not self._queue or count == running_max, f"{len(self._queue)} bulk reads wait, and {count} run"
@@ -161,7 +161,7 @@ class BulkReads(Service):
         return None
 
     def expire(self) -> None:
-        """Check again requests that wait for messages; called by a timer."""
+        """Try again the requests that wait for messages. A timer calls this."""
         reads, self._waiting_reads = self._waiting_reads, deque()
         self._queue.extend(reads)
         self._start_reads()

@@ -1,4 +1,4 @@
-"""Request 9008: a reader leases log files from a position on, so that retention does not delete them first.
+"""Request code 9008: a reader leases the log from a position on, so that retention does not delete it first.
 
 A lease is local to this replica and in memory: a reader requests one from each replica that it reads from, and renews
 it before it expires. After a restart, readers request it again. An almost full disk overrides leases, see
@@ -23,7 +23,7 @@ LEASE_ID_LENGTH_MAX: Final = 128
 
 
 class LogLeases(Service):
-    """Grants readers leases, which keep this replica from deleting the log that they still read.
+    """Grants leases to readers. A lease keeps this replica from deleting the part of its log that they still read.
 
     Args:
         base_pos: where the log begins now, with its archived part if that is served.
@@ -44,7 +44,7 @@ class LogLeases(Service):
         yield Route(ListLeases, self.handle_list)
 
     def counters(self) -> dict[str, int]:
-        """The counters of log leases, by name."""
+        """Return the number of log leases, by name."""
         self._drop_over()
         return {"log_leases": len(self._leases)}
 
@@ -53,12 +53,12 @@ class LogLeases(Service):
         assert count <= count_max, f"{count} log leases; maximum: {count_max}"
 
     def first_pos(self) -> PhysicalOffset:
-        """The lowest leased physical offset; NOTHING without leases."""
+        """Return the lowest leased physical offset; NOTHING without leases."""
         self._drop_over()
         return min((position for position, _ in self._leases.values()), default=NOTHING)
 
     def handle(self, call: Call[HoldLog]) -> bytes:
-        """Request code 9008: take, renew or end a lease of the log. Raises RequestRefused."""
+        """Request code 9008: start, renew or end a lease of the log. Raises RequestRefused."""
         ext = call.request.ext
         if not 1 <= len(ext.lease_id) <= LEASE_ID_LENGTH_MAX:
             remark = f"the lease id has {len(ext.lease_id)} characters; allowed: 1 to {LEASE_ID_LENGTH_MAX}"

@@ -1,4 +1,4 @@
-"""Selects the records of a bulk read from consume queue entries and reads them in one pass.
+"""Selects the records of a bulk read from consume queue entries, and reads them in one pass.
 
 Entries of several queues are merged by physical offset, so records come in log order, and each part of the log is read
 once, whichever queues it contains. Runs in worker threads.
@@ -40,7 +40,7 @@ ReadRuns = Callable[[int, int], Iterable[VerifiedRun]]
 
 
 class QueueSpan(NamedTuple):
-    """Consume queue entries of one queue, from queue offset ``start`` on.
+    """A range of entries of one consume queue, from queue offset ``start`` on.
 
     ``is_whole`` says that these are all existing entries in the requested range.
     """
@@ -52,7 +52,7 @@ class QueueSpan(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Selected records in log order, and where to continue.
+    """The selected records in log order, and the offsets at which to continue.
 
     Attributes:
         offsets: for each queue the offset after the last examined entry.
@@ -67,7 +67,7 @@ class Selection(NamedTuple):
 
 
 def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: PhysicalOffset) -> Selection:
-    """Select records of up to ``bytes_max`` bytes, but at least one if there is one.
+    """Select records of up to ``bytes_max`` bytes; at least one if there is one.
 
     Args:
         codes: select only records with one of these tag codes; empty selects all.
@@ -81,7 +81,7 @@ def select(spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, li
 def select_in_python(
     spans: Sequence[QueueSpan], codes: frozenset[int], bytes_max: int, limit_pos: PhysicalOffset
 ) -> Selection:
-    """Works like `select`; the reference for the compiled code."""
+    """Do the same as `select`, as the reference for the compiled code."""
     horizon = limit_pos
     places_of_all: list[PhysicalOffset] = []
     sizes_of_all: list[int] = []
@@ -137,7 +137,7 @@ def _merge(spans: Sequence[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset
 
 
 def read_answer(selection: Selection, read_runs: ReadRuns, *, bodies: bool) -> tuple[bytes, list[bytes | memoryview]]:
-    """The body of an answer: its prefix, and the records in one or more pieces.
+    """Read the selected records, and return the head and the records of the response, in one or more pieces.
 
     Raises raftlog.SegmentError if records cannot be read or are damaged.
     """

@@ -1,4 +1,4 @@
-"""Request 9009: first and last offsets of all queues of many topics, in one answer.
+"""Request code 9009: first and last offsets of all queues of many topics, in one response.
 
 Streams send it many times a second. It reads no files.
 """
@@ -26,7 +26,7 @@ _NAMED_MAX: Final = 10
 
 
 class TopicEndQueries(Service):
-    """Answers queries of the first and last offsets of the queues of many topics."""
+    """Answers queries for the first and last offsets of the queues of many topics."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._queues_max = context.limits.bulk.ends_queues_max
@@ -41,7 +41,7 @@ class TopicEndQueries(Service):
         yield Route(AskTopicEnds, self.handle)
 
     def handle(self, call: Call[AskTopicEnds]) -> None:
-        """Request code 9009: return the ends of topics. Raises RequestRefused."""
+        """Request code 9009: return the first and last offsets of the topics' queues. Raises RequestRefused."""
         topics = decode_body(decode_topics, call.body)
 
         def answer() -> ResponseSteps:

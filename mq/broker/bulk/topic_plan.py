@@ -1,4 +1,4 @@
-"""Request 9006: the extent of a topic on this replica, for planning a read of all of it.
+"""Request code 9006: the extent of a topic on this replica, for planning to read all of it.
 
 First and last offsets of queues are known without reading files. The size of queues, and their offsets at the
 beginnings of log files, are looked up in consume queues, interleaved with other work.
@@ -28,7 +28,7 @@ _PLANNED_AT_ONCE: Final = 64
 
 
 class TopicPlans(Service):
-    """Answers planning requests: the extent of a topic on this replica."""
+    """Answers queries for the extent of a topic on this replica, with which readers plan."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings

@@ -27,7 +27,7 @@ SENDER_TICKS = 5
 
 
 class ChangeNotices:
-    """Pending notices: at most one per member and group, and one more per group for changes in between.
+    """Notifies members of changed groups: at most one notice per member is pending, and one more round per group.
 
     Args:
         at_once_max: how many members of a group are notified in the turn in which it changes.
@@ -43,7 +43,7 @@ class ChangeNotices:
     def notify(
         self, group: str, connections: Iterable[ClientConnection], *, sender: ClientConnection | None = None
     ) -> None:
-        """Notify the members of a group, which changed by a heartbeat of ``sender`` if that is one of them."""
+        """Notify the members of a changed group. ``sender`` is the member whose heartbeat changed it, if any."""
         members = list(connections)
         if sender is not None and sender in members:
             members.remove(sender)
@@ -57,11 +57,11 @@ class ChangeNotices:
 
     @property
     def are_pending(self) -> bool:
-        """Whether `send_some` has something to send."""
+        """Whether notices are pending, so that `send_some` must be called."""
         return bool(self._senders or self._to_notify)
 
     def send_some(self) -> None:
-        """Send some of the pending notices; called by a timer."""
+        """Send some of the pending notices. A timer calls this."""
         for (group, sender), ticks in list(self._senders.items()):
             if ticks > 1:
                 self._senders[group, sender] = ticks - 1
@@ -86,7 +86,7 @@ class ChangeNotices:
                 break
 
     def check_invariants(self) -> None:
-        """Assert that every notice that waits will be sent: for tests, since it looks at all of them."""
+        """Assert that every pending notice will be sent, for tests."""
         assert all(self._to_notify.values()), f"no member waits for a notice, of one of {sorted(self._to_notify)}"
         orphans = self._again.keys() - self._to_notify.keys()
         assert not orphans, f"groups {sorted(orphans)} are to be notified again after a notice that nobody sends"

@@ -1,4 +1,4 @@
-"""Worker threads load and verify old records before the event loop reads them.
+"""Loads and verifies old records in worker threads before the event loop reads them.
 
 A disk read or a checksum of megabytes on the event loop blocks everything else: acknowledgements, heartbeats, all other
 clients. So a handler that needs records which may be only on disk first has them loaded, then reads them at memory
@@ -93,11 +93,11 @@ class ColdReads:
 
     @property
     def start_pos(self) -> int:
-        """Records before this physical offset must be verified when they are read from disk."""
+        """The physical offset before which records must be verified when they are read from disk."""
         return self._log.trusted_pos
 
     def are_loaded(self, begin: PhysicalOffset, end: PhysicalOffset) -> bool:
-        """Whether the range between two physical offsets is in memory, and the read-ahead behind it loaded.
+        """Return whether a range of physical offsets is in memory, with the read-ahead behind it.
 
         Fast, so that most sequential reads need no further check; False does not mean that it is missing.
         """
@@ -107,14 +107,14 @@ class ColdReads:
         return last - first <= CHUNKS_MAX and self._has([(begin, (last + 1) * CHUNK_BYTES)])
 
     def is_in_memory(self, begin: PhysicalOffset, end: PhysicalOffset) -> bool:
-        """Whether a reader of the range between two physical offsets need not wait for the disk.
+        """Return whether the range between two physical offsets can be read without waiting for the disk.
 
         As for `are_loaded`, False does not mean that it must: `load` decides.
         """
         return (begin >= self._log.trusted_pos and not self._is_archived(begin)) or self.are_loaded(begin, end)
 
     def load(self, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
-        """Load the records at ascending places, and call ``then`` after the attempt.
+        """Load the records at ascending places, and call ``then`` when loading has ended or failed.
 
         Returns False if they can be read directly; then ``then`` is not called.
         """
@@ -149,7 +149,7 @@ class ColdReads:
         return bool(to_load)
 
     def check_invariants(self) -> None:
-        """Assert that each waiting read has the counted number of chunks under way, so that it continues; for tests."""
+        """Assert that each waiting read counts the chunks that are being loaded for it, for tests."""
         assert len(self._seen_chunks) <= self._seen_max, (
             f"{len(self._seen_chunks)} chunks are noted; maximum: {self._seen_max}"
         )

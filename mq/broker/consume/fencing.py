@@ -1,4 +1,4 @@
-"""Fencing: while a client holds the lock of a queue, other clients change nothing that is about the queue.
+"""Fences queues: while a client holds the lock of a queue, other clients cannot change its offset or messages.
 
 A client that was away for longer than its lock lasts does not know that another one holds its queue now. Its offset
 commits are ignored, and messages that it sends back are refused: those would be redelivered a second time and out of
@@ -19,7 +19,7 @@ QueueKey = tuple[str, str, int]
 
 
 class Fencing:
-    """Decides whether a client is fenced off a queue.
+    """Decides whether to ignore a client's requests about a queue, because another client holds its lock.
 
     Args:
         is_free: whether this queue is unlocked or its lock expired, including changes in flight.
@@ -40,7 +40,7 @@ class Fencing:
     def fences(
         self, connection: ClientConnection, group: str, topic: str, queue_id: int, *, only_known: bool = False
     ) -> bool:
-        """Whether another client holds this queue, so that requests of ``connection`` about it are ignored.
+        """Return whether to ignore requests of ``connection`` about a queue, because another client holds its lock.
 
         A connection without a heartbeat of the group has no member id: it is fenced, too, unless ``only_known``.
         """
@@ -54,7 +54,7 @@ class Fencing:
         return True
 
     def fences_topic(self, connection: ClientConnection, group: str, topic: str) -> bool:
-        """Whether other clients hold queues of this topic and this one holds none: then it has no message of the topic.
+        """Return whether other clients hold locks in this topic and this client none, so that it has no message of it.
 
         A connection without a heartbeat of the group is not fenced: its client may have just found this leader.
         """

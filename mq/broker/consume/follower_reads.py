@@ -1,5 +1,5 @@
-"""Consumers that lag beyond the page cache get smaller answers, and are sent to a follower, to save the leader's disk
-and CPU.
+"""Gives consumers that lag beyond the page cache smaller responses, and sends them to a follower, to save the leader's
+disk and CPU.
 
 Stateless: each answer to a pull names the replica for the next one. The leader names a follower while the lag is above
 the limit; a follower names itself until the lag is half of it, then the leader.
@@ -30,12 +30,12 @@ class _Follower(NamedTuple):
 
 
 def memory_share() -> int:
-    """The number of bytes of the log that are likely to be in the page cache of this machine."""
+    """Return the number of bytes of the log that are probably in this machine's page cache."""
     return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _MEMORY_SHARE)
 
 
 class FollowerReads:
-    """Chooses the broker id for a consumer's next pull, and how much one that lags gets.
+    """Chooses the replica for a consumer's next pull, and limits the responses to one that lags.
 
     ``lag_max`` is the distance in bytes from a message to the end of the log above which reading it is slow.
     """
@@ -58,15 +58,15 @@ class FollowerReads:
         """The base of the leader's log, and the physical offset there."""
 
     def in_memory(self, physical_offset: PhysicalOffset) -> bool:
-        """Whether a position is probably in memory, so that a read does not wait for the disk."""
+        """Return whether a physical offset is probably in memory, so that reading it does not wait for the disk."""
         return self._replica.log.end_pos - physical_offset <= self.lag_max
 
     def slow_pull(self, messages_max: int) -> tuple[int, int]:
-        """The most messages, and bytes, in an answer to a consumer that lags by more than ``lag_max``."""
+        """Return the maximum messages and bytes of a response to a consumer that lags by more than ``lag_max``."""
         return min(messages_max, self._slow_messages_max), self._slow_bytes_max
 
     def suggest(self, group: str, topic: str, queue_id: int, behind: PhysicalOffset, lag: int) -> int:
-        """The broker id for the next pull.
+        """Return the broker id of the replica for the next pull.
 
         Args:
             behind: physical offset after the last message of this answer; the next messages are there or further on.
@@ -86,16 +86,14 @@ class FollowerReads:
         return fit[zlib.crc32(f"{group}\n{topic}\n{queue_id}".encode()) % len(fit)]
 
     def older_replica(self) -> int | None:
-        """The broker id of a replica that has messages from before this log, or that knows which one has; None if none
-        is known.
-        """
+        """Return the broker id of a replica that has older messages, or that knows which one has; None if unknown."""
         holder = self._beginning.holder
         if holder is None:
             return None
         return LEADER_ID if holder == self._replica.core.leader_id else broker_id_of(holder)
 
     def is_only_here(self, behind: PhysicalOffset) -> bool:
-        """Whether this follower has the messages from physical offset ``behind`` on, and the leader begins later."""
+        """Return whether this follower has messages from physical offset ``behind`` on that the leader has deleted."""
         core = self._replica.core
         base = core.leader_base
         if base is None or base <= core.base.index or core.role is Role.LEADER:
@@ -111,7 +109,7 @@ class FollowerReads:
         return behind < self._leader_begins[1]
 
     def other_replica(self, behind: PhysicalOffset = LOG_BEGIN) -> int | None:
-        """The broker id of another replica that serves the log up to physical offset ``behind``.
+        """Return the broker id of another replica that serves the log up to physical offset ``behind``.
 
         None if none is known: no follower was heard recently, or this is a follower without a known leader.
         """

@@ -1,4 +1,4 @@
-"""Connected clients: HEART_BEAT (34), UNREGISTER_CLIENT (35) and the members of a group (38).
+"""Registers clients: HEART_BEAT (34), UNREGISTER_CLIENT (35) and queries for the members of a group (38).
 
 When the members or the topics of a consumer group change, every member is told to rebalance (request code 40).
 """
@@ -45,7 +45,7 @@ _NOTIFY_SECONDS = 0.1
 
 
 class Heartbeats(Service):
-    """Handles heartbeats, unregistrations of clients, and queries of the members of a group."""
+    """Handles heartbeats, unregistrations of clients, and queries for the members of a group."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._clients = context.clients
@@ -74,7 +74,7 @@ class Heartbeats(Service):
         return self._expired_at + self._expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 
     def resign(self) -> None:
-        """Called when this replica stops leading; groups that it was creating may never exist."""
+        """Forget the groups that are being created: this replica stops leading, so they may never exist."""
         self._new_groups.clear()
 
     def check_invariants(self) -> None:
@@ -83,7 +83,7 @@ class Heartbeats(Service):
             assert not self._new_groups, f"{len(self._new_groups)} groups are being created, and nothing is pending"
 
     def handle_heartbeat(self, call: Call[HeartBeat]) -> bytes | None:
-        """Request code 34: process a heartbeat; one with many subscriptions is processed between other requests."""
+        """Request code 34: process a heartbeat, in steps if it has many subscriptions."""
         if call.connection.closed:
             # Closed while more of its requests were queued: if registered now, it would never be removed.
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "the connection is closed")
@@ -135,7 +135,7 @@ class Heartbeats(Service):
         return call.response()
 
     def handle_consumer_list(self, call: Call[GetConsumerListByGroup]) -> bytes:
-        """Request code 38: list the members of a group. A removed member gets the others, and gives up its queues."""
+        """Request code 38: list the members of a group. A removed member gets a list without itself."""
         group = call.request.ext.consumer_group
         table, now = self._clients.removed_members, self._clock()
         if table.table and (member := table.at(call.connection, group, now)) is not None:
@@ -152,16 +152,16 @@ class Heartbeats(Service):
         self._notices.notify(group, connections)
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Remove the clients of a connection."""
+        """Remove the clients of a connection, and notify their groups."""
         self.notify(self._clients.connection_closed(connection))
 
     def expire_some(self) -> None:
-        """Remove some of the clients that were silent for too long; called by a timer."""
+        """Remove some of the clients that were silent for too long. A timer calls this."""
         self._expired_at = self._clock()
         self.notify(self._clients.expire_some(self._expired_at))
 
     def notify_more(self) -> None:
-        """Send pending notices to members of large groups; called by a timer."""
+        """Send pending notices to members of large groups. A timer calls this."""
         self._notices.send_some()
 
     def notify(
@@ -170,7 +170,7 @@ class Heartbeats(Service):
         *,
         sender: ClientConnection | None = None,
     ) -> None:
-        """Notify the members of groups to rebalance, ``sender`` last, unless notices are disabled for a group."""
+        """Notify the members of groups to rebalance, ``sender`` last. Skips groups for which notices are disabled."""
         for group, connections in groups:
             config = self._metadata.groups.get(group)
             if config is not None and not config.notify_consumer_ids_changed_enable:
@@ -178,7 +178,7 @@ class Heartbeats(Service):
             self._notices.notify(group, connections, sender=sender)
 
     def ensure_group(self, group: str) -> None:
-        """Create an unknown consumer group and its retry topic. Only the leader can; other replicas do nothing.
+        """Create an unknown consumer group with its retry topic, if this replica leads; else do nothing.
 
         Raises RequestRefused for an invalid name.
         """

@@ -1,4 +1,4 @@
-"""The last renewals of queue locks: their times, and the hosts of the clients. Known to the leader only."""
+"""Tracks when, and from which host, each queue lock was last renewed. Only the leader knows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Table = tuple[str, str]
 
 
 class LockTimes:
-    """Maps each locked queue to the time of its last renewal, in monotonic seconds, and the host that renewed it."""
+    """Maps each locked queue to the time of its last renewal, in monotonic seconds, and the host that sent it."""
 
     def __init__(self) -> None:
         self._tables: dict[Table, dict[int, tuple[float, bytes]]] = {}
@@ -26,18 +26,18 @@ class LockTimes:
         self._of_host.clear()
 
     def add(self, table: Table, queue_id: int, at: float, host: bytes) -> None:
-        """Note a renewal of the lock of a queue."""
+        """Record a renewal of a queue's lock."""
         self.forget(table, queue_id)
         self._tables.setdefault(table, {})[queue_id] = at, host
         self._of_host[host] += 1
 
     def at(self, table: Table, queue_id: int) -> float | None:
-        """The time at which a lock was last renewed; None if it was not since this replica leads."""
+        """Return when a lock was last renewed; None if it was not since this replica leads."""
         renewal = self._tables.get(table, {}).get(queue_id)
         return None if renewal is None else renewal[0]
 
     def forget(self, table: Table, queue_id: int) -> None:
-        """Remove a released lock."""
+        """Remove the renewal of a released lock."""
         queues = self._tables.get(table, {})
         renewal = queues.pop(queue_id, None)
         if renewal is None:
@@ -50,16 +50,16 @@ class LockTimes:
             del self._of_host[renewal[1]]
 
     def keep(self, table: Table, queue_ids: Container[int]) -> None:
-        """Remove the queues of a table that are no longer locked because their topic or group was deleted."""
+        """Remove all queues of a table except ``queue_ids``: their topic or group was deleted."""
         for queue_id in [each for each in self._tables.get(table, {}) if each not in queue_ids]:
             self.forget(table, queue_id)
 
     def check_invariants(self) -> None:
-        """Assert that the locks of each host are counted right; for tests, since it looks at every lock."""
+        """Assert that the locks of each host are counted right, for tests."""
         hosts = Counter(host for queues in self._tables.values() for _, host in queues.values())
         assert hosts == self._of_host, f"locks by host are {dict(hosts)}, counted are {dict(self._of_host)}"
         assert all(self._tables.values()), f"a table without renewed locks: {sorted(self._tables)}"
 
     def of_host(self, host: bytes) -> int:
-        """The number of locks renewed from a host."""
+        """Return the number of locks that a host has renewed."""
         return self._of_host[host]

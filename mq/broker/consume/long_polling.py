@@ -1,4 +1,4 @@
-"""Pulls that found nothing and wait for a message: entries of a table and a heap, not tasks.
+"""Holds pulls that wait for a message, as entries of a table and a heap instead of tasks.
 
 Ten thousand idle consumers cost ten thousand small objects and no CPU (measured: 0.15 us to hold a pull, against 11 us
 and 2 KiB for a task). Holding, waking and expiring are plain calls; the caller resumes the pulls that they return.
@@ -31,7 +31,7 @@ class WaitingPull(Protocol):
     """A pull that waits for new messages."""
 
     def matches(self, code: int, /) -> bool:
-        """Whether a message with this tag code may match the pull."""
+        """Return whether a message with this tag code may match the pull."""
         ...
 
 
@@ -68,7 +68,8 @@ class _QueuedPull(Generic[PullT]):
 
 
 class LongPolling(Generic[PullT]):
-    """Waiting pulls by queue. Each is returned once, by one of the ``take`` methods, or dropped with its connection.
+    """Holds waiting pulls by queue. `wake` or a ``take`` method returns each once, or it is dropped with its
+    connection.
 
     Args:
         held_max, held_per_connection_max, held_bytes_max: above these, `hold` refuses and the pull is answered at once.
@@ -102,7 +103,7 @@ class LongPolling(Generic[PullT]):
 
     @property
     def queue_keys(self) -> Collection[QueueKey]:
-        """A live view of the queues with waiting pulls."""
+        """The queues with waiting pulls, as a live view."""
         return self._by_queue
 
     def hold(
@@ -115,7 +116,7 @@ class LongPolling(Generic[PullT]):
         nbytes: int = 0,
         rivals: Hashable = None,
     ) -> bool:
-        """Let ``pull`` wait for a matching message of queue ``key`` at ``wanted_offset`` or later.
+        """Hold ``pull`` until queue ``key`` gets a matching message at ``wanted_offset`` or later.
 
         ``deadline`` is monotonic seconds; ``nbytes`` is the memory of the client's texts in ``pull``. Pulls of a queue
         with the same ``rivals`` take messages from each other, see `take_matching`. Returns False, holding nothing, if
@@ -147,7 +148,7 @@ class LongPolling(Generic[PullT]):
     def take_satisfied(
         self, key: QueueKey, entries: bytes | bytearray, first_offset: QueueOffset | None = None
     ) -> Iterator[PullT]:
-        """An iterator over the waiting pulls that new entries of a queue may satisfy, longest waiting first.
+        """Iterate over the waiting pulls that new entries of a queue may satisfy, longest waiting first.
 
         It removes each when it comes to it: until then it is held, and may be taken otherwise.
         ``entries`` are consume queue entries, 20 bytes each. ``first_offset`` is the queue offset of the first; without
@@ -169,7 +170,7 @@ class LongPolling(Generic[PullT]):
                 yield pull
 
     def take_matching(self, key: QueueKey, matches: Callable[[PullT], bool | None]) -> list[PullT]:
-        """Remove and return the pulls of a queue for which ``matches`` is true, of each rivals longest waiting first.
+        """Remove and return the pulls of a queue for which ``matches`` is true; among rivals, longest waiting first.
 
         ``matches`` returns None if it is neither true for this pull nor for any later one of its rivals: thousands that
         wait for the same message then cost no more than a few.
@@ -203,18 +204,18 @@ class LongPolling(Generic[PullT]):
         return pulls
 
     def count_at(self, key: QueueKey) -> int:
-        """The number of pulls of a queue that wait."""
+        """Return the number of waiting pulls of a queue."""
         return sum(map(len, self._by_queue.get(key, {}).values()))
 
     def waiting_for(self, key: QueueKey) -> Iterator[PullT]:
-        """The waiting pulls of a queue, grouped by rivals; in each group, the longest waiting first."""
+        """Yield the waiting pulls of a queue, grouped by rivals, and longest waiting first in each group."""
         return (entry.pull for entry in self._entries(key) if entry.pull is not None)
 
     def _entries(self, key: QueueKey) -> list[_QueuedPull[PullT]]:
         return [entry for rivals in self._by_queue.get(key, {}).values() for entry in rivals.values()]
 
     def take_expired(self, now: float, count_max: int | None = None) -> list[PullT]:
-        """Remove and return at most ``count_max`` pulls whose deadline is not after ``now``, earliest first."""
+        """Remove and return at most ``count_max`` pulls whose deadline has come by ``now``, earliest first."""
         over: list[PullT] = []
         while self.next_deadline() <= now and self._heap and (count_max is None or len(over) < count_max):
             entry = heapq.heappop(self._heap)
@@ -224,8 +225,8 @@ class LongPolling(Generic[PullT]):
         return over
 
     def take_expired_for(self, seconds: float, clock: Callable[[], float]) -> Iterator[PullT]:
-        """Remove and yield the pulls whose deadline has passed, and end after about ``seconds``; the rest is left for
-        the next call. Iterate to the end: removed pulls must be answered.
+        """Remove and yield pulls whose deadline has passed, for about ``seconds``; the next call yields the rest.
+        Iterate to the end: each removed pull must be answered.
         """
         now = clock()
         while over := self.take_expired(now, ANSWERED_AT_ONCE):
@@ -234,26 +235,24 @@ class LongPolling(Generic[PullT]):
                 return
 
     def next_deadline(self) -> float:
-        """The latest time at which `take_expired` must be called; infinity if no pull waits."""
+        """Return the latest time at which to call `take_expired`; infinity if no pull waits."""
         while self._heap and self._heap[0].pull is None:
             heapq.heappop(self._heap)
         return self._heap[0].deadline if self._heap else math.inf
 
     def drop_connection(self, connection: Hashable) -> int:
-        """Drop the pulls of a closed connection; returns how many there were."""
+        """Drop the pulls of a closed connection, and return how many there were."""
         entries = list(self._by_connection.get(connection, {}).values())
         for entry in entries:
             self._release(entry)
         return len(entries)
 
     def memory_count(self) -> int:
-        """Pulls in memory: waiting ones, and answered ones that are still in the heap."""
+        """Return the number of pulls in memory: waiting ones, and answered ones that are still in the heap."""
         return len(self._heap)
 
     def check_invariants(self) -> None:
-        """Assert that both tables have the same pulls, that they are counted right, and that each is in the heap, so
-        that it ends in time. For tests, since it looks at every pull.
-        """
+        """Assert that both tables have the same pulls and count them right, and that the heap has each, for tests."""
         by_queue = {entry.number: entry for key in self._by_queue for entry in self._entries(key)}
         empty = [key for key, table in self._by_queue.items() if not table or not all(table.values())]
         assert not empty, f"tables of queues without pulls remain: {empty}"

@@ -22,7 +22,7 @@ _ROWS_PER_STEP = 5_000
 
 
 class OffsetCorrections(Service):
-    """Looks through the stored offsets once after each election of this replica.
+    """Checks all stored offsets after this replica was elected, and corrects those beyond their queue's end.
 
     Args:
         offsets: resets the offsets.
@@ -40,15 +40,15 @@ class OffsetCorrections(Service):
         yield Periodic(_SECONDS, self.correct_some, lambda: now_if(self._unseen))
 
     def lead(self) -> None:
-        """Check the offsets of all groups, since this replica becomes the leader."""
+        """Start checking the offsets of all groups, since this replica becomes the leader."""
         self._unseen = list(self._metadata.consumer_offsets)
 
     def resign(self) -> None:
-        """Stop checking offsets: the next leader checks them."""
+        """Stop checking offsets. The next leader checks all of them."""
         self._unseen.clear()
 
     def correct_some(self) -> None:
-        """Examine some of the stored offsets, and correct those beyond the end."""
+        """Check some stored offsets, and correct those beyond the end of their queue."""
         rows = 0
         while self._unseen and rows < _ROWS_PER_STEP and self._appender.has_room:
             group, topic = self._unseen.pop()

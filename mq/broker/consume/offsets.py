@@ -52,7 +52,7 @@ Key = tuple[str, str, int]
 
 
 class Offsets(Service):
-    """Stores and returns consumer offsets; holds the commits that are not replicated yet (leader only).
+    """Stores and returns consumer offsets. On the leader, batches commits until they are replicated.
 
     Args:
         fencing: decides whose commits are ignored.
@@ -97,7 +97,7 @@ class Offsets(Service):
         yield Periodic(self._commit_seconds, self.replicate_gathered, lambda: now_if(self._to_commit))
 
     def resign(self) -> None:
-        """Called when this replica stops leading: batched commits are dropped, consumers repeat them."""
+        """Drop the batched commits, since this replica stops leading. Consumers repeat them."""
         self._to_commit.clear()
         self._in_flight.clear()
         self._resets.clear()
@@ -105,13 +105,13 @@ class Offsets(Service):
         self._rereaders.clear()
 
     def topic_changed(self, topic: str) -> None:
-        """Forget commits that are behind the offsets with which a topic was restored: they change nothing."""
+        """Drop batched commits that are not above the offsets with which a topic was restored: they change nothing."""
         for table in (self._to_commit, self._in_flight):
             for key in [key for key, offset in table.items() if key[1] == topic and offset <= self._offset(key)]:
                 del table[key]
 
     def check_invariants(self) -> None:
-        """Assert, for tests:
+        """Assert the following, for tests:
 
         - Only a leader has commits, resets and transactions in flight: what stays from an earlier leadership would hide
           later commits.
@@ -136,7 +136,7 @@ class Offsets(Service):
             assert offset >= self._offset(key), f"{key}: offset {offset} is in flight behind {self._offset(key)}"
 
     def commit(self, connection: ClientConnection, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
-        """Batch a commit that needs no answer, such as one in a pull. A negative offset is ignored."""
+        """Batch a commit that needs no response, such as one in a pull. Ignores a negative offset."""
         if offset < 0 or not self._appender.is_open:
             return
         if (group, topic) in self._metadata.queue_locks and self._fencing.fences(connection, group, topic, queue_id):
@@ -156,7 +156,8 @@ class Offsets(Service):
         offset: QueueOffset,
         forward_only: bool = False,
     ) -> None:
-        """Note that a client pulls at ``offset``. Below the group's offset it has gone back, for example by `seek`.
+        """Record a client's pull at ``offset``. Below the group's offset, the client has gone back, for example by
+        `seek`.
 
         Until another client reads the queue, this client's commits from there on take effect although they are lower.
         Not with ``forward_only``: then the client has not gone back; the former owner of the queue committed late.
@@ -171,7 +172,7 @@ class Offsets(Service):
             del self._rereaders[key]
 
     def reset_to(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset | None:
-        """The offset to which a reset moves a consumer that pulls at ``offset``; None if there is none.
+        """Return the offset to which a reset moves a consumer that pulls at ``offset``; None if it need not move.
 
         Once the consumer has begun there, its commits take effect again. Call only if there are resets; followers do
         not know them.
@@ -196,7 +197,7 @@ class Offsets(Service):
         restart: bool,
         before: PendingGroup | None = None,
     ) -> None:
-        """Replicate the offsets of a group in the queues of a topic, backwards, too.
+        """Replicate new offsets of a group in queues of a topic, even lower ones.
 
         With ``before``, all is stored in one entry behind these items. With ``restart``, running consumers have to
         begin there. If the disk is full, some of the queues may be reset
@@ -237,7 +238,7 @@ class Offsets(Service):
         self._appender.add_command(last, finish)
 
     def newest(self, group: str, topic: str, queue_id: int) -> QueueOffset:
-        """The group's offset including commits in flight, -1 for none. Raises RequestRefused during a reset."""
+        """Return the group's offset including commits in flight; -1 for none. Raises RequestRefused during a reset."""
         key = (group, topic, queue_id)
         if key in self._resets:
             raise RequestRefused(
@@ -276,7 +277,7 @@ class Offsets(Service):
                 )
 
     def advance(self, ranges: Sequence[ConsumedRange]) -> tuple[bytes, Callable[[], None]]:
-        """The command by which offsets advance with a transaction, and what to call when its outcome is known.
+        """Return a command that advances offsets with a transaction, and a function to call once its outcome is known.
 
         Append the command at once: later commits count on it. Raises RequestRefused, see `check_consumed`.
         """
@@ -296,7 +297,7 @@ class Offsets(Service):
         return command, finish
 
     def gather(self, group: str, topic: str, queue_id: int, offset: QueueOffset) -> None:
-        """Batch a commit."""
+        """Add a commit to the batch."""
         if not self._appender.is_open or self._obstacle(group, topic, queue_id) is not None:
             return
         key = (group, topic, queue_id)
@@ -322,7 +323,7 @@ class Offsets(Service):
         self._to_commit[key] = offset
 
     def replicate(self, on_outcome: OnOutcome | None = None) -> None:
-        """Append the batched commits to the log; ``on_outcome`` gets the outcome of all of them.
+        """Append the batched commits to the log. ``on_outcome`` gets the common outcome.
 
         Commits that are not stored are dropped, and consumers repeat them.
         """
@@ -352,7 +353,7 @@ class Offsets(Service):
         self._appender.add_command(encode_command(CommitOffsets(offsets=rows)), finish)
 
     def replicate_gathered(self) -> None:
-        """`replicate`, if anything is batched; called by a timer."""
+        """Call `replicate` if commits are batched. A timer calls this."""
         if self._to_commit:
             self.replicate()
 
@@ -486,11 +487,11 @@ class Offsets(Service):
         return None
 
     def handle_max(self, call: Call[GetMaxOffset]) -> None:
-        """Request code 30: return the end of a queue."""
+        """Request code 30: return the offset after the last message of a queue."""
         self._answer_end(call, lambda queue: queue.max_offset)
 
     def handle_min(self, call: Call[GetMinOffset]) -> None:
-        """Request code 31: return the beginning of a queue."""
+        """Request code 31: return the offset of the first message of a queue."""
 
         def first(queue: ConsumeQueue) -> QueueOffset:
             self._beginning.check(queue.min_offset)
@@ -544,7 +545,7 @@ class Offsets(Service):
         return self.is_young(queue)
 
     def is_young(self, queue: ConsumeQueue) -> bool:
-        """Whether a group without an offset begins at the first message: if it exists and is fast to read."""
+        """Return whether a group without an offset begins at the first message: the queue still has it, in memory."""
         begin = self._metadata.former_topics.begin(*queue.key)
         if queue.min_offset > begin or queue.max_offset == begin:
             return False

@@ -1,4 +1,4 @@
-"""PULL_MESSAGE (request codes 11 and 361): committed records straight from the log; held while there are none."""
+"""PULL_MESSAGE (codes 11 and 361): returns committed records from the log, or holds the pull until there are some."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ PullRequest = PullMessage | LitePullMessage
 
 
 class HeldPull(NamedTuple):
-    """A waiting pull; resumed when a message arrives or its deadline passes.
+    """A waiting pull. It continues when a message arrives or its deadline passes.
 
     ``offset`` is the requested one, or further on if no message up to there matched. ``deadline`` is the monotonic time
     in seconds until which it may be held, 0 if it was not held yet. ``is_loaded`` says that old messages were loaded
@@ -67,19 +67,19 @@ class HeldPull(NamedTuple):
     has_waited: bool = False
 
     def matches(self, code: int) -> bool:
-        """Whether a message with this tag code may match."""
+        """Return whether a message with this tag code may match."""
         return self.subscription.matches_code(code)
 
     @property
     def text_bytes(self) -> int:
-        """Approximate memory of the long texts of the request, and of what was parsed from them."""
+        """Approximate bytes of memory for the request's long texts and their parsed form."""
         ext = self.call.request.ext
         nbytes = len(ext.consumer_group) + len(ext.subscription or "") + len(ext.expression_type or "")
         return nbytes + self.subscription.parsed_bytes
 
 
 class Pulls(Service):
-    """Answers pulls, and holds those for which there are no messages yet.
+    """Answers pulls, and holds those for which there is no message yet.
 
     Args:
         cold_reads: loads old messages before they are read.
@@ -133,7 +133,7 @@ class Pulls(Service):
         self._is_turn_planned = False
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Use the changed settings: the number of messages in an answer is one of them."""
+        """Use changed settings, among them the number of messages in a response."""
         self._settings = settings
 
     def routes(self) -> Iterator[Route]:
@@ -145,7 +145,7 @@ class Pulls(Service):
         self.polling.drop_connection(connection)
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
-        """Answer the pulls with which a removed member waits."""
+        """Answer the waiting pulls of a removed member."""
         for connection in connections:
             for pull in self.polling.take_connection(
                 connection, lambda pull: pull.call.request.ext.consumer_group == group
@@ -153,7 +153,7 @@ class Pulls(Service):
                 self.resume(pull)
 
     def topic_deleted(self, topic: str) -> None:
-        """Refuse the pulls that wait for messages of a deleted topic: their clients look for the topic again."""
+        """Refuse the waiting pulls of a deleted topic, so that their clients look up the topic again."""
         for pull in self.polling.take_topic(topic):
             self.resume(pull)
 
@@ -168,11 +168,11 @@ class Pulls(Service):
         self._cold_reads.check_invariants()
 
     def counters(self) -> dict[str, int]:
-        """Figures: pulls that wait now, and their memory."""
+        """Return the number of waiting pulls, and the bytes of their memory."""
         return {"held_pulls": len(self.polling), "held_bytes": self.polling.nbytes}
 
     def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
-        """Answer the pulls that wait for new messages of a queue; if that would keep others waiting, in turns."""
+        """Answer the pulls that wait for a queue's new messages. Does so over several turns if there are many."""
         key = topic, queue_id
         if self.polling.count_at(key) <= ANSWERED_AT_ONCE and not self._woken:
             for pull in self.polling.wake(key, entries):
@@ -197,13 +197,13 @@ class Pulls(Service):
                 return
 
     def expire(self) -> None:
-        """Answer pulls whose deadline has passed; called by a timer."""
+        """Answer pulls whose deadline has passed. A timer calls this."""
         # Clients that do not read answers may send tens of thousands of them again and again.
         for pull in self.polling.take_expired_for(self._limits.expire_seconds_max, self._clock):
             self.resume(pull)
 
     def handle(self, call: Call[PullRequest]) -> bytes | None:
-        """Answer a pull, or hold it. Raises RequestRefused."""
+        """Request codes 11 and 361: answer a pull, or hold it. Raises RequestRefused."""
         ext = call.request.ext
         subscription = self._check_pull(call.connection, ext)
         call.drop_body()
@@ -227,7 +227,7 @@ class Pulls(Service):
         return None
 
     def resume(self, pull: HeldPull) -> None:
-        """Answer a held pull with the messages that have arrived, or without any."""
+        """Answer a held pull with the messages that have arrived, if any."""
         connection = pull.call.connection
         connection.held_pulls -= 1
         assert connection.held_pulls >= 0, f"{connection.held_pulls} requests of a client are held"

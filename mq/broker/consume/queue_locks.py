@@ -1,4 +1,4 @@
-"""Exclusive locks on queues for ordered consumption: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42).
+"""Locks queues for ordered consumption by one client: LOCK_BATCH_MQ (41), UNLOCK_BATCH_MQ (42).
 
 The holder of a lock is replicated. Its expiry is tracked by the leader: 60 s after the last renewal. A new leader does
 not know the last renewal and takes the moment when it began to lead. So a lock may last longer than 60 s, never
@@ -87,12 +87,12 @@ class QueueLockService(Service):
         return self._expired_at + self._limits.expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 
     def lead(self) -> None:
-        """Called when this replica becomes the leader; all locks count as just renewed."""
+        """Treat all locks as just renewed, since this replica becomes the leader."""
         self._led_since = self._clock()
         self.resign()
 
     def resign(self) -> None:
-        """Forget the times and the changes of locks, since this replica stops leading."""
+        """Forget the renewals of locks and the changes in flight, since this replica stops leading."""
         self._renewals.clear()
         self._grants.clear()
         self._host_grants.clear()
@@ -111,7 +111,7 @@ class QueueLockService(Service):
             assert changes == (0, 0), f"locks are granted and released: {changes}, and nothing is pending"
 
     def handle_lock(self, call: Call[LockBatchMq]) -> bytes | None:
-        """Request code 41: lock queues; answered with the queues that the client holds, once that is committed."""
+        """Request code 41: lock queues; respond with the queues that the client holds, once that is committed."""
         self._appender.check_room()
         request = self._decode(call.body)
         client_id, group = request.client_id, request.group
@@ -163,7 +163,7 @@ class QueueLockService(Service):
         return None
 
     def handle_unlock(self, call: Call[UnlockBatchMq]) -> bytes | None:
-        """Request code 42: release queues of a client; queues that it does not hold are ignored."""
+        """Request code 42: release queues of a client. Ignores queues that it does not hold."""
         request = self._decode(call.body)
         client_id, group = request.client_id, request.group
         # A lock that is being granted to another client must not be released, even if the metadata still names this
@@ -191,7 +191,7 @@ class QueueLockService(Service):
         return None
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
-        """Release the locks of a removed member, so that other members can take its queues over."""
+        """Release the locks of a removed member, so that other members can lock its queues."""
         if not self._appender.is_open:
             return
         own_locks = [
@@ -205,7 +205,7 @@ class QueueLockService(Service):
             self._release(group, client_id, own_locks)
 
     def expire_some(self) -> None:
-        """Release expired locks of some tables; called by a timer.
+        """Release expired locks of some tables. A timer calls this.
 
         `ROUND_CALLS` calls cover all tables that existed at the first of them.
         """

@@ -1,4 +1,4 @@
-"""Restores damaged blocks of consume queue files from the log or its archive, one at a time, in a worker thread.
+"""Restores damaged blocks of consume queue files from the log or its archive: one at a time, in a worker thread.
 
 Reads of such a block are refused with QueueFileDamaged, and the client retries or uses another replica; the rest of the
 queue, and all other queues, are not affected.
@@ -24,7 +24,7 @@ _PAUSE_SECONDS = 1.0
 
 
 class QueueRepair(Service):
-    """Restores damaged blocks of a broker's consume queues.
+    """Restores damaged blocks of the broker's consume queues.
 
     Attributes:
         restored: how many blocks were restored.
@@ -52,7 +52,7 @@ class QueueRepair(Service):
         yield Periodic(self._look_seconds, self.run, lambda: now_if(self._store.has_damage))
 
     def run(self) -> None:
-        """Start restoring a damaged block unless one is being restored; called by a timer."""
+        """Start restoring a damaged block, unless one is being restored already. A timer calls this."""
         if self._at_work or not (blocks := self._store.damaged_blocks()):
             return
         now = self._clock()

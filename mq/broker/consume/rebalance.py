@@ -1,4 +1,4 @@
-"""Assignment of queues to the members of a consumer group: QUERY_ASSIGNMENT (400), request modes (401 and 402).
+"""Assigns queues to the members of a consumer group: QUERY_ASSIGNMENT (400), request modes (401 and 402).
 
 Java's push consumers use it with ``clientRebalance=false``. Other clients compute their share themselves, and pull.
 """
@@ -64,7 +64,7 @@ class Rebalance(Service):
         self._routes.check_invariants()
 
     def handle_query(self, call: Call[QueryAssignment]) -> None:
-        """Request code 400: assign queues; answer without an assignment if topic, group or strategy is unknown.
+        """Request code 400: assign queues. Returns no assignment if the topic, group or strategy is unknown.
 
         Raises RequestRefused.
         """
@@ -104,7 +104,7 @@ class Rebalance(Service):
             self._routes.find(query.topic, on_queues)
 
     def handle_set_mode(self, call: Call[SetMessageRequestMode]) -> None:
-        """Request code 401: set the mode of a group; answered when it is replicated. Raises RequestRefused."""
+        """Request code 401: set the mode of a group; respond once it is replicated. Raises RequestRefused."""
         mode = decode_body(MessageRequestMode.decode, call.body)
         topic, group = mode.topic, mode.consumer_group
         if topic.startswith(RETRY_PREFIX):
@@ -142,7 +142,7 @@ class Rebalance(Service):
 def assigned_queues(
     query: AssignmentQuery, queues: Sequence[QueueRef], members: Sequence[str], mode: RequestMode
 ) -> Sequence[QueueRef] | None:
-    """The queues of a member; None for an unknown strategy. ``queues`` and ``members`` are sorted.
+    """Return a member's queues; None for an unknown strategy. Pass ``queues`` and ``members`` sorted.
 
     A member that pops from all queues of a broker group gets a single queue with the number -1.
     """

@@ -1,4 +1,4 @@
-"""Reads records of one queue from the log, in as few pieces as possible, and filters them by properties."""
+"""Reads records of one queue from the log in as few reads as possible, and filters them by their properties."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCAN_BYTES_MAX = 1024 * 1024
 
 
 class Selection(NamedTuple):
-    """Matching records, and how many were examined."""
+    """The matching records, and the number of examined ones."""
 
     records: list[bytes]
     nbytes: int
@@ -57,7 +57,7 @@ class RecordReader:
         self._segment_bytes = segment_bytes
 
     def read(self, places: list[RecordSpan], nbytes: int) -> bytes:
-        """The records at these places, ``nbytes`` in sum, back to back. Raises SegmentError."""
+        """Return the records at ``places`` joined, ``nbytes`` in total. Raises SegmentError."""
         assert places, f"{nbytes} bytes of no records are read"
         last, size = places[-1]
         data = self._read_together(places[0][0], last, size, nbytes) or b"".join(self._read_each(places))
@@ -65,7 +65,7 @@ class RecordReader:
         return data
 
     def read_entries(self, entries: bytes, nbytes: int) -> bytes:
-        """`read` for the records of these consume queue entries."""
+        """Return the records of consume queue entries, as `read` does."""
         start, _, _ = QUEUE_ENTRY.unpack_from(entries)
         last, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
         data = self._read_together(start, last, size, nbytes) or b"".join(self._read_each(list(_PLACES(entries))))
@@ -78,7 +78,7 @@ class RecordReader:
         return b""
 
     def select(self, places: Iterator[RecordSpan], sql: SqlFilter, count_max: int, bytes_max: int) -> Selection:
-        """The first records whose properties satisfy ``sql``; the first match is returned however large it is.
+        """Return the first records whose properties satisfy ``sql``, and always the first match, however large.
 
         Stops after a megabyte. Raises SegmentError.
         """

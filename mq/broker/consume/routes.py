@@ -1,4 +1,4 @@
-"""Queues of a topic in all broker groups, looked up at name servers and cached."""
+"""Looks up a topic's queues in all broker groups at name servers, and caches them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _CachedRoute(NamedTuple):
 
 
 class Routes:
-    """Looks up the queues of topics.
+    """Looks up the queues of topics at name servers.
 
     Args:
         namesrv: may be empty; then only this broker's own queues are known.
@@ -68,7 +68,7 @@ class Routes:
         self._ask_event = trio.Event()
 
     def find(self, topic: str, on_queues: OnQueues) -> None:
-        """Call back with the readable queues of a topic, sorted; with None if it does not exist.
+        """Call ``on_queues`` with the sorted readable queues of a topic; with None if the topic does not exist.
 
         At once if they are cached, else later. If no name server answers, with the last known queues.
         """
@@ -109,7 +109,7 @@ class Routes:
             self._wake()
 
     def check_invariants(self) -> None:
-        """Assert that requests that wait are counted right, and that the cache stays within its limit; for tests."""
+        """Assert that waiting requests are counted right and that the cache is within its limit, for tests."""
         count = sum(map(len, self._waiters.values()))
         assert count == self._waiting_count, f"{count} requests wait for routes, counted {self._waiting_count}"
         assert len(self._cache) <= REMEMBERED_MAX, f"{len(self._cache)} topics are cached; maximum: {REMEMBERED_MAX}"
@@ -149,7 +149,7 @@ async def _receive(stream: Stream, topic: str, opaque: int) -> Queues | None:
 
 
 def readable_queues(topic: str, route: Route) -> Queues | None:
-    """All readable queues of a route, sorted; None if there are too many."""
+    """Return all readable queues of a route, sorted; None if there are too many."""
     counts = {data.broker_name: max(data.read_queue_nums, 0) for data in route.queue_datas if data.perm & PERM_READ}
     if sum(counts.values()) > QUEUES_MAX:
         return None

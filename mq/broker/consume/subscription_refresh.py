@@ -1,4 +1,4 @@
-"""Asks a client for its subscriptions (request code 307) when its pulls have a newer version than its heartbeats.
+"""Asks a client for its subscriptions (request code 307) if its pulls have a newer version than its heartbeats.
 
 RocketMQ 5 clients give a subscription a new version when their queues change, and send a heartbeat with it at once,
 unless another heartbeat is in flight, which is always the case about a second after a consumer starts. Without this
@@ -43,7 +43,7 @@ class SubscriptionRefresh:
         self._clock = clock
 
     def ask(self, connection: ClientConnection, group: str) -> None:
-        """Query the client behind ``connection``, unless it is not a member of the group or was queried recently."""
+        """Ask the client behind ``connection``, if it is a member of the group and was not asked recently."""
         member = self._clients.member(connection, group)
         now = self._clock()
         if member is None or (member.asked_at is not None and now < member.asked_at + self._pause_seconds):

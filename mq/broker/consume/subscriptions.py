@@ -1,4 +1,4 @@
-"""The subscription of a pull, and whether its group may consume at all; CHECK_CLIENT_CONFIG (46).
+"""Determines the subscription of a pull or pop, and whether its group may consume; CHECK_CLIENT_CONFIG (46).
 
 A pull contains its subscription, or uses the one in its group's latest heartbeat. An expression that does not compile
 is refused in CHECK_CLIENT_CONFIG and in pulls that contain it. Refusing a heartbeat would break the client's other
@@ -30,14 +30,14 @@ _ALL = "*"
 
 
 def scanned_max(subscription: Subscription, limits: ConsumeLimits) -> int:
-    """Maximum number of messages examined for one filtered request."""
+    """Return how many messages a filtered request may examine at most."""
     if subscription.sql is None:
         return limits.scan_entries_max
     return min(limits.scan_entries_max, max(1, limits.sql_work_max // len(subscription.expression)))
 
 
 class Subscriptions(Service):
-    """The subscriptions of pulls and pops, and the handler for request code 46.
+    """Determines the subscriptions of pulls and pops, and handles request code 46.
 
     Args:
         ensure_group: called with an unknown consumer group, to create it.
@@ -63,7 +63,7 @@ class Subscriptions(Service):
         yield Route(CheckClientConfig, self.handle_check)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Use the changed settings, which say whether groups are created, and SQL filters allowed."""
+        """Use changed settings, which say whether groups are created and SQL filters allowed."""
         self._settings = settings
 
     def handle_check(self, call: Call[CheckClientConfig]) -> bytes:
@@ -77,7 +77,7 @@ class Subscriptions(Service):
         return call.response()
 
     def of_pull(self, connection: ClientConnection, ext: PullExt) -> Subscription:
-        """The subscription of a pull of a topic that was checked before.
+        """Return the subscription of a pull whose topic was checked before.
 
         Raises RequestRefused. If the pull has a newer subscription than the group's heartbeats, its client is asked for
         it, and may pull again.
@@ -115,7 +115,7 @@ class Subscriptions(Service):
         return subscription.tag_filter
 
     def of_pop(self, connection: ClientConnection, ext: PopExt) -> Subscription:
-        """The subscription of a pop; creates an unknown group. Raises RequestRefused."""
+        """Return the subscription of a pop, and create its group if that is unknown. Raises RequestRefused."""
         group = ext.consumer_group
         if self._removed_members.table:
             self._removed_members.check(connection, group, ext.client_id, self._clock())

@@ -1,4 +1,4 @@
-"""REGISTER_FILTER_SERVER (request code 301): the filter servers of this broker, which its route names."""
+"""Registers filter servers (request code 301, REGISTER_FILTER_SERVER), and lists them in this broker's route."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_SECONDS: Final = 5.0
 
 
 class FilterServers(Service):
-    """The filter servers that have registered; every replica has its own."""
+    """Tracks the filter servers that have registered at this replica. Each replica tracks its own."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._settings = context.settings
@@ -34,7 +34,7 @@ class FilterServers(Service):
         self._heard_at: dict[str, float] = {}
 
     def addresses(self) -> list[str]:
-        """The addresses at which consumers reach the filter servers, for the route."""
+        """Return the addresses at which consumers reach the filter servers, for the route."""
         return sorted(self._heard_at)
 
     def routes(self) -> Iterator[Route]:
@@ -44,7 +44,7 @@ class FilterServers(Service):
         yield Periodic(_LOOK_SECONDS, self.expire)
 
     def handle(self, call: Call[RegisterFilterServer]) -> bytes:
-        """Request code 301: note the address of a filter server. Raises RequestRefused."""
+        """Request code 301: register a filter server by its address. Raises RequestRefused."""
         address = call.request.ext.address
         try:
             parse_address(address)
@@ -64,7 +64,7 @@ class FilterServers(Service):
         return call.response(ext=FilterServerRegistered(broker_name=self._settings.group, broker_id=broker_id).fields())
 
     def expire(self) -> None:
-        """Forget filter servers that have been silent; called by a timer."""
+        """Remove filter servers that have been silent for too long. A timer calls this."""
         silent_since = self._clock() - SILENT_SECONDS
         silent = [address for address, heard_at in self._heard_at.items() if heard_at < silent_since]
         for address in silent:
@@ -79,5 +79,5 @@ class FilterServers(Service):
         assert all(at <= now for at in self._heard_at.values()), f"{self._heard_at}: heard later than {now}"
 
     def counters(self) -> dict[str, int]:
-        """The number of registered filter servers, by name."""
+        """Return the number of registered filter servers, by name."""
         return {"filter_servers": len(self._heard_at)}

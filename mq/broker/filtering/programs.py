@@ -1,5 +1,5 @@
-"""Requests of filter servers to the leader: store the program of a consumer group (9020), fetch the program (9021), and
-check that the sender of a request may make it (9022).
+"""Serves filter servers: stores (9020) and returns (9021) filter programs of consumer groups, and checks whether a
+client may make a request (9022).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mq.protocol.requests.filters import FilterVersion, GetFilter, Judged, Judge
 
 
 class FilterRequests(Service):
-    """Handles the requests of filter servers to the leader.
+    """Handles the requests of filter servers.
 
     Args:
         charge: counts the messages and bytes given to a limited user, and returns the seconds until it may be given
@@ -45,11 +45,11 @@ class FilterRequests(Service):
         yield Route(JudgeRequest, self.handle_judge)
 
     def counters(self) -> dict[str, int]:
-        """Figures: programs and their bytes."""
+        """Return the number of filter programs, and their bytes."""
         return {"filter_programs": len(self._filters.table), "filter_program_bytes": self._filters.nbytes}
 
     def handle_put(self, call: Call[PutFilter]) -> bytes | None:
-        """Request code 9020: set a group's filter program, unless it is set already. Raises RequestRefused."""
+        """Request code 9020: store a group's filter program, unless it is stored already. Raises RequestRefused."""
         ext = call.request.ext
         level = self._metadata.format_level.level
         if level < LEVEL_OF_FILTERS:
@@ -93,7 +93,7 @@ class FilterRequests(Service):
             )
 
     def handle_get(self, call: Call[GetFilter]) -> None:
-        """Request code 9021; FILTER_DATA_NOT_EXIST without a filter, FILTER_DATA_NOT_LATEST if it is another one.
+        """Request code 9021: return a filter program. FILTER_DATA_NOT_EXIST: none; FILTER_DATA_NOT_LATEST: another one.
 
         A request that names no program gets the one that there is.
         """
@@ -115,7 +115,7 @@ class FilterRequests(Service):
         when_current(self._read, call, answer)
 
     def handle_judge(self, call: Call[JudgeRequest]) -> bytes:
-        """Request code 9022: check a request for a filter server. Raises RequestRefused with the reason."""
+        """Request code 9022: check for a filter server if a client may make a request. Raises RequestRefused if not."""
         try:
             requests, size = decode_chunk(call.body)
         except FrameError as error:
