@@ -28,7 +28,7 @@ _GROUPS_AT_ONCE = 10
 
 
 class AbandonedPops(Service):
-    """Drops abandoned open pops while this replica leads.
+    """Drops the open pops of groups without clients if the table of open pops is full, while this replica leads.
 
     Args:
         silent_seconds: the time that a new leader waits: clients may not have come yet.
@@ -50,11 +50,11 @@ class AbandonedPops(Service):
         yield Periodic(LOOK_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
-        """Figures: lite topics whose open pops were forgotten since this replica leads."""
+        """Return how many open pops of lite topics were dropped since the start of this replica."""
         return {"lite_pops_forgotten": self.forget_count}
 
     def lead(self) -> None:
-        """Note the time at which this replica becomes the leader."""
+        """Remember when this replica became the leader."""
         self._leads_since = self._clock()
 
     def resign(self) -> None:
@@ -68,7 +68,7 @@ class AbandonedPops(Service):
         return never_rests() if len(self._metadata.pops.queues) >= self._checkpoints_max else float("inf")
 
     def run(self) -> None:
-        """Look at some open pops if there are too many; called by a timer."""
+        """Check some open pops, and drop the abandoned ones, if the table of open pops is full; called by a timer."""
         pop_queues = self._metadata.pops.queues
         is_early = self._clock() < self._leads_since + self._silent_seconds
         if self._is_waiting or is_early or len(pop_queues) < self._checkpoints_max:

@@ -1,4 +1,4 @@
-"""Subscriptions of clients to lite topics (request code 200071), and the notice of a lost subscription (200073).
+"""Requests of clients to change their subscriptions to lite topics (code 200071).
 
 A request changes what its client subscribes to at once, in the memory of the leader. Where it says at which offset the
 group continues, that is replicated, and the request is answered afterwards.
@@ -66,7 +66,7 @@ class LiteControl(Service):
         yield Route(ControlLiteSubscriptions, self.handle, leader_only=True)
 
     def handle(self, call: Call[ControlLiteSubscriptions]) -> bytes | None:
-        """Request code 200071: change the subscriptions of clients. Raises RequestRefused; then nothing has changed."""
+        """Request code 200071: change the subscriptions of clients. Raises RequestRefused without any change."""
         subscriptions = decode_body(LiteSubscriptionSet.decode, call.body).subscriptions
         if not 1 <= len(subscriptions) <= SUBSCRIPTIONS_PER_REQUEST_MAX:
             raise RequestRefused(

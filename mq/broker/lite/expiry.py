@@ -32,7 +32,7 @@ _READ_AT_ONCE = 20
 
 
 class LiteExpiry(Service):
-    """Deletes expired lite topics while this replica leads.
+    """Deletes lite topics that received no message within their expiration time, while this replica leads.
 
     Args:
         has_pops: whether a group is just popping from the queue of a lite topic.
@@ -57,7 +57,7 @@ class LiteExpiry(Service):
         yield Periodic(_LOOK_SECONDS, self.run, self._rests_until)
 
     def counters(self) -> dict[str, int]:
-        """Figures: lite topics that ended since this replica leads."""
+        """Return how many lite topics expired since the start of this replica."""
         return {"lite_expired": self.expiry_count}
 
     def resign(self) -> None:
@@ -71,18 +71,18 @@ class LiteExpiry(Service):
             assert not self._ends, f"{len(self._ends)} lite topics are ended, and nothing is pending"
 
     def topic_deleted(self, topic: str) -> None:
-        """Count the end of a lite topic."""
+        """Count a deleted lite topic, if it was deleted because it expired."""
         self.expiry_count += topic in self._ends
 
     def is_ending(self, queue: str) -> bool:
-        """Whether the end of this lite topic is on its way into the log."""
+        """Whether the command that deletes this lite topic is in flight."""
         return queue in self._ends
 
     def _rests_until(self) -> float:
         return float("-inf") if self._appender.is_open and self._store.lite_count else float("inf")
 
     def run(self) -> None:
-        """Look at some lite topics; called by a timer."""
+        """Check the next lite topics, and delete the expired ones; called by a timer."""
         if not self._appender.is_open or not self._appender.has_room:
             return
         limits = {

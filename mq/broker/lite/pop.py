@@ -58,7 +58,7 @@ Client = LiteClient[ClientConnection]
 
 
 class HeldLitePop(NamedTuple):
-    """A waiting request, until ``deadline`` in monotonic seconds. ``loads`` and ``load_start`` as in `HeldPop`."""
+    """A pop that waits until ``deadline``, in monotonic seconds. For ``loads`` and ``load_start``, see `HeldPop`."""
 
     call: Call[PopLiteMessage]
     deadline: float
@@ -66,12 +66,12 @@ class HeldLitePop(NamedTuple):
     load_start: tuple[str, int, QueueOffset] | None = None
 
     def matches(self, code: int) -> bool:
-        """Match every message: pops of lite topics have no filter."""
+        """Return True for any tag code: pops of lite topics have no filter."""
         return True
 
 
 class LitePops(Service):
-    """Answers pops of lite topics.
+    """Answers pops of lite topics, and holds those that find no messages.
 
     Args:
         pops: the other pops, with which it shares checkpoints and what ends invisible times.
@@ -114,7 +114,7 @@ class LitePops(Service):
         yield Periodic(_LOOK_SECONDS, self.forget_silent)
 
     def counters(self) -> dict[str, int]:
-        """Figures: waiting requests, lite topics, subscriptions."""
+        """Return the number and the bytes of waiting pops, and the numbers of lite topics and subscriptions."""
         return {
             "held_lite_pops": len(self._held_pops),
             "held_bytes": self._held_pops.nbytes,
@@ -132,11 +132,11 @@ class LitePops(Service):
             assert not self._read_bytes, f"messages of {self._read_bytes} bytes are popped, and nothing is pending"
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Drop the held requests of a closed connection. Its client's subscriptions stay: it probably reconnects."""
+        """Drop the waiting pops of a closed connection. The client keeps its subscriptions: it may reconnect."""
         self._held_pops.drop_connection(connection)
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
-        """Answer the requests with which a removed member waits; nothing is read for it while it is kept out."""
+        """Answer the waiting pops of a removed member without messages, and forget its subscriptions."""
         for pop in self._held_pops.take_matching(_polling_key((group, client_id)), lambda _: True):
             pop.call.connection.held_pulls -= 1
             pulls = pop.call.connection.held_pulls
@@ -147,7 +147,7 @@ class LitePops(Service):
         self._pops.watch()
 
     def resign(self) -> None:
-        """Called when this replica stops leading: clients send their subscriptions to the new leader."""
+        """Answer all waiting pops without messages and forget all subscriptions, since this replica stops leading."""
         self._leadership = object()
         self._read_bytes = 0
         self.subscriptions.clear()
@@ -162,12 +162,12 @@ class LitePops(Service):
     # -- news ----------------------------------------------------------------------------------------------------------
 
     def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
-        """Serve clients that wait for messages of a lite topic."""
+        """Serve the waiting pops for a lite topic that has new messages."""
         if is_lite_queue(topic):
             self._serve_clients_of(topic, None)
 
     def topic_deleted(self, topic: str) -> None:
-        """End the subscriptions to a deleted topic, and serve their pops; forget the news of an ended lite topic."""
+        """Drop the clients that read a deleted topic, and answer their waiting pops."""
         if is_lite_queue(topic):
             self.subscriptions.forget_news(topic)
             return
@@ -184,15 +184,15 @@ class LitePops(Service):
             self._resume_all(client.key)
 
     def group_changed(self, group: str, queue: str) -> None:
-        """Serve the clients of a group whose offset was set: it may get messages again."""
+        """Serve the waiting pops of a group whose offset in a lite topic was set: it may get messages again."""
         self._serve_clients_of(queue, group)
 
     def on_keep(self, queue: str) -> None:
-        """Serve the clients of a lite topic that was about to end, and stays."""
+        """Serve the waiting pops for a lite topic that was to be deleted, and is kept."""
         self._serve_clients_of(queue, None)
 
     def notify(self, client: Client, queues: Sequence[str]) -> None:
-        """Tell a client that other clients have taken over its subscriptions to ``queues`` (request code 200073).
+        """Tell a client that other clients took its subscriptions to ``queues`` (request code 200073).
 
         One that is not connected hears of it when it is back.
         """
@@ -209,7 +209,7 @@ class LitePops(Service):
             connection.send(encode_request(code, next(self._opaque), ext=ext.fields(), oneway=True))
 
     def subscriptions_changed(self) -> None:
-        """Note that the subscriptions of a client changed."""
+        """Watch the queues of the subscriptions for new messages, after a change of subscriptions."""
         self._pops.watch()
 
     def _on_free(self, key: QueueOfGroup) -> None:
@@ -232,7 +232,7 @@ class LitePops(Service):
     # -- timers --------------------------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Answer requests whose deadline has passed; called by a timer."""
+        """Serve the waiting pops whose deadline has passed; called by a timer."""
         for pop in self._held_pops.take_expired_for(self._limits.consume.expire_seconds_max, self._clock):
             self._resume(pop)
 
@@ -240,7 +240,7 @@ class LitePops(Service):
         return self._swept + _CHECK_SECONDS if self.subscriptions.wild_groups() else float("inf")
 
     def sweep(self) -> None:
-        """Look at some lite topics for clients that read all of them; called by a timer."""
+        """Check the next lite topics for unread messages, for clients that read all lite topics; called by a timer."""
         groups = self.subscriptions.wild_groups()
         if not groups or self._clock() < self._swept + _CHECK_SECONDS:
             return
@@ -255,11 +255,11 @@ class LitePops(Service):
             self._sweep, self._swept = None, self._clock()
 
     def sweep_again(self) -> None:
-        """Begin to look at all lite topics, for a client that reads all of them."""
+        """Make `sweep` start again at the first lite topic, because a client that reads all lite topics has come."""
         self._sweep, self._swept = None, float("-inf")
 
     def forget_silent(self) -> None:
-        """Forget clients that were not heard for long; called by a timer."""
+        """Forget clients that have sent no request for `SILENT_SECONDS`; called by a timer."""
         for client in self.subscriptions.silent(self._clock() - SILENT_SECONDS):
             self.subscriptions.drop(client)
         self._pops.watch()
@@ -267,7 +267,7 @@ class LitePops(Service):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def handle(self, call: Call[PopLiteMessage]) -> None:
-        """Request code 200070: pop from lite topics; answered once committed, or held. Raises RequestRefused."""
+        """Request code 200070: pop messages of lite topics, or wait for messages. Raises RequestRefused."""
         ext = call.request.ext
         if self._removed_members.table:
             self._removed_members.check(call.connection, ext.consumer_group, ext.client_id, self._clock())
@@ -305,7 +305,7 @@ class LitePops(Service):
         self._serve(HeldLitePop(call, now + seconds))
 
     def group(self, name: str, parent: str) -> LiteGroup:
-        """The lite topic settings of a group. Raises RequestRefused unless it may read lite topics of ``parent``."""
+        """Return the lite topic settings of a group. Raises RequestRefused if it may not read from ``parent``."""
         config = self._metadata.topics.get(parent)
         if config is None:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {parent} does not exist")
@@ -555,7 +555,7 @@ class LitePops(Service):
 
 
 def is_connected(client: Client) -> bool:
-    """Whether the connection on which a client was heard last is open."""
+    """Whether the connection of a client's last request is open."""
     return client.connection is not None and not client.connection.closed
 
 

@@ -206,7 +206,7 @@ class LiteQueries(Service):
         self._gradually.when_current(self._read, call, answer)
 
     def handle_dispatch(self, call: Call[TriggerLiteDispatch]) -> None:
-        """Request code 200079: serve a group's waiting pops. Refused for a client that sent no subscriptions."""
+        """Request code 200079: serve a group's waiting pops. Raises RequestRefused if the client is unknown."""
         name, client_id = call.request.ext.group, call.request.ext.client_id
 
         def answer() -> ResponseSteps:

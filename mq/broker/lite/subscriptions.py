@@ -1,4 +1,4 @@
-"""The subscriptions of clients to lite topics, and the topics with new messages for them. Pure; only on the leader.
+"""The clients that read lite topics, their subscriptions, and the lite topics that may have messages for them.
 
 Clients send their subscriptions again after a change of leader, and from time to time. News is a hint: whoever serves a
 client looks at the queue itself. `LiteClient.ready` are the queues that probably have a message for the client; what
@@ -46,7 +46,7 @@ class LiteClient(Generic[ConnectionT]):
         self.attempt: tuple[str, list[str]] = ("", [])
 
     def reads(self, queue: str) -> bool:
-        """Whether the client subscribes to the lite topic with this queue."""
+        """Whether the client subscribes to the lite topic of this queue."""
         return split_lite_queue(queue)[0] == self.parent if self.queues is None else queue in self.queues
 
 
@@ -65,7 +65,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         """Clients that read all, by parent topic and group."""
 
     def clear(self) -> None:
-        """Forget all: this replica stopped leading."""
+        """Forget all clients, since this replica stopped leading."""
         self.clients.clear()
         self._by_queue.clear()
         self._wild.clear()
@@ -81,7 +81,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         return queue in self._by_queue or (bool(self._wild) and split_lite_queue(queue)[0] in self._wild)
 
     def open(self, key: ClientKey, parent: str, *, wildcard: bool) -> LiteClient[ConnectionT]:
-        """The client, created if missing. If its topic or its kind has changed, it begins without subscriptions."""
+        """Return a client; create it if it is new, or if its parent topic or ``wildcard`` has changed."""
         client = self.clients.get(key)
         if client is not None and client.parent == parent and (client.queues is None) is wildcard:
             return client
@@ -98,7 +98,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         return client
 
     def add(self, client: LiteClient[ConnectionT], queues: Iterable[str]) -> list[str]:
-        """Subscribe a client; returns the queues that it did not subscribe to before."""
+        """Subscribe a client to queues; return those that are new for it."""
         assert client.queues is not None, f"{client.key} reads all lite topics"
         new_queues = [queue for queue in queues if queue not in client.queues]
         client.lost_queues.difference_update(new_queues)
@@ -110,7 +110,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         return new_queues
 
     def remove(self, client: LiteClient[ConnectionT], queues: Iterable[str]) -> list[str]:
-        """End subscriptions of a client; returns the queues that it had subscribed to."""
+        """Unsubscribe a client from queues; return those that it had subscribed to."""
         if client.queues is None:
             return []
         own_queues = [queue for queue in queues if queue in client.queues]
@@ -126,7 +126,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         return own_queues
 
     def drop(self, client: LiteClient[ConnectionT]) -> None:
-        """Forget a client."""
+        """Forget a client and its subscriptions."""
         if client.queues is not None:
             self.remove(client, list(client.queues))
         else:
@@ -141,20 +141,20 @@ class LiteSubscriptions(Generic[ConnectionT]):
         del self.clients[client.key]
 
     def silent(self, before: float) -> list[LiteClient[ConnectionT]]:
-        """List the clients that were last heard before the time ``before``."""
+        """Return the clients whose last request came before the time ``before``."""
         return [client for client in self.clients.values() if client.heard_at < before]
 
     def subscribers(self, queue: str, group: str) -> list[LiteClient[ConnectionT]]:
-        """The clients of a group that subscribe to a lite topic by its name."""
+        """Return the clients of a group that subscribe to this lite topic, without those that read all lite topics."""
         return [client for client in self._by_queue.get(queue, {}).values() if client.key[0] == group]
 
     def all_subscribers(self, queue: str) -> list[ClientKey]:
-        """The subscribers of a lite topic, in order; ``*`` is the client of a group that reads all lite topics."""
+        """Return the subscribers of a lite topic, sorted; ``*`` stands for a group's clients that read all."""
         clients = sorted(self._by_queue.get(queue, {}))
         return clients + [(group, "*") for group in sorted(self._wild.get(split_lite_queue(queue)[0], {}))]
 
     def news(self, queue: str, group: str | None = None) -> Iterator[LiteClient[ConnectionT]]:
-        """Announce that a queue may have messages, for one group or for all: returns the clients that may get them."""
+        """Add a queue to `LiteClient.ready` of its subscribers, in one group or in all, and yield these clients."""
         for client in self._by_queue.get(queue, {}).values():
             if group is None or client.key[0] == group:
                 client.ready[queue] = None
@@ -167,7 +167,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
                         yield client
 
     def forget_news(self, queue: str) -> None:
-        """Forget the news of an ended lite topic. Subscriptions stay, since the topic may begin again."""
+        """Remove the queue of a deleted lite topic from `LiteClient.ready`. Clients stay subscribed to it."""
         for client in self._by_queue.get(queue, {}).values():
             client.ready.pop(queue, None)
         for clients in self._wild.get(split_lite_queue(queue)[0], {}).values():
@@ -175,7 +175,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
                 client.ready.pop(queue, None)
 
     def wild_groups(self) -> dict[str, dict[str, dict[str, None]]]:
-        """The groups whose clients read all: by parent topic and group, where there may be something for them."""
+        """Return `LiteClient.ready` of the clients that read all lite topics, by parent topic and group."""
         return {
             parent: {group: next(iter(clients.values())).ready for group, clients in groups.items()}
             for parent, groups in self._wild.items()

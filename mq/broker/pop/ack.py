@@ -72,7 +72,7 @@ _Waiter = tuple[Call[Any], bytes]
 
 
 class AcksInFlight:
-    """Tracks the popped messages for which an acknowledgement, a changed invisible time or a move is in flight.
+    """Tracks popped messages for which an acknowledgement, a change of the invisible time or a redelivery is in flight.
 
     Attributes:
         ready: requests that have waited, to be handled again.
@@ -85,21 +85,21 @@ class AcksInFlight:
         self.ready: list[Call[Any]] = []
 
     def bits(self, checkpoint_id: CheckpointId) -> int:
-        """A bitmap of the messages of a checkpoint that are in flight."""
+        """Return a bitmap of the messages of a checkpoint that are in flight."""
         return self._bits.get(checkpoint_id, 0)
 
     @property
     def queues(self) -> KeysView[QueueOfGroup]:
-        """The queues with acknowledgements, changes or moves in flight."""
+        """The queues that have messages in flight."""
         return self._queues.keys()
 
     def wait(self, checkpoint_id: CheckpointId, call: Call[Any]) -> None:
-        """Hold a request about a message in flight until its outcome is known: it may be a repetition."""
+        """Hold a request for a message in flight until the outcome is known: it may repeat the earlier request."""
         assert self._bits.get(checkpoint_id), f"a request waits for {checkpoint_id}, of which nothing is in flight"
         self._waiting_calls.setdefault(checkpoint_id, []).append(call)
 
     def check_invariants(self) -> None:
-        """Assert that queues are counted right, and that requests wait only for messages in flight; for tests."""
+        """Assert that queues are counted correctly, and that requests wait only for messages in flight; for tests."""
         assert all(bits > 0 for bits in self._bits.values()), f"nothing is in flight of one of {list(self._bits)}"
         queues = Counter(checkpoint_id.queue for checkpoint_id in self._bits)
         assert queues == self._queues, f"checkpoints in flight by queue are {dict(queues)}, counted {self._queues}"
@@ -117,7 +117,7 @@ class AcksInFlight:
         return [*self.take_ready(), *(call for calls in calls_by_id.values() for call in calls)]
 
     def begin(self, checkpoint_id: CheckpointId, bits: int) -> None:
-        """Mark them as in flight; none of them was before."""
+        """Mark messages of a checkpoint as in flight. None of them was in flight before."""
         assert bits > 0, f"{checkpoint_id}: the messages {bits:#x} are to leave"
         twice = self._bits.get(checkpoint_id, 0) & bits
         assert not twice, f"{checkpoint_id}: {twice:#x} is in flight already, and {bits:#x} as well"
@@ -126,7 +126,7 @@ class AcksInFlight:
         self._bits[checkpoint_id] = self._bits.get(checkpoint_id, 0) | bits
 
     def end(self, checkpoint_id: CheckpointId, bits: int) -> None:
-        """Take messages out of flight; all of them were in flight."""
+        """Mark messages of a checkpoint as no longer in flight. All of them were in flight."""
         in_flight = self._bits[checkpoint_id] & bits
         assert in_flight == bits, f"{checkpoint_id}: of {bits:#x} only {in_flight:#x} was in flight"
         bits_left = self._bits[checkpoint_id] & ~bits
@@ -190,7 +190,7 @@ class PopAcks:
         yield Route(ChangeMessageInvisibleTime, self.handle_change, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """Hand unanswered requests on to the new leader, since this replica stops leading."""
+        """Serve unanswered requests again, so that the new leader gets them, since this replica stops leading."""
         calls = self.in_flight.take_all()
         self.in_flight = AcksInFlight()
         self._rows = {}
@@ -331,7 +331,7 @@ class PopAcks:
         self._replicate(encode_command(command), [(checkpoint_id, bit)], waiters, on_stored)
 
     def give_back(self, pop: PopMessages) -> None:
-        """Make the messages of a pop visible again: its client is gone, and does not get them.
+        """Make the messages of a pop visible again, because its client is gone and cannot receive them.
 
         Those of an ordered queue, and all while too much is pending, become visible when their invisible time ends.
         """

@@ -34,11 +34,11 @@ class OrderedClock:
         self._ahead_ms.clear()
 
     def on_pop(self, key: QueueOfGroup) -> None:
-        """Forget the time of the previous pop of a queue that was popped again."""
+        """Forget the time of a queue's previous pop, because the queue was popped again."""
         self._ahead_ms.pop(key, None)
 
     def now_ms(self, key: QueueOfGroup, open_pop: OpenPop, wall_ms: int) -> int:
-        """The current time for a queue with the open pop ``open_pop``, in epoch milliseconds; never before that pop."""
+        """Return the current time of a queue in epoch milliseconds. It is never before the time of ``open_pop``."""
         ahead_ms = self._ahead_ms.get(key)
         if ahead_ms is None and open_pop.pop_time_ms <= wall_ms:
             return wall_ms
@@ -51,5 +51,5 @@ class OrderedClock:
         return clock_ms + ahead_ms
 
     def wait_ms(self, key: QueueOfGroup, open_pop: OpenPop, wall_ms: int) -> int:
-        """Milliseconds for which a queue is still blocked; 0 or negative if it is free."""
+        """Return for how many milliseconds a queue is still blocked; 0 or negative if it is free."""
         return open_pop.blocked_until_ms() - self.now_ms(key, open_pop, wall_ms)

@@ -22,7 +22,7 @@ from mq.protocol.requests.receipts import REVIVE_QUEUE
 
 
 class Peeks:
-    """Answers peeks: messages that a pop would return. Part of `mq.broker.pop.pop.Pops`.
+    """Answers peeks with the messages that a pop would return. Part of `mq.broker.pop.pop.Pops`.
 
     Args:
         cold_reads: loads old messages before they are read.
@@ -41,7 +41,7 @@ class Peeks:
         yield Route(PeekMessage, self.handle, leader_only=True, repeatable=True)
 
     def handle(self, call: Call[PeekMessage]) -> None:
-        """Request code 200052: return messages without a pop. Raises RequestRefused, SegmentError, StoreError."""
+        """Request code 200052: return messages, which stay visible. Raises RequestRefused, SegmentError, StoreError."""
         self._check(call)
         call.drop_body()
         self._serve(call, loads=0, load_start=None)

@@ -54,7 +54,7 @@ _EXPIRE_SECONDS = 0.02
 
 
 class Pops(Service):
-    """Answers pops, and does everything else for POP consumption.
+    """Handles pops and notifications; its parts handle peeks, acknowledgements and redelivery.
 
     Args:
         cold_reads: loads old messages before they are read.
@@ -126,13 +126,11 @@ class Pops(Service):
 
     @property
     def queues(self) -> PopQueues:
-        """The object that takes messages of queues."""
+        """The object that takes messages from queues."""
         return self._queues
 
     def attach_lite(self, on_free: Callable[[QueueOfGroup], None], lite_queues: WatchedLite) -> None:
-        """Let the service for lite topics know of queues that a group may pop from again, and of new messages in those
-        that it watches.
-        """
+        """Call ``on_free`` with each queue that its group may pop again, and watch ``lite_queues`` for new messages."""
         self._on_lite_free = on_free
         self._waiting_pops.watch_lite(lite_queues)
 
@@ -155,7 +153,7 @@ class Pops(Service):
         self.revival.lead()
 
     def end_turn(self) -> None:
-        """Append the acknowledgements of this turn."""
+        """Append the acknowledgements of this turn to the log."""
         if self.acks.waiters or self.acks.in_flight.ready:
             self.acks.flush()
 
@@ -164,12 +162,12 @@ class Pops(Service):
         self.polling.drop_connection(connection)
 
     def member_removed(self, group: str, client_id: str, connections: Iterable[ClientConnection]) -> None:
-        """Answer the pops with which a removed member waits."""
+        """Answer the waiting pops of a removed member without messages."""
         for pop in take_pops_of(self.polling, group, client_id, connections):
             self._answer_nothing(pop)
 
     def topic_deleted(self, topic: str) -> None:
-        """Refuse the requests that wait for messages of a deleted topic: their clients look for the topic again."""
+        """Refuse the requests that wait for messages of a deleted topic. Their clients look up the topic again."""
         refusal = RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"the topic {topic} does not exist")
         for pop in self.polling.take_topic(topic):
             pop.call.connection.held_pulls -= 1
@@ -179,7 +177,7 @@ class Pops(Service):
                 pop.call.refuse(refusal)
 
     def resign(self) -> None:
-        """Called when this replica stops leading; waiting clients are told to retry, and find the new leader."""
+        """Answer the waiting pops without messages, so that their clients look for the new leader."""
         self._leadership = object()
         self._queues.resign()
         self._selection.priorities.resign()
@@ -206,7 +204,7 @@ class Pops(Service):
             assert in_flight == (0, 0), f"bytes and queues of pops are in flight: {in_flight}, and nothing is pending"
 
     def counters(self) -> dict[str, int]:
-        """Figures: waiting pops, open checkpoints, and outcomes of messages whose invisible time ended."""
+        """Return the numbers of waiting pops and open checkpoints, and of redelivered, lost and urgent messages."""
         return {
             "held_pops": len(self.polling),
             "held_bytes": self.polling.nbytes,
@@ -219,13 +217,13 @@ class Pops(Service):
     # -- deadlines and new messages ------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Answer pops whose deadline has passed; called by a timer."""
+        """Serve the waiting pops whose deadline has passed; called by a timer."""
         for pop in self.polling.take_expired_for(self._limits.consume.expire_seconds_max, self._clock):
             self._resume(pop)
         self.watch()
 
     def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
-        """Serve pops that wait for new messages of a queue; ``entries`` are consume queue entries, 20 bytes each."""
+        """Serve pops that wait for messages of a queue; ``entries`` are its new consume queue entries of 20 bytes."""
         for pop in self._waiting_pops.wake(topic, queue_id, entries):
             self._resume(pop)
 
@@ -284,7 +282,7 @@ class Pops(Service):
         return True
 
     def wake(self, group: str, topic: str, count: int) -> None:
-        """Serve some pops that wait for messages of a topic, since the group may get some again."""
+        """Serve waiting pops of a group, because ``count`` messages of the topic are visible to it again."""
         for pop in self._waiting_pops.of_group(group, topic, count):
             self._resume(pop)
 
@@ -297,7 +295,7 @@ class Pops(Service):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def handle_pop(self, call: Call[PopMessage]) -> bytes | None:
-        """Request code 200050: pop messages; answered when the pop is committed, or held. Raises RequestRefused."""
+        """Request code 200050: pop messages, or wait for messages. Raises RequestRefused."""
         ext = call.request.ext
         self._selection.check(ext.consumer_group, ext.topic, ext.queue_id)
         self._selection.check_count(ext.max_messages)
@@ -508,7 +506,7 @@ class Pops(Service):
             self._answer_nothing(pop, ResponseCode.POLLING_FULL)
 
     def watch(self) -> None:
-        """Watch the queues for new messages while pops wait for them."""
+        """Tell the store which queues to watch for new messages: those that pops wait for."""
         self._waiting_pops.watch()
 
     def _serve_notification(self, pop: HeldPop) -> None:

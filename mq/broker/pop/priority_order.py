@@ -34,7 +34,7 @@ _PERCENT: Final = 100
 
 
 class Plan(NamedTuple):
-    """The queues for one pop, the most urgent first.
+    """The queues that one pop examines, the most urgent level first.
 
     ``levels`` are the queues of each level that has messages. Of level ``owed_level`` the pop takes ``owed`` messages
     before all others; none if ``owed`` is 0.
@@ -57,7 +57,7 @@ class _Debt:
 
 
 class PriorityOrder:
-    """Plans pops of topics for messages with priorities.
+    """Decides in which order pops examine the queues of topics for messages with priorities.
 
     Attributes:
         given_below: messages that pops took of lower levels because these were owed.
@@ -72,17 +72,17 @@ class PriorityOrder:
         self.pop_counts = [0] * (LEVELS_COUNTED + 1)
 
     def resign(self) -> None:
-        """Forget the debts of priorities, since this replica stops leading."""
+        """Forget what is owed to lower priorities, since this replica stops leading."""
         self._debts.clear()
 
     def counters(self) -> dict[str, int]:
-        """Figures for `Service.counters`."""
+        """Return the numbers of popped messages by level, and of those that lower levels were owed."""
         names = [*map(str, range(LEVELS_COUNTED)), f"{LEVELS_COUNTED}+"]
         by_level = {f"popped_level_{name}": count for name, count in zip(names, self.pop_counts, strict=True)}
         return {"pop_given_below": self.given_below, **by_level}
 
     def applies(self, pop_request: PopRequest) -> bool:
-        """Whether this pop gets urgent messages first: not if it is in order, or beyond the factor of its group."""
+        """Whether this pop takes urgent messages first: it is not ordered, nor beyond the factor of its group."""
         config = self._metadata.topics[pop_request.topic]
         if pop_request.attempt is not None or not takes_priorities(config.attributes):
             return False
@@ -91,7 +91,7 @@ class PriorityOrder:
         return self._debt(pop_request).pops % FACTOR_MAX < factor
 
     def plan(self, pop_request: PopRequest, queues: Iterable[QueueKey], count_max: int) -> Plan:
-        """The plan for a pop of up to ``count_max`` messages, with those ``queues`` that may have some.
+        """Return the plan for a pop of up to ``count_max`` messages; ``queues`` are those that may have messages.
 
         Queues of one level are examined in the order in which they are given.
         """
@@ -106,7 +106,7 @@ class PriorityOrder:
         return plan._replace(owed_level=level, owed=owed) if owed > 0 else plan
 
     def record_pop(self, pop_request: PopRequest, plan: Plan, batches: list[PopBatch]) -> None:
-        """Account for the messages that a pop took by its plan, and for those that lower levels are owed."""
+        """Count the messages that a planned pop took, and update what lower levels are owed."""
         if not batches:
             return
         for each in batches:
@@ -131,7 +131,7 @@ class PriorityOrder:
         debt.hundredths = {level: owed for level, owed in left_of.items() if owed > 0}
 
     def count_unplanned(self, pop_request: PopRequest) -> None:
-        """Note a pop that was served without a plan: the next pop may have one again."""
+        """Count a pop that was served without a plan, so that the next pop may have one again."""
         if takes_priorities(self._metadata.topics[pop_request.topic].attributes):
             self._debt(pop_request).pops += 1
 

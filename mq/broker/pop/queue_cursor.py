@@ -1,4 +1,4 @@
-"""Takes messages of a queue for pops, on the leader.
+"""Takes messages from a queue for pops, on the leader.
 
 Several pops of one queue may be in flight: each begins where the previous one ends, although the group's offset moves
 there only when that one is committed. If one fails, or the offset was set otherwise in the meantime, no pop gets
@@ -56,7 +56,7 @@ class PopRequest(NamedTuple):
 
 
 class PopBatch(NamedTuple):
-    """Messages taken from one queue; empty if no examined message matched."""
+    """The messages that a pop takes from one queue; empty if no examined message matched."""
 
     key: QueueOfGroup
     command: PopMessages
@@ -70,12 +70,12 @@ class PopBatch(NamedTuple):
 
     @property
     def offsets(self) -> Iterator[QueueOffset]:
-        """The queue offsets of the messages."""
+        """The queue offsets of these messages."""
         return offsets_of(self.command.start, self.command.taken)
 
 
 class RecordsOnDisk(Exception):
-    """The next messages of a queue are on disk: load them into memory, and then take them.
+    """Raised if the next messages of a queue are on disk: the caller loads them into memory, and takes them then.
 
     Attributes:
         key: the queue.
@@ -103,7 +103,7 @@ class _Work:
 
 
 class PopQueues:
-    """Takes the next messages of a queue for a pop.
+    """Takes the next messages from a queue for a pop.
 
     Args:
         records: reads records that may come in one piece.
@@ -149,7 +149,7 @@ class PopQueues:
         self._works.clear()
 
     def check_invariants(self) -> None:
-        """Assert that each queue with a place of its own has pops in flight, which will free it; for tests."""
+        """Assert that each queue with a position in memory has pops in flight, which will remove it; for tests."""
         for key, work in self._works.items():
             assert work.in_flight > 0, f"{key} is read from {work.next_offset} on, and {work.in_flight} pops in flight"
 
@@ -159,7 +159,7 @@ class PopQueues:
         return len(self._works)
 
     def has_message(self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int) -> bool:
-        """Whether a queue has messages for a group, with any tags."""
+        """Whether a group can pop a message from a queue now, whatever its tags."""
         place = self._begin(key, at_end=at_end, attempt=attempt, now_ms=now_ms)
         queue = self._store.get(key[1], key[2])
         if place is None or queue is None or self._is_hidden(queue.min_offset, place[1]):
@@ -167,7 +167,7 @@ class PopQueues:
         return max(place[1], queue.min_offset) < queue.max_offset
 
     def unread(self, group: str, topic: str, queue_ids: Iterable[int], *, at_end: bool) -> Iterator[int]:
-        """The queues among these in which `take` or `has_message` may find a message.
+        """Yield those of ``queue_ids`` in which `take` or `has_message` may find a message.
 
         With thousands of queues, nearly all are empty: this costs a sixth of examining each.
         """
@@ -194,7 +194,7 @@ class PopQueues:
         *,
         may_wait_for_disk: bool = True,
     ) -> PopBatch | None:
-        """The next messages of a queue, None if there are none. The first is returned however large it is.
+        """Return the next messages of a queue, None without any. The first one may be larger than ``bytes_max``.
 
         Changes nothing: see `begin`. Raises RecordsOnDisk unless it may wait for the disk or they were loaded,
         SegmentError, StoreError, OSError, and RequestRefused for a damaged record that has to be parsed here.
@@ -251,8 +251,8 @@ class PopQueues:
         first_offset: QueueOffset,
         entries: bytes,
     ) -> PopBatch | None:
-        """Messages that have just got their place in the log, for a group that has taken all before; None if none of
-        them matches, or if the group has not.
+        """Return matching messages that were just framed. None if none matches, or if the group has not popped all
+        earlier messages of the queue.
 
         ``entries`` are their consume queue entries, from ``first_offset`` on; the subscription decides by tags alone.
         Their records can be read when they are committed: see `with_records`. Changes nothing: see `begin`.
@@ -272,13 +272,13 @@ class PopQueues:
         return batch._replace(unread=tuple(places))
 
     def with_records(self, batch: PopBatch) -> PopBatch:
-        """The popped messages with their records. Raises SegmentError, OSError."""
+        """Return the batch with the records of its messages, which are read now. Raises SegmentError, OSError."""
         if not batch.unread:
             return batch
         return batch._replace(records=[self._records.read([*batch.unread], batch.nbytes)], unread=())
 
     def left_of(self, group: str, topic: str, queue_id: int) -> int:
-        """The number of messages in a queue that a group has not popped yet; pops in flight are popped already."""
+        """Return how many messages of a queue a group has not popped yet. Pops in flight count as popped."""
         queue = self._store.get(topic, queue_id)
         if queue is None:
             return 0
@@ -287,7 +287,7 @@ class PopQueues:
         return max(queue.max_offset - (FIRST_OFFSET if next_offset is None else next_offset), 0)
 
     def begin(self, batches: Iterable[PopBatch]) -> None:
-        """Note that these messages are about to be appended as popped."""
+        """Record pops that are about to be appended to the log: the next `take` continues after them."""
         for each in batches:
             work = self._works.get(each.key)
             if work is None:
@@ -301,16 +301,16 @@ class PopQueues:
             work.next_offset = each.command.next_offset
 
     def has_work(self, topic: str) -> bool:
-        """Whether pops of a group are in flight for a queue of this topic."""
+        """Whether pops from a queue of this topic are in flight."""
         return any(key[1] == topic for key in self._works)
 
     def is_taken_over(self, key: QueueOfGroup) -> bool:
-        """Whether the open messages of an ordered queue are being popped again."""
+        """Whether a pop in flight takes the open messages of an ordered queue again."""
         work = self._works.get(key)
         return work is not None and work.in_order
 
     def end(self, batches: Iterable[PopBatch], outcome: Outcome) -> bool:
-        """Note that a pop was committed, or not stored; returns whether a stale queue became usable again."""
+        """Record the outcome of pops in flight; return whether a queue that they blocked can be popped again."""
         freed = False
         for each in batches:
             work = self._works[each.key]

@@ -13,7 +13,7 @@ from mq.protocol.requests.pop import PopExt
 def take_pops_of(
     polling: LongPolling[HeldPop], group: str, client_id: str, connections: Iterable[ClientConnection]
 ) -> list[HeldPop]:
-    """Remove and return the held pops of a removed member: on its connections, or naming it."""
+    """Remove and return a removed member's waiting pops: they name it, or no member but use its connections."""
     own = set(connections)
 
     def is_meant(pop: HeldPop) -> bool | None:

@@ -1,4 +1,4 @@
-"""Answers to pops: messages with the data for their receipts, or none."""
+"""Builds the responses to pops, peeks and notifications."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mq.protocol.wire.encoding import RESPONSE_FLAG, encode_header
 
 
 class HeldPop(NamedTuple):
-    """A waiting pop or notification request, until ``deadline`` in monotonic seconds.
+    """A pop or notification request that waits until ``deadline``, in monotonic seconds.
 
     ``loads`` counts how often records were loaded from disk for it. ``load_start`` is the topic, queue and queue offset
     of the first record that was loaded last.
@@ -30,12 +30,12 @@ class HeldPop(NamedTuple):
     load_start: tuple[str, int, QueueOffset] | None = None
 
     def matches(self, code: int) -> bool:
-        """Whether a message with this tag code may match."""
+        """Whether a message with this tag code may match the subscription."""
         return self.subscription.matches_code(code)
 
     @property
     def text_bytes(self) -> int:
-        """Approximate memory of the long texts of the request, and of what was parsed from them."""
+        """Approximate bytes of the long texts of the request, and of what was parsed from them."""
         request = self.call.request
         ext = request.ext
         nbytes = len(ext.attempt_id or "") + self.subscription.parsed_bytes
@@ -45,7 +45,7 @@ class HeldPop(NamedTuple):
 
 
 def nothing_found(pop: HeldPop, code: ResponseCode, now_ms: int) -> bytes:
-    """Encode the answer to a pop that finds no messages."""
+    """Return the response to a pop or notification that finds no messages."""
     if isinstance(pop.call.request, Notification):
         return notification(pop, has_message=False, full=code == ResponseCode.POLLING_FULL)
     ext = pop.call.request.ext
@@ -58,7 +58,7 @@ def nothing_found(pop: HeldPop, code: ResponseCode, now_ms: int) -> bytes:
 
 
 def notification(pop: HeldPop, *, has_message: bool, full: bool = False) -> bytes:
-    """The answer to a notification request."""
+    """Return the response to a notification request."""
     return pop.call.response(ext=NotificationReply(has_message=has_message, polling_full=full).fields())
 
 
@@ -69,7 +69,7 @@ def send_messages(
     batches: list[PopBatch],
     pops: PopCheckpoints,
 ) -> None:
-    """Answer with messages; the header contains the data for their receipts."""
+    """Send the messages to the client. The header contains what the client needs for receipts."""
     full = [each for each in batches if each.messages]
     assert bool(full) is (code == ResponseCode.SUCCESS), f"{len(full)} queues give messages, and the code is {code}"
     starts, offsets = queue_info((mark_of(each.key[1]), each.key[2], each.command.start, each.offsets) for each in full)

@@ -20,7 +20,7 @@ from mq.protocol.names import pop_retry_topic
 
 
 class PopRetryTopics:
-    """Chooses queues of retry topics. Changes nothing."""
+    """Chooses the queues of retry topics to which messages are copied for redelivery."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._metadata: Final[Metadata] = context.metadata
@@ -28,7 +28,7 @@ class PopRetryTopics:
         self._priority_order_asc: Final = context.settings.priority_order_asc
 
     def tail(self, group: str, topic: str, origin: str, properties: Mapping[str, str]) -> QueueTail:
-        """Return the queue of the retry topic to which a message is copied that ``group`` is to get again.
+        """Return the queue of the retry topic to which a message is copied for redelivery to ``group``.
 
         Args:
             topic: where it was popped: ``origin``, or its retry topic.
@@ -38,7 +38,7 @@ class PopRetryTopics:
         return self._tails.get(pop_retry_topic(group, topic), self._level(origin, properties))
 
     def put(self, tail: QueueTail, origin: str, now_ms: int) -> PutTopic | None:
-        """The command that creates the retry topic of a queue, or adds queues up to this one; None if it is there."""
+        """Return the command that creates this retry topic, or adds queues to it; None if the queue exists."""
         queues = max(self._levels(origin), tail.queue_id + 1)
         current = self._metadata.topics.get(tail.topic)
         if current is None:

@@ -101,7 +101,7 @@ class PopRevival:
         self._to_list = iter(())
 
     def check_invariants(self) -> None:
-        """Assert that a leader watches every open checkpoint, and others none; for tests, since this looks at all."""
+        """Assert that a leader watches every open checkpoint, and a follower none; for tests, since it is slow."""
         if self._delivery is None:
             assert not self._heap, f"{len(self._heap)} checkpoints are watched, and this replica does not lead"
             return
@@ -117,7 +117,7 @@ class PopRevival:
                 assert not open_bits or checkpoint_id in ids, f"nobody redelivers {open_bits:#x} of {checkpoint_id}"
 
     def schedule(self, checkpoint_id: CheckpointId) -> None:
-        """Check a checkpoint when its invisible time ends."""
+        """Redeliver the messages of a checkpoint when its invisible time ends."""
         due_ms = self._due_ms(checkpoint_id, self._wall_clock_ms())
         if due_ms is None:
             return
@@ -134,7 +134,7 @@ class PopRevival:
         self._is_listing = True
 
     def rests_until(self) -> float:
-        """The earliest time at which `run` has something to do, on the clock of the event loop."""
+        """Return when `run` has something to do next, on the clock of the event loop."""
         if self._is_listing or (self._delivery is not None and self._delivery.is_under_way):
             return float("-inf")
         if not self._heap:
@@ -157,7 +157,7 @@ class PopRevival:
     # -- due messages: see `mq.broker.schedule.delivery.Source` --------------------------------------------------------
 
     def restart(self) -> None:
-        """List the open checkpoints again."""
+        """List all open checkpoints again."""
         self._rescan()
 
     def due(self, now_ms: int) -> Generator[Due[CheckpointId], int | None]:
@@ -213,7 +213,7 @@ class PopRevival:
         return _copy(message, tail, group, pop_time_ms, self._broker_name, attempts)
 
     def mark(self, moves: Moves[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
-        """Close the moved messages; one that the log has deleted leaves its checkpoint without a copy."""
+        """Return the commands that close these messages and create retry topics, and a callback for the outcome."""
         in_flight = self._in_flight()
         bits_by_id: dict[CheckpointId, int] = {}
         topics: dict[str, PutTopic] = {}

@@ -1,4 +1,4 @@
-"""Selects the messages of a pop or a peek: in which order queues are examined, and how much of them."""
+"""Selects the messages of a pop or a peek: in which order it examines queues, and how much it takes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ them.
 
 
 class PopSelection:
-    """Selects messages for a pop from some queues of a topic, and from the retry topic of the group.
+    """Selects messages for a pop from queues of a topic, and from the retry topic of the group.
 
     Args:
         queues: takes messages of one queue.
@@ -47,7 +47,7 @@ class PopSelection:
         self.priorities = PriorityOrder(context)
 
     def check(self, group: str, topic: str, queue_id: int) -> None:
-        """Raises RequestRefused unless the queue exists and the group may read it."""
+        """Raise RequestRefused unless the queue exists and the group may pop from it."""
         try:
             check_group(group)
         except NameRefused as error:
@@ -77,7 +77,7 @@ class PopSelection:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"there is no room for offsets of {group} in {name}")
 
     def check_count(self, count: int) -> None:
-        """Raises RequestRefused unless a client may ask for this number of messages."""
+        """Raise RequestRefused unless a client may ask for this number of messages."""
         if not 1 <= count <= MESSAGES_MAX:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"maxMsgNums is {count}; allowed: 1 to {MESSAGES_MAX}")
 
@@ -90,7 +90,7 @@ class PopSelection:
         may_wait_for_disk: bool,
         is_peek: bool = False,
     ) -> list[PopBatch]:
-        """Messages of a queue, or of any queues if the number is negative; may wait for the disk for the first one.
+        """Return messages of one queue, or of any queues if ``queue_id`` is negative. May wait for the first one only.
 
         Raises RecordsOnDisk unless it may, or takes others, and RequestRefused, SegmentError, StoreError.
         """

@@ -23,7 +23,7 @@ class WatchedLite(Sized, Container[QueueKey], Protocol):
 
 
 class WaitingPops:
-    """Waiting pops, by the queue that each waits for, or `ANY_QUEUE` of a topic.
+    """Holds pops by the queue that they wait for, or by `ANY_QUEUE` of a topic.
 
     Args:
         pulls_waiting: the queues that pulls wait for: the store watches these as well.
@@ -39,7 +39,7 @@ class WaitingPops:
         self._watch = _WatchedQueues(pulls_waiting, self.polling.queue_keys, frozenset())
 
     def hold(self, pop: HeldPop) -> bool:
-        """Hold a pop until messages come or its deadline passes; False if too many are held already."""
+        """Hold a pop until messages arrive or its deadline passes; returns False if too many are held already."""
         ext = pop.call.request.ext
         key = ext.topic, max(ext.queue_id, ANY_QUEUE)
         rivals = ext.consumer_group, isinstance(pop.call.request, Notification)
@@ -52,12 +52,12 @@ class WaitingPops:
         return True
 
     def count(self, group: str, topic: str, queue_id: int) -> int:
-        """The number of a group's waiting pops from a queue; with a negative queue id, of its pops from any queue."""
+        """Return how many pops of a group wait for a queue, or for any queue if ``queue_id`` is negative."""
         pops = self.polling.waiting_for((topic, max(queue_id, ANY_QUEUE)))
         return sum(pop.call.request.ext.consumer_group == group for pop in pops)
 
     def wake(self, topic: str, queue_id: int, entries: bytes | bytearray) -> Iterator[HeldPop]:
-        """Yield the waiting pops for new messages of a queue, one at a time: the caller serves each before the next.
+        """Remove and yield pops that wait for new messages of a queue. The caller serves each before the next.
 
         ``entries`` are consume queue entries, 20 bytes each.
         """
@@ -84,7 +84,7 @@ class WaitingPops:
             yield from self.polling.take_matching(key, matches)
 
     def of_group(self, group: str, topic: str, count: int) -> Iterator[HeldPop]:
-        """Remove and yield waiting pops of a group, since a topic has messages that the group may get again."""
+        """Remove and yield waiting pops of a group, for which ``count`` messages of a topic are visible again."""
         assert count > 0, f"group {group} is woken for {count} messages of {topic}"
         if not len(self.polling):
             return
@@ -103,11 +103,11 @@ class WaitingPops:
                 yield from self.polling.take_matching((topic, queue_id), matches)
 
     def watch(self) -> None:
-        """Let the store tell of new messages in these queues while pops wait for them."""
+        """Tell the store which queues to watch for new messages: those that pops or pulls wait for."""
         self._store.watched = self._watch if len(self.polling) or self._watch.lite else self._pulls_waiting
 
     def watch_lite(self, lite: WatchedLite) -> None:
-        """Let the store tell of new messages in these queues of lite topics, too."""
+        """Watch these queues of lite topics for new messages, too."""
         assert not self._watch.lite, f"{len(self._watch.lite)} queues of lite topics are watched already"
         self._watch = _WatchedQueues(self._pulls_waiting, self.polling.queue_keys, lite)
         self.watch()

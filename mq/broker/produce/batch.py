@@ -1,4 +1,4 @@
-"""Client batches, SEND_BATCH_MESSAGE (request code 320): validated as a whole, stored in one entry, answered once.
+"""Batches, SEND_BATCH_MESSAGE (request code 320): checked as a whole, stored in one entry, answered once.
 
 A batch with sequence numbers may consist of copies from another cluster: `mq.protocol.properties.COPIED` says so.
 """
@@ -39,7 +39,7 @@ _BORN_MS_MAX = 2**63 - 1
 
 
 class BatchSends:
-    """Handles batches for `mq.broker.produce.send` after topic and queue are validated."""
+    """Checks and stores batches for `mq.broker.produce.send`, after their topic and queue are checked."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class BatchSends:
         self._reply_template = reply_template
 
     def add(self, call: Call[SendRequest], tail: QueueTail) -> None:
-        """Append the messages of a batch; replies when they are committed.
+        """Append the messages of a batch to the log. The client gets the response when they are committed.
 
         Raises:
             RequestRefused: no message was stored or will be.
@@ -83,7 +83,7 @@ class BatchSends:
         self._appender.add(SendBlock(batch))
 
     def priority(self, call: Call[SendRequest], tail: QueueTail) -> int | None:
-        """The priority that all messages of a batch have; None if none has one. Raises RequestRefused if it differs."""
+        """Return the priority of a batch's messages, None without one. Raises RequestRefused if they differ."""
         properties = props.decode(call.request.ext.properties)
         if _PRIORITY not in call.body:
             return wanted_priority(properties)
@@ -100,7 +100,7 @@ class BatchSends:
         return priorities.pop()
 
     def keyless(self, call: Call[SendRequest], tail: QueueTail) -> int | None:
-        """The number of the first message of a batch that has no key; None if all have one. Raises RequestRefused."""
+        """Return the index of the first message of a batch without a key, None without one. Raises RequestRefused."""
         for number, (_, _, properties) in enumerate(self._split(call.body, tail)):
             if not props.value_of(properties, _KEYS).strip():
                 return number
@@ -111,7 +111,7 @@ class BatchSends:
         return any(body for _, body, _ in self._split(call.body, tail))
 
     def without(self, call: Call[SendRequest], tail: QueueTail, name: str) -> bytes:
-        """The body of a batch without a property of its messages. Raises RequestRefused."""
+        """Return the body of a batch, without the property ``name`` of its messages. Raises RequestRefused."""
         parts = self._split(call.body, tail)
         try:
             return encode_batch(
@@ -121,9 +121,8 @@ class BatchSends:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"properties are not UTF-8: {error}") from error
 
     def build_send(self, call: Call[SendRequest], tail: QueueTail) -> QueuedSend:
-        """The messages of a batch, each with a unique key; with `QueuedSend.numbers`, if they are numbered, as if none
-        was stored before. Raises RequestRefused, also if one may have a priority, when `Sends` chooses the queue, and
-        for copies.
+        """Return the messages of a batch, each with a unique key. Sequence numbers are all taken for new. Raises
+        RequestRefused, also for copies, and for messages with a priority, whose queue `Sends` chooses.
         """
         if _PRIORITY in call.body:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "a message may have a priority")

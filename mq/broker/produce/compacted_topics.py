@@ -1,4 +1,4 @@
-"""Checks sends to topics that keep the newest message of each key, and holds them back during compaction.
+"""Checks sends to topics that keep the newest message of each key, and holds such sends during a compaction.
 
 While the leader carries old messages of a queue forward (`mq.broker.admin.topic_compaction`), sends to that queue are
 *held*, for the time that one round of the log takes. Otherwise a message that is on its way could come into the log
@@ -27,7 +27,7 @@ _MARKS = "DELAY\x01", "TIMER_D", "TRAN_MSG\x01", "LITE_TOPIC\x01", PRIORITY_MARK
 
 
 class CompactedTopics:
-    """Checks and holds sends to compacted topics; the leader has one.
+    """Checks and holds sends to compacted topics, on the leader.
 
     Attributes:
         is_full: whether the broker remembers as many keys as it may; then only messages without a body are taken.
@@ -42,7 +42,7 @@ class CompactedTopics:
         self.keys_max = 0
 
     def takes(self, topic: str) -> bool:
-        """Whether the broker compacts this topic: it has the attribute, and the group the format level for it."""
+        """Whether the broker compacts this topic: its attributes ask for it, and the format level allows it."""
         config = self._metadata.topics.get(topic)
         return (
             config is not None
@@ -51,7 +51,7 @@ class CompactedTopics:
         )
 
     def check(self, call: Call[SendRequest], batches: BatchSends, tail: QueueTail) -> None:
-        """Raises RequestRefused for a send that a compacted topic does not take."""
+        """Raise RequestRefused if a compacted topic cannot store this send."""
         ext = call.request.ext
         text = ext.properties
         if ext.batch and is_copied(text):
@@ -87,7 +87,7 @@ class CompactedTopics:
             )
 
     def waits(self, call: Call[SendRequest], queue_id: int) -> bool:
-        """Whether a send to this queue must wait; if so, it is kept, and `release` serves it again."""
+        """Hold a send if its queue is held: returns whether it was held. `release` serves it again."""
         if not self._held_sends or (sends := self._held_sends.get((call.request.ext.topic, queue_id))) is None:
             return False
         nbytes = len(call.body) + len(call.request.ext.properties)
@@ -96,23 +96,23 @@ class CompactedTopics:
         return True
 
     def hold(self, key: QueueKey) -> None:
-        """Hold further sends to a queue."""
+        """Hold further sends to a queue, until `release`."""
         assert key not in self._held_sends, f"sends to {key} are held already"
         self._held_sends[key] = []
 
     def release(self, key: QueueKey) -> None:
-        """Serve the held sends of a queue, in their order."""
+        """Serve the held sends of a queue again, in their order."""
         for call, nbytes in self._held_sends.pop(key, []):
             self._appender.pending_bytes -= nbytes
             assert self._appender.pending_bytes >= 0, f"{self._appender.pending_bytes} bytes pend without held sends"
             call.dispatch()
 
     def resign(self) -> None:
-        """Called when this replica stops leading: the leader serves the held sends."""
+        """Serve all held sends again, so that the new leader gets them, since this replica stops leading."""
         for key in list(self._held_sends):
             self.release(key)
 
     @property
     def held_count(self) -> int:
-        """The number of queues that are held."""
+        """The number of queues whose sends are held."""
         return len(self._held_sends)

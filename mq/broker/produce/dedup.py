@@ -50,7 +50,7 @@ _READ_BYTES = 256 * 1024
 
 
 class Dedup(Service):
-    """Distinguishes repeated sends from new ones.
+    """Tells repeated sends from new ones by their sequence numbers.
 
     Attributes:
         answer_count: repeats answered with the place of the original.
@@ -71,7 +71,7 @@ class Dedup(Service):
         return {"repeated_sends": self.answer_count}
 
     def resign(self) -> None:
-        """Called when this replica stops leading. Sends in flight still report their outcome to waiting requests."""
+        """Forget the sends in flight, since this replica stops leading. Waiting repeats still get the outcome."""
         self._in_flight = InFlightSends()
 
     def check_invariants(self) -> None:
@@ -80,7 +80,7 @@ class Dedup(Service):
             assert self._in_flight.is_empty, "numbered sends are in flight, and nothing is pending"
 
     def highest(self, producer: str) -> int:
-        """The highest number of this producer that is stored or in flight; -1 without any."""
+        """Return the highest number of a producer that is stored or in flight; -1 without any."""
         last, in_flight = self._sequences.highest(producer), self._in_flight.highest(producer)
         return in_flight if in_flight > last else last  # noqa: FURB136 - twice as fast as max
 
@@ -89,7 +89,7 @@ class Dedup(Service):
         return NumberedBlock(self._in_flight, self._reserve, highest, sends_of)
 
     def admit(self, call: Call[SendRequest], properties: dict[str, str]) -> NumberedSend | None:
-        """Admit a message with a sequence number. Returns None for a repeat, which is answered or waits.
+        """Admit a message with a sequence number. Returns None for a repeat, which is answered or held.
 
         Otherwise the caller stores the message with the returned sender, or calls `NumberedSend.end` if it cannot.
         Raises RequestRefused.
@@ -110,7 +110,7 @@ class Dedup(Service):
     def admit_batch(
         self, call: Call[SendRequest], numbers: SequenceRange, unique_keys: Sequence[bytes]
     ) -> NumberedSend | None:
-        """Admit a batch with these numbers. Returns None for a repeat, which is answered or waits.
+        """Admit a batch with these numbers. Returns None for a repeat, which is answered or held.
 
         Otherwise the caller stores the messages that are not in `NumberedSend.stored_ranges`, together with the
         returned sender, or calls `NumberedSend.end` if it cannot. Raises RequestRefused.
@@ -256,7 +256,7 @@ class Dedup(Service):
 
 
 def numbers_of(properties: Mapping[str, str], count: int = 1) -> SequenceRange:
-    """The sequence numbers of a message, or of a batch of ``count`` messages, that has some. Raises RequestRefused."""
+    """Return the sequence numbers of a numbered message, or batch of ``count`` messages. Raises RequestRefused."""
     numbers = sent_range(properties, count)
     if numbers is None:
         producer, number = properties.get(props.PRODUCER_ID, ""), properties.get(props.SEQUENCE, "")

@@ -1,4 +1,4 @@
-"""Messages of lite topics: checks them, and chooses the lite queue that also gets them."""
+"""Checks messages for lite topics, and chooses the queue of the lite topic, which they also get a place in."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXCLUDED: Final = {
 
 
 class LiteTopics:
-    """Checks messages that producers send to lite topics, and finds the queues for them."""
+    """Checks messages that producers send to lite topics, and chooses their queues."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._metadata = context.metadata
@@ -34,7 +34,7 @@ class LiteTopics:
         self._topics_max = context.limits.lite.topics_max
 
     def tail(self, properties: Mapping[str, str], topic: str) -> LiteTail:
-        """The lite topic queue for a message with these properties that is sent to ``topic``. Raises RequestRefused."""
+        """Return the queue of the lite topic that ``properties`` name, under ``topic``. Raises RequestRefused."""
         lite = properties[props.LITE_TOPIC]
         if not is_lite(self._metadata.topics[topic].attributes):
             raise RequestRefused(

@@ -1,4 +1,4 @@
-"""Client messages whose properties request more than storing them in their queue."""
+"""Stores messages whose properties ask for more than a place in their queue: delays, transactions, lite topics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_BROKER: Final = frozenset((props.LITE_QUEUE, props.LITE_OFFSET, props.LITE_P
 
 
 class Placement:
-    """Handles messages that are not plain for `mq.broker.produce.send`, after topic and queue are validated."""
+    """Stores messages with special properties for `mq.broker.produce.send`, after topic and queue are checked."""
 
     def __init__(
         self, context: BrokerContext, *, places: WaitingQueues, dedup: Dedup, transactions: Transactions
@@ -40,7 +40,7 @@ class Placement:
         self._wall_clock_ms = context.wall_clock_ms
 
     def add(self, call: Call[SendRequest], properties: dict[str, str], topic: str, queue_id: int) -> None:
-        """Append a message with special properties; replies when it is committed.
+        """Append a message with special properties to the log. The client gets the response when it is committed.
 
         Raises:
             RequestRefused: the message was not stored, and will not be.

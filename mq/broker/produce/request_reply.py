@@ -1,4 +1,4 @@
-"""Replies to messages: SEND_REPLY_MESSAGE (324 and 325).
+"""Replies to request messages: SEND_REPLY_MESSAGE (request codes 324 and 325).
 
 A reply names the client that waits for it. The leader pushes it to that client (request code 326), over the client's
 own connection or through the replica that the client is connected to (9003), and stores it if that is requested. It
@@ -71,7 +71,7 @@ class _Reply:
 
 
 class Replies(Service):
-    """Passes replies on to the clients that wait for them, and stores them on request.
+    """Pushes replies to the clients that wait for them, and stores them if the broker is configured so.
 
     Args:
         admit: raises RequestRefused unless the connection is a replica of this group.
@@ -106,15 +106,15 @@ class Replies(Service):
         yield Periodic(_EXPIRE_SECONDS, self.expire, lambda: now_if(self._calls.are_open))
 
     def resign(self) -> None:
-        """Called when this replica stops leading: pushes through other replicas count as failed."""
+        """Close the connections to other replicas, since this replica stops leading. Pushes over them fail."""
         self._calls.close()
 
     def on_stop(self) -> None:
-        """Close the connections to other replicas, over which replies for their clients were forwarded."""
+        """Close the connections to other replicas, over which this replica forwarded replies."""
         self._calls.close()
 
     def expire(self) -> None:
-        """Time out pushes through other replicas; called by a timer."""
+        """Time out pushes that other replicas have not answered; called by a timer."""
         self._calls.expire()
 
     def check_invariants(self) -> None:
@@ -122,7 +122,7 @@ class Replies(Service):
         assert self._under_way_bytes >= 0, f"replies of {self._under_way_bytes} bytes are under way"
 
     def counters(self) -> dict[str, int]:
-        """Figures since the start."""
+        """Return the numbers of replies since the start, by outcome, and the bytes of those under way."""
         return {
             "replies_pushed": self._pushes,
             "replies_relayed": self._relays,
@@ -133,7 +133,7 @@ class Replies(Service):
     # -- requests of the replier ---------------------------------------------------------------------------------------
 
     def handle(self, call: Call[SendReply]) -> None:
-        """Request codes 324 and 325: push or store a reply; answered later. Raises RequestRefused if it did neither."""
+        """Request codes 324 and 325: push or store a reply, and answer then. Raises RequestRefused if both failed."""
         ext = call.request.ext
         if self._under_way_bytes > self._under_way_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, too many replies are under way")
@@ -284,7 +284,7 @@ class Replies(Service):
     # -- requests to the replica of the waiting client -----------------------------------------------------------------
 
     def handle_relayed(self, call: Call[RelayReply]) -> None:
-        """Request code 9003: push a reply; answered later.
+        """Request code 9003: push a reply for the leader to a client of this replica. Answers later.
 
         Raises RequestRefused if the client is not connected here, or the sender is not a replica.
         """

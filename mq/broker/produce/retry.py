@@ -1,4 +1,4 @@
-"""Redelivery of failed messages: CONSUMER_SEND_MSG_BACK (request code 36), and sends to retry topics.
+"""Stores failed messages for redelivery: CONSUMER_SEND_MSG_BACK (request code 36), and sends to retry topics.
 
 Each is redelivered through the group's retry topic after a delay that grows with the number of attempts. After the last
 attempt it is stored in the group's dead letter topic, which is consumed only on request.
@@ -41,7 +41,7 @@ _FIRST_LEVEL = 3
 
 
 class Retries(Service):
-    """Handles messages that consumers send back.
+    """Stores messages that consumers send back, for redelivery or as dead letters.
 
     Attributes:
         wake_pops: called with a group and a topic that has a number of messages more for pops of it.
@@ -69,7 +69,7 @@ class Retries(Service):
         yield Route(ConsumerSendMsgBack, self.handle_send_back, leader_only=True)
 
     def handle_send_back(self, call: Call[ConsumerSendMsgBack]) -> bytes | None:
-        """Store the message for redelivery, or as a dead letter; answered when committed. Raises RequestRefused."""
+        """Request code 36: store a message for redelivery, or as a dead letter. Raises RequestRefused."""
         ext = call.request.ext
         if self._appender.pending_bytes > self._uncommitted_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, start flow control for a while")
@@ -130,7 +130,7 @@ class Retries(Service):
     def dead_letter_of(
         self, physical_offset: PhysicalOffset, group: str, *, reason: str, given_up_by: str
     ) -> PendingGroup:
-        """The dead letter of a group for the message at a position, with the command that creates its topic.
+        """Return a group's dead letter for the message at a position, and the command that creates its topic.
 
         Raises RequestRefused if there is no message.
         """
@@ -232,8 +232,8 @@ class Retries(Service):
         return message
 
     def takes(self, call: Call[SendRequest]) -> bool:
-        """Whether a message to a retry topic is stored elsewhere: as a dead letter, if it has used up its attempts, or
-        where the pops of the group find it, if it is a requeued dead letter that the group had popped.
+        """Whether a message to a retry topic was stored elsewhere: as a dead letter if its attempts are used up, or for
+        pops of the group if it is a requeued dead letter that the group had popped.
 
         Otherwise the caller stores it like any other message. Raises RequestRefused.
         """
@@ -295,7 +295,7 @@ class Retries(Service):
         self._internal_messages.add(call, tail=tail, properties=properties, queue_id=tail.queue_id, before=before)
 
     def creation(self, topic: str) -> PutTopic | None:
-        """The command to create a missing retry topic of a group, None if there are too many topics."""
+        """Return the command that creates a missing retry topic of a group; None if there are too many topics."""
         if not self._metadata.has_room_for_topic(topic):
             return None
         return PutTopic(

@@ -1,4 +1,4 @@
-"""SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (request codes 10, 310, 320): validation, then the next round.
+"""SEND_MESSAGE, SEND_MESSAGE_V2 and SEND_BATCH_MESSAGE (request codes 10, 310, 320): checks and queues messages.
 
 The first message to an unknown topic creates the topic: the creation is replicated first, and the message waits for it.
 All other checks are done here, without waiting; `mq.broker.write_path.appender` does the rest.
@@ -45,7 +45,7 @@ SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
 
 class Sends(Service):
-    """Validates messages that producers send, and passes them on to the appender."""
+    """Checks messages that producers send, and passes them on to the appender."""
 
     def __init__(
         self,
@@ -99,21 +99,21 @@ class Sends(Service):
         yield Route(SendBatchMessage, self.handle_batch, leader_only=True)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Apply new settings: whether the first message creates a topic may have changed."""
+        """Apply new settings: whether the first message of a topic creates the topic."""
         self._settings = settings
 
     def resign(self) -> None:
-        """Forget topics in creation: this replica no longer leads, and they may never be created."""
+        """Forget the topics in creation, and serve held sends by the new leader, since this replica stops leading."""
         self._creations.clear()
         self.compacted_topics.resign()
         self._messages.writable.clear()
 
     def topic_changed(self, topic: str) -> None:
-        """Check the topic again with its next message."""
+        """Check the topic again when its next message comes, because its configuration changed."""
         self._messages.writable.pop(topic, None)
 
     def serve_here(self, here: bool) -> None:
-        """Take plain sends, or leave them to handlers that forward them to the leader."""
+        """Set whether this replica stores plain sends, or leaves them to handlers that forward them."""
         self._serves_here = here
 
     def check_invariants(self) -> None:
@@ -130,7 +130,7 @@ class Sends(Service):
         return {"messages_compiled": self.receiver.compiled_messages}
 
     def take(self, connection: ClientConnection, chunk: bytes) -> int:
-        """Queue the plain sends at the start of ``chunk``, as `handle` does; returns how many bytes they take.
+        """Queue the plain sends at the start of ``chunk``, as `handle` does; returns their bytes.
 
         Takes none with too much pending, or while this replica does not lead.
         """
@@ -142,7 +142,7 @@ class Sends(Service):
         return nbytes
 
     def receive(self, ready: Ready) -> tuple[Ready, Begun]:
-        """Receive from clients that probably have plain sends, and queue these; see `Reactor.serve_together`."""
+        """Receive from clients that probably sent plain sends, and queue these; see `Reactor.serve_together`."""
         room = self._uncommitted_bytes_max - self._appender.pending_bytes
         if room < 0 or not self._serves_here:
             return ready, ()
@@ -154,11 +154,11 @@ class Sends(Service):
         return ready, [(descriptor, partial(connection.serve_rest, rest)) for descriptor, connection, rest in leftovers]
 
     def forget(self, descriptor: int) -> None:
-        """Called when the client with this descriptor is closed, or `receive` must not receive from it."""
+        """Stop receiving from the client with this descriptor, because it is closed, or must be read by its handler."""
         self.receiver.forget(descriptor)
 
     def handle(self, call: Call[SendRequest]) -> None:
-        """Check one message and queue it; its reply follows when it is committed.
+        """Check a send and queue it for the log. The client gets the response when it is committed.
 
         Raises:
             RequestRefused: it was not stored, and will not be.
@@ -208,7 +208,7 @@ class Sends(Service):
         self._appender.add(SendBlock(send))
 
     def queue_of(self, call: Call[SendRequest]) -> QueueTail | None:
-        """The queue of a message that another service stores. Raises RequestRefused.
+        """Return the queue for a message that another service stores. Raises RequestRefused.
 
         None if the request is already served, or will be served again when its topic is created.
         """
@@ -225,7 +225,7 @@ class Sends(Service):
         return tails[ext.queue_id if 0 <= ext.queue_id < len(tails) else self._chosen_queue(ext, len(tails))]
 
     def handle_batch(self, call: Call[SendBatchMessage]) -> None:
-        """Check a batch of messages to one queue and queue it as one item; a single reply follows.
+        """Check a batch of messages to one queue and queue it for the log. The client gets one response for all.
 
         Raises:
             RequestRefused: none of them was stored, and none will be.

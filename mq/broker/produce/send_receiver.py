@@ -1,4 +1,4 @@
-"""Receives plain sends from many clients at once, and makes blocks of them for the log.
+"""Receives plain sends from many clients at once, and puts them into blocks for the log.
 
 There are two forms of a `SendReceiver`: `PythonReceiver`, which is the reference, and `mq.compiled.CompiledReceiver`.
 `send_receiver` chooses. Whatever clients send, both give the log the same records in the same order, and clients the
@@ -53,17 +53,17 @@ UnservedFrames = list[tuple[int, ClientConnection, bytes]]
 
 
 class KnownNumbers(Protocol):
-    """Knows the sequence numbers of producers; implemented by `mq.broker.produce.dedup.Dedup`."""
+    """The sequence numbers that are stored or in flight; implemented by `mq.broker.produce.dedup.Dedup`."""
 
     def highest(self, producer: str) -> int:
-        """The highest number of this producer that is stored or in flight; -1 without any."""
+        """Return the highest number of a producer that is stored or in flight; -1 without any."""
 
     def begin_block(self, highest: Mapping[str, int], sends_of: SendsOf) -> NumberedSends:
         """Mark the numbered sends of a finished block as in flight. See `NumberedBlock`."""
 
 
 class SendReceiver(Protocol):
-    """Receives plain sends from many clients at once. All methods are called on the event loop.
+    """Receives plain sends from many clients at once. All methods run on the event loop.
 
     Attributes:
         fast_senders: the descriptors of clients that produce.
@@ -76,8 +76,7 @@ class SendReceiver(Protocol):
     def compiled_messages(self) -> int: ...
 
     def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], UnservedFrames, Ready]:
-        """Receive once from each client among ``ready`` that produces, and take the plain sends at the start of each
-        chunk.
+        """Receive once from each producing client of ``ready``, and take the plain sends at the start of each chunk.
 
         A request is taken while those before it have no more than ``room`` bytes: the one that exceeds it is the last.
         A client with anything else in its chunk no longer produces. Returns the blocks of all clients; the rest of each
@@ -86,14 +85,14 @@ class SendReceiver(Protocol):
         """
 
     def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
-        """Take the plain sends at the start of a chunk that the connection has received; see `receive` for ``room``.
+        """Take the plain sends at the start of a chunk that the connection has received. For ``room``, see `receive`.
 
         The client produces from now on if these are the whole chunk, and does not otherwise. Returns the blocks, and
         how many bytes of the chunk they have.
         """
 
     def forget(self, descriptor: int) -> None:
-        """Stop receiving from the client with this descriptor, which is closed, or served by its handler."""
+        """Stop receiving from the client with this descriptor, because it is closed, or is read by its handler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +115,12 @@ class ReceiverSettings:
 
     @property
     def block_bytes_max(self) -> int:
-        """The maximum of a block."""
+        """The maximum bytes of a block."""
         return min(BLOCK_BYTES_MAX, self.entry_bytes_max)
 
 
 class PythonReceiver:
-    """The `SendReceiver` in Python, the reference. Leaves sends that must be signed to `AccessControl.authorize`."""
+    """The `SendReceiver` in Python. Leaves sends that must be signed to `AccessControl.authorize`."""
 
     compiled_messages = 0
 
@@ -139,11 +138,11 @@ class PythonReceiver:
 
     @property
     def fast_senders(self) -> frozenset[int]:
-        """The descriptors of clients that produce."""
+        """The descriptors of producing clients, which `receive` reads."""
         return frozenset(self._producers)
 
     def receive(self, ready: Ready, room: int) -> tuple[list[PendingItem], UnservedFrames, Ready]:
-        """Receive once from each ready client that produces; `SendReceiver.receive` lists what is returned."""
+        """Receive once from each producing client of ``ready``; see `SendReceiver.receive`."""
         senders: list[tuple[int, ClientConnection]] = []
         other_events: Ready = []
         for event in ready:
@@ -185,7 +184,7 @@ class PythonReceiver:
         return blocks.finish(), leftovers, other_events
 
     def take(self, sender: ClientConnection, chunk: bytes, room: int) -> tuple[list[PendingItem], int]:
-        """Take the plain sends at the start of a chunk; returns their blocks, and the number of bytes taken."""
+        """Take the plain sends at the start of a chunk; returns their blocks, and their bytes in the chunk."""
         blocks = _Blocks(room, self._block_bytes_max, self._numbers)
         size = self._take(sender, chunk, blocks)
         if size == len(chunk) and sender.descriptor >= 0:
@@ -276,7 +275,7 @@ class _Blocks:
 def send_receiver(
     messages: SentMessages, batches: BatchSends, settings: ReceiverSettings, numbers: KnownNumbers
 ) -> SendReceiver:
-    """The receiver of a broker: the compiled one where it is there, for brokers with an IPv4 address."""
+    """Return the compiled receiver if it is installed and the broker has an IPv4 address, else the Python one."""
     if CompiledReceiver is None or len(settings.store_host) != IPV4_HOST_BYTES:
         return PythonReceiver(messages, batches, settings, numbers)
     return CompiledReceiver(

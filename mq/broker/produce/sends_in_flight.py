@@ -1,4 +1,4 @@
-"""Numbered sends in flight: their numbers, and the repeats that wait for the outcome.
+"""Tracks numbered sends in flight, and the repeats that wait for their outcome.
 
 Theory of operation. `NumberedSends` are one or more sends whose outcome will be known together. `NumberedSend` is a
 single send, and stands for the connection of its sender. `NumberedBlock` is all numbered ones in a block of plain
@@ -41,7 +41,7 @@ requests of the block.
 
 
 class NumberedSends:
-    """Sends in flight whose outcome will be known together.
+    """Sends in flight that share one outcome.
 
     Attributes:
         waiting_calls: repeats, by the place among these of the send that they wait for.
@@ -54,7 +54,7 @@ class NumberedSends:
         self.waiting_calls: dict[int, list[Call[SendRequest]]] = {}
 
     def wait(self, place: int, call: Call[SendRequest]) -> bool:
-        """Let a repeat wait for the outcome of the send at this place; false if too many do."""
+        """Hold a repeat until the outcome of the send at this place is known; returns False if too many wait for it."""
         calls = self.waiting_calls.setdefault(place, [])
         if len(calls) >= WAITING_MAX:
             return False
@@ -63,7 +63,7 @@ class NumberedSends:
         return True
 
     def end(self) -> list[Call[SendRequest]]:
-        """Release the requests that waited for the outcome, and return them in the order of the sends."""
+        """Remove and return the held repeats, in the order of the sends that they wait for."""
         if not self.waiting_calls:
             return []
         repeats = [call for _, calls in sorted(self.waiting_calls.items()) for call in calls]
@@ -73,7 +73,7 @@ class NumberedSends:
 
 
 class Overlap(NamedTuple):
-    """A send in flight: among which sends it is, its place there, and its numbers."""
+    """A send in flight: the `NumberedSends` that contain it, its place in them, and its numbers."""
 
     sends: NumberedSends
     place: int
@@ -103,7 +103,7 @@ class InFlightSends:
         return not (self._single or self._blocks)
 
     def find_overlap(self, numbers: SequenceRange) -> Overlap | None:
-        """The highest send that contains some of these numbers; None if there is none."""
+        """Return the send in flight with the highest numbers that has some of these numbers; None without one."""
         producer, low, high = numbers
         overlap: Overlap | None = None
         single = self._single.get(producer)
@@ -120,13 +120,13 @@ class InFlightSends:
         return overlap
 
     def highest(self, producer: str) -> int:
-        """The highest number of this producer in flight; -1 without any."""
+        """Return the highest number of a producer in flight; -1 without any."""
         block, single = self._latest.get(producer), self._single.get(producer)
         highest = _NONE if block is None else block.highest[producer]
         return highest if single is None else max(highest, single.sends[-1].numbers.last)
 
     def add(self, send: NumberedSend) -> None:
-        """Add a send that overlaps no other one."""
+        """Add a send. Its numbers overlap no other send in flight."""
         producer, first, _ = send.numbers
         single = self._single.get(producer)
         if single is None:
@@ -151,7 +151,7 @@ class InFlightSends:
             del self._single[producer]
 
     def add_block(self, block: NumberedBlock) -> None:
-        """Add a block with sends above all others of their producers."""
+        """Add a block. Its numbers are above all others of their producers."""
         self._blocks[block] = None
         self._latest.update(dict.fromkeys(block.highest, block))
 
@@ -200,7 +200,7 @@ class InFlightSends:
 
 
 class NumberedSend(NumberedSends):
-    """The sender of messages in flight: forwards the outcome to the original sender and to the senders of repeats.
+    """Stands for the sender of a numbered send: passes the outcome to the first sender, and serves the repeats.
 
     Attributes:
         numbers: of all messages of the send.
@@ -231,22 +231,22 @@ class NumberedSend(NumberedSends):
         in_flight.add(self)
 
     def send(self, data: bytes) -> None:
-        """Answer the first request with ``data``, and serve the repeats that waited for the outcome."""
+        """Send ``data`` to the first sender, and serve the repeats again."""
         repeats = self.end()
         self._first.answer(data)
         _serve(repeats)
 
     def answer(self, request: Any, reply: bytes) -> None:
-        """Works like `send`, which checks whether the client wants an answer."""
+        """Pass the response on as `send` does. Whether the client wants a response is checked there."""
         self.send(reply)
 
     def close(self, reason: str) -> None:
-        """Close the connections of all requests for this send, since its outcome is unknown."""
+        """Close the connections of the first sender and of the senders of repeats, since the outcome is unknown."""
         for call in (self._first, *self.end()):
             call.connection.close(reason)
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
-        """Serve all requests again, by the current leader: the message was certainly not stored."""
+        """Serve the first request and the repeats again: the message was not stored, and another may lead."""
         _serve([self._first, *self.end()])
 
     def end(self) -> list[Call[SendRequest]]:
@@ -255,7 +255,7 @@ class NumberedSend(NumberedSends):
 
 
 class NumberedBlock(NumberedSends):
-    """The numbered sends of a block, from when it is full.
+    """The numbered sends of a full block, until its outcome is known.
 
     Attributes:
         highest: for each of their producers the highest number.
@@ -280,7 +280,7 @@ class NumberedBlock(NumberedSends):
         return super().end()
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """Serve the waiting requests again; close their connections if the outcome of the block's entry is unknown."""
+        """Serve the repeats again, or close their connections if the outcome of the block's entry is unknown."""
         repeats = self.end()
         if isinstance(outcome, Unknown):
             for call in repeats:
@@ -289,7 +289,7 @@ class NumberedBlock(NumberedSends):
             _serve(repeats)
 
     def serve(self, repeats: Iterable[Call[SendRequest]]) -> None:
-        """Serve again the requests that `end` returned; the senders of the block know that it is not stored."""
+        """Serve the repeats that `end` returned, after the senders of the block learned that it is not stored."""
         _serve(repeats)
 
 

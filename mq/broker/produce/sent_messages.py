@@ -1,4 +1,4 @@
-"""Checks the messages of sends, and makes the properties that the log stores."""
+"""Checks the messages of sends, and builds the properties that the log stores."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _NOT_PLAIN = *_ASK_FOR_MORE, RECEIPT, PRIORITY_MARK
 
 
 def asks_for_more(ext: SendExt) -> bool:
-    """Whether the properties of a message may ask for more than being stored, by a quick check: a delay, a time, a
-    transaction, a lite topic; or whether it may be a copy of a numbered message.
+    """Whether the properties of a message may ask for a delay, a transaction or a lite topic, or it may be a copy of a
+    numbered message. A quick check of the text.
     """
     text = ext.properties
     return any(mark in text for mark in _ASK_FOR_MORE) or (NUMBERED in text and ext.topic.startswith(_COPIES_IN))
 
 
 def numbers_in(ext: SendExt) -> SequenceRange | None:
-    """The sequence number of a message; None without one. Raises RequestRefused if it is invalid."""
+    """Return the sequence number of a message; None without one. Raises RequestRefused if it is invalid."""
     if NUMBERED not in ext.properties:
         return None
     properties = props.decode(ext.properties)
@@ -66,7 +66,7 @@ class SentMessages:
         self._unique_keys = unique_keys
 
     def plain_tail(self, call: Call[SendRequest]) -> QueueTail | None:
-        """The queue of a plain send; None if it has to be handled by `Sends`.
+        """Return the queue of a plain send; None if `Sends` has to handle the request.
 
         A send is *plain* if its topic is known to be writable and has the queue, and its properties ask for nothing but
         being stored, perhaps once only, and for no priority. One with sequence numbers that wants no answer is not.
@@ -91,7 +91,7 @@ class SentMessages:
         needs_key: bool = False,
         numbers: SequenceRange | None = None,
     ) -> QueuedSend:
-        """The message of a request that is not a batch and only has to be stored.
+        """Return the message of a plain send, ready to be stored.
 
         A message without a unique key gets one; with ``needs_key`` it is refused. ``numbers`` is its sequence number,
         and new. Raises RequestRefused.

@@ -1,4 +1,4 @@
-"""Queries by key for messages that only the archive has, and the index files that they need.
+"""Finds messages by key that only the archive has, and builds the index files for that.
 
 Index files stay when the files of the log are deleted locally; so a search reads nothing of the archive but the
 messages that it finds, in the threads for the archive, for a bounded time and number of bytes. A replica that lacks
@@ -27,7 +27,7 @@ from raftlog import SegmentError
 
 @dataclass(slots=True)
 class ArchivedMatches:
-    """The messages found in the archive; ``gap_reason`` says why some may be left out, empty if none is."""
+    """The messages found in the archive. ``gap_reason`` says why others may be missing; it is empty if none are."""
 
     records: list[bytes] = field(default_factory=list)
     gap_reason: str = ""
@@ -58,7 +58,7 @@ class ArchivedKeys:
         return begin_pos is not None and begin_pos < self._log_begin.base_pos
 
     async def find(self, query: KeyQuery) -> ArchivedMatches:
-        """Search the part of the log that is not local; takes a second more than ``key_search_seconds`` at most."""
+        """Search the archive before the local log. Takes a second more than ``key_search_seconds`` at most."""
         await trio.lowlevel.checkpoint()
         limits = self._limits
         if self._under_way >= limits.key_searches_max:
@@ -118,7 +118,7 @@ class ArchivedKeys:
         return self._archive_state.end_at(self._settings.archive_url).pos
 
     def lacks_files(self) -> bool:
-        """Whether a part of the archive should be copied now, to be indexed."""
+        """Whether `copy_next` should copy a part of the archive now, because it has no index file."""
         return (
             self.has_messages
             and not self._index.is_suspended
@@ -127,7 +127,7 @@ class ArchivedKeys:
         )
 
     async def copy_next(self) -> IndexJob | None:
-        """Copy the newest part without an index file; the job to index it. None if that is not possible now."""
+        """Copy the newest archived part without an index file; returns the job that indexes it, None without one."""
         await trio.lowlevel.checkpoint()
         if (part_and_end := next(self._index.unindexed_archived(self._archived_pos), None)) is None:
             return None
@@ -158,9 +158,7 @@ class ArchivedKeys:
         return self._index.copied_job(part, begin, end)
 
     def finish_job(self, job: IndexJob, *, is_made: bool) -> None:
-        """Delete the copy for a finished job. If no file was made of it, wait before the next part: all may fail for
-        the same reason, and each copy costs. Raises OSError.
-        """
+        """Delete the copy of the part that was indexed. If that failed, pause before the next copy. Raises OSError."""
         if not is_made:
             self._copy_at = self._clock() + self._limits.index_retry_seconds
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""QUERY_MESSAGE (request code 12): messages by key, and the maintenance of the key index.
+"""Finds messages by key, QUERY_MESSAGE (request code 12), and maintains the key index.
 
 A worker thread runs searches one at a time, and at most `QUERIES_MAX` are queued; a separate process builds the index
 files. Every replica has its own index and answers from the entries that are committed when the query arrives.
@@ -60,7 +60,7 @@ class _QueuedQuery(NamedTuple):
 
 
 class KeyQueries(Service):
-    """Answers queries by key; `serve` and `keep_index` must run as tasks."""
+    """Answers queries by key. `serve` and `keep_index` must run as tasks."""
 
     def __init__(self, context: BrokerContext, *, index: KeyIndex) -> None:
         self._index = index
@@ -89,7 +89,7 @@ class KeyQueries(Service):
         assert most <= most_max, f"{most} queries of one client wait; maximum: {most_max}"
 
     def free_disk(self, is_full: bool) -> None:
-        """Remove index files while the disk is too full: searches then scan the log, as far as they get in time."""
+        """Delete the index files while the disk is full. Searches then read the log, for a limited time."""
         if is_full and not self._index.is_suspended:
             self._log.warning("key_index_removed", reason="the disk is too full", files=len(self._index.local_parts))
         self._index.suspend(is_full)
@@ -129,7 +129,7 @@ class KeyQueries(Service):
         yield self.keep_index
 
     async def serve(self) -> None:
-        """Answer queries, one after the other, until cancelled."""
+        """Answer queries one after the other, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 entry = await self._receive.receive()

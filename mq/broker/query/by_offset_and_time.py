@@ -1,4 +1,4 @@
-"""Messages by offset and by time: request codes 29, 32, 33, 303 and 321.
+"""Finds messages by offset and by time: request codes 29, 32, 33, 303 and 321.
 
 Every replica answers, from its committed entries. Queries about the state of a queue wait until everything is applied
 that was committed when they arrived.
@@ -68,14 +68,14 @@ class OffsetAndTimeQueries(Service):
         yield Route(QueryConsumeQueue, self.handle_consume_queue)
 
     def record_at(self, physical_offset: PhysicalOffset) -> bytes | None:
-        """Return the committed record at a physical offset; None unless one begins there. Accepts any number.
+        """Return the committed record that begins at a physical offset, None without one. Accepts any number.
 
         Raises raftlog.SegmentError if the log cannot be read.
         """
         return self._records.at(physical_offset)
 
     def store_time(self, topic: str, queue_id: int, offset: QueueOffset) -> int:
-        """The store time of the message at a queue offset, in epoch milliseconds; -1 without a message.
+        """Return the store time of the message at a queue offset, in epoch milliseconds; -1 without a message.
 
         Raises raftlog.SegmentError, QueueFileDamaged, OSError if it cannot be read.
         """
@@ -89,7 +89,7 @@ class OffsetAndTimeQueries(Service):
             return -1
 
     def earliest_time(self, topic: str, queue_id: int) -> int:
-        """The store time of the first message, in epoch milliseconds; -1 without messages. Raises as `store_time`."""
+        """Return the store time of the first message in epoch milliseconds; -1 without one. Raises as `store_time`."""
         queue = self._store.get(topic, queue_id)
         while queue is not None and queue.min_offset < queue.max_offset:
             self._beginning.check(queue.min_offset)
@@ -99,7 +99,7 @@ class OffsetAndTimeQueries(Service):
         return -1
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int, upper: bool = False) -> QueueOffset:
-        """The queue offset of the first message stored at or after a time; the end of the queue without one.
+        """Return the queue offset of the first message stored at or after a time; without one, the end of the queue.
 
         With ``upper``, the last message stored at or before that time; the first message if all are later. 0 for a
         queue that never had messages. For decreasing store times, see the module. Raises as `store_time`.
@@ -139,7 +139,7 @@ class OffsetAndTimeQueries(Service):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def handle_search(self, call: Call[SearchOffsetByTimestamp]) -> None:
-        """Request code 29: find the offset of a time in a queue."""
+        """Request code 29: return the offset of the first message of a queue that was stored at or after a time."""
         ext = call.request.ext
 
         def answer() -> bytes:

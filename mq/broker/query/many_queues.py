@@ -1,4 +1,4 @@
-"""Request 9030: ends of many queues and offsets by time, in one answer.
+"""Request code 9030: returns the ends of many queues, and offsets by time, in one response.
 
 Every replica answers, after it has applied everything that was committed when the request arrived.
 """
@@ -29,7 +29,7 @@ from raftlog import SegmentError
 
 
 class ManyQueues(Service):
-    """Handles request 9030: the ends of many queues, and offsets by time."""
+    """Answers request 9030 with the ends of many queues, and offsets by time."""
 
     def __init__(self, context: BrokerContext, *, lookup: OffsetAndTimeQueries) -> None:
         self._metadata = context.metadata
@@ -44,7 +44,7 @@ class ManyQueues(Service):
         yield Route(AskQueues, self.handle)
 
     def handle(self, call: Call[AskQueues]) -> None:
-        """Request code 9030: return the ends of many queues. Raises RequestRefused."""
+        """Request code 9030: return the ends of many queues, and offsets by time. Raises RequestRefused."""
         topics = decode_body(QueueQuestions.decode, call.body).topics
         if not 1 <= len(topics) <= TOPICS_MAX:
             raise _invalid(f"{len(topics)} topics; allowed: 1 to {TOPICS_MAX}")

@@ -1,4 +1,4 @@
-"""Request 9032: the bytes of the queues of a topic, and who has sent its newest messages.
+"""Request code 9032: returns the bytes of a topic's queues, and the senders of its newest messages.
 
 Nothing is noted when a message is sent: sizes are in the entries of the queues, and senders in the records.
 """
@@ -31,7 +31,7 @@ NEWEST_OF_QUEUE: Final = 32
 
 
 class TopicUseQueries(Service):
-    """Handles request 9032: the bytes of a topic's queues, and the senders of its newest messages."""
+    """Answers request 9032 with the bytes of a topic's queues, and the senders of its newest messages."""
 
     def __init__(self, context: BrokerContext, *, records: LogRecords) -> None:
         self._metadata = context.metadata
@@ -46,7 +46,7 @@ class TopicUseQueries(Service):
         yield Route(AskTopicUse, self.handle)
 
     def handle(self, call: Call[AskTopicUse]) -> None:
-        """Request code 9032: return the sizes and the latest senders of a topic. Raises RequestRefused."""
+        """Request code 9032: return a topic's bytes by queue, and its latest senders. Raises RequestRefused."""
         topic = call.request.ext.topic
         self._gradually.when_current(self._read, call, lambda: self._answer(call, topic))
 

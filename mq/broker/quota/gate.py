@@ -89,7 +89,7 @@ class _ThrottledRequest(NamedTuple):
 
 
 class QuotaGate(Service):
-    """Delays or refuses requests that exceed quotas; the module's docstring says which.
+    """Delays or refuses requests that exceed a quota. The module's docstring says which it delays and which it refuses.
 
     Attributes:
         types: the requests that pass the gate.
@@ -135,7 +135,7 @@ class QuotaGate(Service):
         }
 
     def has_unsent_replies(self) -> bool:
-        """Whether sends wait for their answers, which come within a second. Clients repeat pulls and pops elsewhere."""
+        """Whether sends are held: they are answered within a second. Clients repeat held pulls and pops elsewhere."""
         return any(not each.until for each in self._queue)
 
     def check_invariants(self) -> None:
@@ -169,12 +169,12 @@ class QuotaGate(Service):
             self._release_early()
 
     def begin(self) -> None:
-        """Check requests from now on: a topic has a quota, or a user with a quota makes a request."""
+        """Check requests from now on, because a topic has a quota, or a user with a quota has sent a request."""
         self._requests.put_gate(self)
         self._buckets.on_consume = self.charge_consumption
 
     def refresh(self) -> None:
-        """Count what topics store, and forget users whose quota was removed; called by a timer."""
+        """Count the stored bytes of topics, and forget users without a quota; called by a timer."""
         if self._appender.is_open:
             self._stored_bytes.count()
         if self._seen_version != self._metadata.user_quotas.version:
@@ -214,7 +214,7 @@ class QuotaGate(Service):
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def handle_of_user(self, call: Call[OfLimitedUser]) -> None:
-        """Serve a request of a user that has a quota."""
+        """Handle a request of a user that has a quota. Refuses it if the user has too many connections."""
         self.begin()
         user, request = call.request.user, call.request.request
         limit = self._metadata.user_quotas.get(user).connections
@@ -234,7 +234,7 @@ class QuotaGate(Service):
             self._user = before
 
     def connections_of(self, user: str) -> int:
-        """The connections of a user whose connections are limited."""
+        """Return how many connections a user has, if the user's connections are limited; otherwise 0."""
         return len(self._of_user.get(user, ()))
 
     def _admit(self, user: str, connection: ClientConnection, count_max: int) -> bool:
@@ -253,7 +253,7 @@ class QuotaGate(Service):
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def serve(self, handler: Handler, is_forwarded: bool, call: Call[Any]) -> bytes | None:
-        """Let a request pass to its handler, now or later, or refuse it.
+        """Pass a request to its handler now, hold it until its quota allows it, or refuse it.
 
         ``is_forwarded`` says that the handler hands it to the leader, which counts it.
         """
@@ -337,12 +337,12 @@ class QuotaGate(Service):
         return limits
 
     def charge_consumption(self, call: Call[Any], messages: int, nbytes: int) -> None:
-        """Count the messages and bytes with which a consumer's request was answered."""
+        """Charge the quotas of a consumer's request with the messages and bytes that it got."""
         if limits := self._limits_of(call):
             self._buckets.charge(limits, messages, nbytes, self._clock())
 
     def charge_elsewhere(self, user: str, messages: int, nbytes: int) -> float:
-        """Count what a filter server gave to a limited user. Returns the seconds until it may give more."""
+        """Charge a user's quota with a filter server's delivery; returns the seconds until its next one."""
         now, limit = self._clock(), (LimitKey(USER, user, CONSUME), self._metadata.user_quotas.get(user))
         self._buckets.charge([limit], messages, nbytes, now)
         seconds, by = self._buckets.wait([limit], now)
@@ -405,7 +405,7 @@ class QuotaGate(Service):
         return self._queue[0].due if self._queue else float("inf")
 
     def release(self) -> None:
-        """Serve delayed requests whose quota is available now; called by a timer."""
+        """Serve held requests that are due; called by a timer."""
         now = self._clock()
         while self._queue and self._queue[0].due <= now:
             entry = heappop(self._queue)
@@ -433,7 +433,7 @@ class QuotaGate(Service):
             self._passing_request, self._user = before
 
     def resign(self) -> None:
-        """Hand waiting requests on to the new leader, in their order, since this replica stops leading."""
+        """Serve held requests again in their order: this replica stops leading, so the new leader gets them."""
         entries, self._queue, self._held_bytes = sorted(self._queue), [], 0
         for each in entries:
             if not each.call.connection.closed:

@@ -1,4 +1,4 @@
-"""Sets and lists the quotas of users, and says who is throttled: request codes 9024 and 9025."""
+"""Sets and lists the quotas of users, and lists who is throttled: request codes 9024 and 9025."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mq.protocol.requests.quotas import ListQuotas, NamedQuota, PutUserQuota, Qu
 
 
 class QuotaRequests(Service):
-    """Sets and lists the quotas of users, with the users that are throttled."""
+    """Sets and lists the quotas of users, and lists the users that are throttled."""
 
     def __init__(self, context: BrokerContext, *, gate: QuotaGate) -> None:
         self._gate = gate
@@ -35,7 +35,7 @@ class QuotaRequests(Service):
         yield Route(ListQuotas, self.handle_list)
 
     def handle_put(self, call: Call[PutUserQuota]) -> None:
-        """Request code 9024: set the quota of a user; answered when it is replicated. Raises RequestRefused."""
+        """Request code 9024: set the quota of a user. Answers when it is replicated. Raises RequestRefused."""
         name, quota = call.request.ext.name, decode_body(UserQuota.decode, call.body).quota
         if self._access is None:
             raise RequestRefused(
@@ -55,7 +55,7 @@ class QuotaRequests(Service):
         replicate(self._appender, [command], call, what="a quota", check=check)
 
     def handle_list(self, call: Call[ListQuotas]) -> bytes:
-        """Request code 9025: list the quotas, and the users that this replica throttles; replicas count separately."""
+        """Request code 9025: return the quotas, and the users that this replica throttles; replicas differ in these."""
         now = self._clock()
         users = [
             NamedQuota(user=name, quota=quota, connections=self._gate.connections_of(name))

@@ -1,4 +1,4 @@
-"""The stored bytes of topics that have a quota for them.
+"""Counts the stored bytes of topics that have a quota for them.
 
 They are counted from the queues in steps, and messages that were accepted since the last step are added.
 """
@@ -15,7 +15,7 @@ _COUNTED_AT_ONCE: Final = 4096
 
 
 class StoredBytes:
-    """Counts the stored bytes of topics for quotas."""
+    """Counts the stored bytes of topics that have a quota for them."""
 
     def __init__(self, store: QueueStore) -> None:
         self._store = store
@@ -26,7 +26,7 @@ class StoredBytes:
         return len(self._topics)
 
     def limit(self, topic: str, bytes_max: int) -> None:
-        """Count a topic from now on; stop counting it if ``bytes_max`` is 0."""
+        """Count the stored bytes of a topic from now on; stop counting them if ``bytes_max`` is 0."""
         assert bytes_max >= 0, f"topic {topic} may store {bytes_max} bytes"
         if not bytes_max:
             self._topics.pop(topic, None)
@@ -37,13 +37,13 @@ class StoredBytes:
             size.bytes_max = bytes_max
 
     def charge(self, topic: str, nbytes: int) -> None:
-        """Add an accepted message of ``nbytes`` bytes to a topic with a quota."""
+        """Add ``nbytes`` of an accepted message to a topic, if it has a quota for stored bytes."""
         assert nbytes >= 0, f"a message of {nbytes} bytes was accepted for topic {topic}"
         if topic in self._topics:
             self._new_bytes[topic] = self._new_bytes.get(topic, 0) + nbytes
 
     def excess(self, topic: str) -> int:
-        """The stored bytes of a topic without room for more; 0 for one with room."""
+        """Return the stored bytes of a topic if it has reached its quota; otherwise 0."""
         size = self._topics.get(topic)
         if size is None:
             return 0

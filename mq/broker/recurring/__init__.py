@@ -1,1 +1,1 @@
-"""Schedules: messages that the leader sends by a rule, each tick once."""
+"""Schedules: the leader sends a message at each tick of a rule, exactly once."""

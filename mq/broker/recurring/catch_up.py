@@ -15,7 +15,7 @@ ON_TIME_MS: Final = 60_000
 
 
 class Tick(NamedTuple):
-    """The decision on the ticks that are due up to ``settled_ms``: one of them is sent, or, for None, none."""
+    """The decision on ticks up to ``settled_ms``: send that at ``due_ms`` unless None, and skip ``skip_count`` others."""
 
     due_ms: int | None
     settled_ms: int
@@ -23,7 +23,7 @@ class Tick(NamedTuple):
 
 
 def next_tick(rule: Rule, definition: ScheduleDefinition, settled_ms: int, now_ms: int) -> Tick | None:
-    """The next tick of a schedule whose ticks up to ``settled_ms`` are done; None if nothing is due. Raises
+    """Return what to do with the due ticks of a schedule after ``settled_ms``; None if no tick is due. Raises
     RuleInvalid.
 
     With `all`, one tick after the other is sent, from the first one that is late by at most `catch_up_ms`. With `last`,

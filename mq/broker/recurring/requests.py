@@ -1,4 +1,4 @@
-"""Schedules by request: our own codes 9012 to 9016. `mq.broker.recurring.ticks` sends their messages."""
+"""Requests to change and list schedules, codes 9012 to 9016. `mq.broker.recurring.ticks` sends their messages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ScheduleRequests(Service):
         yield Route(TriggerSchedule, self.handle_trigger, leader_only=True)
 
     def handle_put(self, call: Call[PutSchedule]) -> bytes | None:
-        """Request code 9012: create or replace a schedule; an equal one stays unchanged."""
+        """Request code 9012: create or replace a schedule. If it has this definition already, nothing changes."""
         self._check_level()
         now_ms = self._wall_clock_ms()
         definition = self._with_anchor(decode_body(decode_definition, call.body), now_ms)
@@ -93,7 +93,7 @@ class ScheduleRequests(Service):
         return None
 
     def handle_delete(self, call: Call[DeleteSchedule]) -> None:
-        """Request code 9013: delete a schedule. Raises RequestRefused, also for an unknown one."""
+        """Request code 9013: delete a schedule. Raises RequestRefused, for example if there is no such schedule."""
         self._check_level()
         ext = call.request.ext
         self._get(ext.name)
@@ -109,7 +109,7 @@ class ScheduleRequests(Service):
         self._change(call, command, ext.name, "deleted", check)
 
     def handle_switch(self, call: Call[SwitchSchedule]) -> bytes | None:
-        """Request code 9015: pause or resume a schedule; the ticks during a pause are not sent."""
+        """Request code 9015: pause or resume a schedule. Ticks during the pause are not sent."""
         self._check_level()
         ext = call.request.ext
         there = self._get(ext.name)
@@ -121,7 +121,7 @@ class ScheduleRequests(Service):
         return None
 
     def handle_trigger(self, call: Call[TriggerSchedule]) -> None:
-        """Request code 9016: send the message of a schedule now, also of a paused one; answered when it is stored."""
+        """Request code 9016: send the message of a schedule now, even if it is paused. Answers when it is stored."""
         self._check_level()
         self._appender.check_room()
         name = call.request.ext.name
@@ -141,7 +141,7 @@ class ScheduleRequests(Service):
         self._ticks.send_now(definition, tail, finish)
 
     def handle_list(self, call: Call[ListSchedules]) -> None:
-        """Request code 9014, by any replica: an empty list if there is no schedule of that name."""
+        """Request code 9014: return all schedules, or only that of a given name. Any replica answers."""
         ext = call.request.ext
 
         def answer() -> bytes:

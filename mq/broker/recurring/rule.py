@@ -1,4 +1,4 @@
-"""Computes when a schedule ticks: intervals, a single time, cron expressions in a time zone. Pure, but for time zones.
+"""Computes when a schedule ticks: at intervals, once, or by a cron expression in a time zone.
 
 Times are milliseconds since 1970. Time zones come from the system, or from the package `tzdata`; cron expressions are
 evaluated by `cronsim`, which behaves as Debian's cron when the clocks of a time zone change:
@@ -33,10 +33,10 @@ class Rule(Protocol):
     """The times at which a schedule ticks."""
 
     def next_after(self, time_ms: int) -> int | None:
-        """The first tick after ``time_ms``; None if there is none."""
+        """Return the first tick after ``time_ms``, in epoch milliseconds; None without one."""
 
     def between(self, after_ms: int, until_ms: int) -> int:
-        """The ticks behind ``after_ms``, up to and including ``until_ms``; at least 1000 if there are more."""
+        """Return the number of ticks after ``after_ms``, up to and including ``until_ms``. May stop at 1000."""
 
 
 class Once(NamedTuple):
@@ -45,34 +45,34 @@ class Once(NamedTuple):
     at_ms: int
 
     def next_after(self, time_ms: int) -> int | None:
-        """The single tick, if it is after ``time_ms``."""
+        """Return the single tick if it is after ``time_ms``, otherwise None."""
         return self.at_ms if time_ms < self.at_ms else None
 
     def between(self, after_ms: int, until_ms: int) -> int:
-        """The number of ticks in the range: 0 or 1."""
+        """Return the number of ticks in the range: 0 or 1."""
         return int(after_ms < self.at_ms <= until_ms)
 
 
 class Interval(NamedTuple):
-    """Ticks at the anchor, and at each whole number of intervals before and after it."""
+    """Ticks at ``anchor_ms``, and every ``every_ms`` before and after it."""
 
     every_ms: int
     anchor_ms: int
 
     def next_after(self, time_ms: int) -> int | None:
-        """The first whole number of intervals from the anchor behind ``time_ms``; None after `TIME_MS_MAX`."""
+        """Return the first tick after ``time_ms``; None if it is after `TIME_MS_MAX`."""
         due_ms = self.anchor_ms + ((time_ms - self.anchor_ms) // self.every_ms + 1) * self.every_ms
         assert time_ms < due_ms <= time_ms + self.every_ms, f"{due_ms} is to follow {time_ms}, every {self.every_ms} ms"
         return due_ms if due_ms <= TIME_MS_MAX else None
 
     def between(self, after_ms: int, until_ms: int) -> int:
-        """The number of ticks in the range."""
+        """Return the number of ticks in the range."""
         numbers = [(time_ms - self.anchor_ms) // self.every_ms for time_ms in (after_ms, until_ms)]
         return max(numbers[1] - numbers[0], 0)
 
 
 class Cron:
-    """A cron expression in a time zone. Raises RuleInvalid."""
+    """Ticks of a cron expression in a time zone. Raises RuleInvalid."""
 
     def __init__(self, expression: str, time_zone: str, *, both_days: bool = False) -> None:
         self._expression = expression
@@ -81,7 +81,7 @@ class Cron:
         self.next_after(0)
 
     def next_after(self, time_ms: int) -> int | None:
-        """The first tick after ``time_ms``; None if nothing matches within 50 years."""
+        """Return the first tick after ``time_ms``; None if nothing matches within 50 years."""
         try:
             at = dt.datetime.fromtimestamp(time_ms // 1000, dt.UTC).astimezone(self._zone)
             ticks = CronSim(self._expression, at)
@@ -99,7 +99,7 @@ class Cron:
         return None
 
     def between(self, after_ms: int, until_ms: int) -> int:
-        """The number of ticks in the range, at most `_COUNTED_MAX`."""
+        """Return the number of ticks in the range, at most `_COUNTED_MAX`."""
         count, at_ms = 0, self.next_after(after_ms)
         while at_ms is not None and at_ms <= until_ms and count < _COUNTED_MAX:
             count, at_ms = count + 1, self.next_after(at_ms)
@@ -107,7 +107,7 @@ class Cron:
 
 
 def rule_of(definition: ScheduleDefinition) -> Rule:
-    """The rule of a schedule. Raises RuleInvalid."""
+    """Return the rule of a schedule. Raises RuleInvalid."""
     if definition.at_ms:
         return Once(definition.at_ms)
     if definition.every_ms:
@@ -116,7 +116,7 @@ def rule_of(definition: ScheduleDefinition) -> Rule:
 
 
 def next_due(rule: Rule, definition: ScheduleDefinition, settled_ms: int) -> int | None:
-    """The first tick of a schedule behind ``settled_ms``, within its start and end. Raises RuleInvalid."""
+    """Return a schedule's first tick after ``settled_ms`` within its start and end, None without. Raises RuleInvalid."""
     due_ms = rule.next_after(max(settled_ms, definition.start_ms - 1))
     assert due_ms is None or due_ms > settled_ms, f"a tick at {due_ms} is due again, all up to {settled_ms} are done"
     return due_ms if due_ms is not None and not 0 < definition.end_ms <= due_ms else None

@@ -1,4 +1,4 @@
-"""The leader sends the messages of schedules, each tick once.
+"""Sends the messages of schedules on the leader, one for each tick.
 
 Theory of operation. The message of a tick and the command that marks it as sent enter the log in one entry. After any
 failure either both are there or neither, and a new leader has applied all such entries before it begins. The mark is
@@ -107,12 +107,12 @@ class Ticks(Service):
         self._to_plan.extend(sorted(self._schedules.table))
 
     def resign(self) -> None:
-        """Stop sending messages of schedules: the new leader sends them."""
+        """Stop sending messages of schedules, since this replica stops leading."""
         self._forget()
         self._leads = False
 
     def counters(self) -> dict[str, int]:
-        """Figures of this replica, by name."""
+        """Return the number of schedules, and the counters of sent and skipped ticks."""
         return {
             "schedules": len(self._schedules.table),
             "schedule_ticks_sent": self.send_count,
@@ -122,7 +122,7 @@ class Ticks(Service):
         }
 
     def run(self) -> None:
-        """Send the messages of due ticks; called by a timer many times a second."""
+        """Plan the next ticks of schedules, and send messages of due ticks; called by a timer many times a second."""
         if not self._leads or not self._appender.is_open:
             return
         now_ms = self._wall_clock_ms()
@@ -170,7 +170,7 @@ class Ticks(Service):
     # -- changes by requests -------------------------------------------------------------------------------------------
 
     def change(self, name: str) -> Callable[[], None]:
-        """Stop the ticks of a schedule while a change of it is appended; call the result when the outcome is known."""
+        """Stop a schedule's ticks during a change. The caller calls the result when the outcome is known."""
         changes = self._changes
         changes[name] += 1
 
@@ -186,7 +186,7 @@ class Ticks(Service):
         return end
 
     def send_now(self, definition: ScheduleDefinition, tail: QueueTail, on_outcome: OnOutcome) -> None:
-        """Append the message of a schedule, independently of its ticks."""
+        """Append the message of a schedule now. Its ticks do not change."""
         sent_ms = self._wall_clock_ms()
 
         def finish(outcome: Outcome) -> None:
@@ -196,8 +196,7 @@ class Ticks(Service):
         self._appender.add_atomically([self._message(definition, tail, sent_ms, sent_ms, finish)])
 
     def tail_for(self, definition: ScheduleDefinition) -> QueueTail | None:
-        """The queue of a schedule's messages, always the same one, so that they are in order; None without a writable
-        topic.
+        """Return the queue for a schedule's messages, always the same one; None if its topic is not writable.
 
         A deleted topic that can be restored is treated as missing, unlike for waiting messages that clients have sent:
         a tick that no group can consume is skipped, and its message does not exist after the restore.

@@ -1,1 +1,1 @@
-"""Requests between the replicas of a group: forwarded writes, addresses, authentication."""
+"""Requests between the replicas of a group: forwarded writes, client addresses, authentication."""

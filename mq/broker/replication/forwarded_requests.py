@@ -1,4 +1,4 @@
-"""The leader's side of `forwarding`: serves requests that other replicas forward (request code 9002)."""
+"""Serves requests that other replicas forward to the leader (request code 9002)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ForwardedRequests(Service):
         )
 
     def handle(self, call: Call[Forward]) -> None:
-        """Serve a request from another replica (9002). Raises RequestRefused, see `mq.protocol.requests.forwarding`."""
+        """Request code 9002: serve a request that another replica forwards. Raises RequestRefused."""
         ext, body = call.request.ext, call.body
         self._admit(call.connection, ext.identity)
         if not self._leads():
@@ -112,11 +112,11 @@ class ForwardedRequests(Service):
         sender.serve(handler, inner, inner_body, ext.serialization)
 
     def lead(self) -> None:
-        """Serve the waiting requests: this replica accepts messages now."""
+        """Serve the held requests, since this replica accepts messages now."""
         self._serve_held()
 
     def role_changed(self, change: RoleChange) -> None:
-        """Refuse the waiting requests if this replica will not lead after all."""
+        """Serve the held requests again: they are refused if this replica will not lead after all."""
         self._serve_held()
 
     def _serve_held(self) -> None:
@@ -125,15 +125,15 @@ class ForwardedRequests(Service):
             call.dispatch()
 
     def answer(self, connection: ClientConnection, opaque: int, inner: bytes) -> None:
-        """Send the client's answer; nothing if the outcome is unknown."""
+        """Send a client's response to the replica that forwarded the request."""
         connection.send(self._wrap(opaque, inner))
 
     def failure_response(self, error: Exception, sender: ForwardedSender, inner: Any, serialization: int) -> bytes:
-        """Return the answer to a failed request. Raises the failure of an assertion again."""
+        """Return the response to a request that failed. Raises an AssertionError again."""
         return answer_failure(error, inner, serialization, sender.peer, self._log)
 
     def again(self, sender: ForwardedSender, inner: Any, body: bytes, serialization: int) -> bool:
-        """Serve an accepted request again that has not begun; returns False if it is for another replica."""
+        """Serve a request again whose handler stored nothing; returns False if another replica has to serve it."""
         if self._leads():
             sender.serve(self._leader_handlers[type(inner)], inner, body, serialization)
             return True
@@ -145,7 +145,7 @@ class ForwardedRequests(Service):
 
 
 class ForwardedSender:
-    """Represents the client of another replica for one request: the part of `ClientConnection` that handlers need.
+    """Stands for another replica's client during one request: has the part of `ClientConnection` that handlers use.
 
     ``client_id`` is its id in the consumer group of the request, None if unknown. ``user`` is who it is, if limited.
     """
@@ -174,49 +174,49 @@ class ForwardedSender:
 
     @property
     def peer(self) -> str:
-        """The client's address, for logs."""
+        """The addresses of the client and of its replica, for logs."""
         address, port = self.host[:4], int.from_bytes(self.host[4:], "big")
         return f"{'.'.join(map(str, address))}:{port} at {self._connection.peer}"
 
     @property
     def closed(self) -> bool:
-        """Whether the replica that the client is connected to has disconnected."""
+        """Whether the connection from the client's replica is closed."""
         return self._connection.closed
 
     @property
     def waiting_bytes(self) -> int:
-        """Unsent bytes to that replica."""
+        """Bytes that wait to be sent to the client's replica."""
         return self._connection.waiting_bytes
 
     def send(self, data: bytes) -> None:
-        """Send the answer."""
+        """Send the client's response to its replica."""
         self._requests.answer(self._connection, self._opaque, data)
 
     def answer(self, request: Any, reply: bytes) -> None:
-        """Send the reply to the request, unless the client wants none."""
+        """Send the response to the request, unless the client wants none."""
         if not request.flag & ONEWAY_FLAG:
             self.send(reply)
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
-        """Answer a request that failed after its handler had returned. Raises our own bugs again."""
+        """Answer a request that failed after its handler returned. Raises an AssertionError again."""
         self.answer(request, self._requests.failure_response(error, self, request, serialization))
 
     def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
-        """Answer with one frame in several buffers."""
+        """Send a response that is in several buffers."""
         self.send(b"".join(buffers))
 
     def close(self, reason: str) -> None:
-        """Report an unknown outcome; the other replica closes the client's connection."""
+        """Report that the outcome is unknown: the client's replica closes the connection of the client."""
         self._connection.send(encode_response(self._opaque, ResponseCode.SYSTEM_ERROR, remark=reason))
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
-        """Serve the request again; if this replica no longer leads, report that to the other one."""
+        """Serve the request again, or report to the client's replica that this replica does not lead any more."""
         if not self._requests.again(self, request, body, serialization):
             code = ResponseCode.SERVICE_NOT_AVAILABLE
             self._connection.send(encode_response(self._opaque, code, remark="leadership moved to another replica"))
 
     def serve(self, handler: Handler, request: Any, body: bytes, serialization: int) -> None:
-        """Serve the request with a handler."""
+        """Serve the request with a handler, and send its response."""
         oneway = request.flag & ONEWAY_FLAG
         try:
             # Handlers of forwarded requests use no other part of a connection.

@@ -1,4 +1,4 @@
-"""Forwards clients' writes from a replica that does not lead to the leader.
+"""Forwards writes of clients from a follower to the leader.
 
 Stock clients look for the leader every 30 s only. Until then they use the former leader, or a restarted replica. It
 sends their requests over one connection to the leader, in order, and returns the answers unchanged.
@@ -88,7 +88,7 @@ _sequence_of = attrgetter("sequence")
 
 
 class Forwarder(Service):
-    """Forwards requests to the leader over one connection, and returns its answers.
+    """Forwards requests of clients to the leader over one connection, and returns the leader's responses.
 
     Args:
         repeatable: requests that may be forwarded again when the outcome at a leader is unknown.
@@ -137,7 +137,7 @@ class Forwarder(Service):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def handle(self, call: Call[Any]) -> None:
-        """Forward a client's request to the leader. Raises RequestRefused."""
+        """Forward a client's request to the leader, or hold it until the leader is known. Raises RequestRefused."""
         if self._bytes > self._bytes_max or len(self._held_calls) + len(self._in_flight) >= self._requests_max:
             self._refusals += 1
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, _BUSY)
@@ -181,7 +181,7 @@ class Forwarder(Service):
         self.replicas_changed()
 
     def replicas_changed(self) -> None:
-        """Close the connection if the leader or its address is another one now, and send waiting requests."""
+        """Connect to the leader again if its address is another one now, and send the held requests."""
         address = self._leader_address()
         if self._upstream is not None and self._upstream.address != address:
             self._shut()
@@ -191,7 +191,7 @@ class Forwarder(Service):
         self._advance()
 
     def lead(self) -> None:
-        """Serve the waiting requests here, since this replica leads."""
+        """Serve the held requests here, since this replica leads."""
         self._leads = True
         self._closed_at = self._clock()
         self._shut()
@@ -203,14 +203,14 @@ class Forwarder(Service):
         self._leads = False
 
     def has_unsent_replies(self) -> bool:
-        """Whether requests are waiting or in flight."""
+        """Whether requests are held or in flight."""
         return bool(self._held_calls or self._in_flight)
 
     def tasks(self) -> Iterator[Task]:
         yield self.run
 
     def on_stop(self) -> None:
-        """Close the connection to the leader; waiting requests are never answered."""
+        """Close the connection to the leader, and drop all requests. Their clients get no response."""
         if self._upstream is not None:
             self._upstream.close()
             self._upstream = None
@@ -220,7 +220,7 @@ class Forwarder(Service):
         self._bytes = 0
 
     def counters(self) -> dict[str, int]:
-        """Figures since the start: requests by kind and outcome; and how many wait now."""
+        """Return the numbers of forwarded requests since the start, by kind and outcome, and how many wait now."""
         return {
             "forwarded_sends": self._sends,
             "forwarded_offsets": self._offsets,
@@ -233,7 +233,7 @@ class Forwarder(Service):
         }
 
     def check_invariants(self) -> None:
-        """Assert that all requests that wait are counted, and that held ones keep their order; for tests."""
+        """Assert that the bytes of all requests are counted, and that held requests keep their order; for tests."""
         calls = (*self._held_calls, *self._in_flight.values())
         nbytes = sum(len(each.frame) for each in calls)
         assert nbytes == self._bytes, f"requests of {nbytes} bytes are forwarded, {self._bytes} are counted"
@@ -366,11 +366,11 @@ class Forwarder(Service):
     # -- time --------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Time out waiting requests and retry failed ones, until cancelled."""
+        """Time out held requests, and repeat failed ones, until cancelled."""
         await self._timer.run()
 
     def tick(self) -> None:
-        """One step of `run`."""
+        """Do one step of `run`."""
         now = self._ticked_at = self._clock()
         self._expire(now - self._seconds_max)
         upstream = self._upstream

@@ -1,4 +1,4 @@
-"""Client addresses of all replicas: the leader replicates its own, the others report theirs to it (request code 9004).
+"""Replicates the client addresses of all replicas, which followers report to the leader (request code 9004).
 
 They are replicated metadata, so that every replica can call every other one, whichever leads.
 """
@@ -31,7 +31,7 @@ _RUN_SECONDS = 0.1
 
 
 class PeerAddresses(Service):
-    """Reports this replica's address to the leader, and replicates reported ones while this replica leads.
+    """Reports this replica's client address to the leader; on the leader, replicates the reported addresses.
 
     Args:
         admit: raises RequestRefused unless the connection is a replica of this group.
@@ -85,7 +85,7 @@ class PeerAddresses(Service):
         return self._metadata.replicas.get(self._node_id) != self._address and not self._appender.is_open
 
     def run(self) -> None:
-        """Report this replica's address if the group does not have it; called by a timer."""
+        """Report this replica's client address if it is not replicated yet; called by a timer."""
         if not self._is_unknown:
             return
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Replicas of a group authenticate each other on the client port, by the secret of the group.
+"""Authenticates replicas of a group to each other on the client port, with the secret of the group.
 
 A replica that opens a connection to another one first sends request code 9005 twice: a call, which is answered with a
 challenge, and a proof, with its node id and the address that it dialled. From then on this connection is trusted, but
@@ -58,7 +58,7 @@ class _ProvenPeer:
 
 
 class PeerAuthentication(Service):
-    """Both sides: the answers to request 9005, and the caller's messages.
+    """Answers request 9005 of other replicas, and authenticates this replica to them.
 
     Args:
         identity: the identity of the replicated log.
@@ -97,7 +97,7 @@ class PeerAuthentication(Service):
         yield Route(AuthenticateReplica, self.handle)
 
     def handle(self, call: Call[AuthenticateReplica]) -> bytes:
-        """Request code 9005: authenticate a replica. Raises RequestRefused, without details before that."""
+        """Request code 9005: authenticate a replica. Raises RequestRefused, without details if the proof is wrong."""
         ext = call.request.ext
         before, call.connection.authentication, call.connection.trusted = call.connection.authentication, None, False
         try:
@@ -133,9 +133,7 @@ class PeerAuthentication(Service):
         return call.response()
 
     def admit(self, connection: ClientConnection, identity: str) -> None:
-        """Raises RequestRefused unless the connection is another replica of this group and the request is for
-        this log.
-        """
+        """Raise RequestRefused unless the connection is another replica of this group and the request is for this log."""
         proof = connection.authentication
         if not connection.trusted or not isinstance(proof, _ProvenPeer) or not self._is_valid(proof.secret_id):
             connection.trusted = False
@@ -147,7 +145,7 @@ class PeerAuthentication(Service):
             raise RequestRefused(ResponseCode.NO_PERMISSION, reason)
 
     def members_changed(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
-        """End the trust in connections of former members, after a change of members."""
+        """Stop trusting the connections of replicas that are no members any more."""
         members = self._members()
         for connection in connections:
             proof = connection.authentication
@@ -155,7 +153,7 @@ class PeerAuthentication(Service):
                 connection.trusted = False
 
     def call(self, address: str, *, uses_tls: bool) -> PeerCall:
-        """Begin to authenticate a new connection to the replica at ``address``."""
+        """Start to authenticate this replica on a new connection to the replica at ``address``."""
         return PeerCall(
             bound=uses_tls and self._binds(),
             identity=self._identity,
@@ -174,7 +172,7 @@ class PeerAuthentication(Service):
 
 
 class PeerCall:
-    """Computes the frames of the caller's side of one connection. ``bound``: to the listener's certificate."""
+    """Computes the frames with which a caller authenticates; if ``bound``, for the listener's certificate only."""
 
     def __init__(
         self,
@@ -193,12 +191,12 @@ class PeerCall:
         self._challenged = False
 
     def first(self) -> bytes:
-        """The frame to send first."""
+        """Return the frame to send first."""
         ext = AuthenticateReplicaExt(call=self._call.hex(), bound=self._is_bound)
         return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext.fields())
 
     def on_response(self, response: Response, certificate: bytes | None = None) -> bytes | None:
-        """The frame to send next, or None once both sides are authenticated.
+        """Return the frame to send next; None once both sides are authenticated.
 
         Args:
             certificate: the one (DER) that the listener has shown; None without TLS.

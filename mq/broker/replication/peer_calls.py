@@ -1,4 +1,4 @@
-"""Requests from a replica to other replicas of its group, at their client addresses."""
+"""Sends requests from a replica to others of its group, at their client addresses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Link:
 
 
 class PeerCalls:
-    """One connection per called replica, opened on demand.
+    """Sends requests to other replicas, over one connection to each, which is opened by the first request.
 
     Args:
         clock: monotonic seconds.
@@ -52,7 +52,7 @@ class PeerCalls:
     def ask(
         self, address: str, code: int, ext: dict[str, str], body: bytes, seconds: float, on_response: OnResponse
     ) -> None:
-        """Send a request; ``on_response`` gets its answer, or the failure after at most ``seconds``.
+        """Send a request. ``on_response`` gets the response, or the failure after at most ``seconds``.
 
         It may be called immediately. The number of waiting requests is limited here; the caller limits their bytes.
         """
@@ -75,7 +75,7 @@ class PeerCalls:
         return len(self._questions) > 0 or any(not link.upstream.connected for link in self._links.values())
 
     def expire(self) -> None:
-        """Time out requests without an answer; called by a timer."""
+        """Time out requests without a response, and connections that do not open; called by a timer."""
         self._questions.expire()
         latest = self._clock() - CONNECT_SECONDS_MAX
         for address, link in list(self._links.items()):
@@ -84,7 +84,7 @@ class PeerCalls:
                 self._on_close(address, link, "no answer to a connection attempt")
 
     def check_invariants(self) -> None:
-        """Assert that requests that wait for a connection are counted, and that none waits for an open one."""
+        """Assert that requests that wait for a connection are counted, and that none waits once it is open."""
         self._questions.check_invariants()
         for address, link in self._links.items():
             nbytes = sum(map(len, link.waiting_frames))
@@ -92,7 +92,7 @@ class PeerCalls:
             assert not nbytes or not link.upstream.connected, f"{nbytes} bytes wait for {address}, which is connected"
 
     def close(self) -> None:
-        """Close all connections; open requests fail."""
+        """Close all connections; requests in flight fail."""
         for address, link in list(self._links.items()):
             link.upstream.close()
             self._on_close(address, link, "closed here")

@@ -1,4 +1,4 @@
-"""A connection from a replica to the client port of another one; both authenticate first."""
+"""A connection from a replica to the client port of another one, which authenticates both."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OnResponse = Callable[[Response, bytes], None]
 
 
 class PeerConnection:
-    """Sends frames to one address, and receives their answers.
+    """Sends requests to one replica, and receives their responses.
 
     ``on_connected()`` is called when the connection is open and authenticated, ``on_response(response, body)`` for each
     answer, and ``on_closed(reason)`` exactly once unless `close` was called: not connected, broken, or closed by the
@@ -51,28 +51,28 @@ class PeerConnection:
         self._attempt: Attempt | None = None
 
     def dial(self) -> None:
-        """Begin to connect."""
+        """Start to connect."""
         assert self._attempt is None, f"{self.address} is called twice"
         address = parse_address(self.address)
         self._attempt = this_machine().dial(self._reactor, address, self._on_connect, self._on_close)
 
     @property
     def connected(self) -> bool:
-        """Whether frames may be sent."""
+        """Whether the connection is open and authenticated, so that frames may be sent."""
         return self._authenticated and self._stream is not None and not self._stream.closed
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of unsent frames."""
+        """Bytes of frames that wait to be sent."""
         return 0 if self._stream is None else self._stream.out_bytes
 
     def send(self, frame: bytes) -> None:
-        """Queue a frame; only while connected."""
+        """Queue a frame to be sent. Only while connected."""
         assert self._stream is not None, f"nothing is connected to {self.address} yet"
         self._stream.send(frame)
 
     def close(self) -> None:
-        """Close the connection; no callback is called afterwards."""
+        """Close the connection. It calls no callback afterwards."""
         self._on_closed = None
         if self._attempt is not None:
             self._attempt.close()
