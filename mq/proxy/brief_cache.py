@@ -1,4 +1,4 @@
-"""Remembers answers of brokers and name servers for some seconds."""
+"""Caches answers of brokers and name servers for some seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ValueT = TypeVar("ValueT")
 
 
 class BriefCache(Generic[KeyT, ValueT]):
-    """The values that `ask` returns, for `seconds` each; callers that want the same value at once share one question.
+    """Caches each value that `ask` returns for `seconds`. Callers that want the same value at once share one call.
 
     An error is not remembered, and every caller asks again. At most `entries_max` values are kept; above, the oldest
     are forgotten.
@@ -26,7 +26,7 @@ class BriefCache(Generic[KeyT, ValueT]):
         self._locks: dict[KeyT, trio.Lock] = {}
 
     async def get(self, key: KeyT) -> ValueT:
-        """Return the value. Raises what `ask` raises."""
+        """Return the cached value, or ask for it. Raises what `ask` raises."""
         entry = self._fresh(key)
         if entry is not None:
             return entry[0]  # noqa: ASYNC910 - each call asks for what is known already
@@ -46,7 +46,7 @@ class BriefCache(Generic[KeyT, ValueT]):
                 self._locks.pop(key, None)
 
     def forget(self, key: KeyT) -> None:
-        """Ask again next time."""
+        """Drop the cached value: the next `get` asks again."""
         self._values.pop(key, None)
 
     def _fresh(self, key: KeyT) -> tuple[ValueT, float] | None:

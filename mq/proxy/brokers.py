@@ -1,4 +1,4 @@
-"""The requests of the proxy to brokers: over the SDK's connections, in the name of the client's user.
+"""Sends the proxy's requests to brokers, over the SDK's connections and in the name of the client's user.
 
 `mq.client.net.leader_calls` and `mq.client.produce.send_pipeline` find leaders and retry.
 """
@@ -50,14 +50,14 @@ Log = structlog.stdlib.BoundLogger
 
 
 class Topic(NamedTuple):
-    """A topic, as it was some seconds ago at most."""
+    """The route and configuration of a topic, at most some seconds old."""
 
     route: TopicRoute
     config: TopicConfig
 
 
 class Brokers:
-    """All brokers that the name servers know. Made by `open`."""
+    """Sends requests to all brokers that the name servers know. `open` makes it."""
 
     def __init__(self, core: ClientCore, pipeline: SendPipeline, log: Log) -> None:
         self._core = core
@@ -81,7 +81,7 @@ class Brokers:
         on_server_request: OnServerRequest,
         settings: RemotingSettings,
     ) -> AsyncGenerator[Brokers]:
-        """Connect when needed, until the block ends.
+        """Connect to brokers when needed, until the block ends.
 
         `producer_groups` and `members` of consumer groups are announced to all brokers.
         """
@@ -134,14 +134,14 @@ class Brokers:
         return read_body(SubscriptionGroupConfig.decode, body)
 
     async def authenticate(self, user: ActsFor) -> None:
-        """Let a broker check the signature of a user. Raises ClientError if it is wrong."""
+        """Ask a broker to check the signature of a user. Raises ClientError if it is wrong."""
         route = await self._core.route(AUTO_CREATE_TEMPLATE)
         body = CheckClientConfigBody().encode()
         code = RequestCode.CHECK_CLIENT_CONFIG
         await self.ask(AUTO_CREATE_TEMPLATE, _any_broker(route), code, user.fields(), body)
 
     async def authorize(self, topic: str, extra: Fields) -> None:  # noqa: ASYNC910 - without accounts, no broker is asked
-        """Let a broker check that a user may do anything with a topic; without a user, everybody may.
+        """Ask a broker whether a user may do anything with a topic. Without a user, everybody may.
 
         Raises ClientError if not.
         """
@@ -151,7 +151,7 @@ class Brokers:
             await self.ask(topic, broker_name, RequestCode.GET_TOPIC_CONFIG, {**ext.fields(), **extra})
 
     async def authorize_member(self, group: str, topics: Iterable[str], extra: Fields) -> None:
-        """Let a broker check that a user may consume these topics with a group; without a user, everybody may.
+        """Ask a broker whether a user may consume these topics with a group. Without a user, everybody may.
 
         Raises ClientError if not.
         """
@@ -170,7 +170,7 @@ class Brokers:
     # Requests.
 
     async def send(self, messages: Sequence[OutgoingMessage], *, seconds: float) -> list[SendResult | ClientError]:
-        """Store messages; for each its place, or an error that says whether it may be stored.
+        """Store messages. Returns for each its result, or an error that says whether it may be stored.
 
         Those with the same sharding key are stored in this order. If cancelled, they may be stored.
         """
@@ -203,7 +203,7 @@ class Brokers:
         seconds: float = _ASK_SECONDS,
         repeat: Repeat = Repeat.ALWAYS,
     ) -> tuple[Response, memoryview]:
-        """Return the answer of the leader of a broker group, which may be asked again. Raises ClientError."""
+        """Send a request to a broker group's leader, if need be repeatedly. Returns the answer. Raises ClientError."""
         return await call_leader(
             self._core,
             topic,
@@ -219,8 +219,7 @@ class Brokers:
     async def ask_held(
         self, topic: str, broker_name: str, code: int, ext_for: Callable[[int], Fields], *, seconds: float
     ) -> tuple[Response, memoryview] | None:
-        """Works like `ask`, for a request that the broker may hold: `ext_for` gets the rest of `seconds`, in
-        milliseconds.
+        """Works like `ask`, for a request that the broker may hold. `ext_for` gets the milliseconds left of `seconds`.
 
         The answer may have any code. None if the time is over and no broker has answered.
         """
@@ -252,11 +251,11 @@ class Brokers:
     # What brokers know of clients.
 
     def announce_clients(self) -> None:
-        """Tell the brokers now that producer groups, or members of consumer groups, have changed."""
+        """Send a heartbeat now, because producer groups or members of consumer groups have changed."""
         self._core.heartbeat_soon()
 
     async def stay_connected(self) -> None:
-        """Stay connected to all brokers, each of which may have a question for a producer; until cancelled."""
+        """Keep connections to all brokers, because each may send a check-back to a producer. Until cancelled."""
         while True:
             try:
                 route = await self._core.route(AUTO_CREATE_TEMPLATE, refresh=True)

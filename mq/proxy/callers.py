@@ -1,4 +1,4 @@
-"""The client that makes a call, as the call's metadata name it."""
+"""Finds the client that makes a call in the call's metadata."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RequestT = TypeVar("RequestT", bound=Message)
 
 
 class Call(Protocol):
-    """A call as `mq.proxy.grpc` makes it; tests have others."""
+    """A call, as `mq.proxy.grpc` or a test makes it."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -37,21 +37,21 @@ class Call(Protocol):
 
     @property
     def deadline(self) -> float | None:
-        """The deadline of the call, on the clock of the event loop."""
+        """The deadline of the call on the event loop's clock; None without one."""
 
     @property
     def heard_at(self) -> float:
-        """The time at which the client last sent something over this connection, on the clock of the event loop."""
+        """The time at which the client last sent something over this connection, on the event loop's clock."""
 
     @property
     def is_connection_lost(self) -> bool:
-        """The connection has ended."""
+        """Whether the connection has ended."""
 
     async def receive(self) -> bytes | None:
-        """Return the next message; None after the last one."""
+        """Wait for the next message; None after the last one."""
 
     async def send(self, message: bytes) -> None:
-        """Send an answer; waits until there is room for it."""
+        """Send an answer. Waits until there is room for it."""
 
 
 Method = Callable[[Call], Awaitable[None]]
@@ -76,7 +76,7 @@ class Caller:
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def seconds_left(self, usual: float) -> float:
-        """Return seconds for a request to a broker: until shortly before the deadline, at most `usual`."""
+        """Return the seconds for a request to a broker: until shortly before the deadline, at most `usual`."""
         if self.deadline is None:
             return usual
         return min(usual, max(self.deadline - trio.current_time() - 0.1, 0.001))
@@ -87,7 +87,7 @@ Identify = Callable[[Call], Awaitable[Caller]]
 
 
 def caller_of(call: Call) -> Caller:
-    """Return the caller of a call. Raises CodedError."""
+    """Find the client that makes a call. Raises CodedError."""
     client_id = call.metadata.get(CLIENT_ID, "").strip()
     if not client_id:
         raise CodedError(pb.CLIENT_ID_REQUIRED, f"the call has no {CLIENT_ID} in its metadata")
@@ -97,7 +97,7 @@ def caller_of(call: Call) -> Caller:
 
 
 def parse_request(kind: type[RequestT], data: bytes | None) -> RequestT:
-    """Return a request. Raises CallRefused if there is none, or it is not of this kind."""
+    """Parse a request. Raises CallRefused if there is none, or if it is not of this kind."""
     if data is None:
         raise CallRefused(Status.INTERNAL, "the call has no request")
     try:
@@ -112,7 +112,7 @@ def unary(
     serve: Callable[[RequestT, Caller], Awaitable[Message]],
     refuse: Callable[[pb.Status], Message],
 ) -> Method:
-    """Return the method for one request and one answer; what `serve` refuses is answered with `refuse`."""
+    """Make the method for calls with one request and one answer. `refuse` makes the answer for what `serve` refuses."""
 
     async def method(call: Call) -> None:
         request = parse_request(kind, await call.receive())

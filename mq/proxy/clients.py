@@ -1,4 +1,4 @@
-"""The connected clients: their settings, and the streams over which the proxy can ask them."""
+"""The connected clients: their settings, and the streams over which the proxy sends them commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUESTIONS_MAX: Final = 16
 
 
 class TelemetryStream:
-    """The stream to one client; commands are sent one after the other.
+    """The stream to one client. It sends one command after the other.
 
     Attributes:
         opened_ms: when it began, in milliseconds since the epoch.
@@ -47,7 +47,7 @@ class TelemetryStream:
         self._cut = False
 
     async def send(self, command: pb.TelemetryCommand) -> None:
-        """Send a command, and wait until there is room for it. Cancelled, the stream can only be ended.
+        """Send a command. Waits until there is room for it. If this is cancelled, the stream must be ended.
 
         Raises BrokenCall: the client is gone, or has not read for too long, or an earlier command was cut off.
         """
@@ -59,7 +59,7 @@ class TelemetryStream:
             self._cut = False
 
     async def ask(self, command: Callable[[str], pb.TelemetryCommand], seconds: float) -> pb.TelemetryCommand | None:
-        """Ask the client: `command` makes the question with this nonce. None without an answer in time.
+        """Send the question that `command` makes for a nonce, and wait for the answer; None if none comes in time.
 
         Raises BrokenCall, TooManyQuestions.
         """
@@ -76,7 +76,7 @@ class TelemetryStream:
         return question.answer
 
     def on_response(self, nonce: str, response: pb.TelemetryCommand) -> None:
-        """Hand a client's answer to the task that asked; ignored if that no longer waits."""
+        """Pass a client's answer to the task that asked. Ignores it if no task waits for it."""
         question = self._questions.get(nonce)
         if question is not None:
             question.answer = response
@@ -84,7 +84,7 @@ class TelemetryStream:
 
 
 class TooManyQuestions(Exception):
-    """The client has not answered earlier questions."""
+    """Too many questions to the client have no answer yet."""
 
 
 class _Question:
@@ -94,7 +94,7 @@ class _Question:
 
 
 class Clients:
-    """Tracks the clients that have called lately, and their streams."""
+    """The clients that are connected or called lately, and their streams."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -103,39 +103,39 @@ class Clients:
         self._of_topic: dict[str, dict[TelemetryStream, None]] = {}
 
     def on_call(self, client_id: str) -> None:
-        """Note that a client has called: it is connected from now on."""
+        """Record a call of a client, which counts as connected from now on."""
         self._heard_at.pop(client_id, None)
         self._heard_at[client_id] = trio.current_time()
         while len(self._heard_at) > CLIENTS_MAX:
             del self._heard_at[next(iter(self._heard_at))]
 
     def is_here(self, client_id: str) -> bool:
-        """Return whether a client has a stream, or has called lately."""
+        """Return whether a client has a stream, or called lately."""
         if client_id in self._streams:
             return True
         heard_at = self._heard_at.get(client_id)
         return heard_at is not None and trio.current_time() - heard_at < SILENT_SECONDS_MAX
 
     def settings(self, client_id: str) -> pb.Settings | None:
-        """Return the settings that a client got; None if it has no stream, or has not sent any."""
+        """Return the settings of a client; None if it has no stream or sent no settings."""
         streams = self._streams.get(client_id)
         return streams[-1].settings if streams else None
 
     def streams(self, client_id: str) -> list[TelemetryStream]:
-        """Return the open streams of a client; a stream that the client has given up may not have ended yet."""
+        """List the open streams of a client. A stream that the client dropped may still be among them."""
         return list(self._streams.get(client_id, ()))
 
     @property
     def stream_count(self) -> int:
-        """The open telemetry streams."""
+        """The number of open telemetry streams."""
         return sum(map(len, self._streams.values()))
 
     def add_stream(self, stream: TelemetryStream) -> None:
-        """Add a stream that begins."""
+        """Add a new stream of a client."""
         self._streams.setdefault(stream.client_id, []).append(stream)
 
     def remove_stream(self, stream: TelemetryStream) -> None:
-        """Forget a stream that has ended."""
+        """Remove a stream that has ended."""
         streams = self._streams[stream.client_id]
         streams.remove(stream)
         if not streams:
@@ -143,15 +143,13 @@ class Clients:
         self.produces(stream, frozenset())
 
     def on_leave(self, client_id: str) -> None:
-        """Forget a client that has said that it leaves."""
+        """Remove a client that has announced that it leaves."""
         self._heard_at.pop(client_id, None)
 
     # Members of consumer groups.
 
     def members(self) -> list[ClientBehindProxy]:
-        """The members of consumer groups, at most `MEMBERS_MAX` with `MEMBERS_BYTES_MAX`; further ones are left out.
-        The newest stream of a client names its member.
-        """
+        """List members of consumer groups, up to `MEMBERS_MAX` and `MEMBERS_BYTES_MAX`; leaves the others out."""
         clients: list[ClientBehindProxy] = []
         room = MEMBERS_BYTES_MAX
         for streams in self._streams.values():
@@ -164,7 +162,7 @@ class Clients:
         return clients
 
     def member(self, group: str, client_id: str) -> TelemetryStream | None:
-        """Return the stream of a member of a group; None if there is none."""
+        """Return the stream of a group's member; None if it has none."""
         for stream in reversed(self._streams.get(client_id, ())):
             if stream.member is not None and stream.member.group == group:
                 return stream
@@ -173,7 +171,7 @@ class Clients:
     # Producers of transactions.
 
     def produces(self, stream: TelemetryStream, topics: frozenset[str]) -> bool:
-        """Note the topics to which the client of a stream sends transactional messages. Returns whether one is new."""
+        """Record the topics to which a stream's client sends transactional messages. Returns whether any is new."""
         for topic in stream.transaction_topics - topics:
             del self._of_topic[topic][stream]
             if not self._of_topic[topic]:
@@ -189,6 +187,6 @@ class Clients:
         return set(self._of_topic)
 
     def producer_of(self, topic: str) -> TelemetryStream | None:
-        """Any client that sends transactional messages to a topic."""
+        """Return the stream of any client that sends transactional messages to a topic; None if there is none."""
         streams = self._of_topic.get(topic)
         return self._rng.choice(list(streams)) if streams else None

@@ -1,4 +1,4 @@
-"""The settings that a running proxy needs, without the libraries that read and check settings."""
+"""The settings that a running proxy needs, without the libraries that read and validate settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ProxyTlsMode = Literal["disabled", "permissive", "enforcing"]
 
 
 class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The values of `mq.proxy.settings.ProxySettings`, which says what they mean and has checked them."""
+    """The validated values of `mq.proxy.settings.ProxySettings`, which documents them."""
 
     listen_host: str
     listen_port: int
@@ -33,7 +33,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     drain_seconds: float
 
     def to_json(self) -> str:
-        """Return the configuration as text, for another process; `from_json` is its inverse."""
+        """Convert the configuration to text for another process; `from_json` is the inverse."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
@@ -42,7 +42,7 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return msgspec.json.decode(text, type=cls)
 
     def trusts(self, host: str) -> bool:
-        """Return whether a host may name other clients; see ``haproxy_networks``."""
+        """Return whether a proxy at this host may name its clients' addresses; see ``haproxy_networks``."""
         try:
             address = ipaddress.ip_address(host)
         except ValueError:
@@ -53,19 +53,19 @@ class ProxyConfiguration(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     @property
     def utc_offsets_ms(self) -> tuple[int, ...]:
-        """The offsets of the zones in ``signature_utc_offsets``."""
+        """The offsets in ``signature_utc_offsets``, in milliseconds."""
         return parse_utc_offsets(self.signature_utc_offsets)
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Address for scrapes of metrics; None to disable them."""
+        """The address at which metrics are served; None if that is disabled."""
         if self.metrics_listen is not None:
             return parse_metrics_address(self.metrics_listen)
         return metrics_address_beside((self.listen_host, self.listen_port))
 
 
 def parse_utc_offsets(text: str) -> tuple[int, ...]:
-    """Milliseconds of offsets such as +08:00, separated by commas. Raises ValueError."""
+    """Parse offsets such as +08:00, separated by commas, to milliseconds. Raises ValueError."""
     offsets: list[int] = []
     for each in filter(None, (part.strip() for part in text.split(","))):
         match = _UTC_OFFSET.fullmatch(each)

@@ -34,7 +34,7 @@ class Identification:
         self._accounts: BriefCache[ActsFor, None] = BriefCache(brokers.authenticate, seconds=_KNOWN_SECONDS)
 
     async def caller_of(self, call: Call) -> Caller:
-        """Identify the caller of a call, and note it as connected once it is proved. Raises CodedError, ClientError."""
+        """Identify and authenticate the caller of a call, and count it as connected. Raises CodedError, ClientError."""
         caller = caller_of(call)
         if self._allowed_times is None:
             self._clients.on_call(caller.client_id)

@@ -14,7 +14,7 @@ from mq.proxy.service_table import ServiceTable
 def collect(
     services: ServiceTable, counters: GrpcCounters, valid_until: dt.datetime | None
 ) -> Generator[None, None, Families]:
-    """All metrics of a proxy; see `mq.monitoring.families.Collect`. ``valid_until`` is the end of its certificate."""
+    """Yield all metrics of a proxy; see `mq.monitoring.families.Collect`. ``valid_until`` is its certificate's end."""
     families: list[Family | Histogram] = [*process_families({}), *certificate_families({}, valid_until)]
     yield
     for name, text, value in (

@@ -1,4 +1,4 @@
-"""Messages that stay hidden while a client handles them, however long that takes.
+"""Renews the invisible time of messages for as long as a client handles them.
 
 A client that asks for it gets messages that are hidden for a minute, and the proxy hides them again shortly before that
 is over: until the client settles them, for three hours at most, and while the client is there. If the proxy dies, the
@@ -85,7 +85,7 @@ class _HiddenMessage:
 
 
 class Renewals:
-    """The messages that are kept hidden, by client, group and the receipt handle that the client has.
+    """The messages that the proxy keeps hidden, by client, group and the client's receipt handle.
 
     Args:
         defer: hides a message of a group and topic for a number of milliseconds; returns its new handle.
@@ -111,8 +111,8 @@ class Renewals:
         self._of_client: Counter[str] = Counter()
 
     def check_room(self, client_id: str) -> None:
-        """Raises CodedError if a client can have no further message that is kept hidden for it, before it acknowledges
-        some.
+        """Raise CodedError if a client has as many messages as may be kept hidden for it, and must acknowledge some
+        first.
         """
         own_max = self._held_by_client_max
         if self._of_client[client_id] >= own_max:
@@ -129,11 +129,11 @@ class Renewals:
 
     @property
     def count(self) -> int:
-        """The messages that are kept hidden."""
+        """The number of messages that are kept hidden."""
         return len(self._messages)
 
     def hold(self, client_id: str, group: str, topic: str, handle: Handle, extra: Fields, call: Call) -> None:
-        """Keep a message hidden, which was popped and written to a call just now."""
+        """Keep a message hidden that was just popped and sent to the client."""
         key = client_id, group, handle.encode()
         self._drop(key)
         self._messages[key] = _HiddenMessage(group, topic, handle, extra, call, trio.current_time())
@@ -154,7 +154,7 @@ class Renewals:
 
     @asynccontextmanager
     async def take(self, client_id: str, group: str, text: str) -> AsyncGenerator[Handle]:
-        """Yield the present handle of a message that a client settles; afterwards it is no longer kept hidden.
+        """Yield the current handle of a message that a client settles. Afterwards the message is not kept hidden.
 
         If the block fails, it stays as it was. Raises CodedError for an invalid handle.
         """
@@ -170,13 +170,13 @@ class Renewals:
                 self._drop(key)
 
     async def release(self, client_id: str) -> None:  # noqa: ASYNC910 - a client may have nothing
-        """Give the messages of a client that has left back to the brokers."""
+        """Return the messages of a client that has left to the brokers."""
         for key, message in [each for each in self._messages.items() if each[0][0] == client_id]:
             self._drop(key)
             await self._give_back(message)
 
     async def run(self) -> None:
-        """Keep messages hidden, until cancelled. A broker that does not answer delays only its own."""
+        """Keep messages hidden until cancelled. A broker that does not answer delays only its own messages."""
         busy: set[str] = set()
 
         async def renew(broker: str, due: list[tuple[_Key, _HiddenMessage]]) -> None:  # noqa: ASYNC910 - something is due

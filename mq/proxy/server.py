@@ -1,4 +1,4 @@
-"""The proxy process: connects to the brokers, listens, serves, drains."""
+"""The proxy: connects to the brokers, listens, serves and drains."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since the epoch."""
+    """Return milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
@@ -121,7 +121,7 @@ async def open_table(
     client_id: str | None = None,
     clock_ms: Callable[[], int] = wall_clock_ms,
 ) -> AsyncIterator[tuple[ServiceTable, Brokers]]:
-    """The call table, connected to the brokers of these name servers until the block ends.
+    """Open the table of methods, connected to the brokers of these name servers, until the block ends.
 
     Args:
         allowed_times: the times that signatures may have; None if calls need no signature.

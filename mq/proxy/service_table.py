@@ -1,4 +1,4 @@
-"""The methods of the service, by path."""
+"""Maps the methods of the gRPC service to the objects that serve them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class ServiceTable:
-    """Maps each gRPC method to the service of the proxy that serves it.
+    """Maps each gRPC method to the object that serves it.
 
     Args:
         nursery: of the tasks that outlive a call.
@@ -78,17 +78,17 @@ class ServiceTable:
         )
 
     async def run(self) -> None:
-        """Keep messages hidden while clients work on them, and end waiting calls when the proxy is about to stop."""
+        """Keep messages hidden while clients handle them. When the proxy is about to stop, end waiting calls."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.renewals.run)
             nursery.start_soon(self._receiving.end_waiting_calls)
 
     async def wait_given_back(self) -> None:
-        """Wait until no message that did not reach its client is being given back to its broker."""
+        """Wait until all messages that did not reach their clients were returned to their brokers."""
         await self._receiving.wait_given_back()
 
     def methods(self) -> Mapping[str, Method]:
-        """Return the methods by path."""
+        """Return the methods of the service by path."""
         caller = self._identification.caller_of
         routing, sending, settling, telemetry = self._routing, self._sending, self._settling, self._telemetry
         pulling = self._pulling

@@ -1,4 +1,4 @@
-"""Settings of one proxy process; `mq.settings` reads them."""
+"""The settings of one proxy process; `mq.settings` reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mq.settings import ProcessSettings, validator
 
 
 class ProxySettings(ProcessSettings):
-    """All settings of a proxy. Durations are seconds."""
+    """All settings of a proxy. Durations are in seconds."""
 
     model_config = SettingsConfigDict(env_prefix="RAFTMQ_PROXY_")
 
@@ -75,5 +75,5 @@ class ProxySettings(ProcessSettings):
         return self
 
     def configuration(self) -> ProxyConfiguration:
-        """Return the settings as a configuration for the process that serves."""
+        """Convert the settings to the configuration of the process that serves."""
         return ProxyConfiguration(**self.model_dump(mode="json"))

@@ -1,4 +1,4 @@
-"""A gRPC server on trio and h2, for any service: methods get bytes and send bytes."""
+"""A gRPC server on trio and h2, for any service. Methods receive and send messages as bytes."""
 
 from mq.proxy.grpc.call import Call
 from mq.proxy.grpc.certificate import OwnCertificate, SelfSigned, TlsContext

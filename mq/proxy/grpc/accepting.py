@@ -1,4 +1,4 @@
-"""Makes an HTTP/2 connection of an accepted one: reads the header of HAProxy's protocol, and shakes hands for TLS."""
+"""Starts accepted connections: reads the header of HAProxy's protocol, and does the TLS handshake."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Trusts = Callable[[str], bool]
 
 
 class HandshakeFailed(Exception):
-    """A connection that never became one of HTTP/2; the message says why."""
+    """An accepted connection never reached HTTP/2; the message says why."""
 
 
 class AcceptedConnection(NamedTuple):
-    """A connection that speaks HTTP/2 from its first byte on.
+    """A connection that has finished its handshakes: all its bytes are HTTP/2.
 
     Attributes:
         peer: ``host:port`` of the client.
@@ -43,7 +43,7 @@ class AcceptedConnection(NamedTuple):
 
 
 class ReadAhead(trio.abc.Stream):
-    """A stream of which some bytes were read already."""
+    """A stream whose first bytes were read already."""
 
     def __init__(self, stream: trio.abc.Stream, data: bytes) -> None:
         self._stream = stream
@@ -67,7 +67,7 @@ class ReadAhead(trio.abc.Stream):
         await self._stream.wait_send_all_might_not_block()
 
     async def send_eof(self) -> None:  # noqa: ASYNC910 - TLS has no such end, and nothing is sent
-        """Send no more, if the stream can tell its peer so."""
+        """Send no more, and tell the peer if the stream can."""
         if isinstance(self._stream, trio.abc.HalfCloseableStream):
             await self._stream.send_eof()
 
@@ -77,7 +77,7 @@ class ReadAhead(trio.abc.Stream):
 
 
 async def accept(stream: trio.abc.Stream, tls: TlsContext | None, trusts: Trusts) -> AcceptedConnection:
-    """Find out what a client speaks. Raises HandshakeFailed; the caller limits the time, and closes the stream."""
+    """Detect the client's protocol and do the handshakes. Raises HandshakeFailed. The caller limits time and closes."""
     addresses, data = _socket_addresses(stream), b""
     try:
         data = bytes(await stream.receive_some(RECEIVE_BYTES))

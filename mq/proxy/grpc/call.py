@@ -1,4 +1,4 @@
-"""One call, as a method sees it."""
+"""One gRPC call, as its method sees it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mq.proxy.grpc.status import BrokenCall
 
 
 class Call:
-    """One call of a client.
+    """One gRPC call of a client.
 
     Attributes:
         path: ``/package.Service/Method``.
@@ -80,11 +80,11 @@ class Call:
 
     @property
     def is_connection_lost(self) -> bool:
-        """The connection has ended."""
+        """Whether the connection has ended."""
         return self._stream.connection.is_lost
 
     async def receive(self) -> bytes | None:
-        """Return the next message of the client; None when it sends no more. Cancelled, it loses nothing."""
+        """Wait for the client's next message; None when it sends no more. If cancelled, no message is lost."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             message = self._stream.connection.take(self._stream)
@@ -99,7 +99,7 @@ class Call:
             await self._woken.wait()
 
     async def send(self, message: bytes) -> None:
-        """Send a message to the client; waits until flow control and socket take all of it. One task at a time.
+        """Send a message. Waits until flow control and socket take all of it. Only one task may call it at a time.
 
         Raises BrokenCall: the client is gone, or has not read for too long; it may have the message or not. Cancelled,
         the call can only be ended.

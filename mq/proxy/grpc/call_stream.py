@@ -1,4 +1,4 @@
-"""The stream of one call, as `GrpcConnection` keeps it."""
+"""The HTTP/2 stream of one call, as `GrpcConnection` keeps it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mq.proxy.grpc.status import CallRefused, Status
 
 
 class StreamConnection(Protocol):
-    """The part of `GrpcConnection` that a call uses; its methods say what these do."""
+    """The part of `GrpcConnection` that a call uses; see its methods."""
 
     @property
     def heard_at(self) -> float: ...
@@ -30,7 +30,7 @@ def _ignore() -> None:
 
 
 class CallStream:
-    """The stream of one call. `GrpcConnection` has the methods for it; the callbacks are the shell's.
+    """The HTTP/2 stream of one call. `GrpcConnection` has its methods; the caller sets its callbacks.
 
     Attributes:
         messages: what has arrived, and nobody has taken yet.
@@ -87,14 +87,14 @@ class CallStream:
 
     @property
     def unfinished_bytes(self) -> int:
-        """The received bytes of the incomplete message."""
+        """The number of received bytes of the incomplete message."""
         return self.reader.unfinished_bytes
 
     def on_admit(self) -> None:
-        """Receive the rest of the message, which has memory reserved now."""
+        """Receive the rest of the message: memory is reserved for it now."""
         self.is_waiting = False
         self.connection.give_back(self)
 
     def close(self, reason: str, /) -> None:
-        """Refuse the call, whose message did not arrive in time."""
+        """Refuse the call, because its message did not arrive in time."""
         self.connection.refuse(self, CallRefused(Status.RESOURCE_EXHAUSTED, reason))

@@ -1,4 +1,4 @@
-"""The certificate of a gRPC server: its own from files, or one that it makes at the start and signs itself."""
+"""The certificate of a gRPC server: from files, or self-signed and made at the start."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class TlsContext(Protocol):
     """Supplies the TLS context for each new connection of a server."""
 
     def context(self) -> ssl.SSLContext:
-        """Return the context for a new connection; it offers HTTP/2."""
+        """Return the TLS context for a new connection; it offers HTTP/2."""
         ...
 
 
 class OwnCertificate:
-    """The certificate of `mq.certificate`, which is read again when its files change."""
+    """A certificate from files (`mq.certificate`), which it reads again when they change."""
 
     def __init__(self, certificate: Certificate) -> None:
         self._certificate = certificate
@@ -43,7 +43,7 @@ class OwnCertificate:
 
 
 class SelfSigned:
-    """A self-signed certificate: clients that verify certificates refuse it.
+    """A self-signed certificate. Clients that verify certificates refuse it.
 
     Args:
         names: host names and addresses in it.
@@ -80,5 +80,5 @@ class SelfSigned:
         self._context = context
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS context of a connection; see TlsContext."""
+        """Return the TLS context for a new connection; see TlsContext."""
         return self._context

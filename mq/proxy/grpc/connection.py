@@ -1,4 +1,4 @@
-"""One HTTP/2 connection as calls of gRPC: turns received bytes into calls, and their messages into bytes.
+"""The gRPC calls of one HTTP/2 connection: turns received bytes into calls, and messages into bytes to send.
 
 Neither reads nor writes: the shell feeds it, takes the bytes to send, and hands in the time in monotonic seconds.
 """
@@ -39,7 +39,7 @@ _ACCEPTED: Final = encode_fields((b"grpc-accept-encoding", ",".join(ENCODINGS).e
 
 
 class ConnectionFailed(Exception):
-    """The connection must be closed after its last bytes, a GOAWAY, are sent.
+    """Close the connection once its last bytes, a GOAWAY frame, are sent.
 
     Attributes:
         flood: the client sent too many frames that need no work.
@@ -55,7 +55,7 @@ class ConnectionFailed(Exception):
 
 
 class GrpcConnection:
-    """The gRPC calls of one client connection: bytes in, calls and bytes out, without a socket.
+    """The gRPC calls of one client connection. Takes and returns bytes; has no socket.
 
     Args:
         partial_requests: of the messages of all connections that have not arrived whole.
@@ -102,7 +102,7 @@ class GrpcConnection:
     # ---------------------------------------------------------------------------------- from the client
 
     def receive(self, data: bytes, now: float) -> None:
-        """Handle bytes of the client. Raises ConnectionFailed; then all calls have ended."""
+        """Handle bytes from the client. Raises ConnectionFailed after it has ended all calls."""
         self._now = self._received_at = now
         self._pinged_at = None
         guard, http2 = self._guard, self._http2
@@ -116,7 +116,7 @@ class GrpcConnection:
             raise self._fail(error.code, reason, flood=error.flood) from error
 
     def on_loss(self) -> None:
-        """End all calls, since the connection is lost. No effect the second time."""
+        """End all calls, because the connection is lost. Has no effect the second time."""
         self._failed = True
         for stream in list(self.streams.values()):
             self._close(stream)
@@ -130,7 +130,7 @@ class GrpcConnection:
     # What `Requests` of HTTP/2 needs.
 
     def request(self, stream_id: int, fields: list[Field], *, ended: bool) -> None:
-        """Begin a call, or refuse it."""
+        """Start a call, or refuse it."""
         over = len(self.streams) >= self._limits.streams_max
         if over or (self._last_stream is not None and stream_id > self._last_stream):
             self._http2.reset(stream_id, ErrorCode.REFUSED_STREAM)
@@ -174,24 +174,24 @@ class GrpcConnection:
         self._send_rest(stream)
 
     def reset(self, stream_id: int) -> None:
-        """End a call that the client has cancelled, or whose stream it has broken."""
+        """End a call that the client cancelled, or whose stream the client broke."""
         self._unended.pop(stream_id, None)
         if (stream := self.streams.get(stream_id)) is not None:
             self._close(stream)
             stream.on_end()
 
     def rule_broken(self) -> None:
-        """Count a stream that the server reset because the client broke a rule."""
+        """Count a stream that the server reset because the client broke a rule of HTTP/2."""
         self._guard.reset(self._now)
 
     def window_opened(self, stream_id: int) -> None:
-        """Send the unsent messages of a call, as its window may have opened; 0: the window of all calls together."""
+        """Send more of a call, whose window may have grown; 0 means the window that all calls share."""
         if stream_id:
             self._reopen(stream_id)
         self.pump()
 
     def windows_changed(self) -> None:
-        """Send what all calls have to send, as the window of each may have opened."""
+        """Send more of all calls, whose windows may have grown."""
         for stream_id in list(self._shut):
             self._reopen(stream_id)
         self.pump()
@@ -201,19 +201,19 @@ class GrpcConnection:
             self._ready_streams[stream_id] = self._shut.pop(stream_id)
 
     def ping_answered(self, data: bytes) -> None:
-        """Refuse new calls from now on if the client has answered the ping of a drain."""
+        """Refuse new calls from now on, if the client answered the ping of a drain."""
         if data == _DRAIN_PING and self._drained_at is not None and self._last_stream is None:
             self._refuse_new_calls()
 
     def on_end(self, stream_id: int) -> None:
-        """Note that the client sends no more for a call."""
+        """Record that the client sends no more for a call."""
         self._unended.pop(stream_id, None)
         if (stream := self.streams.get(stream_id)) is not None:
             stream.half_closed = True
             self._half_close(stream)
 
     def data(self, stream_id: int, data: bytes, nbytes: int, *, ended: bool) -> None:
-        """Add data to a call."""
+        """Add received data to a call."""
         stream = self.streams.get(stream_id)
         if stream is None:
             if ended:
@@ -263,7 +263,7 @@ class GrpcConnection:
     # ------------------------------------------------------------------------------------ from the method
 
     def take(self, stream: CallStream) -> bytes | None:
-        """Return the next message, None if there is none now."""
+        """Remove and return the next message of a call; None if there is none now."""
         if not stream.messages:
             return None
         message = stream.messages.popleft()
@@ -283,7 +283,7 @@ class GrpcConnection:
         return not stream.unsent
 
     def finish(self, stream: CallStream, status: Status, reason: str = "", *, encodings: bool = False) -> None:
-        """End the call; the unsent rest of its last message is dropped unless the status is OK. No effect if it has
+        """End the call. The unsent rest of its last message is dropped unless the status is OK. No effect if it has
         ended.
         """
         if stream.closed or stream.is_finishing:
@@ -300,7 +300,7 @@ class GrpcConnection:
         self._send_rest(stream)
 
     def refuse(self, stream: CallStream, refusal: CallRefused) -> None:
-        """End a call for the transport; the shell then stops the method and finishes the call."""
+        """End a call because of the transport. The caller then stops its method and finishes the call."""
         if stream.closed or stream.refusal is not None:
             return
         stream.refusal = refusal
@@ -334,11 +334,11 @@ class GrpcConnection:
 
     @property
     def unsent_bytes(self) -> int:
-        """The length of what `bytes_to_send` would return."""
+        """The number of bytes that `bytes_to_send` would return."""
         return len(self._http2.unsent)
 
     def pump(self) -> None:
-        """Send more messages of calls, in turns: there may be room in a window, or the shell took bytes.
+        """Send more messages of calls, in turns, after a window grew or bytes were taken to be sent.
 
         A call whose own window is used up costs nothing until that opens.
         """
@@ -430,7 +430,7 @@ class GrpcConnection:
         self._acknowledge(stream.stream_id, nbytes)
 
     def give_back(self, stream: CallStream) -> None:
-        """Let the client send more, unless its last message was not taken, or there is no memory for the next one."""
+        """Let the client send more, unless its last message was not taken, or no memory is free for the next one."""
         if stream.unacked_bytes and not stream.is_waiting and (stream.half_closed or not stream.messages):
             nbytes, stream.unacked_bytes = stream.unacked_bytes, 0
             self._acknowledge(stream.stream_id, nbytes)
@@ -442,7 +442,7 @@ class GrpcConnection:
     # --------------------------------------------------------------------------------------------- time
 
     def tick(self, now: float) -> None:
-        """Called about once a second. Raises ConnectionFailed if the connection must be closed."""
+        """Check time limits; call it about once a second. Raises ConnectionFailed if the connection must be closed."""
         limits, self._now = self._limits, now
         for stream_id in [each for each, ended_at in self._unended.items() if now - ended_at >= _SECONDS_TO_END]:
             self._reset_unended(stream_id)
@@ -459,7 +459,7 @@ class GrpcConnection:
             self._drain_on(self._drained_at, now)
 
     def drain(self, now: float) -> None:
-        """Take no new calls: tell the client, and when it knows, refuse calls that it begins nevertheless."""
+        """Announce to the client that no new calls are taken. Once it knows, refuse those that it still starts."""
         if self._drained_at is None and not self._failed:
             self._drained_at = now
             self._http2.go_away(ErrorCode.NO_ERROR, _LAST_STREAM)

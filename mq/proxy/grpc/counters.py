@@ -8,7 +8,7 @@ from mq.proxy.grpc.status import Status
 
 
 class GrpcCounters:
-    """Counts since the start, and the calls and connections that are open now.
+    """Counts what happened since the start, and the calls and connections that are open now.
 
     Attributes:
         calls: ended calls by path and status; calls of paths without a method have the path ``unknown``.

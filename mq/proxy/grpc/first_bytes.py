@@ -1,4 +1,4 @@
-"""Parses the first bytes of a connection: the header of HAProxy's protocol, TLS, or HTTP/2 at once.
+"""Parses the first bytes of a connection: a header of HAProxy's protocol, TLS, or HTTP/2 without either.
 
 The header is in "The PROXY protocol, versions 1 & 2" of haproxy.org, sections 2.1 and 2.2.
 """
@@ -19,25 +19,25 @@ _FAMILIES_2: Final = {0x1: (4, "!4s4sHH"), 0x2: (16, "!16s16sHH")}
 
 
 class BadProxyHeader(Exception):
-    """A header of HAProxy's protocol that cannot be read; the message says why."""
+    """A header of HAProxy's protocol is malformed; the message says why."""
 
 
 class Addresses(NamedTuple):
-    """Host and port of the client, and of the address to which it connected."""
+    """The addresses of the client and of the server that it connected to."""
 
     client: tuple[str, int]
     server: tuple[str, int]
 
 
 class ProxyHeader(NamedTuple):
-    """A header: its length, and the addresses unless the connection is HAProxy's own, as for a health check."""
+    """A header's length and addresses. The addresses are None for HAProxy's own connections, such as health checks."""
 
     nbytes: int
     addresses: Addresses | None
 
 
 def may_be_proxy_header(data: bytes) -> bool:
-    """Return whether the bytes that have arrived, at least one, may be the beginning of a header."""
+    """Return whether the received bytes, at least one, may be the start of a header."""
     return any(data[: len(each)] == each[: len(data)] for each in (_SIGNATURE_1, _SIGNATURE_2))
 
 

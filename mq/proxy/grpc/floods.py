@@ -1,4 +1,4 @@
-"""Detects floods: counts frames without work and cancelled calls, cheap for a client and costly for the server."""
+"""Detects floods: frames without work and cancelled calls, which cost a client little and the server much."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EARNED_BY_CALL: Final = 8
 
 
 class Allowance:
-    """A rate limit: a burst at once, and an amount per second."""
+    """A rate limit: allows a burst, and an amount per second."""
 
     def __init__(self, burst: float, per_second: float, now: float) -> None:
         self._burst = self._credit = burst
@@ -22,7 +22,7 @@ class Allowance:
         self._since = now
 
     def spend(self, amount: float, now: float) -> bool:
-        """Spend ``amount`` if the allowance has that much; returns whether it had."""
+        """Spend ``amount`` if the allowance has that much; returns whether it did."""
         if amount > self._credit:
             self._credit = min(self._burst, self._credit + (now - self._since) * self._per_second)
             self._since = now
@@ -32,12 +32,12 @@ class Allowance:
         return True
 
     def earn(self, amount: float) -> None:
-        """Allow ``amount`` more to be spent, at most the burst at once."""
+        """Add ``amount`` to the allowance, at most up to the burst."""
         self._credit = min(self._burst, self._credit + amount)
 
 
 class FloodGuard:
-    """The counters of one connection. Its methods raise Http2Error."""
+    """Limits the costly frames of one connection. Its methods raise Http2Error."""
 
     def __init__(self, limits: GrpcLimits, now: float) -> None:
         self._control = Allowance(limits.control_frames_burst, limits.control_frames_per_second, now)
@@ -46,7 +46,7 @@ class FloodGuard:
         self._block_bytes = self._block_frames = 0
 
     def frame(self, kind: int, flags: int, nbytes: int, now: float) -> None:
-        """Count a frame that has arrived."""
+        """Count a received frame."""
         match kind:
             case Kind.DATA if nbytes or flags & END_STREAM:
                 # Who sends data measures the line with pings.
@@ -68,16 +68,16 @@ class FloodGuard:
                 self._spend(1, kind, now)
 
     def reset(self, now: float) -> None:
-        """Count a call that the client cancelled, or that was refused because there are too many."""
+        """Count a call that the client cancelled, or that was refused because of too many calls."""
         if not self._resets.spend(1, now):
             raise _flood("the client cancelled too many calls")
 
     def sent_data(self) -> None:
-        """Allow the window updates and pings with which the receiver of a sent data frame answers."""
+        """Allow the window updates and pings with which a client answers a data frame."""
         self._control.earn(_EARNED_BY_DATA)
 
     def finished_call(self) -> None:
-        """Allow more control frames and resets, since a call was answered."""
+        """Allow more control frames and resets, because a call was answered."""
         self._control.earn(_EARNED_BY_CALL)
         self._resets.earn(1)
 

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113, section 4): found in what arrives, and made."""
+"""Splits received bytes into frames of HTTP/2 (RFC 9113, section 4), and makes frames."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
 
 
 class ErrorCode(enum.IntEnum):
-    """The reason why a stream or a connection ends."""
+    """The reasons for which a stream or connection ends."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -54,7 +54,7 @@ class ErrorCode(enum.IntEnum):
 
 
 class Http2Error(Exception):
-    """The client breaks the rules of HTTP/2: its connection must end with this code.
+    """The client broke the rules of HTTP/2. Its connection must end with this code.
 
     Attributes:
         flood: it sends too much, and not something wrong.
@@ -67,12 +67,12 @@ class Http2Error(Exception):
 
     @property
     def flood(self) -> bool:
-        """Whether the client sends too much, rather than something invalid."""
+        """Whether the client sent too much, rather than something invalid."""
         return self.code is ErrorCode.ENHANCE_YOUR_CALM
 
 
 class FrameSplitter:
-    """Finds the frames in what arrives on one connection; keeps the incomplete one."""
+    """Splits the bytes of one connection into frames, and keeps the incomplete one."""
 
     def __init__(self) -> None:
         self._preface = PREFACE
@@ -80,7 +80,7 @@ class FrameSplitter:
         self._needed_bytes = HEADER_BYTES
 
     def split(self, data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
-        """Type, flags, stream and payload of each frame that ``data`` completes.
+        """Yield the type, flags, stream and payload of each frame that ``data`` completes.
 
         Raises Http2Error as soon as the preface is wrong, or the header of a frame that is too long has arrived.
         """
@@ -114,5 +114,5 @@ class FrameSplitter:
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Return a frame."""
+    """Make a frame."""
     return _HEADER.pack(len(payload) << 8 | kind, flags, stream_id) + payload

@@ -1,4 +1,4 @@
-"""Messages of gRPC in the bytes of a stream: a flag, a length, the message; compressed if the flag says so."""
+"""Splits a stream into gRPC messages: a flag, a length and the message, which is compressed if the flag says so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FAST: Final = 1
 
 
 class MessageReader:
-    """Splits what arrives on one call into messages.
+    """Splits the bytes of one call into messages.
 
     Args:
         encoding: of the messages that are compressed, one of `ENCODINGS`.
@@ -40,11 +40,11 @@ class MessageReader:
 
     @property
     def unfinished_bytes(self) -> int:
-        """The bytes that have arrived of a message that is not complete."""
+        """The number of received bytes of the incomplete message."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that ``data`` completes, decompressed. Raises CallRefused; then nothing more can be read."""
+        """Return the messages that ``data`` completes, decompressed. After CallRefused, nothing more can be read."""
         buffer = self._buffer
         if not buffer and not self.has_begun and len(data) >= PREFIX_BYTES:
             # One message in one frame is the rule, and needs no copy into the buffer.
@@ -68,7 +68,7 @@ class MessageReader:
         return messages
 
     def end(self) -> None:
-        """Called when the client sends no more. Raises CallRefused within a message."""
+        """Check that no message is incomplete, when the client sends no more. Raises CallRefused."""
         if self.has_begun or self._buffer:
             raise CallRefused(Status.INTERNAL, "the last message is incomplete")
 
@@ -109,7 +109,7 @@ def decompress(data: bytes, bytes_max: int) -> bytes:
 
 
 def frame_message(message: bytes, *, compress: bool) -> bytes:
-    """Return a message with its prefix; ``compress``: by gzip, if it is long enough and gets shorter."""
+    """Add the prefix to a message. With ``compress``, use gzip if the message is long enough and becomes shorter."""
     data = bytes(message)
     if compress and len(data) >= COMPRESS_FROM_BYTES:
         compressed_message = gzip.compress(data, _FAST, mtime=0)

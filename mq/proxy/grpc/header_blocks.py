@@ -1,4 +1,4 @@
-"""Headers in blocks of bytes (HPACK, RFC 7541): decoded with a dynamic table, encoded without one."""
+"""Blocks of headers (HPACK, RFC 7541): decodes them with a dynamic table, and encodes them without one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REMEMBERED_BYTES_MAX: Final = 64
 
 
 class HeaderDecoder:
-    """Decodes the header blocks of one connection, in their order.
+    """Decodes the header blocks of one connection, in the order in which they arrive.
 
     Args:
         bytes_max: limit for the fields of one block.
@@ -37,7 +37,7 @@ class HeaderDecoder:
         self._table_bytes_max = _TABLE_BYTES_MAX
 
     def decode(self, block: bytes) -> list[Field]:
-        """Return the fields of a block. Raises Http2Error; then later blocks cannot be decoded."""
+        """Decode the fields of a block. After Http2Error, later blocks cannot be decoded."""
         try:
             return self._decode(block)
         except IndexError as error:
@@ -138,7 +138,7 @@ _STATIC_INDEX: Final = {field: index for index, field in reversed(list(enumerate
 
 
 def encode_fields(*fields: Field) -> bytes:
-    """Fields as a part of a block, in no table and without Huffman code: the same bytes on every connection."""
+    """Encode fields without any table or Huffman code, so that the bytes are the same on every connection."""
     return b"".join(_encode_field(field) for field in fields)
 
 

@@ -1,4 +1,4 @@
-"""The service ``grpc.health.v1.Health``, which load balancers and probes of gRPC ask."""
+"""The service ``grpc.health.v1.Health``, which load balancers and probes call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = b"\x08\x01", b"\x08\x02", b"\x08\x03"
 
 
 def health_methods(services: Collection[str], is_ready: Callable[[], bool]) -> dict[str, Method]:
-    """Return the methods by path.
+    """Return the methods of the health service, by path.
 
     Args:
         services: full names of services, ``package.Service``; the empty name, for all of them, is always known.

@@ -1,4 +1,4 @@
-"""The server's side of one HTTP/2 connection (RFC 9113): states of streams, flow control, errors. Without any I/O."""
+"""The server's side of one HTTP/2 connection (RFC 9113): stream states, flow control, errors. No I/O."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ class Setting:
 
 
 class Requests(Protocol):
-    """The callbacks for received requests; each may answer at once."""
+    """Callbacks for received requests. Each may answer at once."""
 
     def request(self, stream_id: int, fields: list[Field], *, ended: bool) -> None:
-        """Called when a new stream begins."""
+        """Called when the client opens a stream."""
 
     def data(self, stream_id: int, data: bytes, nbytes: int, *, ended: bool) -> None:
-        """Called with data of a stream; give back ``nbytes``, with padding, some time."""
+        """Called with data of a stream. Call `give_back` with ``nbytes``, which includes padding, later."""
 
     def on_end(self, stream_id: int) -> None:
         """Called when the client sends no more on this stream."""
 
     def reset(self, stream_id: int) -> None:
-        """Called when a stream ends because the client has reset it, or has broken a rule on it."""
+        """Called when a stream ends because the client reset it or broke a rule on it."""
 
     def rule_broken(self) -> None:
-        """Called when the client has broken a rule that ends a stream, whether that was open or not."""
+        """Called when the client broke a rule that ends a stream, even if the stream was not open."""
 
     def window_opened(self, stream_id: int) -> None:
-        """Called when more may be sent on a stream, or on all streams together if it is 0."""
+        """Called when the window of a stream grew; 0 means the window that all streams share."""
 
     def windows_changed(self) -> None:
-        """Called when more may be sent on any stream."""
+        """Called when the window of any stream may have grown."""
 
     def ping_answered(self, data: bytes) -> None:
-        """Called when the client has answered a ping."""
+        """Called when the client answered a ping."""
 
 
 class _Stream:
@@ -128,7 +128,7 @@ class Http2:
     # ------------------------------------------------------------------------------------ from the client
 
     def receive(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Handle a frame that has arrived. Raises Http2Error."""
+        """Handle a received frame. Raises Http2Error."""
         if self._block is not None and (kind != Kind.CONTINUATION or stream_id != self._block[0]):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "another frame came within a header block")
         if not self._settings_seen and kind != Kind.SETTINGS:
@@ -336,22 +336,22 @@ class Http2:
     # ------------------------------------------------------------------------------------- to the client
 
     def expect(self, stream_id: int, nbytes: int) -> None:
-        """Expect ``nbytes`` bytes of data, which the client has announced; more or fewer break the rules."""
+        """Expect ``nbytes`` bytes of data on a stream, as the client announced. More or fewer break the rules."""
         if (stream := self._streams.get(stream_id)) is not None:
             stream.length = nbytes
             if stream.remote_ended and nbytes:
                 self._break(stream_id, ErrorCode.PROTOCOL_ERROR, 0)
 
     def window(self, stream_id: int) -> int:
-        """Return the number of bytes that the client takes on this stream; none if it is below 1."""
+        """Return how many bytes the client accepts on this stream now; none if it is below 1."""
         return self._streams[stream_id].window
 
     def room(self, stream_id: int) -> int:
-        """Return the number of data bytes that one frame of this stream may have now; below 1 none."""
+        """Return how many data bytes the next frame of this stream may have; none if it is below 1."""
         return min(self._streams[stream_id].window, self._window, FRAME_BYTES_MAX)
 
     def send_headers(self, stream_id: int, block: bytes, *, end: bool) -> None:
-        """Send a block of headers; with ``end`` nothing more on this stream."""
+        """Send a block of headers. With ``end``, nothing more is sent on this stream."""
         payload, self._first_block = self._first_block + block, b""
         assert len(payload) <= FRAME_BYTES_MAX, f"a header block of {len(payload)} bytes"
         self.unsent += frame(Kind.HEADERS, END_HEADERS | END_STREAM if end else END_HEADERS, stream_id, payload)
@@ -359,7 +359,7 @@ class Http2:
             self._end_local(stream_id)
 
     def send_data(self, stream_id: int, data: bytes, *, end: bool = False) -> None:
-        """Send data, at most as much as there is `room` for."""
+        """Send data, at most as much as `room` returns."""
         stream = self._streams[stream_id]
         stream.window -= len(data)
         self._window -= len(data)
@@ -369,7 +369,7 @@ class Http2:
             self._end_local(stream_id)
 
     def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """End a stream at once; what the client still sends on it is ignored."""
+        """End a stream at once, and ignore what the client still sends on it."""
         self._streams.pop(stream_id, None)
         self._reset_by_us[stream_id] = None
         if len(self._reset_by_us) > _RESETS_KEPT:
@@ -377,7 +377,7 @@ class Http2:
         self.unsent += frame(Kind.RST_STREAM, 0, stream_id, _NUMBER.pack(code))
 
     def give_back(self, stream_id: int, nbytes: int) -> None:
-        """Let the client send ``nbytes`` more: as much of its data has been used."""
+        """Let the client send ``nbytes`` more, because that many bytes of its data were processed."""
         self._give_connection(nbytes)
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.remote_ended:
@@ -388,15 +388,15 @@ class Http2:
                 stream.window_update_bytes = 0
 
     def ping(self, data: bytes) -> None:
-        """Ask the client for an answer."""
+        """Send a ping, which the client must answer."""
         self.unsent += frame(Kind.PING, 0, 0, data)
 
     def go_away(self, code: ErrorCode, last_stream: int) -> None:
-        """Tell the client that streams after the last one are not served."""
+        """Tell the client that no streams after ``last_stream`` are served."""
         self.unsent += frame(Kind.GOAWAY, 0, 0, _NUMBER.pack(last_stream) + _NUMBER.pack(code))
 
     def bytes_to_send(self) -> bytes:
-        """Return the bytes for the client; they are the caller's from now on."""
+        """Remove and return the bytes to send to the client."""
         data = bytes(self.unsent)
         self.unsent.clear()
         return data

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class GrpcLimits:
-    """The limits of gRPC clients. Bytes, seconds and counts.
+    """The limits for gRPC clients, in bytes, seconds and counts.
 
     Attributes:
         connections_max: open connections; further ones are closed at once.

@@ -1,4 +1,4 @@
-"""The headers with which a call begins: parsed, or why the call cannot be served."""
+"""Parses the headers that start a call, or says why the call cannot be served."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LENGTH_DIGITS_MAX: Final = 18
 
 
 class NoGrpc(Exception):
-    """An HTTP request that is not a gRPC call; the answer has an HTTP status and the text."""
+    """An HTTP request is not a gRPC call. The answer has an HTTP status and the text."""
 
     def __init__(self, http_status: int, text: str) -> None:
         super().__init__(f"{http_status}: {text}")
@@ -58,11 +58,11 @@ class RequestHead(NamedTuple):
 
 
 class MalformedRequest(Exception):
-    """Headers that HTTP/2 does not allow; the message says why."""
+    """HTTP/2 does not allow these headers; the message says why."""
 
 
 def parse_head(fields: Iterable[tuple[bytes, bytes]]) -> RequestHead:
-    """Parse the fields of a request. Raises MalformedRequest, NoGrpc, or CallRefused."""
+    """Parse the header fields of a request. Raises MalformedRequest, NoGrpc, or CallRefused."""
     metadata: dict[str, str] = {}
     binary: dict[str, bytes] = {}
     pseudo: dict[str, str] = {}
@@ -104,7 +104,7 @@ def parse_head(fields: Iterable[tuple[bytes, bytes]]) -> RequestHead:
 
 
 def announced_bytes(fields: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """Return the length of the data of a request, if its headers say it. Raises MalformedRequest."""
+    """Return the length of a request's data, if its headers say it. Raises MalformedRequest."""
     for name, value in fields:
         if name == b"content-length":
             if not value.isdigit() or len(value) > _LENGTH_DIGITS_MAX:
@@ -130,7 +130,7 @@ def _field_name(name: bytes) -> str:
 
 
 def parse_timeout(text: str) -> float:
-    """Return seconds of a ``grpc-timeout``: up to 8 digits and a unit. Raises CallRefused."""
+    """Parse a ``grpc-timeout``, up to 8 digits and a unit, to seconds. Raises CallRefused."""
     match = _TIMEOUT.fullmatch(text)
     if match is None:
         raise CallRefused(Status.INTERNAL, f"grpc-timeout {text!r} is malformed")

@@ -1,4 +1,4 @@
-"""Makes a certificate that signs itself, and prints it and its key.
+"""Makes a self-signed certificate, and prints it with its key.
 
 ``python -m mq.proxy.grpc.self_signed FROM UNTIL NAME...``, with times in the form of ISO 8601. It is a program, since
 `cryptography` takes some MiB of memory, which a proxy would keep for a certificate that it makes once.
@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 
 def self_signed(names: Iterable[str], begin: dt.datetime, end: dt.datetime) -> bytes:
-    """Return a new key and its certificate for these host names and addresses, as PEM."""
+    """Make a key and its certificate for these host names and addresses, as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "raftmq proxy")])
     certificate = (

@@ -1,4 +1,4 @@
-"""The trio shell of one connection: receives, sends, and runs the methods of its calls."""
+"""Serves one connection on trio: receives, sends, and runs the methods of its calls."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ServerContext:
         self._log_again_at: dict[str, float] = {}
 
     def warning(self, event: str, kind: str, **fields: object) -> None:
-        """Count a fault of a client, and log it: once a minute for each event."""
+        """Count a fault of a client, and log it, at most once a minute for each event."""
         self.counters.closed[kind] += 1
         now = trio.current_time()
         if now >= self._log_again_at.get(event, -math.inf):
@@ -65,7 +65,7 @@ class ServerContext:
 
 
 class ServedConnection:
-    """Serves the gRPC calls of one client connection, from its first byte of HTTP/2 on."""
+    """Serves the gRPC calls of one client connection."""
 
     def __init__(self, client: AcceptedConnection, server: ServerContext) -> None:
         self._stream = client.stream
@@ -80,7 +80,7 @@ class ServedConnection:
         self._is_closing = False
 
     async def run(self) -> None:
-        """Serve it until it ends; all its calls have ended then."""
+        """Serve the connection until it ends. All its calls have ended when this returns."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._write)
@@ -97,7 +97,7 @@ class ServedConnection:
             nursery.cancel_scope.cancel()
 
     def wake_writer(self) -> None:
-        """Wake the writer, which sleeps on if nothing is to be sent."""
+        """Wake the task that writes. It goes on sleeping if there is nothing to send."""
         if self._connection.unsent_bytes or self._is_closing:
             self._to_write.set()
 
@@ -112,7 +112,7 @@ class ServedConnection:
             self._connection.refuse(stream, refusal)
 
     def tick(self, now: float) -> None:
-        """Check time limits and send what is due; called about once a second."""
+        """Check time limits and send what is due; call it about once a second."""
         try:
             self._connection.tick(now)
         except ConnectionFailed as error:

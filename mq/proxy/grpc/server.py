@@ -1,4 +1,4 @@
-"""A gRPC server on trio: listens, accepts connections, watches over their time, and drains them."""
+"""A gRPC server on trio: listens, accepts connections, limits their time, and drains them."""
 
 from __future__ import annotations
 

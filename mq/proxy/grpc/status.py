@@ -1,4 +1,4 @@
-"""The end of a call: gRPC's status codes, refusals, and the text of a status on the wire."""
+"""The end of a call: gRPC's status codes, refusals, and how a status is sent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Status(enum.IntEnum):
 
 
 class CallRefused(Exception):
-    """Ends the call with this status; raised by a method, or by the transport for a call that it cannot serve.
+    """Ends a call with this status. Raised by a method, or by the transport for a call that it cannot serve.
 
     Attributes:
         status: not OK.
@@ -46,7 +46,7 @@ class CallRefused(Exception):
 
 
 class BrokenCall(Exception):
-    """The call is over: its client has cancelled it or is gone, or does not read. What was sent last may be lost."""
+    """The call is over: its client cancelled it, is gone, or does not read. The last messages may be lost."""
 
 
 REASON_BYTES_MAX: Final = 1024
@@ -54,6 +54,6 @@ REASON_BYTES_MAX: Final = 1024
 
 
 def percent_encoded(reason: str) -> bytes:
-    """The value of ``grpc-message``: UTF-8, with all but printable ASCII written as %XX; cut at `REASON_BYTES_MAX`."""
+    """Encode ``grpc-message``: UTF-8, with %XX for all but printable ASCII, cut at `REASON_BYTES_MAX`."""
     data = reason.encode("utf-8", "replace")[:REASON_BYTES_MAX]
     return b"".join(b"%c" % byte if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in data)

@@ -1,1 +1,1 @@
-"""Pure translation between the gRPC protocol and requests to brokers. No I/O, no clock, no await."""
+"""Translates between the gRPC protocol and requests to brokers. Pure: no I/O, no clock, no await."""

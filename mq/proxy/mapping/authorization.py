@@ -33,7 +33,7 @@ _ZONE_MS_MAX: Final = 14 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class AllowedTimes:
-    """The times that are accepted in signatures.
+    """The range of times that signatures may have.
 
     Attributes:
         age_ms_max: the difference from now, before or after it.
@@ -44,7 +44,7 @@ class AllowedTimes:
     utc_offsets_ms: tuple[int, ...] = ()
 
     def age_ms(self, text: str, now_ms: int) -> int:
-        """Return the age of a signed time, by the zone that makes it least. Raises CodedError if it is no time."""
+        """Return the age of a signed time, in the zone that makes it smallest. Raises CodedError if it is invalid."""
         age_ms = now_ms - _time_ms(text)
         if not text.endswith("Z"):
             return age_ms
@@ -52,7 +52,7 @@ class AllowedTimes:
 
 
 def user_of(metadata: Mapping[str, str], address: str, now_ms: int, times: AllowedTimes) -> ActsFor:
-    """Return the user of a call from `address`, with a signature that is still to be checked. Raises CodedError."""
+    """Return the user of a call from `address`. Its signature is still to be checked. Raises CodedError."""
     header, time = metadata.get(AUTHORIZATION, ""), metadata.get(DATE_TIME, "")
     if not header:
         raise CodedError(pb.UNAUTHORIZED, "calls must be signed: give the client an access key and a secret key")

@@ -1,4 +1,4 @@
-"""The texts by which clients name a message: receipt handles and transaction ids. Pure.
+"""The texts by which clients refer to a message: receipt handles and transaction ids. Pure.
 
 Both say everything that a proxy needs to know, so any proxy can serve them, also one that has been started since. They
 are client input: brokers verify what is in them.
@@ -23,14 +23,14 @@ _HANDLE_LENGTH_MAX: Final = 1024
 
 
 class Handle(NamedTuple):
-    """A popped message: its receipt, its place in the log of its broker group, and the lite topic it came from."""
+    """A popped message: its receipt, its position in the log of its broker group, and its lite topic, if any."""
 
     receipt: Receipt
     physical_offset: PhysicalOffset
     lite_topic: str = ""
 
     def encode(self) -> str:
-        """Return the text for clients, as RocketMQ's proxy writes it, and then the lite topic, if there is one."""
+        """Encode the handle for clients, as RocketMQ's proxy does, followed by the lite topic, if there is one."""
         text = f"{self.receipt.encode()} {self.physical_offset}"
         return f"{text} {self.lite_topic}" if self.lite_topic else text
 
@@ -56,11 +56,11 @@ class Handle(NamedTuple):
 
     @property
     def hidden_until_ms(self) -> int:
-        """The time at which the message becomes visible again, by the clock of its broker."""
+        """The time at which the message becomes visible again, by its broker's clock."""
         return self.receipt.pop_time_ms + self.receipt.invisible_ms
 
     def with_times(self, times: PopTimes) -> Handle:
-        """Return the handle after the invisible time was changed."""
+        """Return the handle that is valid after the invisible time was changed."""
         in_order = times.revive_queue == ORDERED_REVIVE_QUEUE
         receipt = self.receipt._replace(
             # In order a message stays in its pop; otherwise it has a checkpoint of its own, that begins with it.
@@ -73,7 +73,7 @@ class Handle(NamedTuple):
 
 
 class TransactionId(NamedTuple):
-    """A half message: where it is, and its unique key."""
+    """A half message: its position and its unique key."""
 
     broker_name: str
     half_queue_offset: QueueOffset
@@ -81,7 +81,7 @@ class TransactionId(NamedTuple):
     unique_key: str
 
     def encode(self) -> str:
-        """Return the text for clients."""
+        """Encode the transaction id for clients."""
         offsets = _OFFSETS.pack(self.half_queue_offset, self.half_physical_offset)
         names = f"{self.broker_name} {self.unique_key}".encode()
         return base64.urlsafe_b64encode(offsets + names).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""Stored messages, as clients of the gRPC protocol get them. Pure."""
+"""Converts stored messages for clients of the gRPC protocol. Pure."""
 
 from __future__ import annotations
 

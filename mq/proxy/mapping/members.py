@@ -1,4 +1,4 @@
-"""Clients as members of consumer groups, in the form in which brokers show them. Pure."""
+"""Converts clients to members of consumer groups, in the form for brokers. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics, groups, queues and endpoints in messages of clients. Pure.
+"""Converts topics, groups and queues between clients and brokers, and checks names. Pure.
 
 A namespace becomes part of the name, as in RocketMQ: ``namespace%name``.
 """
@@ -25,7 +25,7 @@ _PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 
 
 def topic_of(resource: pb.Resource) -> str:
-    """Return the topic for brokers. Raises CodedError for an invalid name or a system topic."""
+    """Return the name of a client's topic. Raises CodedError for an invalid name or a system topic."""
     name = _full_name(resource)
     try:
         check_topic(name)
@@ -37,7 +37,7 @@ def topic_of(resource: pb.Resource) -> str:
 
 
 def group_of(resource: pb.Resource) -> str:
-    """Return the consumer group for brokers. Raises CodedError for an invalid name or a system group."""
+    """Return the name of a client's consumer group. Raises CodedError for an invalid name or a system group."""
     name = _full_name(resource)
     try:
         check_group(name)
@@ -49,7 +49,7 @@ def group_of(resource: pb.Resource) -> str:
 
 
 def lite_topic_of(name: str) -> str:
-    """Return the name of a lite topic, checked. Raises CodedError for an invalid name."""
+    """Check and return the name of a lite topic. Raises CodedError for an invalid name."""
     try:
         check_lite_topic(name)
     except NameRefused as error:
@@ -58,7 +58,7 @@ def lite_topic_of(name: str) -> str:
 
 
 def resource_of(name: str) -> pb.Resource:
-    """Return a topic of brokers for clients."""
+    """Convert the name of a topic for clients."""
     prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
     namespace, separator, rest = name.removeprefix(prefix).partition(_SEPARATOR)
     if not separator:

@@ -1,4 +1,4 @@
-"""Messages of clients, validated and in the form that brokers store. Pure."""
+"""Validates messages from clients, and converts them to the form that brokers store. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WITH_GZIP_HEADER: Final = 16 + zlib.MAX_WBITS
 
 
 class Outgoing(NamedTuple):
-    """A message for the brokers, and its kind (normal, delayed, ordered ...) by its properties."""
+    """A message for the brokers, and its kind (normal, delayed, ordered ...), which its properties determine."""
 
     message: OutgoingMessage
     kind: pb.MessageType

@@ -1,4 +1,4 @@
-"""The codes of refusals: what clients of the gRPC protocol get for an invalid request or an error of a broker. Pure."""
+"""The codes that clients of the gRPC protocol get for invalid requests and for errors of brokers. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _BY_SEND_STATUS: Final = {
 
 
 class CodedError(Exception):
-    """A request, or one entry of it, is refused with `code`; `reason` is sent to the client."""
+    """Refuses a request, or one entry of it, with `code`; the client gets `reason`."""
 
     def __init__(self, code: pb.Code, reason: str) -> None:
         super().__init__(f"{pb.Code.Name(code)}: {reason}")
@@ -66,7 +66,7 @@ class CodedError(Exception):
 
 
 def refusal_of(error: ClientError) -> CodedError:
-    """Return the refusal that a client gets for an error of the connection to the brokers."""
+    """Convert an error of the connection to the brokers to the refusal that a client gets."""
     code: pb.Code
     match error:
         case BrokerError() | SendRejected():
@@ -85,13 +85,13 @@ def refusal_of(error: ClientError) -> CodedError:
 
 
 def of_send_status(status: SendStatus) -> pb.Status:
-    """Return the status of a message that a broker has stored."""
+    """Convert the status of a message that a broker has stored."""
     code = _BY_SEND_STATUS[status]
     return pb.Status(code=code, message=pb.Code.Name(code))
 
 
 def together(statuses: Iterable[pb.Status]) -> pb.Status:
-    """Return the status of an answer with these entries."""
+    """Combine the statuses of the entries to the status of their answer."""
     codes = {status.code: status for status in statuses}
     if len(codes) == 1:
         [status] = codes.values()

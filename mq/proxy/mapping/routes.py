@@ -1,4 +1,4 @@
-"""Routes and assignments for clients. Pure.
+"""Converts routes and assignments of queues for clients. Pure.
 
 Clients connect to the endpoints in them, and those are the ones that the client has given: of this proxy, or of a load
 balancer in front of several.
@@ -32,12 +32,12 @@ _KINDS: Final[Mapping[str, tuple[pb.MessageType, ...]]] = {
 
 
 def kinds_of(config: TopicConfig) -> tuple[pb.MessageType, ...]:
-    """The kinds of messages that a topic takes, by its attribute; without it, normal ones. None of an unknown type."""
+    """Return the kinds of messages that a topic takes: by its attribute, else normal ones; none if it is unknown."""
     return _KINDS.get(config.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "NORMAL"), ())
 
 
 def check_kind(topic: str, config: TopicConfig, kind: pb.MessageType) -> None:
-    """Raises CodedError if the topic does not take messages of this kind."""
+    """Raise CodedError if the topic does not take messages of this kind."""
     if kind not in kinds_of(config):
         topic_kind = config.attributes.get(MESSAGE_TYPE_ATTRIBUTE, "NORMAL")
         raise CodedError(
@@ -47,12 +47,12 @@ def check_kind(topic: str, config: TopicConfig, kind: pb.MessageType) -> None:
 
 
 def reads_lite(topic: TopicConfig, group: SubscriptionGroupConfig) -> bool:
-    """Return whether a group is bound to a topic, and so its members read lite topics of it."""
+    """Return whether a group is bound to a topic, so that its members read lite topics of it."""
     return is_lite(topic.attributes) and group.attributes.get(BIND_TOPIC) == topic.topic_name
 
 
 def queues_of(route: TopicRoute, config: TopicConfig, endpoints: pb.Endpoints) -> list[pb.MessageQueue]:
-    """Return all queues of a topic, with what may be done with them."""
+    """Return all queues of a topic, each with its permissions."""
     readable, writable = set(route.read_queues), set(route.write_queues)
     kinds = kinds_of(config) or (pb.MESSAGE_TYPE_UNSPECIFIED,)
     queues = []
@@ -71,7 +71,7 @@ def queues_of(route: TopicRoute, config: TopicConfig, endpoints: pb.Endpoints) -
 
 
 def assignments_of(route: TopicRoute, endpoints: pb.Endpoints, *, in_order: bool) -> list[pb.Assignment]:
-    """Return the assignments of any member of a group: whole broker groups, or in ordered consumption single queues.
+    """Return what any member of a group may read: whole broker groups, or for ordered consumption single queues.
 
     Raises CodedError if the topic has no queue that may be read.
     """

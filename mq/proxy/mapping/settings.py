@@ -1,4 +1,4 @@
-"""The settings with which the proxy answers the settings of a client. Pure."""
+"""Builds the settings that a client gets in answer to its own settings. Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST_RETRY_LEVEL: Final = 2
 
 
 def merge_settings(own: pb.Settings, group: SubscriptionGroupConfig | None) -> pb.Settings:
-    """The settings for a client that has sent `own`; `group` is the configuration of a consumer's group, if it exists.
+    """Return the settings for a client that sent `own`; `group` is the consumer group's configuration, if any.
 
     Raises CodedError for a kind of client that is not served.
     """

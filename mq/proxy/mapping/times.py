@@ -1,4 +1,4 @@
-"""Times and durations of the gRPC protocol in milliseconds. Pure."""
+"""Converts times and durations of the gRPC protocol to milliseconds, and back. Pure."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _NANOS: Final = 1_000_000
 
 
 def duration(ms: int) -> Duration:
-    """Milliseconds as a duration."""
+    """Convert milliseconds to a duration."""
     return Duration(seconds=ms // 1000, nanos=ms % 1000 * _NANOS)
 
 
 def duration_ms(value: Duration) -> int:
-    """Return a duration in milliseconds, rounded up."""
+    """Convert a duration to milliseconds, rounded up."""
     return value.seconds * 1000 - -value.nanos // _NANOS
 
 
 def timestamp(ms: int) -> Timestamp:
-    """Milliseconds since the epoch as a time."""
+    """Convert milliseconds since the epoch to a timestamp."""
     return Timestamp(seconds=ms // 1000, nanos=ms % 1000 * _NANOS)
 
 
 def timestamp_ms(value: Timestamp) -> int:
-    """Return a time in milliseconds since the epoch, rounded up."""
+    """Convert a timestamp to milliseconds since the epoch, rounded up."""
     return value.seconds * 1000 - -value.nanos // _NANOS

@@ -1,4 +1,4 @@
-"""The subscriptions of consumers of lite topics: SyncLiteSubscription, and the notice of a lost subscription.
+"""Subscriptions of consumers to lite topics: SyncLiteSubscription, and the notice of a lost subscription.
 
 Subscriptions are in the memory of the leaders of the broker groups. Clients say all of them again every 30 s; meanwhile
 the proxy does that for them, if a leader does not know them and they have said them to this proxy.
@@ -54,7 +54,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class LiteSubscriptionTable:
-    """The lite topics that clients have said they subscribe to, by client and group. Pure."""
+    """The lite topics to which clients have subscribed, by client and group. Pure."""
 
     def __init__(self, names_max: int = NAMES_MAX) -> None:
         self._names_max = names_max
@@ -71,7 +71,7 @@ class LiteSubscriptionTable:
         return entry[1] if entry is not None and entry[0] == topic else None
 
     def on_change(self, client_id: str, group: str, topic: str, action: Action, lites: set[str]) -> None:
-        """Note a change that all broker groups have accepted."""
+        """Record a change that all broker groups have accepted."""
         current = self.get(client_id, group, topic)
         self._forget((client_id, group))
         match action:
@@ -89,14 +89,14 @@ class LiteSubscriptionTable:
             self._forget(next(iter(self._of)))
 
     def on_loss(self, client_id: str, group: str, lite: str) -> None:
-        """Forget a lite topic that another client has taken over."""
+        """Remove a lite topic that another client of the group took."""
         entry = self._of.get((client_id, group))
         if entry is not None and lite in entry[1]:
             entry[1].discard(lite)
             self._count -= 1
 
     def forget(self, client_id: str) -> list[tuple[str, str]]:
-        """Forget a client; returns the groups and topics in which it subscribed to something."""
+        """Remove a client. Returns the groups and topics in which it had subscriptions."""
         keys = [key for key in self._of if key[0] == client_id]
         return [(group, topic) for client, group in keys for topic in [self._forget((client, group))]]
 
@@ -107,7 +107,7 @@ class LiteSubscriptionTable:
 
 
 class LiteSubscribing:
-    """Serves SyncLiteSubscription: the subscriptions of clients to lite topics.
+    """Serves SyncLiteSubscription: clients' subscriptions to lite topics.
 
     Args:
         nursery: of the tasks that outlive a call.
@@ -122,7 +122,7 @@ class LiteSubscribing:
         self._notices = 0
 
     async def sync(self, request: pb.SyncLiteSubscriptionRequest, caller: Caller) -> pb.SyncLiteSubscriptionResponse:
-        """Tell all broker groups of a topic the subscriptions of a client. Raises CodedError, ClientError.
+        """Send a client's subscriptions to all broker groups of a topic. Raises CodedError, ClientError.
 
         After an error some may know it; clients say it again.
         """
@@ -137,11 +137,11 @@ class LiteSubscribing:
         return pb.SyncLiteSubscriptionResponse(status=OK)
 
     def knows(self, caller: Caller, group: str, topic: str) -> bool:
-        """Return whether `say_again` can tell a broker group the subscriptions of a client."""
+        """Return whether the proxy has a client's subscriptions, so that `say_again` can send them."""
         return self._subscriptions.get(caller.client_id, group, topic) is not None
 
     async def say_again(self, caller: Caller, group: str, topic: str, broker_name: str) -> None:
-        """Send a client's subscriptions to a broker group that does not know them. Raises CodedError, ClientError."""
+        """Send a client's subscriptions again to a broker group that lost them. Raises CodedError, ClientError."""
         lites = self._subscriptions.get(caller.client_id, group, topic)
         if lites is None:
             return  # noqa: ASYNC910 - it has left meanwhile
@@ -154,7 +154,7 @@ class LiteSubscribing:
             self._nursery.start_soon(self._end, caller, group, topic)
 
     def taken_over(self, notice: NotifyUnsubscribeLite) -> None:
-        """Tell a client that another client of its group has taken over a lite topic, as a broker says."""
+        """Tell a client that another client of its group now has a lite topic, after a broker's notice."""
         ext = notice.ext
         self._subscriptions.on_loss(ext.client_id, ext.consumer_group, ext.lite_topic)
         command = pb.TelemetryCommand(

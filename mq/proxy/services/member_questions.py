@@ -1,4 +1,4 @@
-"""Questions of operators to members of consumer groups, which brokers pass on (request codes 307 and 309).
+"""Passes questions of operators on to members of consumer groups (request codes 307 and 309).
 
 The proxy answers the questions that it can. Only the client knows the stacks of its threads, and what it makes of one
 message: it is asked over its telemetry stream.
@@ -46,7 +46,7 @@ class _NoAnswer(Exception):
 
 
 class MemberQuestions:
-    """Answers questions that brokers ask about the clients behind this proxy.
+    """Answers brokers' questions about the clients behind this proxy.
 
     Args:
         nursery: of the tasks that outlive a call.
@@ -135,7 +135,7 @@ def _print_stacks(nonce: str) -> pb.TelemetryCommand:
 
 
 def nonce_of_answer(command: pb.TelemetryCommand) -> str | None:
-    """Return the nonce of the question that a client answers; None if it answers none.
+    """Return the nonce of the question that a client's command answers; None if it answers none.
 
     The client for Node.js refuses to verify a message by sending the command back.
     """

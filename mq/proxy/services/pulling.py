@@ -1,4 +1,4 @@
-"""Queues that a client reads by itself: PullMessage, UpdateOffset, GetOffset, QueryOffset."""
+"""Serves consumers that pull queues themselves: PullMessage, UpdateOffset, GetOffset, QueryOffset."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Pulling:
         self._identify = identify
 
     async def pull(self, call: Call) -> None:
-        """The status, the messages, and the offset at which the next pull continues."""
+        """Answer PullMessage: a status, the messages, and the offset at which to pull next."""
         request = parse_request(pb.PullMessageRequest, await call.receive())
         try:
             answers = await self._pull(request, await self._identify(call))
@@ -126,7 +126,7 @@ class Pulling:
         return pb.UpdateOffsetResponse(status=OK)
 
     async def get_offset(self, request: pb.GetOffsetRequest, caller: Caller) -> pb.GetOffsetResponse:
-        """Return the offset at which a group continues. Raises CodedError, ClientError."""
+        """Return the stored offset of a group. Raises CodedError, ClientError."""
         group, queue = group_of(request.group), _Queue(request.message_queue)
         ext = QueryConsumerOffsetExt(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
@@ -135,7 +135,7 @@ class Pulling:
         return pb.GetOffsetResponse(status=OK, offset=offset)
 
     async def query_offset(self, request: pb.QueryOffsetRequest, caller: Caller) -> pb.QueryOffsetResponse:
-        """Return the begin or the end of a queue, or its offset at a time. Raises CodedError, ClientError."""
+        """Return the first or next offset of a queue, or its offset at a time. Raises CodedError, ClientError."""
         queue = _Queue(request.message_queue)
         if request.query_offset_policy == pb.TIMESTAMP:
             if not request.HasField("timestamp"):

@@ -1,4 +1,4 @@
-"""Messages for consumers: ReceiveMessage."""
+"""Serves consumers that receive messages: ReceiveMessage."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _invisible_ms(request: pb.ReceiveMessageRequest) -> int:
 
 
 def poll_seconds(request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None, now: float) -> float:
-    """Return seconds for which a request waits for messages. Raises CodedError if its deadline is too near."""
+    """Return for how many seconds a request waits for messages. Raises CodedError if its deadline is too near."""
     remaining_seconds = math.inf if caller.deadline is None else caller.deadline - now
     if request.HasField("long_polling_timeout"):
         seconds = duration_ms(request.long_polling_timeout) / 1000
@@ -155,8 +155,8 @@ class _Delivery:
 
 
 class Receiving:
-    """Serves ReceiveMessage. A pop continues although its call ends, and its messages are given back then: otherwise
-    they would be hidden for nothing.
+    """Serves ReceiveMessage. If a call ends during its pop, the pop continues, and its messages are returned, so that
+    they do not stay hidden.
 
     A pop continues although its call ends, and its messages are given back then: otherwise they would be hidden for
     nothing.
@@ -195,20 +195,20 @@ class Receiving:
         self._log = log
 
     async def end_waiting_calls(self) -> None:
-        """Wait until the proxy is about to stop, and end the calls that wait for messages."""
+        """Wait until the proxy is about to stop. Then end the calls that wait for messages."""
         await self._drain_event.wait()
         for delivery in self._deliveries:
             delivery.abandon()
 
     async def wait_given_back(self) -> None:
-        """Wait until no message is being given back."""
+        """Wait until no messages are being returned to brokers."""
         await trio.lowlevel.checkpoint()
         while self._giving_back:
             self._gave_back = trio.Event()
             await self._gave_back.wait()
 
     async def receive(self, call: Call) -> None:
-        """The status, the messages, and when the answer was sent."""
+        """Answer ReceiveMessage: a status, the messages, and the time of the answer."""
         request = parse_request(pb.ReceiveMessageRequest, await call.receive())
         try:
             caller = await self._identify(call)

@@ -1,4 +1,4 @@
-"""Routes and assignments."""
+"""Serves routes and assignments: QueryRoute, QueryAssignment."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Routing:
         self._brokers = brokers
 
     async def query_route(self, request: pb.QueryRouteRequest, caller: Caller) -> pb.QueryRouteResponse:
-        """Return the queues of a topic, for users who may do anything with it. Raises CodedError, ClientError."""
+        """Return the queues of a topic to users who may do anything with it. Raises CodedError, ClientError."""
         endpoints, name = _parse_endpoints(request.endpoints), topic_of(request.topic)
         await self._brokers.authorize(name, caller.extra)
         topic = await self._brokers.topic(name)
         return pb.QueryRouteResponse(status=OK, message_queues=queues_of(topic.route, topic.config, endpoints))
 
     async def query_assignment(self, request: pb.QueryAssignmentRequest, caller: Caller) -> pb.QueryAssignmentResponse:
-        """Answer with the queues that a member of a group receives from. Raises CodedError, ClientError."""
+        """Return the queues from which a member of a group receives. Raises CodedError, ClientError."""
         endpoints = _parse_endpoints(request.endpoints)
         name, group = topic_of(request.topic), group_of(request.group)
         await self._brokers.authorize(name, caller.extra)

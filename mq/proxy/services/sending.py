@@ -1,4 +1,4 @@
-"""Messages from producers: SendMessage, RecallMessage, EndTransaction."""
+"""Serves producers: SendMessage, RecallMessage, EndTransaction."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sending:
         self._wall_clock_ms = wall_clock_ms
 
     async def send(self, request: pb.SendMessageRequest, caller: Caller) -> pb.SendMessageResponse:
-        """Store messages of one topic; each has a status. Raises CodedError, ClientError."""
+        """Store messages of one topic. Returns a status for each. Raises CodedError, ClientError."""
         if not request.messages:
             raise CodedError(pb.MESSAGE_CORRUPTED, "the request has no message")
         topics = {topic_of(message.topic) for message in request.messages}
@@ -58,7 +58,7 @@ class Sending:
         return pb.SendMessageResponse(status=together(entry.status for entry in entries), entries=entries)
 
     async def recall(self, request: pb.RecallMessageRequest, caller: Caller) -> pb.RecallMessageResponse:
-        """Take a delayed message back. Raises CodedError, ClientError."""
+        """Recall a delayed message. Raises CodedError, ClientError."""
         topic = topic_of(request.topic)
         try:
             handle = RecallHandle.decode(request.recall_handle)

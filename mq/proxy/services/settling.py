@@ -1,4 +1,4 @@
-"""Settles received messages: acknowledged, to be retried later, or given up as dead letters."""
+"""Settles received messages: acknowledges them, retries them later, or makes them dead letters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INVISIBLE_MS_MAX: Final = 12 * 3600 * 1000
 
 
 class PoppedMessages:
-    """Makes requests to brokers about popped messages. All are idempotent, and repeated while there is time."""
+    """Sends requests about popped messages to brokers. All are idempotent, and repeated while there is time."""
 
     def __init__(self, brokers: Brokers, wall_clock_ms: Callable[[], int]) -> None:
         self._brokers = brokers
@@ -45,7 +45,7 @@ class PoppedMessages:
         return receipt
 
     async def acknowledge(self, group: str, topic: str, handle: Handle, extra: Fields, seconds: float) -> None:
-        """Acknowledge a message. Raises CodedError if it is visible again; ClientError."""
+        """Acknowledge a message. Raises ClientError; CodedError if the message is visible again."""
         receipt = await self._receipt(topic, handle)
         ext = AckExt(
             consumer_group=group,
@@ -77,7 +77,7 @@ class PoppedMessages:
         *,
         suspend: bool = False,
     ) -> Handle:
-        """Hide a message for ``invisible_ms`` from now on. Raises CodedError if it is visible already; ClientError.
+        """Hide a message for ``invisible_ms`` from now on. Raises ClientError; CodedError if it is visible already.
 
         With ``suspend``, the attempt that ends here is not counted.
         """
@@ -133,7 +133,7 @@ class Settling:
         self._renewals = renewals
 
     async def acknowledge(self, request: pb.AckMessageRequest, caller: Caller) -> pb.AckMessageResponse:
-        """Acknowledge messages; each gets a status of its own. Raises CodedError."""
+        """Acknowledge messages. Returns a status for each. Raises CodedError."""
         group, topic = group_of(request.group), topic_of(request.topic)
         entries = [
             pb.AckMessageResultEntry(message_id=each.message_id, receipt_handle=each.receipt_handle)
@@ -164,7 +164,7 @@ class Settling:
     async def change_invisible(
         self, request: pb.ChangeInvisibleDurationRequest, caller: Caller
     ) -> pb.ChangeInvisibleDurationResponse:
-        """Hide a message for another time; the answer has a new receipt handle. Raises CodedError, ClientError."""
+        """Change the invisible time of a message. Returns its new receipt handle. Raises CodedError, ClientError."""
         group, topic = group_of(request.group), topic_of(request.topic)
         invisible_ms = duration_ms(request.invisible_duration)
         if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
@@ -191,7 +191,7 @@ class Settling:
     async def forward_to_dead_letters(
         self, request: pb.ForwardMessageToDeadLetterQueueRequest, caller: Caller
     ) -> pb.ForwardMessageToDeadLetterQueueResponse:
-        """Make a dead letter of a message that the client gives up. Raises CodedError, ClientError."""
+        """Make a message a dead letter because the client gives it up. Raises CodedError, ClientError."""
         group, topic = group_of(request.group), topic_of(request.topic)
         async with self._renewals.take(caller.client_id, group, request.receipt_handle) as handle:
             await self._pops.bury(group, topic, handle, request.message_id, caller.extra)

@@ -1,4 +1,4 @@
-"""Clients and their telemetry streams: Telemetry, Heartbeat, NotifyClientTermination; and questions of brokers."""
+"""Serves telemetry streams: Telemetry, Heartbeat, NotifyClientTermination; and passes on questions of brokers."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Telemetry:
         self._brokers.announce_clients()
 
     async def heartbeat(self, request: pb.HeartbeatRequest, caller: Caller) -> pb.HeartbeatResponse:
-        """Note that the client is still connected. Raises CodedError for an unknown kind of client."""
+        """Record that the client is still connected. Raises CodedError for an unknown kind of client."""
         await trio.lowlevel.checkpoint()
         if request.client_type not in PRODUCERS | CONSUMERS | LITE:
             raise CodedError(pb.UNRECOGNIZED_CLIENT_TYPE, f"the client type {request.client_type} is unknown")
@@ -188,7 +188,7 @@ class Telemetry:
     async def leave(
         self, request: pb.NotifyClientTerminationRequest, caller: Caller
     ) -> pb.NotifyClientTerminationResponse:
-        """Forget a client that leaves, and give its messages back."""
+        """Remove a client that leaves, and return its messages to the brokers."""
         await trio.lowlevel.checkpoint()
         self._clients.on_leave(caller.client_id)
         self._lite.leave(caller)
@@ -200,9 +200,7 @@ class Telemetry:
     def answer_broker(
         self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
     ) -> bytes | None:
-        """Return a request from a broker: a question about a transaction or to a consumer, or the notice of a lost
-        subscription.
-        """
+        """Answer a broker: a check-back, a question to a consumer, or the notice of a lost subscription."""
         if isinstance(request, NotifyUnsubscribeLite):
             self._lite.taken_over(request)
             return None
