@@ -1,4 +1,4 @@
-"""Fixtures for pytest: brokers in the process of the test, and in processes of their own. See `docs/testing.md`.
+"""Fixtures for pytest: brokers in the test's process, or in their own processes. See `docs/testing.md`.
 
 pytest imports this module for every user who has the client installed: it imports nothing else before a test uses it.
 """
@@ -19,13 +19,13 @@ _MARKER = "raftmq(replicas=1, **settings): replicas and settings of the brokers 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell pytest our marker."""
+    """Register this plugin's marker."""
     config.addinivalue_line("markers", _MARKER)
 
 
 @pytest.fixture
 def raftmq_kit(request: pytest.FixtureRequest) -> Iterator[SyncKit]:
-    """New brokers in a thread of this process, with a clock that the test puts ahead: a `raftmq.testing.SyncKit`."""
+    """Start brokers in a thread, with a clock that the test advances; yields a `raftmq.testing.SyncKit`."""
     _check_installed()
     from mq.testing import running_kit
 
@@ -39,7 +39,7 @@ def raftmq_kit(request: pytest.FixtureRequest) -> Iterator[SyncKit]:
 
 @pytest.fixture(scope="session")
 def raftmq_broker() -> Iterator[ServerProcesses]:
-    """A name server and a broker as processes, which all tests of a session share: choose own topics and groups."""
+    """Start a name server and a broker as processes. All tests share them: use your own topics and groups."""
     _check_installed()
     from mq.testing import running_processes
 
@@ -49,7 +49,7 @@ def raftmq_broker() -> Iterator[ServerProcesses]:
 
 @pytest.fixture(scope="session")
 def raftmq_cluster() -> Iterator[ServerProcesses]:
-    """Return a name server and a group of three brokers as processes, which all tests of a session share."""
+    """Start a name server and three brokers as processes. All tests share them."""
     _check_installed()
     from mq.testing import running_processes
 

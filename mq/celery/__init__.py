@@ -1,4 +1,4 @@
-"""The transport for kombu, and so for Celery; applications import it as `raftmq.celery`.
+"""The kombu transport, and so Celery's. Applications import it as `raftmq.celery`.
 
 | module | what it does |
 |---|---|

@@ -1,4 +1,4 @@
-"""Acknowledgements of a channel, gathered.
+"""Collects the acknowledgements of a channel, and sends them together.
 
 Each request is an entry of the broker's log, which the broker syncs to disk, and it would do so while the next task
 waits to be stored. One for several messages costs little more than one for one message. A message that is done waits
@@ -47,7 +47,7 @@ class Acknowledgements:
             self._due.set()
 
     async def run(self) -> None:
-        """Send until cancelled; `finish` sends the rest."""
+        """Send acknowledgements until cancelled; `finish` sends the rest."""
         async with anyio.create_task_group() as tasks:
             while True:
                 await self._wakeup.wait()
@@ -60,7 +60,7 @@ class Acknowledgements:
                     tasks.start_soon(self._send, source, messages)
 
     async def finish(self) -> None:
-        """Send the gathered acknowledgements, and again those in flight; called after `run` has ended."""
+        """Send the collected acknowledgements, and again those in flight. Call it after `run` has ended."""
         self._messages = [*self._in_flight, *self._messages]
         self._in_flight = []
         async with anyio.create_task_group() as tasks:

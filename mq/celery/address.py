@@ -1,4 +1,4 @@
-"""The address and the connection settings of a broker, from a URL and options of kombu."""
+"""Parses the address and connection settings of a broker from a URL and options of kombu."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Name servers with credentials and options; connections with equal ones share a session."""
+    """The name servers, credentials and options of a connection. Connections with equal addresses share a session."""
 
     name_servers: tuple[str, ...]
     prefix: str
@@ -41,7 +41,7 @@ class Address:
     redeliveries_max: int | None = None
 
     def remoting_settings(self) -> RemotingSettings:
-        """Return the settings for all clients. Raises CredentialsInvalid, also for certificates that cannot be used."""
+        """Return the settings for all clients. Raises CredentialsInvalid, also for unusable certificates."""
         options: dict[str, Any] = {}
         if self.secret_key is not None and self.access_key is None:
             raise CredentialsInvalid("the broker URL has a secret key without an access key: raftmq://KEY:SECRET@host")
@@ -53,7 +53,7 @@ class Address:
 
 
 def address_of(client: Any, *, tls: bool) -> Address:
-    """Return the address in a `kombu.Connection`. Raises ValueError for an option with a bad value."""
+    """Return the address of a `kombu.Connection`. Raises ValueError for an option with a bad value."""
     options = dict(client.transport_options)
     values: dict[str, Any] = {name: options.get(name, default) for name, default in _OPTIONS.items()}
     for name, value in values.items():

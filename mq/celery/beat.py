@@ -1,4 +1,4 @@
-"""A scheduler for Celery's beat that hands the schedule to the brokers, which send the tasks.
+"""A scheduler for Celery's beat: writes the schedule to the brokers, which send the tasks.
 
 `celery beat --scheduler raftmq.celery:ScheduleScheduler` writes `beat_schedule` into the schedules of the brokers when
 it starts, and again when it changes. Then it only waits: tasks are sent while it is down, and any number of them may
@@ -47,21 +47,21 @@ _log = get_logger("celery.beat")
 
 
 class ScheduleScheduler(Scheduler):
-    """Hands the schedule to the brokers. Refuses schedules that they cannot express, with `ImproperlyConfigured`."""
+    """Writes beat's schedule to the brokers. Raises `ImproperlyConfigured` for schedules that they cannot express."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._pushed_entries: dict[str, tuple[object, ...]] | None = None
         super().__init__(*args, **kwargs)
 
     def setup_schedule(self) -> None:
-        """Take the configured entries; `tick` writes them to the brokers."""
+        """Read the configured entries; `tick` writes them to the brokers."""
         self.merge_inplace(self.app.conf.beat_schedule)
         self.install_default_entries(self.schedule)
         for entry in self.schedule.values():
             self._check(entry)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Write the entries to the brokers if they have changed; returns the seconds until it looks again."""
+        """Write changed entries to the brokers. Returns the seconds until the next check."""
         entries: dict[str, tuple[object, ...]] = {
             name: (entry.task, entry.schedule, entry.args, entry.kwargs, entry.options)
             for name, entry in self.schedule.items()
@@ -76,7 +76,7 @@ class ScheduleScheduler(Scheduler):
         return float(self.max_interval)
 
     def push(self) -> None:
-        """Let the brokers have exactly these entries of this application.
+        """Make the brokers' schedules of this application equal to these entries.
 
         Raises ClientError, SchedulingError, OSError; some of them may be there then. Raises ImproperlyConfigured before
         anything is changed.
@@ -144,7 +144,7 @@ class ScheduleScheduler(Scheduler):
 
 
 def rule_of(entry: Any) -> Rule:
-    """Return the schedule of an entry, as a rule that brokers know. Raises ImproperlyConfigured."""
+    """Convert the schedule of an entry to a rule of the brokers. Raises ImproperlyConfigured."""
     rule = entry.schedule
     if isinstance(rule, crontab):
         return Cron(cron_of(rule), _zone_of(entry, rule), "both" if _restricts_both(rule) else "either")
@@ -156,7 +156,7 @@ def rule_of(entry: Any) -> Rule:
 
 
 def cron_of(rule: Any) -> str:
-    """Return a crontab of Celery as a cron expression."""
+    """Convert a crontab of Celery to a cron expression."""
     fields = (
         ("minute", 0, 59),
         ("hour", 0, 23),
@@ -222,7 +222,7 @@ def _entry_error(entry: Any, why: str) -> ImproperlyConfigured:
 
 
 async def push_schedules(schedules: Schedules, owner: str, targets: Mapping[str, Schedule]) -> int:
-    """Create, change and delete schedules until the brokers have the wanted ones; returns the number of changes.
+    """Create, change and delete schedules until the brokers have `targets`. Returns the number of changes.
 
     It ends when it has found nothing to change: a beat with other entries, such as that of another version, may have
     written at the same time, and what both have written would stay for ever. So the last one to write wins.

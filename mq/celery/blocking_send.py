@@ -47,15 +47,15 @@ _RECEIVE_BYTES: Final = 4096
 
 
 class TaskProducer(Producer[bytes]):
-    """The producer of a session."""
+    """The producer of a session, which other threads can ask for routes."""
 
     def known_route(self, topic: str) -> TopicRoute | None:
-        """Return the route of a topic, if it is known; any thread may ask."""
+        """Return the cached route of a topic; None without one. Any thread may call this."""
         core = self._core
         return None if core is None else core.known_route(topic)
 
     async def refresh_route(self, topic: str) -> None:
-        """Look for the present leaders. Raises ClientError."""
+        """Ask a name server for the current leaders of a topic. Raises ClientError."""
         if (core := self._core) is not None:
             await core.route(topic, refresh=True)
 
@@ -186,7 +186,7 @@ class BlockingSends:
         return "yes", queue
 
     def close(self) -> None:
-        """Close the unused connections; each one in use is closed after its send."""
+        """Close the idle connections. One that is in use is closed after its send."""
         self._is_closed = True
         while self._idle:
             self._idle.popleft().close()

@@ -1,4 +1,4 @@
-"""Queues that end with their process: remote control of workers, events, replies.
+"""Queues that end with their process: for remote control of workers, events and replies.
 
 What is sent to an exchange is written once to the exchange's topic, if anybody has bound such a queue to it. Each
 process reads these topics, from their ends on, and keeps in memory the messages for its own queues. So nothing is left
@@ -70,7 +70,7 @@ class TransientQueue:
         return len(self._buffer)
 
     def put(self, message: ReceivedMessage) -> None:
-        """Append the message behind the others of its priority."""
+        """Append a message behind those of its priority."""
         if len(self._buffer) >= BUFFER_MAX:
             self._buffer.popleft()
             if self.dropped_count == 0:
@@ -84,7 +84,7 @@ class TransientQueue:
             self.on_message()
 
     def put_back(self, message: ReceivedMessage) -> None:
-        """Put messages back before the others."""
+        """Put messages back in front of the others."""
         self._buffer.appendleft((message, anyio.current_time()))
         if self.on_message is not None:
             self.on_message()
@@ -99,14 +99,14 @@ class TransientQueue:
         return None
 
     def clear(self) -> int:
-        """Drop all; returns how many."""
+        """Drop all messages, and return their number."""
         count = len(self._buffer)
         self._buffer.clear()
         return count
 
 
 class Broadcasts:
-    """Reads topics of exchanges for the transient queues of this process; belongs to one event loop."""
+    """Reads topics of exchanges for the transient queues of this process. Belongs to one event loop."""
 
     def __init__(self, name_servers: list[str], prefix: str, remoting: RemotingSettings, topics: Topics) -> None:
         self._consumer = PullConsumer(name_servers, broadcast_group(prefix), consume_from="last", remoting=remoting)
@@ -118,7 +118,7 @@ class Broadcasts:
         self._assignment_event = anyio.Event()
 
     async def run(self) -> None:
-        """Read, once something is bound, until cancelled."""
+        """Read messages once a queue is bound, until cancelled."""
         await self._assignment_event.wait()
         try:
             while True:
@@ -141,7 +141,7 @@ class Broadcasts:
                 queue.put(message)
 
     def get(self, name: str) -> TransientQueue | None:
-        """Return the queue of this name, if this process has declared it."""
+        """Return the transient queue of this name; None if this process has not declared it."""
         return self._queues.get(name)
 
     async def declare(self, name: str, *, by_priority: bool) -> TransientQueue:
@@ -156,16 +156,16 @@ class Broadcasts:
         return queue
 
     async def bind(self, name: str, exchange: str, kind: str, routing_key: str) -> None:
-        """Let the queue receive the messages of the exchange from now on. Raises ClientError."""
+        """Send the messages of the exchange to the queue from now on. Raises ClientError."""
         await self._bind(self._queues[name], exchange, kind, routing_key)
 
     def unbind(self, name: str, exchange: str, routing_key: str) -> None:
-        """Stop the broadcasts to a queue."""
+        """Stop sending the messages of the exchange to the queue."""
         if (queue := self._queues.get(name)) is not None:
             queue._bindings.pop((self._topics.of_exchange(exchange), routing_key), None)
 
     def delete(self, name: str) -> None:
-        """Forget a queue and its messages."""
+        """Delete a queue and its messages."""
         self._queues.pop(name, None)
 
     async def _bind(self, queue: TransientQueue, exchange: str, kind: str, routing_key: str) -> None:

@@ -1,4 +1,4 @@
-"""Channels of kombu; for the application's threads."""
+"""Channels of kombu, used by the application's threads."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _PROPERTIES: Final = frozenset({"delivery_info", *(name for name, _ in AmqpMessa
 
 
 class QoS(virtual.QoS):
-    """Acknowledges and rejects; the consumer knows which deliveries are unacknowledged."""
+    """Acknowledges and rejects messages. The consumer knows which deliveries are unacknowledged."""
 
     def ack(self, delivery_tag: str) -> None:
-        """Acknowledge a message; returns before a broker has stored that."""
+        """Acknowledge a message. Returns before a broker has stored that."""
         self.channel.acknowledge(delivery_tag)
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Return a message to its queue, or to the dead letters; returns when that is stored."""
+        """Return a message to its queue, or make it a dead letter. Waits until a broker has stored that."""
         if requeue:
             self.channel.settle(delivery_tag, "give_back", waits=True)
         else:
@@ -50,7 +50,7 @@ class QoS(virtual.QoS):
         self._quick_ack(delivery_tag)
 
     def restore_unacked(self) -> list[Any]:
-        """Give back all that is unacknowledged."""
+        """Return all unacknowledged messages to their queues."""
         self._flush()
         for tag in list(self._delivered):
             self.channel.settle(tag, "give_back", waits=True)
@@ -67,7 +67,7 @@ class QoS(virtual.QoS):
 
 
 class Channel(virtual.Channel):
-    """A channel; its queues are topics, unless they end with the process that declares them."""
+    """A channel of kombu. Its queues are topics, or transient queues of this process."""
 
     QoS = QoS
     supports_fanout = True
@@ -91,7 +91,7 @@ class Channel(virtual.Channel):
     # Publishing.
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> None:
-        """Returns when a majority has stored the message."""
+        """Publish a message, and return when a majority has stored it."""
         message["body"], body_encoding = envelope.encode_body(message["body"])
         fields = message["properties"]
         properties = message["properties"] = {name: value for name, value in fields.items() if name in _PROPERTIES}
@@ -129,7 +129,7 @@ class Channel(virtual.Channel):
     # Queues and bindings.
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
-        """Declare a queue, or with `passive` look for it. Raises ChannelError if it is not there."""
+        """Declare a queue. With `passive`, only check that it exists, or raise ChannelError."""
         queue = queue or f"amq.gen-{uuid()}"
         if not passive:
             self._new_queue(queue, **kwargs)
@@ -164,7 +164,7 @@ class Channel(virtual.Channel):
             session.call(topics.declare, topics.of_queue(queue), levels=min(most + 1, LEVELS_MAX), queue=queue)
 
     def prepare_queue_arguments(self, arguments: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Return the options of a `kombu.Queue` under RabbitMQ's names."""
+        """Rename the options of a `kombu.Queue` to RabbitMQ's names."""
         queue_arguments: dict[str, Any] = to_rabbitmq_queue_arguments(arguments, **kwargs)
         return queue_arguments
 
@@ -207,14 +207,14 @@ class Channel(virtual.Channel):
             session.call(session.topics.unbind, Binding(exchange, self._kind(exchange), routing_key, queue))
 
     def get_table(self, exchange: str) -> list[tuple[str, str | None, str]]:
-        """Return the bindings of an exchange: routing key, pattern, queue."""
+        """List the bindings of an exchange as (routing key, pattern, queue)."""
         session = self._session
         bindings = session.call(session.topics.bindings, exchange, fresh=True)
         prepare = self.typeof(exchange).prepare_bind
         return [prepare(each.queue, exchange, each.routing_key, None) for each in bindings]
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:
-        """Delete a queue with its messages and bindings, everywhere."""
+        """Delete a queue, its messages and its bindings, for all processes."""
         session = self._session
         if if_empty and self._size(queue):
             return
@@ -247,7 +247,7 @@ class Channel(virtual.Channel):
 
     @property
     def owns_deliveries(self) -> bool:
-        """Whether this process has popped them: not so in a process forked later."""
+        """Whether this process popped the deliveries. False in a process that was forked afterwards."""
         return self._consumer_session is not None and self._consumer_session.is_alive
 
     def _open_consumer(self) -> tuple[Session, ChannelConsumer]:
@@ -262,7 +262,7 @@ class Channel(virtual.Channel):
         return session, self._channel_consumer
 
     def acknowledge(self, tag: str) -> None:
-        """Tell the consumer that a delivery is done."""
+        """Acknowledge a delivery at the consumer."""
         session, consumer = self._consumer_session, self._channel_consumer
         if session is not None and consumer is not None:
             session.soon(partial(consumer.deliveries.acknowledge, tag))
@@ -304,7 +304,7 @@ class Channel(virtual.Channel):
             self._consumer_session.call_now(self._channel_consumer.cancel, queue)
 
     def hand_over(self, delivery: Delivery) -> None:
-        """Call the consumer of a delivery; in the application's thread."""
+        """Call the callback of a delivery's consumer, in the application's thread."""
         callback, consumer = self._handlers.get(delivery.queue), self._channel_consumer
         if consumer is not None:
             consumer.takes += 1
@@ -319,12 +319,12 @@ class Channel(virtual.Channel):
         callback(message)
 
     def on_take(self) -> None:
-        """Look for more deliveries after the application took some, if there is no prefetch limit."""
+        """Fetch more deliveries, because the application took some; only without a prefetch limit."""
         if self._channel_consumer is not None and not self.qos.prefetch_count and self._consumer_session is not None:
             self._consumer_session.soon(self._channel_consumer.on_take)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """Return the next message, None if there is none."""
+        """Return the next message; None if there is none."""
         session, consumer = self._open_consumer()
         if (transient := session.broadcasts.get(queue)) is not None:
             delivery = session.call_now(consumer.get_transient, transient)
@@ -349,7 +349,7 @@ class Channel(virtual.Channel):
         return message.serializable()
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:
-        """Set the number of messages that may be unacknowledged; 0 for any number."""
+        """Set how many messages may be unacknowledged; 0 for any number."""
         self.qos.prefetch_count = prefetch_count or 0
         if self._channel_consumer is not None and self._consumer_session is not None:
             self._consumer_session.call_now(self._channel_consumer.limit, self.qos.prefetch_count)

@@ -1,4 +1,4 @@
-"""Consumption of a channel: pops messages, and hands them to the application.
+"""Pops messages for a channel, and passes them to the application.
 
 One task pops as many messages as the prefetch limit leaves room for, and only from queues that have some, as a broker
 has said; so a busy worker takes nothing away from others. If there is only one queue, a broker holds the pop until it
@@ -56,7 +56,7 @@ class _ConsumedQueue:
 
 
 class ChannelConsumer:
-    """Receives the messages of one channel; belongs to one event loop.
+    """Receives the messages of one channel. Belongs to one event loop.
 
     `emit` is called there with deliveries, and must hand them to the application's thread, all at once. `fail` is
     called with what ends the consumer.
@@ -105,7 +105,7 @@ class ChannelConsumer:
     # What the channel asks for.
 
     async def run(self) -> None:
-        """Pop and renew until cancelled."""
+        """Pop messages, and renew their invisible time, until cancelled."""
         try:
             with self._run_scope:
                 async with anyio.create_task_group() as tasks:
@@ -124,18 +124,18 @@ class ChannelConsumer:
         self._tasks.start_soon(function)
 
     def limit(self, prefetch: int) -> None:
-        """Set the number of deliveries that may be open; 0 for any number."""
+        """Set how many deliveries may be open; 0 for any number."""
         self._prefetch = prefetch
         self._on_change()
 
     async def consume(self, queue: str) -> None:
-        """Pop messages of a queue. Raises ClientError."""
+        """Start to pop messages of a queue. Raises ClientError."""
         levels = await self._calls.sources(self._topics.of_queue(queue))
         self._queues += [_ConsumedQueue(queue, source, count) for source, count in levels.items()]
         self._on_change()
 
     def consume_transient(self, queue: TransientQueue) -> None:
-        """Take the messages of a queue in memory."""
+        """Start to take messages of a transient queue."""
         self._transient.append(queue)
         queue.on_message = self._pump
         self._pump()
@@ -173,14 +173,14 @@ class ChannelConsumer:
         scope.cancel()
 
     def get_transient(self, queue: TransientQueue) -> Delivery | None:
-        """Take one message of a queue in memory; None if it is empty."""
+        """Take one message of a transient queue; None if it is empty."""
         message = queue.take()
         return (
             None if message is None else self.deliveries.keep(Delivery(queue.name, message, _payload(message), queue))
         )
 
     async def close(self) -> None:
-        """Return open messages, and those that pops in flight still get; wait for acknowledgements; end `run`."""
+        """Return open messages, and those of pops in flight; wait for acknowledgements; end `run`."""
         self._is_over = True
         for each in self._transient:
             each.on_message = None
@@ -203,7 +203,7 @@ class ChannelConsumer:
         return self._prefetch - len(self.deliveries.open) if self._prefetch else POP_MAX - (self._emits - self.takes)
 
     def on_take(self) -> None:
-        """Look for more deliveries after the application's thread took some."""
+        """Fetch more deliveries, because the application's thread took some."""
         self._on_room()
 
     def _on_room(self) -> None:

@@ -1,4 +1,4 @@
-"""Messages that a channel has delivered, until they are acknowledged, rejected or returned.
+"""The messages that a channel has delivered and that are not settled yet.
 
 They are hidden from others until they are settled: their invisible time is renewed before it ends, so a task may run
 for any time. If the process dies, they are delivered again.
@@ -30,7 +30,7 @@ _EXPIRED: Final = "expired"
 
 
 class Delivery:
-    """A message on its way to the application, until it is acknowledged, rejected or returned."""
+    """A message that is on its way to the application, or not settled yet."""
 
     __slots__ = ("message", "payload", "queue", "transient")
 
@@ -75,7 +75,7 @@ class Deliveries:
         """Those that are not settled, by tag."""
 
     async def run(self) -> None:
-        """Renew and acknowledge until cancelled."""
+        """Renew invisible times and send acknowledgements until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._renewals.run)
             tasks.start_soon(self._acknowledgements.run)
@@ -90,13 +90,13 @@ class Deliveries:
                 tasks.start_soon(self._acknowledgements.finish)
 
     def acknowledge(self, tag: str) -> None:
-        """Settle the message as done; the acknowledgement is sent soon, together with others."""
+        """Settle a message as done. The acknowledgement is sent soon, together with others."""
         delivery = self._settle(tag)
         if delivery is not None and isinstance(message := delivery.message, PoppedMessage):
             self._acknowledgements.add(message)
 
     async def give_back(self, tag: str) -> None:
-        """Deliver the message again, at once, to anybody."""
+        """Return a message to its queue. It is delivered again at once, to any consumer."""
         delivery = self._settle(tag)
         if delivery is None:
             return
@@ -127,7 +127,7 @@ class Deliveries:
         return True
 
     def judge(self, queue: str, message: PoppedMessage) -> tuple[Delivery, str]:
-        """Decode a message into a delivery, and say why it is unwanted: foreign, expired, or delivered too often.
+        """Decode a message into a delivery. Also returns why it is unwanted: foreign, expired, or delivered too often.
 
         The reason is empty for a message that is wanted. The delivery is not kept yet.
         """
@@ -145,7 +145,7 @@ class Deliveries:
         return Delivery(queue, message, payload), reason
 
     async def accept(self, queue: str, message: PoppedMessage) -> Delivery | None:
-        """Decode a message into a delivery, which is not kept yet.
+        """Decode a message into a delivery, which `keep` must still add.
 
         None for an unwanted message, which is acknowledged or sent to the dead letters.
         """
@@ -173,7 +173,7 @@ class Deliveries:
         return delivery
 
     def keep(self, delivery: Delivery) -> Delivery:
-        """Keep a delivery, hidden from other consumers, until it is acknowledged, rejected or returned."""
+        """Keep a delivery hidden from other consumers until it is settled."""
         self.open[delivery.tag] = delivery
         if isinstance(delivery.message, PoppedMessage):
             self._renewals.hold([delivery.message])

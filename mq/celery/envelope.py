@@ -1,4 +1,4 @@
-"""Messages of kombu as messages of a broker, and back. Pure.
+"""Converts messages of kombu to messages of a broker, and back. Pure.
 
 The body is a JSON object with everything that kombu knows of the message. What is needed before that is decoded, or by
 others, is in properties.
@@ -39,7 +39,7 @@ _SOON_MS: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to send to any number of topics."""
+    """A message that can be sent to any number of topics."""
 
     body: bytes
     properties: Mapping[str, str]
@@ -49,7 +49,7 @@ class Outgoing:
 
 
 def encode(message: dict[str, Any], routing_key: str, *, now_ms: int, delay_max_ms: int) -> Outgoing:
-    """Return a message as `prepare_message` made it. One with an ETA, which Celery sets, is to be delivered then."""
+    """Convert a message that `prepare_message` made. If it has an ETA, from Celery, it is delivered at that time."""
     headers, properties = message.get("headers") or {}, message["properties"]
     due_ms = _eta_ms(headers.get("eta"))
     deliver_at_ms = None if due_ms is None or due_ms <= now_ms + _SOON_MS else min(due_ms, now_ms + delay_max_ms)
@@ -66,7 +66,7 @@ def encode(message: dict[str, Any], routing_key: str, *, now_ms: int, delay_max_
 
 
 def encode_template(message: dict[str, Any], routing_key: str, *, expires_seconds: float | None) -> Outgoing:
-    """The message of a schedule, from the message of a task that is sent now: equal for all processes that make it.
+    """Make the message of a schedule from a task's message that is sent now. Equal in all processes that make it.
 
     What each tick has of its own, its id and when it expires, is filled in when it is received.
     """
@@ -83,7 +83,7 @@ def encode_template(message: dict[str, Any], routing_key: str, *, expires_second
 
 
 def decode(message: ReceivedMessage, *, redelivered: bool) -> dict[str, Any]:
-    """The message for kombu, with a delivery tag of its own. Raises ValueError for a body that is not kombu's."""
+    """Convert a message for kombu, with a new delivery tag. Raises ValueError for a body that is not kombu's."""
     try:
         payload = loads(message.body)
     except Exception as error:  # whatever kombu's decoders of dates and others make of a wrong value
@@ -130,17 +130,17 @@ def _parse(payload: object) -> dict[str, Any]:
 
 
 def encode_body(body: str | bytes) -> tuple[str, str]:
-    """Return the body in JSON, and how it is encoded."""
+    """Encode a body for JSON; also returns the encoding."""
     return (body, "utf-8") if isinstance(body, str) else (base64.b64encode(body).decode(), "base64")
 
 
 def priority_of(message: ReceivedMessage) -> int:
-    """Return the priority of a message, 0 to 9; the highest comes first."""
+    """Return the priority of a message, 0 to 9; messages of the highest priority come first."""
     return _priority(message.properties.get(PRIORITY))
 
 
 def is_expired(message: ReceivedMessage, now_ms: int) -> bool:
-    """Return whether the message has expired at a time by the clock of the brokers.
+    """Return whether the message has expired at `now_ms`, by the brokers' clock.
 
     No clock of a sender or worker is used: one that is wrong by more than the life of a message would lose it. The life
     begins when the message was stored, in the queue from which it is delivered; of a tick when that was due; and of
@@ -154,7 +154,7 @@ def is_expired(message: ReceivedMessage, now_ms: int) -> bool:
 
 
 def routing_key_of(message: ReceivedMessage) -> str:
-    """Return the routing key with which it was sent."""
+    """Return the routing key with which the message was sent."""
     return unquote(message.properties.get(ROUTING_KEY, ""), errors="surrogatepass")
 
 

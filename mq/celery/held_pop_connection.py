@@ -21,7 +21,7 @@ RETRY_SECONDS: Final = 0.2
 
 
 class HeldPopConnection:
-    """The connection of one channel for one pop at a time; `start` runs it in a task, whose end closes it."""
+    """A channel's connection for one held pop at a time. `start` runs it in a task, and closes it when that ends."""
 
     def __init__(self, calls: QueueCalls, start: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]) -> None:
         self._calls = calls
@@ -33,7 +33,7 @@ class HeldPopConnection:
     async def pop(
         self, source: Source, count_max: int, invisible: float, at_once: Callable[[list[PoppedMessage]], None]
     ) -> list[PoppedMessage]:
-        """Return messages of a queue with one level of priority, as soon as there are some; none after `HOLD_SECONDS`.
+        """Pop messages of one priority level as soon as there are some; returns none after `HOLD_SECONDS`.
 
         `at_once` gets them first, in the task that reads the connection; it must not raise. Raises ClientError.
         """
@@ -69,7 +69,7 @@ class HeldPopConnection:
             await end_event.wait()
 
     def close(self) -> None:
-        """Close the connection; a held pop fails and takes no further message."""
+        """Close the connection. A held pop fails, and gets no more messages."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close("closed by this client")

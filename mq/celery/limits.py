@@ -1,4 +1,4 @@
-"""Intervals of the transport, as a value: workers use the defaults, tests smaller ones."""
+"""The intervals of the transport. Workers use the defaults; tests use smaller ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportLimits:
-    """The limits of the transport, in seconds."""
+    """The intervals of the transport, in seconds."""
 
     fresh_seconds: float = 10.0
     """Seconds for which the bindings of other processes are taken from memory."""

@@ -1,4 +1,4 @@
-"""The thread, event loop and clients that all connections of a process to the same address share.
+"""The thread, event loop and clients that all connections of a process to one address share.
 
 A session belongs to the process that has opened it. A connection of kombu that finds itself in a forked child gets
 another one.
@@ -59,7 +59,7 @@ Unsure = dict[str, tuple[_NumberedMessage, MessageQueue]]
 
 
 class Session:
-    """An event loop in a thread, and the clients in it. `of` opens it or takes the one that is open."""
+    """An event loop in a thread, and the clients in it. `acquire` opens one, or returns the open one."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -104,7 +104,7 @@ class Session:
 
     @classmethod
     def acquire(cls, address: Address) -> Session:
-        """Return the session of this process for an address; `release` it. Raises ClientError if no server answers."""
+        """Return this process's session for an address, to be released. Raises ClientError if no server answers."""
         forks()  # a thread of the parent may hold the lock
         with _lock:
             session = _sessions.get(address)
@@ -114,7 +114,7 @@ class Session:
             return session
 
     def release(self) -> None:
-        """Leave the session; its last user closes it."""
+        """Stop using the session. The last user closes it."""
         if self.is_parents:
             return
         with _lock:
@@ -127,16 +127,16 @@ class Session:
 
     @property
     def is_parents(self) -> bool:
-        """Whether it was opened by the process from which this one was forked."""
+        """Whether the parent of this forked process opened the session."""
         return self._forks != forks()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be used in this process."""
+        """Whether this process can use the session."""
         return not self.is_parents and self._read_task is not None and not self._read_task.done()
 
     def close(self) -> None:
-        """Wait for messages in flight, and end the thread."""
+        """Wait for messages in flight, and stop the thread."""
         read_task, self._read_task = self._read_task, None
         if read_task is None:
             return
@@ -177,7 +177,7 @@ class Session:
             raise ClientClosed("the connection was closed") from error
 
     def soon(self, function: Callable[[], None]) -> None:
-        """Call a plain function, which must not raise, in the event loop soon. Raises ClientClosed."""
+        """Call a plain function, which must not raise, in the event loop, without waiting. Raises ClientClosed."""
         self._check()
         self._thread.soon(function)
 
@@ -192,7 +192,7 @@ class Session:
     # Publishing.
 
     def publish(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing, unsure: Unsure) -> bool:
-        """Send a message wherever its exchange sends it; False if that is nowhere. Raises ClientError.
+        """Send a message to all queues of its exchange. Returns False if there are none. Raises ClientError.
 
         For the application's threads. A message for one queue that is known takes the short way. `unsure` is the
         message that earlier attempts of the same call left, also in another session: it keeps its number, and is sent
@@ -212,7 +212,7 @@ class Session:
     async def publish_here(
         self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing, unsure: Unsure | None = None
     ) -> bool:
-        """Publish from the event loop."""
+        """Publish a message, as `publish` does, from the event loop."""
         topics = await self._topics_for(exchange, kind, routing_key)
         if len(topics) == 1:
             await self.send(topics[0], outgoing, unsure)
@@ -250,7 +250,7 @@ class Session:
         return topics
 
     async def single_queue(self, exchange: str, routing_key: str) -> tuple[str, int] | None:
-        """Return the topic of the only queue to which an exchange sends such a message, and its levels of priority.
+        """Return the topic and priority levels of the only queue that would get such a message; None if not one.
 
         None if it is sent to no queue, to several queues, or to what processes read for themselves. Raises ClientError.
         """
@@ -261,7 +261,7 @@ class Session:
         return topics[0], 1 + max((each.queue_id for each in queues), default=0)
 
     async def send(self, topic: str, outgoing: Outgoing, unsure: Unsure | None = None) -> None:
-        """Returns when a majority has stored the message, once. In the event loop. Raises ClientError."""
+        """Send a message from the event loop. Returns when a majority has stored it, once. Raises ClientError."""
         message, queue = (unsure or {}).get(topic) or (self._number_message(topic, outgoing), None)
         await self._send(message, self.address.publish_timeout, unsure, may_be_in=queue)
 
@@ -329,7 +329,7 @@ class Session:
         fail: Callable[[BaseException], None],
         on_unwanted: Callable[[Delivery, str], Awaitable[bool]],
     ) -> ChannelConsumer:
-        """Return the consumer of a channel; `close_consumer` ends it."""
+        """Open the consumer of a channel; `close_consumer` closes it."""
         consumer = self.call_now(
             lambda: ChannelConsumer(
                 self.calls,
@@ -345,7 +345,7 @@ class Session:
         return consumer
 
     def close_consumer(self, consumer: ChannelConsumer) -> None:
-        """Return the messages of a consumer, and end its task."""
+        """Return the messages of a consumer, and stop its task."""
         channel_consumer = self._channel_consumers.pop(consumer, None)
         if channel_consumer is None or not self.is_alive:
             return
@@ -357,7 +357,7 @@ class Session:
 
 
 def now_ms() -> int:
-    """Milliseconds since the epoch."""
+    """Return milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 

@@ -31,7 +31,7 @@ VERSION_ATTRIBUTE: Final = "kombu.bindings"
 
 
 class Binding(NamedTuple):
-    """Messages of an exchange with a routing key, or one that matches it, are sent to a queue."""
+    """Says that messages of an exchange whose routing key equals, or matches, this one are sent to a queue."""
 
     exchange: str
     kind: str
@@ -39,14 +39,14 @@ class Binding(NamedTuple):
     queue: str
 
     def attribute(self) -> tuple[str, str]:
-        """Name and value of the attribute of the queue's topic."""
+        """Return the name and value of the topic attribute that stores the binding."""
         value = json.dumps([self.exchange, self.kind, self.routing_key])
         digest = hashlib.sha256(json.dumps([self.exchange, self.routing_key]).encode()).hexdigest()
         return f"{BINDING_ATTRIBUTE}{digest[:12]}", value
 
 
 class TooManyBindings(BrokerError):
-    """A queue has no room for another binding; nothing was changed."""
+    """A queue has no room for another binding. Nothing was changed."""
 
     def __init__(self, binding: Binding, refusal: BrokerError) -> None:
         super().__init__(refusal.code, refusal.remark, refusal.address)
@@ -61,7 +61,7 @@ class TooManyBindings(BrokerError):
 
 
 class Topics:
-    """The topics that this process knows; belongs to one event loop."""
+    """The topics that this process knows. Belongs to one event loop."""
 
     def __init__(self, calls: QueueCalls, prefix: str, limits: TransportLimits = DEFAULT) -> None:
         self.limits = limits
@@ -82,11 +82,11 @@ class Topics:
         self._may_list = True
 
     def of_queue(self, queue: str) -> str:
-        """Return the name of its topic."""
+        """Return the name of a queue's topic."""
         return queue_topic(self._prefix, queue)
 
     def of_exchange(self, exchange: str) -> str:
-        """Return the name of the topic of its broadcasts."""
+        """Return the name of the topic for an exchange's broadcasts."""
         return exchange_topic(self._prefix, exchange)
 
     async def exists(self, topic: str) -> bool:
@@ -103,15 +103,15 @@ class Topics:
         return True
 
     def is_known(self, topic: str) -> bool:
-        """Return whether it existed when this process last looked; any thread may ask."""
+        """Return whether a topic existed when this process last checked. Any thread may call this."""
         return topic in self._levels
 
     async def is_declared(self, topic: str) -> bool:
-        """Return whether messages may be sent to it: it exists, or will again, since this process has declared it."""
+        """Return whether messages can be sent to a topic: it exists, or is created again, as it was declared here."""
         return topic in self._declarations or await self.exists(topic)
 
     async def declare(self, topic: str, *, levels: int = 1, queue: str | None = None) -> None:
-        """Create a topic unless it exists; one with fewer levels of priority gets more. Raises ClientError."""
+        """Create a topic if there is none; add priority levels if it has too few. Raises ClientError."""
         if queue is not None:
             self._declarations.setdefault(topic, {QUEUE_ATTRIBUTE: queue})
         async with self._lock:
@@ -121,7 +121,7 @@ class Topics:
             self._levels[topic] = levels
 
     async def declare_again(self, topic: str) -> bool:
-        """Create a deleted topic again, as this process declared it; returns False if this process had not."""
+        """Create a deleted topic again, as this process declared it. Returns False if it declared none."""
         levels = self._levels.pop(topic, 1)
         if topic not in self._declarations:
             return False
@@ -131,7 +131,7 @@ class Topics:
         return True
 
     async def delete(self, topic: str) -> None:
-        """Delete a queue's topic with its group and bindings."""
+        """Delete the topic of a queue, with its group and bindings."""
         self._forget(topic)
         try:
             await self._calls.delete_topic(topic)
@@ -150,7 +150,7 @@ class Topics:
         self._declarations.pop(topic, None)
 
     async def bind(self, binding: Binding) -> None:
-        """Returns when all processes can know it. Raises ClientError."""
+        """Bind a queue to an exchange. Returns when all processes can see that. Raises ClientError."""
         if binding in self._own:
             return
         topic = self.of_queue(binding.queue)
@@ -187,7 +187,7 @@ class Topics:
             await self._announce_change()
 
     async def bindings(self, exchange: str, *, fresh: bool = False) -> list[Binding]:
-        """Return the bindings of an exchange, of all processes; those that others have just made only if `fresh`."""
+        """Return the bindings of an exchange; those that other processes have just made only if `fresh`."""
         all_bindings = await self._read(self.limits.missed_seconds if fresh else self.limits.fresh_seconds)
         return [each for each in all_bindings if each.exchange == exchange]
 
@@ -240,5 +240,5 @@ def _bindings_of(topics: Mapping[str, TopicConfig], prefix: str) -> Iterator[Bin
 
 
 def queues_of(bindings: Iterable[Binding]) -> list[str]:
-    """Return the queues of some bindings, each once, in a fixed order."""
+    """List the queues of bindings, each once, in a fixed order."""
     return sorted({each.queue for each in bindings})

@@ -1,4 +1,4 @@
-"""The transport of kombu, for Celery: `import raftmq.celery`, and `Celery(broker="raftmq://127.0.0.1:9876")`."""
+"""The kombu transport for Celery: `import raftmq.celery`, and `Celery(broker="raftmq://127.0.0.1:9876")`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AT_ONCE_MAX: Final = 100
 
 
 class Transport(virtual.Transport):
-    """Connections to raftmq."""
+    """The kombu transport: connects to raftmq."""
 
     Channel = channel.Channel
     default_port = DEFAULT_PORT
@@ -78,13 +78,13 @@ class Transport(virtual.Transport):
 
     @property
     def session(self) -> Session:
-        """The session that all connections of this process share; a forked process opens its own."""
+        """The session that all connections of this process share. A forked process opens its own."""
         if self._session is None or self._session.is_parents:
             self._session = Session.acquire(address_of(self.client, tls=self.uses_tls))
         return self._session
 
     def establish_connection(self) -> Transport:
-        """Raises ClientError if no name server, or no broker, answers."""
+        """Connect to the brokers. Raises ClientError if no name server, or no broker, answers."""
         self._failure = None
         if self._session is not None and not self._session.is_alive:
             self._session = None
@@ -97,7 +97,7 @@ class Transport(virtual.Transport):
         return self._failure is None and self._session is not None and self._session.is_alive
 
     def close_connection(self, connection: Any) -> None:
-        """Close all channels; in a forked process, leave the parent's channels alone."""
+        """Close all channels, except the parent's channels in a forked process."""
         self.unregister_from_event_loop(connection, self._loop)
         super().close_connection(connection)
         self._ready.clear()
@@ -108,7 +108,7 @@ class Transport(virtual.Transport):
     # Deliveries.
 
     def on_deliveries(self, to: channel.Channel, deliveries: list[Delivery]) -> None:
-        """Take deliveries; called in the event loop of the session.
+        """Queue deliveries for the application's thread. Called in the event loop of the session.
 
         All at once: the application may hand over the first one and cancel its consumer before the next one is there.
         """
@@ -116,12 +116,12 @@ class Transport(virtual.Transport):
         self._ring()
 
     def on_failure(self, error: BaseException) -> None:
-        """Note that the deliveries of a channel ended with an error; called in the event loop of the session."""
+        """Record the error that ended the deliveries of a channel. Called in the event loop of the session."""
         self._failure = _first_error(error)
         self._ring()
 
     def forget(self, closed_channel: channel.Channel) -> None:
-        """Drop the deliveries of a closed channel, which gives them back itself."""
+        """Drop the queued deliveries of a closed channel, which returns them to their queues itself."""
         for _ in range(len(self._ready)):
             if (each := self._ready.popleft())[0] is not closed_channel:
                 self._ready.append(each)
@@ -152,7 +152,7 @@ class Transport(virtual.Transport):
         return count
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
-        """Hand over messages; waits for the first one. Raises TimeoutError after `timeout` seconds."""
+        """Wait for messages, and pass them to the application. Raises TimeoutError after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._deliver_ready():
             remaining_seconds = SLICE_SECONDS if deadline is None else deadline - time.monotonic()
@@ -161,7 +161,7 @@ class Transport(virtual.Transport):
             self._arrival_event.wait(min(remaining_seconds, SLICE_SECONDS))
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Let Celery's event loop call us when messages arrive."""
+        """Let Celery's event loop call the transport when messages arrive."""
         if self._bell is None:
             self._bell = socket.socketpair()
             for each in self._bell:
@@ -188,18 +188,18 @@ class Transport(virtual.Transport):
 
     @property
     def default_connection_params(self) -> dict[str, Any]:
-        """The parameters that a URL leaves out."""
+        """The connection parameters that a URL may leave out."""
         return {"port": self.default_port, "hostname": "localhost"}
 
 
 class TLSTransport(Transport):
-    """The transport with TLS."""
+    """The kombu transport over TLS."""
 
     uses_tls = True
 
 
 def check_threads() -> None:
-    """Raises RuntimeError if threads are not threads."""
+    """Raise RuntimeError if eventlet or gevent has replaced threads."""
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     if (gevent is not None and gevent.is_module_patched("threading")) or (
         eventlet is not None and eventlet.is_monkey_patched("thread")

@@ -1,4 +1,4 @@
-"""Manages users of broker groups, their policies and quotas: request codes 3001 to 3010, 9024 and 9025 to all leaders."""
+"""Manages the users, policies and quotas of broker groups: request codes 3001 to 3010, 9024, 9025, to all leaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of topics and groups for queues and exchanges of any name. Pure."""
+"""Names of topics and groups for queues and exchanges, whose names may have any characters. Pure."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _ESCAPED: Final = re.compile(rb"[^A-Za-z0-9_-]")
 
 
 def escape(name: str) -> str:
-    """Return the name in characters of topics, as in a URL: `a.b` is `a%2Eb`. Two names are never the same."""
+    """Escape a name for topics, as in a URL: `a.b` becomes `a%2Eb`. Different names stay different."""
     return _ESCAPED.sub(lambda found: b"%%%02X" % found[0][0], name.encode("utf-8", "surrogatepass")).decode()
 
 
 @lru_cache(maxsize=4096)
 def queue_topic(prefix: str, queue: str) -> str:
-    """Return the topic of a queue, and the name of the consumer group that shares its messages."""
+    """Return the topic of a queue, which is also the name of its consumer group."""
     return _fit(f"{escape(prefix)}%q_{escape(queue)}")
 
 
@@ -30,17 +30,17 @@ def is_queue_topic(prefix: str, topic: str) -> bool:
 
 
 def exchange_topic(prefix: str, exchange: str) -> str:
-    """Return the topic of messages that are broadcast to an exchange."""
+    """Return the topic to which messages of an exchange are broadcast."""
     return _fit(f"{escape(prefix)}%x_{escape(exchange)}")
 
 
 def bindings_topic(prefix: str) -> str:
-    """Return the topic whose attribute says whether bindings have changed."""
+    """Return the topic whose attribute changes when bindings change."""
     return _fit(f"{escape(prefix)}%bindings")
 
 
 def broadcast_group(prefix: str) -> str:
-    """Return the group under which processes read broadcasts; it stores no offsets."""
+    """Return the group with which processes read broadcasts. It stores no offsets."""
     return _fit(f"{escape(prefix)}%broadcasts")
 
 

@@ -43,26 +43,26 @@ _GONE = frozenset({ResponseCode.NO_MESSAGE, ResponseCode.TOPIC_NOT_EXIST})
 
 
 class Source(NamedTuple):
-    """The part of a task queue in one broker group; its topic is also the name of its consumer group."""
+    """A task queue in one broker group. Its topic is also the name of its consumer group."""
 
     topic: str
     broker_name: str
 
     @classmethod
     def from_message(cls, message: PoppedMessage) -> Self:
-        """Return the queue from which the message was popped."""
+        """Return the source from which the message was popped."""
         return cls(message.topic, message.queue.broker_name)
 
 
 class QueueCalls(Admin):
-    """Administration, and pops on request."""
+    """An `Admin` that also pops, acknowledges and renews messages of task queues."""
 
     async def leader(self, source: Source) -> str:
-        """Return the address of the leader, as far as is known. Raises ClientError."""
+        """Return the address of a source's leader, if possible from the cached route. Raises ClientError."""
         return await leader_address(self._open_core(), source.topic, source.broker_name)
 
     async def connect(self, address: str) -> Connection:
-        """Open a connection that is not shared; its `run` must be run. Raises ConnectFailed."""
+        """Open a connection that is not shared. The caller runs its `run`. Raises ConnectFailed."""
         settings = self._open_core().settings
         return await open_connection(
             address,
@@ -73,7 +73,7 @@ class QueueCalls(Admin):
         )
 
     async def pop(self, source: Source, queue_id: int, count_max: int, invisible: float) -> list[PoppedMessage]:
-        """Return messages that are there now, hidden from others for `invisible` seconds. Raises ClientError."""
+        """Pop the available messages, hidden from others for `invisible` seconds. Raises ClientError."""
         connection = await self._open_core().connection(await self.leader(source))
         return await self.pop_at(connection, source, queue_id, count_max, invisible)
 
@@ -88,7 +88,7 @@ class QueueCalls(Admin):
         hold_seconds: float = 0.0,
         at_once: Callable[[list[PoppedMessage]], None] | None = None,
     ) -> list[PoppedMessage]:
-        """Pop by a given connection; the broker may wait for messages for `hold_seconds`.
+        """Pop messages over a connection. The broker may wait for messages for `hold_seconds`.
 
         `at_once` gets them before this task runs again, in the task that reads the connection; it must not raise.
         """
@@ -135,7 +135,7 @@ class QueueCalls(Admin):
         return read[0] if read else messages_of(answer, body)
 
     async def wait(self, source: Source, seconds: float) -> bool:
-        """Return whether the queue has something to pop; a broker answers when it has, or after `seconds`."""
+        """Wait until a queue has a message to pop, or for `seconds`. Returns whether it has one."""
         core = self._open_core()
         connection = await core.connection(await leader_address(core, source.topic, source.broker_name))
         ext = NotificationExt(
@@ -157,11 +157,11 @@ class QueueCalls(Admin):
         return True
 
     async def refresh(self, topic: str) -> None:
-        """Look for the present leaders."""
+        """Ask a name server for the current leaders of a topic."""
         await self._open_core().route(topic, refresh=True)
 
     async def sources(self, topic: str) -> dict[Source, int]:
-        """The broker groups of a queue's topic, and how many levels of priority it has there. Raises TopicNotFound."""
+        """Return the sources of a queue's topic, each with its number of priority levels. Raises TopicNotFound."""
         route = await self._open_core().route(topic)
         levels: dict[Source, int] = {}
         for queue in route.read_queues:
@@ -178,7 +178,7 @@ class QueueCalls(Admin):
         await self._send_to_leader(source, RequestCode.BATCH_ACK_MESSAGE, None, body, seconds=seconds)
 
     async def change(self, source: Source, receipt: Receipt, seconds: float) -> Receipt | None:
-        """Hide a message for `seconds` from now on; returns its new receipt, None if it is no longer hidden."""
+        """Hide a message for `seconds` from now on. Returns its new receipt; None if it was no longer hidden."""
         ext = ChangeInvisibleExt(
             consumer_group=source.topic,
             topic=source.topic if receipt.mark == NORMAL else pop_retry_topic(source.topic, source.topic),
@@ -198,7 +198,7 @@ class QueueCalls(Admin):
         )
 
     async def extend(self, message: PoppedMessage, seconds: float) -> bool:
-        """Hide a message for `seconds` from now on; returns False if it is no longer hidden. Raises ClientError."""
+        """Hide a message for `seconds` from now on. Returns False if it was no longer hidden. Raises ClientError."""
         asked_at = anyio.current_time()
         receipt = await self.change(Source.from_message(message), message.receipt, seconds)
         if receipt is None:
@@ -229,7 +229,7 @@ class QueueCalls(Admin):
         return fields_of(PopTimes, response) if code == RequestCode.CHANGE_MESSAGE_INVISIBLETIME else None
 
     async def bury(self, source: Source, message: PoppedMessage, reason: str) -> None:
-        """Store a message in the dead letter topic of its queue's group. Raises NotADeadLetter."""
+        """Store a message in the dead letter topic of its group. Raises NotADeadLetter."""
         is_stored = await give_back(
             self._open_core(),
             source.topic,
@@ -246,8 +246,8 @@ class QueueCalls(Admin):
         return await self._lag(topic, counts_delivered=False)
 
     async def pending_count(self, topic: str) -> int:
-        """Return the number of unacknowledged messages of a queue, without those delayed and not due yet. Raises
-        TopicNotFound, ClientError.
+        """Return the number of unacknowledged messages of a queue, except delayed ones. Raises TopicNotFound,
+        ClientError.
         """
         return await self._lag(topic, counts_delivered=True)
 
@@ -266,7 +266,7 @@ class QueueCalls(Admin):
         return max(own + again, 0)
 
     async def purge(self, topic: str) -> int:
-        """Skip all messages of a queue that wait; returns how many. Raises TopicNotFound, ClientError."""
+        """Skip all waiting messages of a queue. Returns their number. Raises TopicNotFound, ClientError."""
         count = await self.ready(topic)
         if count:
             if topic not in await self.consumer_groups():
@@ -281,7 +281,7 @@ class QueueCalls(Admin):
         return count
 
     async def all_topics(self) -> Mapping[str, TopicConfig]:
-        """Return the configuration of all topics. Raises BrokerError without the permission of an administrator."""
+        """Return the configuration of all topics. Raises BrokerError without an administrator's permission."""
         configs: dict[str, TopicConfig] = {}
         for address in (await self._leaders(None, None)).values():
             _, body = await self._open_core().call(address, RequestCode.GET_ALL_TOPIC_CONFIG)
@@ -291,5 +291,5 @@ class QueueCalls(Admin):
 
 
 def is_transient(error: ClientError) -> bool:
-    """Return whether the same request may succeed soon."""
+    """Return whether the same request may succeed if it is repeated soon."""
     return not isinstance(error, BrokerError) or error.code in _NOT_NOW

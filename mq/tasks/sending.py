@@ -1,4 +1,4 @@
-"""Sends messages to the queues of task frameworks: a topic has one queue for each level of priority in a broker group.
+"""Sends messages to task queues. A topic has one queue for each priority level in a broker group.
 
 Each message has a number, by which brokers recognize what they have stored already: so it is sent again until a broker
 answers, and stored once.
@@ -24,7 +24,7 @@ _SEQUENCE: Final = "RAFTMQ_SEQUENCE"
 
 
 class Sending:
-    """A producer with a name and numbers of its own; belongs to one event loop. `open` it, and `aclose` it.
+    """A producer for task queues, which numbers its messages. Belongs to one event loop. `open` and `aclose` it.
 
     `timeout` is for one message, in seconds, over all its attempts.
     """
@@ -43,11 +43,11 @@ class Sending:
         )
 
     async def open(self) -> None:
-        """Open the sender, as for every client."""
+        """Open the producer, as any client."""
         await self._producer.open()
 
     async def aclose(self) -> None:
-        """Close the sender, as for every client."""
+        """Close the producer, as any client."""
         await self._producer.aclose()
 
     async def recall(self, handle: str) -> None:
@@ -63,7 +63,7 @@ class Sending:
         keys: Sequence[str] = (),
         delay: float | None = None,
     ) -> SendResult:
-        """Returns when a majority has stored the message, once. A priority above the highest level means that one.
+        """Send a message, and return when a majority has stored it, once. A too high priority means the highest level.
 
         Raises TopicNotFound, ClientError; its `stored` says whether the message may be stored all the same.
         """
@@ -87,7 +87,7 @@ async def send_by_level(
     seconds: float,
     may_be_in: MessageQueue | None = None,
 ) -> SendResult:
-    """Send a message to the queue of its level in one of the broker groups, the first one by turns.
+    """Send a message to the queue of its priority level, in a broker group that `turn` chooses.
 
     Another group is tried if one has certainly not stored it. If one may have, only that one can recognize the message:
     it is sent to the same queue until the time is up. `may_be_in` is the queue that may have it from an earlier

@@ -1,4 +1,4 @@
-"""The test kit: real brokers, a name server and the SDK in the process of a test.
+"""The test kit: real brokers, a name server and the SDK in a test's process.
 
 Applications import it as `raftmq.testing`; `docs/testing.md` shows how. The servers are the ones of production. Three
 things around them are others: connections are pairs of sockets (`network`), the log is written at once and without

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 
 def check_is_ahead(seconds: float) -> None:
-    """Raise ValueError unless this is a duration by which the clock can be put ahead."""
+    """Raise ValueError unless `seconds` is a duration by which the clock can be advanced."""
     if not 0 <= seconds < float("inf"):
         raise ValueError(f"time goes ahead by a number of seconds, not by {seconds}")
 
@@ -38,18 +38,18 @@ class KitClock:
         """How far it was put ahead."""
 
     def seconds(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
         return self._loop.current_time() + self.ahead_seconds
 
     def wall_ms(self) -> int:
-        """Milliseconds since the epoch."""
+        """Return milliseconds since the epoch."""
         return self._epoch_ms + round(self.seconds() * 1000)
 
     def now(self) -> dt.datetime:
-        """Return the time of the brokers, in UTC."""
+        """Return the brokers' time, in UTC."""
         return dt.datetime.fromtimestamp(self.wall_ms() / 1000, tz=dt.UTC)
 
     def advance(self, seconds: float) -> None:
-        """Put the clock ahead."""
+        """Advance the clock by `seconds`."""
         check_is_ahead(seconds)
         self.ahead_seconds += seconds

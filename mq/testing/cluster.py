@@ -1,4 +1,4 @@
-"""The servers of a kit: a name server and the replicas of one broker group, in the event loop of their opener."""
+"""The servers of a kit, a name server and the replicas of one broker group, in the event loop that opens them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Cluster:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, replicas: int, options: Mapping[str, Any]) -> AsyncIterator[Self]:
-        """Start everything, and wait until clients are served; stop it at the end of the block.
+        """Start all servers, and wait until they serve clients. Stop them at the end of the block.
 
         Raises ValueError, pydantic.ValidationError for settings that a broker does not have.
         """
@@ -123,7 +123,7 @@ class Cluster:
 
     @property
     def leader(self) -> str | None:
-        """The replica that accepts messages now. One that was cut off may still believe that it leads."""
+        """The replica that accepts messages now. A replica that was cut off may still believe that it leads."""
         leaders = [
             (broker.context.replica.core.term, node_id)
             for node_id, broker in self._brokers.items()
@@ -140,12 +140,12 @@ class Cluster:
         return self._brokers[leader].context
 
     def check_invariants(self) -> None:
-        """Assert what holds in each broker between two turns, as after each turn of a simulation."""
+        """Assert the invariants of each broker, as a simulation does after each turn."""
         for broker in self._brokers.values():
             broker.check_invariants()
 
     def run_timers(self) -> None:
-        """Do the timed work of the brokers now."""
+        """Run the timed work of the brokers now."""
         for broker in self._brokers.values():
             for _, action, _ in broker.services.periodic:
                 action()

@@ -24,7 +24,7 @@ _TICKS_MAX = 1000
 
 
 class Core:
-    """The methods of `Kit`, in its event loop."""
+    """Implements the methods of `Kit`, in the event loop of the brokers."""
 
     def __init__(self, cluster: Cluster, *, clients_elsewhere: bool) -> None:
         self._cluster = cluster
@@ -33,7 +33,7 @@ class Core:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def now(self) -> dt.datetime:
-        """Return the time of the brokers, in UTC."""
+        """Return the brokers' time, in UTC."""
         return dt.datetime.fromtimestamp(self._now_ms() / 1000, tz=dt.UTC)
 
     def _now_ms(self) -> int:
@@ -42,7 +42,7 @@ class Core:
         return cluster.clock.wall_ms() if cluster.leader is None else cluster.context.wall_clock_ms()
 
     async def advance(self, seconds: float) -> None:
-        """Put the clock of the brokers ahead, and wait until they have delivered what is due then.
+        """Advance the brokers' clock, and wait until they have delivered what is due by then.
 
         It stops at each tick of a schedule, as time does: otherwise many would be due at once, and most be given up.
         """
@@ -61,7 +61,7 @@ class Core:
         await self.settle()
 
     async def advance_to_next(self) -> Pending | None:
-        """Put the clock ahead to the next time at which something is due; returns what, or None if nothing waits."""
+        """Advance the clock to the next time at which something is due. Returns that; None if nothing waits."""
         await self.settle()
         next_events = self.pending()
         if not next_events:
@@ -75,14 +75,14 @@ class Core:
         return next_events[0]
 
     async def hop(self, pause_seconds: float) -> bool:
-        """Works like `advance_to_next`; if nothing waits, give clients some time. Returns whether something was due."""
+        """Works like `advance_to_next`, but if nothing waits, gives clients some time. Returns whether it advanced."""
         if await self.advance_to_next() is not None:
             return True
         await trio.sleep(pause_seconds)
         return False
 
     async def settle(self) -> None:
-        """Wait until all tasks of the event loop wait for something, and the brokers have delivered what is due."""
+        """Wait until all tasks of the event loop wait, and the brokers have delivered everything that is due."""
         await self._threads_are_done()
         for _ in range(_ROUNDS_MAX):
             await trio.testing.wait_all_tasks_blocked()
@@ -115,7 +115,7 @@ class Core:
     # -- what the brokers have -----------------------------------------------------------------------------------------
 
     def messages(self, topic: str) -> list[ReceivedMessage]:
-        """Return all messages of a topic that consumers can see, or could, in the order in which they were stored."""
+        """Return all messages of a topic that consumers could ever see, in the order in which they were stored."""
         return stored_messages(self._cluster.context, topic)
 
     def dead_letters(self, group: str) -> list[ReceivedMessage]:
@@ -123,15 +123,15 @@ class Core:
         return self.messages(dead_letter_topic(group))
 
     def pending(self, topic: str | None = None) -> list[Pending]:
-        """Return the messages that wait for their time, the next first; only those for one topic, if it is named."""
+        """List the messages that wait for their time, the next one first; of one topic if it is named."""
         return [each for each in pending_of(self._cluster.context) if topic in (None, each.topic)]
 
     def topics(self) -> list[str]:
-        """List the topics that have messages, with the topics of brokers and groups."""
+        """List the topics that have messages, including those of brokers and groups."""
         return list(topics_of(self._cluster.context))
 
     def describe(self) -> str:
-        """Describe for people the messages that the brokers have, and those that wait for their time."""
+        """Describe in words the messages that the brokers have, and those that wait for their time."""
         if self._cluster.leader is None:
             return "no replica leads"
         lines = [f"on {self.now():%Y-%m-%d %H:%M:%S} UTC, the brokers have:"]
@@ -146,11 +146,11 @@ class Core:
 
     @property
     def leader(self) -> str | None:
-        """The replica that leads."""
+        """The replica that leads; None if none does."""
         return self._cluster.leader
 
     async def lose_leader(self) -> str:
-        """Cut the leader off from all others, and wait until another replica leads; returns the lost one."""
+        """Cut the leader off, and wait until another replica leads. Returns the name of the lost one."""
         if len(self._cluster.replicas) < 3:
             raise ValueError("a kit with one replica has no other one to lead: open it with replicas=3")
         leader = self._cluster.leader
@@ -161,7 +161,7 @@ class Core:
         return leader
 
     async def restore(self, replica: str) -> None:
-        """Reconnect a replica that was lost; it has all entries when this returns."""
+        """Reconnect a lost replica, and wait until it has all entries."""
         self._cluster.network.reconnect(replica)
         await self._cluster.wait_ready()
         await self._cluster.wait_following(replica)

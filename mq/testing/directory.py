@@ -1,4 +1,4 @@
-"""The directory of a kit: in memory where the machine has that, and removed however the test ends.
+"""The directory of a kit: in memory if the machine can, and removed however the test ends.
 
 Each has a file that its process holds locked. A process that is killed leaves its directory behind; the next kit of any
 process finds it unlocked, and removes it.
@@ -28,7 +28,7 @@ _open: dict[Path, int] = {}
 
 @contextlib.contextmanager
 def new_directory() -> Iterator[Path]:
-    """An empty directory, until the block ends. Raises OSError."""
+    """Make an empty directory, which exists until the block ends. Raises OSError."""
     parent = _MEMORY if _has_room(_MEMORY) else Path(tempfile.gettempdir())
     _sweep(parent)
     directory, lock = _lock_new(parent)
@@ -53,7 +53,7 @@ def _lock_new(parent: Path) -> tuple[Path, TextIO]:
 
 
 def warn_not_closed() -> None:
-    """Warn that a test kit was not closed."""
+    """Log a warning that a test kit was not closed."""
     warnings.warn(
         "a test kit was not closed: use it as `with running_kit() as kit:` or `async with open_kit() as kit:`",
         ResourceWarning,

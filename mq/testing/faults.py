@@ -1,4 +1,4 @@
-"""Faults between clients and brokers, which a test switches on: of the next sends, and slow answers."""
+"""Faults between clients and brokers that a test switches on: failed sends, and slow answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SENDS = frozenset((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, Reques
 
 
 class Kind(Enum):
-    """The kind of fault of a request."""
+    """The kinds of faults."""
 
     UNKNOWN = auto()
     LOST = auto()
@@ -23,7 +23,7 @@ class Kind(Enum):
 
 
 class Fault(NamedTuple):
-    """A fault of one request."""
+    """A fault to inject into one request."""
 
     kind: Kind
     code: int = 0
@@ -31,7 +31,7 @@ class Fault(NamedTuple):
 
 
 class Faults:
-    """The faults of a kit. Each method concerns the next sends, of any client, in the order of the calls.
+    """Injects faults into the next sends of any clients, in the order of these calls.
 
     Attributes:
         played: how many faults have happened.
@@ -43,26 +43,26 @@ class Faults:
         self.played = 0
 
     def outcome_unknown(self, count: int = 1) -> None:
-        """Break the connection after the broker has stored the message, before its answer has arrived."""
+        """Break the connection after the broker has stored the message, but before its answer arrives."""
         self._sends.extend([Fault(Kind.UNKNOWN)] * count)
 
     def lost(self, count: int = 1) -> None:
-        """Break the connection before the broker has the message. Clients cannot tell this from `outcome_unknown`."""
+        """Break the connection before the broker gets the message. For clients it looks like `outcome_unknown`."""
         self._sends.extend([Fault(Kind.LOST)] * count)
 
     def duplicate(self, count: int = 1) -> None:
-        """Store the next `count` messages twice, with one message id, as after a retry: consumers get each twice."""
+        """Store each of the next `count` messages twice, with one message id, as a retry may: consumers get both."""
         self._sends.extend([Fault(Kind.TWICE)] * count)
 
     def refuse(self, code: int = ResponseCode.SYSTEM_BUSY, remark: str = "refused by the test", count: int = 1) -> None:
-        """Answer the next `count` sends with a response code, and store nothing."""
+        """Answer the next `count` sends with a response code, without storing the messages."""
         if code == ResponseCode.SUCCESS:
             raise ValueError("response code 0 means that the message is stored; choose another one to refuse it")
         self._sends.extend([Fault(Kind.REFUSED, code, remark)] * count)
 
     @contextlib.contextmanager
     def slow(self, seconds: float) -> Iterator[None]:
-        """Delay every answer to a client during the block by `seconds` of the event loop's clock."""
+        """Delay each answer to a client within the block by `seconds` of the event loop's clock."""
         before, self._slow_seconds = self._slow_seconds, seconds
         try:
             yield
@@ -70,7 +70,7 @@ class Faults:
             self._slow_seconds = before
 
     def clear(self) -> None:
-        """Forget the faults that have not happened yet."""
+        """Cancel the faults that have not happened yet."""
         self._sends.clear()
 
     @property
@@ -80,11 +80,11 @@ class Faults:
 
     @property
     def delay_seconds(self) -> float:
-        """Seconds by which the next answers are late."""
+        """The seconds by which answers are delayed now."""
         return self._slow_seconds
 
     def next_fault(self, code: int) -> Fault | None:
-        """Return the fault of a request that is about to reach its broker."""
+        """Return the fault for a request that is about to reach its broker; None if there is none."""
         if not self._sends or code not in SENDS:
             return None
         self.played += 1

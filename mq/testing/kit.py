@@ -1,4 +1,4 @@
-"""`Kit` and `SyncKit`: brokers for a test that has an event loop, and for one that has none."""
+"""`Kit` and `SyncKit`: brokers for a test with an event loop, and for a test without one."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Kit(_Inspection):
     async def advance(
         self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, milliseconds: float = 0
     ) -> None:
-        """Put the clock of the brokers ahead, and wait until they have delivered what is due then.
+        """Advance the brokers' clock, and wait until they have delivered what is due by then.
 
         Raises ValueError for a negative duration.
         """
@@ -164,11 +164,11 @@ class Kit(_Inspection):
         await self._loop.wait(lambda: self._core.advance(duration))
 
     async def advance_to_next(self) -> Pending | None:
-        """Put the clock ahead to the next time at which something is due; returns what, or None if nothing waits."""
+        """Advance the clock to the next time at which something is due. Returns that; None if nothing waits."""
         return await self._loop.wait(self._core.advance_to_next)
 
     async def advance_until(self, condition: Callable[[], object], *, timeout: float = 10.0) -> None:
-        """Put the clock ahead from one time at which something is due to the next, until ``condition()`` is true.
+        """Advance the clock from one due time to the next, until ``condition()`` is true.
 
         In between it waits until clients have done what they can. ``timeout`` is the limit in seconds on the clock of
         the event loop, for what never comes.
@@ -195,14 +195,14 @@ class Kit(_Inspection):
         await self._loop.wait(self._core.settle)
 
     async def lose_leader(self) -> str:
-        """Cut the leader off from all others, and wait until another replica leads; returns the lost one.
+        """Cut the leader off, and wait until another replica leads. Returns the name of the lost one.
 
         Raises ValueError with a single replica.
         """
         return await self._loop.wait(self._core.lose_leader)
 
     async def restore(self, replica: str) -> None:
-        """Reconnect a replica that was lost; it has all entries when this returns."""
+        """Reconnect a lost replica, and wait until it has all entries."""
         await self._loop.wait(lambda: self._core.restore(replica))
 
     async def wait_ready(self) -> None:
@@ -211,7 +211,7 @@ class Kit(_Inspection):
 
 
 class SyncKit(_Inspection):
-    """Brokers for a test without an event loop, or with one that they leave alone; see `running_kit`.
+    """Brokers for a test without an event loop, or whose event loop they do not use; see `running_kit`.
 
     Attributes:
         namesrv: the address for clients, of any thread and event loop.
@@ -225,16 +225,16 @@ class SyncKit(_Inspection):
     def advance(
         self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0, milliseconds: float = 0
     ) -> None:
-        """Put the clock of the brokers ahead, as `Kit.advance`."""
+        """Advance the brokers' clock, as `Kit.advance` does."""
         duration = _seconds(days, hours, minutes, seconds, milliseconds)
         self._loop.wait_here(lambda: self._core.advance(duration))
 
     def advance_to_next(self) -> Pending | None:
-        """Put the clock ahead to the next due time, as `Kit.advance_to_next`."""
+        """Advance the clock to the next due time, as `Kit.advance_to_next` does."""
         return self._loop.wait_here(self._core.advance_to_next)
 
     def advance_until(self, condition: Callable[[], object], *, timeout: float = 10.0) -> None:
-        """Put the clock ahead until ``condition()`` is true, as `Kit.advance_until`."""
+        """Advance the clock until ``condition()`` is true, as `Kit.advance_until` does."""
         hops, pause, began = 0, _PAUSE_SECONDS_MIN, self.now()
         deadline = time.monotonic() + timeout
         while True:
@@ -249,26 +249,26 @@ class SyncKit(_Inspection):
                 pause = min(pause * 1.5, _PAUSE_SECONDS_MAX)
 
     def settle(self) -> None:
-        """Wait until the brokers have nothing to do now, as `Kit.settle`."""
+        """Wait until the brokers have nothing to do now, as `Kit.settle` does."""
         self._loop.wait_here(self._core.settle)
 
     def lose_leader(self) -> str:
-        """Cut the leader off, and wait until another replica leads, as `Kit.lose_leader`."""
+        """Cut the leader off, and wait until another replica leads, as `Kit.lose_leader` does."""
         return self._loop.wait_here(self._core.lose_leader)
 
     def restore(self, replica: str) -> None:
-        """Reconnect a replica that was lost, as `Kit.restore`."""
+        """Reconnect a lost replica, as `Kit.restore` does."""
         self._loop.wait_here(lambda: self._core.restore(replica))
 
     def wait_ready(self) -> None:
-        """Wait until a replica leads and clients find it, as `Kit.wait_ready`."""
+        """Wait until a replica leads and clients find it, as `Kit.wait_ready` does."""
         self._loop.wait_here(self._core.wait_ready)
 
 
 @contextlib.asynccontextmanager
 async def open_kit(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Kit]:
-    """Brokers until the block ends. On trio they run in the event loop of the caller, and on its clock, which may be a
-    virtual one; on asyncio in a thread.
+    """Start brokers for the block. On trio they use the caller's event loop and its clock, which may be virtual; on
+    asyncio a thread.
 
     Args:
         replicas: of the broker group: 1, 3 or 5.
@@ -291,7 +291,7 @@ async def open_kit(*, replicas: int = 1, **settings: Any) -> AsyncIterator[Kit]:
 
 @contextlib.contextmanager
 def running_kit(*, replicas: int = 1, **settings: Any) -> Iterator[SyncKit]:
-    """Brokers in a thread until the block ends, for synchronous clients and any others; see `open_kit`."""
+    """Start brokers in a thread for the block, for synchronous and other clients; see `open_kit`."""
     kit_thread = _KitThread(replicas, settings)
     kit_thread.open()
     try:

@@ -1,4 +1,4 @@
-"""The machine that a kit's brokers run on: no threads, no syncs, no ports."""
+"""The simulated machine of a kit's brokers: without threads, syncs and ports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DISK_BYTES = 1 << 40
 
 
 class KitDisk(RealDisk):
-    """Files that need not survive the test."""
+    """Writes files without syncing them: they need not survive the test."""
 
     def write_synced(self, fd: int, buffers: Sequence[Buffer], offset: int) -> int:
         return self.pwritev(fd, buffers, offset)
@@ -43,7 +43,7 @@ class KitDisk(RealDisk):
 
 
 class KitReactor(Reactor):
-    """A reactor that waits for nothing itself, and whose turns do not depend on how fast this machine is."""
+    """A reactor that never waits. Its turns do not depend on the speed of this machine."""
 
     def __init__(self) -> None:
         super().__init__(clock=lambda: 0.0, cpu_clock=lambda: 0.0)
@@ -54,7 +54,7 @@ class KitReactor(Reactor):
 
 
 class KitMachine(Machine):
-    """The machine of one server, by its name in the network."""
+    """The machine of one server, which has a name in the network."""
 
     owns_process = False
     has_threads = False

@@ -1,4 +1,4 @@
-"""The network of a kit: an IP address of its own, whose connections are pairs of sockets in this process.
+"""The network of a kit: connections to its IP address are pairs of sockets in this process.
 
 Servers are connected to each other directly. Between a client and a server is a relay, which forwards whole frames and
 can play the faults of `faults`. Clients may be in other threads, and on other event loops.
@@ -48,7 +48,7 @@ class _Connection(NamedTuple):
 
 
 class Network:
-    """The network of a kit, from `open` to the end of that block.
+    """The network of a kit, which works within the block of `open`.
 
     Attributes:
         heard_at: when clients and brokers last sent something to each other, by `time.monotonic`.
@@ -67,7 +67,7 @@ class Network:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Self]:
-        """Carry connections of clients until the block ends."""
+        """Forward the connections of clients until the block ends."""
         async with open_task_group() as tasks:
             self._tasks = tasks
             in_process_networks[self.host] = self
@@ -93,7 +93,7 @@ class Network:
         self._doors.pop(port, None)
 
     def connect_server(self, server: str, address: Address) -> socket.socket:
-        """Return a connection from one server to another. Raises OSError."""
+        """Connect one server to another. Raises OSError."""
         door = self._doors.get(address[1])
         if address[0] != self.host or door is None or server in self._cut_off or door.server in self._cut_off:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -110,15 +110,15 @@ class Network:
                 _break(connection)
 
     def reconnect(self, server: str) -> None:
-        """Let connections of this server work again."""
+        """Let a server that was cut off connect, and accept connections, again."""
         self._cut_off.discard(server)
 
     def is_cut_off(self, server: str) -> bool:
-        """Return whether it was cut off, and not reconnected."""
+        """Return whether a server is cut off."""
         return server in self._cut_off
 
     def break_clients(self) -> None:
-        """Break the connections of all clients; they may connect again."""
+        """Break the connections of all clients, which may connect again."""
         for connection in self._connections:
             if "" in connection.servers:
                 _break(connection)
@@ -180,7 +180,7 @@ def _break(connection: _Connection) -> None:
 
 
 class StreamListener(trio.abc.Listener[trio.SocketStream]):
-    """Accepts connections for a server of tasks."""
+    """Accepts the connections of one server that runs as trio tasks."""
 
     def __init__(self, network: Network, server: str, port: int) -> None:
         self._send, self._receive = trio.open_memory_channel[socket.socket](math.inf)
@@ -188,7 +188,7 @@ class StreamListener(trio.abc.Listener[trio.SocketStream]):
         network.listen(server, port, self._send.send_nowait)
 
     async def accept(self) -> trio.SocketStream:
-        """Return the next connection."""
+        """Wait for the next connection."""
         return trio.SocketStream(trio.socket.from_stdlib_socket(await self._receive.receive()))
 
     async def aclose(self) -> None:

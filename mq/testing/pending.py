@@ -1,4 +1,4 @@
-"""The messages that wait in a broker for their time: delayed, redelivered or popped ones, transactions, schedules."""
+"""Lists what waits in a broker for its time: messages (delayed, popped or to be retried), transactions, schedules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHECK_SLACK_MS = 200
 
 
 class Pending(NamedTuple):
-    """A message that waits.
+    """Something that waits in a broker for its time.
 
     Attributes:
         kind: ``delayed`` until it is delivered, also to be retried; ``popped`` until its invisible time ends;
@@ -157,7 +157,7 @@ def _to_be_sent(definition: ScheduleDefinition, due: int) -> StoredMessage:
 
 
 def between_checks(context: BrokerContext) -> float:
-    """Return seconds after a check-back until the broker notes it, and counts the time until the next one."""
+    """Return the seconds from a check-back until the broker records it and starts to wait for the next."""
     return context.settings.transaction_check_seconds / SAMPLES + _CHECK_SLACK_MS / 1000
 
 

@@ -1,4 +1,4 @@
-"""Servers as processes of their own, for tests of things that a kit lacks: sockets of the system, files, kills."""
+"""Runs servers as processes, for tests that need what a kit lacks: real sockets and files, and kills."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class ServerProcesses:
         return self._cluster.log_path(replica)
 
     def leader(self) -> str:
-        """Return the broker that leads. Raises `mq.local_cluster.ServersFailed` if there is none for a minute."""
+        """Return the broker that leads. Raises `mq.local_cluster.ServersFailed` if none does within a minute."""
         return self._thread.call(self._cluster.leader)
 
     def kill(self, replica: str) -> None:
-        """Kill a broker with SIGKILL, and wait until it has ended. `start` starts it again."""
+        """Kill a broker with SIGKILL, and wait until it is dead. `start` starts it again."""
 
         async def kill() -> None:
             self._cluster.kill(replica)
@@ -62,7 +62,7 @@ class ServerProcesses:
         self._thread.call(kill)
 
     def start(self, replica: str) -> None:
-        """Start a broker that was killed, and wait until all of them are ready."""
+        """Start a killed broker, and wait until all brokers are ready."""
 
         async def start() -> None:
             await self._cluster.start(replica)
@@ -73,7 +73,7 @@ class ServerProcesses:
 
 @contextlib.contextmanager
 def running_processes(*, replicas: int = 1, **settings: str) -> Iterator[ServerProcesses]:
-    """Servers on free ports of the loopback address, until the block ends; their files are removed then.
+    """Start servers on free ports of the loopback address for the block; remove their files at its end.
 
     ``settings`` are a broker's, as text. The servers stop, too, if this process is killed.
 

@@ -1,4 +1,4 @@
-"""Forwards whole frames between a client and a server, and plays faults with them."""
+"""Forwards frames between a client and a server, and injects faults."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Frames:
 
 
 class Relay:
-    """One connection of a client: ``client`` and ``server`` are the relay's ends of two pairs of sockets.
+    """Relays one connection of a client. ``client`` and ``server`` are its ends of two socket pairs.
 
     ``on_heard`` is called whenever either of them sends something.
     """

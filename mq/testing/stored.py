@@ -1,4 +1,4 @@
-"""Reads the messages that a broker has stored from its own state, without requests, consumer groups or offsets."""
+"""Reads stored messages from a broker's own state, without requests, consumer groups or offsets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BODY_BYTES_MAX = 64 * 1024 * 1024
 
 
 def stored_messages(context: BrokerContext, topic: str) -> list[ReceivedMessage]:
-    """Return all messages of a topic in the order in which they were stored."""
+    """Return all messages of a topic, in the order in which they were stored."""
     messages: list[ReceivedMessage] = []
     for queue_id in sorted(context.store.ends(topic)):
         queue = context.store.get(topic, queue_id)
@@ -35,7 +35,7 @@ def record_at(context: BrokerContext, queue: ConsumeQueue, offset: QueueOffset) 
 
 
 def to_received(context: BrokerContext, record: StoredMessage) -> ReceivedMessage:
-    """Return a record as a consumer gets it."""
+    """Convert a record to a message as a consumer receives it."""
     body = record.body
     with contextlib.suppress(DecompressionError, CodecMissing):
         body = inflate(record.sys_flag, body, _BODY_BYTES_MAX)
