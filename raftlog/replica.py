@@ -356,7 +356,7 @@ class Replica:
         """
         now = self._clock()
         if now - self._turn_at > self._turn_seconds:
-            self._note_stall(now)
+            self._record_stall(now)
         self._turn_at = now
         self.note_writes()
 
@@ -367,18 +367,18 @@ class Replica:
         all the same: a leader with only long turns must keep sending heartbeats.
         """
         now = self._clock()
-        self._note_stall(now)
+        self._record_stall(now)
         age = self._disk_age(now)
         if age > DISK_STALL_SECONDS:
             self.core.disk_slow(age, now)
         self.core.tick(now)
         self._barriers.expire(now)
 
-    def _note_stall(self, now: float) -> None:
+    def _record_stall(self, now: float) -> None:
         late = now - self._turn_at - self._turn_seconds
         if late > self._late_seconds:
             self._stalls.append((now, late))
-            self.core.note_stall(late, now)
+            self.core.record_stall(late, now)
             self._turn_at = now
 
     def _disk_age(self, now: float) -> float:

@@ -36,7 +36,7 @@ class Election(Membership):
         """Whether entries that were deleted here early were in another log when the last leader was heard: then others
         campaign first.
         """
-        oldest = self._following.oldest
+        oldest = self._follower_state.oldest
         if not self.began_early or self._alone or oldest is None or oldest >= self._log.base.index:
             return False
         return self._election.timeouts_left_to_others < _SILENCES_OF_OTHERS
@@ -60,7 +60,7 @@ class Election(Membership):
             self._wait_for_leader()
         else:
             if self._leader_id is not None:
-                silent = self._now - self._following.heard_at
+                silent = self._now - self._follower_state.heard_at
                 self._cause = Cause(CauseKind.LEADER_SILENT, self._leader_id, silent)
             else:
                 self._cause = Cause(CauseKind.NO_LEADER, None, self._now - self._election.waiting_since)
@@ -145,7 +145,7 @@ class Election(Membership):
         """
         if self._role is Role.LEADER or self._now < self._election.no_votes_before:
             return True
-        if self._now - self._following.heard_at >= self.config.election_timeout_seconds_min:
+        if self._now - self._follower_state.heard_at >= self.config.election_timeout_seconds_min:
             return False
         # A newer term makes a voter forget its leader, but must not end that leader's lease early.
         return self._leader_id not in (None, candidate) or (self._leader_id is None and self.config.lease_reads)

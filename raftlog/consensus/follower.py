@@ -22,7 +22,7 @@ class FollowerRole(CoreState):
             self._cause = Cause(CauseKind.LEADER_FOUND, leader_id)
             self._become_follower(self._term, leader_id)
         self._election.failed_rounds = self._election.pre_vote_rounds = self._election.timeouts_left_to_others = 0
-        self._following.heard_at = self._election.waiting_since = self._now
+        self._follower_state.heard_at = self._election.waiting_since = self._now
 
     def _on_append_req(self, message: AppendReq) -> None:
         self._follow(message.src)
@@ -36,19 +36,19 @@ class FollowerRole(CoreState):
             assert prev.index < self._log.base.index, (
                 f"entry {prev.index} is committed, and leader {message.src} has it with term {prev.term}"
             )
-        if message.seq > self._following.leader_seq:
+        if message.seq > self._follower_state.leader_seq:
             # Not earlier: an answer to another message must not look like acceptance of what was rejected.
-            self._following.leader_seq = message.seq
+            self._follower_state.leader_seq = message.seq
         nbytes = self._take_over(message)
-        if message.commit > self._commit and self._verified > self._commit:
-            self._commit_to(min(message.commit, self._verified))
+        if message.commit > self._commit and self._verified_end > self._commit:
+            self._commit_to(min(message.commit, self._verified_end))
         if not nbytes:
-            self._following.answer_due |= message.seq > 0
+            self._follower_state.answer_due |= message.seq > 0
             self.has_effects = True
             return
-        self._following.unreported_bytes += nbytes
-        if not self.config.durable_commit or self._following.unreported_bytes > self.config.accept_ack_bytes:
-            self._following.answer_due = True
+        self._follower_state.unreported_bytes += nbytes
+        if not self.config.durable_commit or self._follower_state.unreported_bytes > self.config.accept_ack_bytes:
+            self._follower_state.answer_due = True
 
     def _take_over(self, message: AppendReq) -> int:
         """Make the log agree with the request's entries; returns the size of the new ones in bytes."""
@@ -59,27 +59,27 @@ class FollowerRole(CoreState):
             assert span.term <= message.term, f"an entry of term {span.term} came from a leader of {message.term}"
             end = span.last
             # What was once compared with this leader's log stays equal: leaders only append.
-            if end > self._verified:
+            if end > self._verified_end:
                 nbytes += self._take_over_span(span)
             else:
                 self._check_term_of(end, span.term)
-        if end > self._verified:
-            self._verified = end
+        if end > self._verified_end:
+            self._verified_end = end
         return nbytes
 
     def _take_over_span(self, span: Span) -> int:
         log = self._log
         whole = span
         if span.first != log.last_index + 1:
-            if span.first <= self._verified:
-                self._check_term_of(self._verified, span.term)
-                span = span.since(self._verified + 1)
+            if span.first <= self._verified_end:
+                self._check_term_of(self._verified_end, span.term)
+                span = span.since(self._verified_end + 1)
             first = log.first_difference(span)
             if first > span.last:
                 return 0
             if first <= log.last_index:
-                assert first > self._verified, (
-                    f"entry {first} of leader {self._leader_id} differs, {self._verified} was verified"
+                assert first > self._verified_end, (
+                    f"entry {first} of leader {self._leader_id} differs, {self._verified_end} was verified"
                 )
                 self._truncate(first)
             if first > span.first:
@@ -103,7 +103,7 @@ class FollowerRole(CoreState):
                 self._term,
                 message.seq,
                 False,
-                self._verified,
+                self._verified_end,
                 self._verified_durable,
                 hint,
             )
@@ -115,10 +115,10 @@ class FollowerRole(CoreState):
             # The election timeout depends on it.
             self._election.preferred_priority = message.preferred
             self._wait_for_leader()
-        self._following.leader_told = True
-        self._following.leader_base, self._following.oldest = message.base, message.oldest
+        self._follower_state.leader_told = True
+        self._follower_state.leader_base, self._follower_state.oldest = message.base, message.oldest
         # Only entries compared with this leader's log can be known to be committed.
-        index = min(message.commit, self._verified)
+        index = min(message.commit, self._verified_end)
         if index > self._commit:
             self._commit_to(index)
         self._post(

@@ -14,17 +14,17 @@ from raftlog.log_numbers import LogIndex
 
 def check_core(core: CoreState) -> None:
     """Assert the invariants of one core, but for its cached spans: these take longest, see `check_group`."""
-    log, commit, durable = core._log, core._commit, core._tickets.durable
+    log, commit, tickets = core._log, core._commit, core._tickets
     log.check_invariants()
     last = log.last_index
     assert log.base.index <= commit <= last, f"commit index {commit} is not within {log.base.index} to {last}"
-    assert durable <= last, f"{durable} is durable, the log ends at {last}"
-    assert core._verified <= last, f"{core._verified} was verified, the log ends at {last}"
+    assert tickets.durable <= last, f"{tickets.durable} is durable, the log ends at {last}"
+    assert core._verified_end <= last, f"{core._verified_end} was verified, the log ends at {last}"
     assert core._output.reported_commit <= commit, (
         f"commit index {core._output.reported_commit} was announced, it is {commit}"
     )
     assert log.last.term <= core._term, f"the log holds term {log.last.term}, the term is {core._term}"
-    assert core._tickets.done <= core._tickets.issued, f"{core._tickets.done} done of {core._tickets.issued} issued"
+    assert tickets.last_done <= tickets.last_issued, f"{tickets.last_done} done of {tickets.last_issued} issued"
     if core._abstaining:
         assert core._role is Role.FOLLOWER, f"{core.node_id} abstains and is {core._role.value}"
     if core._role in (Role.CANDIDATE, Role.LEADER):
@@ -36,9 +36,9 @@ def check_core(core: CoreState) -> None:
     if core._role is Role.LEADER:
         _check_leader(core)
     else:
-        assert not core._reads.rounds.waiting, f"{core.node_id} is {core._role.value}, reads wait for it to lead"
+        assert not core._reads.rounds.new_reads, f"{core.node_id} is {core._role.value}, reads wait for it to lead"
         assert not core._reads.rounds.under_way, f"{core.node_id} is {core._role.value}, rounds of reads are under way"
-        assert commit <= core._verified, f"{commit} is committed, only {core._verified} was verified"
+        assert commit <= core._verified_end, f"{commit} is committed, only {core._verified_end} was verified"
         assert core._transfer.to is None, f"{core.node_id} hands over to {core._transfer.to} and does not lead"
     _check_confs(core)
 
@@ -52,9 +52,9 @@ def _check_confs(core: CoreState) -> None:
     confs, log = core._confs, core._log
     assert confs[-1][1] is core._conf, f"{core._conf} is in force, the newest is {confs[-1][1]}"
     # An uncommitted one is tracked: its commit must be noticed.
-    uncommitted = [index for index, _ in confs if index > core._commit]
-    assert not uncommitted or core._conf_open in (confs[-1][0], core._term_start), (
-        f"configurations at {uncommitted} are not committed, watched is {core._conf_open}"
+    open_indexes = [index for index, _ in confs if index > core._commit]
+    assert not open_indexes or core._conf_open in (confs[-1][0], core._term_start), (
+        f"configurations at {open_indexes} are not committed, watched is {core._conf_open}"
     )
     for (index, old), (next_index, new) in pairwise(confs):
         assert log.base.index < next_index <= log.last_index, (
@@ -69,13 +69,13 @@ def _check_confs(core: CoreState) -> None:
 
 def _check_leader(core: CoreState) -> None:
     log = core._log
-    opening = max(core._term_start, log.base.index)
-    assert log.term_at(opening) == core._term, (
-        f"entry {core._term_start} opens term {core._term}, entry {opening} has term {log.term_at(opening)}"
+    first_index = max(core._term_start, log.base.index)
+    assert log.term_at(first_index) == core._term, (
+        f"entry {core._term_start} opens term {core._term}, entry {first_index} has term {log.term_at(first_index)}"
     )
-    leading = core._leading
-    nbytes = sum(span.nbytes for span in leading.uncommitted)
-    assert nbytes == leading.uncommitted_bytes, f"{nbytes} bytes uncommitted, counted {leading.uncommitted_bytes}"
+    leader = core._leader_state
+    nbytes = sum(span.nbytes for span in leader.uncommitted)
+    assert nbytes == leader.uncommitted_bytes, f"{nbytes} bytes uncommitted, counted {leader.uncommitted_bytes}"
     core._reads.rounds.check_invariants()
     own = [index for index, _ in core._confs if index > max(core._commit, core._term_start)]
     assert len(own) <= 1, f"{core.node_id} began changes at {own}, none of them is committed"

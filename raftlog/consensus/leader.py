@@ -39,26 +39,26 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         for progress in self._peers.values():
             progress.reset(first, self._now)
         # Uncommitted entries of older leaders count against the limit, too: they are in flight all the same.
-        self._leading.uncommitted = deque(self._tail.after(self._commit))
-        self._leading.uncommitted_bytes = sum(span.nbytes for span in self._leading.uncommitted)
+        self._leader_state.uncommitted = deque(self._tail.after(self._commit))
+        self._leader_state.uncommitted_bytes = sum(span.nbytes for span in self._leader_state.uncommitted)
         self._term_start = first
         self._transfer.not_before = self._now + self.config.election_timeout_seconds_max
         self._transfer.outranked_beats = 0
         self._transfer.older_not_before = self._now
-        self._leading.since = self._now
+        self._leader_state.since = self._now
         self._election.preferred_priority = None
         if self._conf.is_joint:
             # The entry that begins this term must be committed before the change ends, even if that is committed.
             self._conf_open = first
         self._append_own(Span(first, first, self._term, NOOP_BYTES, EntryKind.NOOP))
-        self._leading.heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
-        self._leading.announce_at = float("inf")
+        self._leader_state.heartbeat_at = self._now + self.config.heartbeat_seconds if self._peers else float("inf")
+        self._leader_state.announce_at = float("inf")
         self._reads.lease_released = False
 
     def _append_own(self, span: Span) -> None:
         self._append(span)
-        self._leading.uncommitted.append(span)
-        self._leading.uncommitted_bytes += span.nbytes
+        self._leader_state.uncommitted.append(span)
+        self._leader_state.uncommitted_bytes += span.nbytes
         if not self.config.durable_commit:
             self._advance_commit()
 
@@ -72,18 +72,18 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
             if progress.next <= last_index:
                 self._send_entries(progress, last_index)
             elif progress.state is PeerState.PROBE:
-                if not progress.awaiting:
+                if not progress.waits:
                     self._send_append(progress, ())
             elif progress.commit_sent < self._commit and progress.state is PeerState.REPLICATE:
                 if not self.config.announce_seconds:
                     self._announce(progress)
                 else:
                     must_announce = True
-                    if self._leading.announce_at == float("inf"):
-                        self._leading.announce_at = self._now + self.config.announce_seconds
+                    if self._leader_state.announce_at == float("inf"):
+                        self._leader_state.announce_at = self._now + self.config.announce_seconds
         if not must_announce:
             # All that must be told travels with entries: the time begins again with the next commit.
-            self._leading.announce_at = float("inf")
+            self._leader_state.announce_at = float("inf")
 
     def _announce(self, progress: Progress) -> None:
         progress.commit_sent = self._commit
@@ -93,7 +93,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
 
     def _announce_to_all(self) -> None:
         """Send the commit index to peers that got no entries since it advanced."""
-        self._leading.announce_at = float("inf")
+        self._leader_state.announce_at = float("inf")
         for progress in self._peers.values():
             if progress.state is PeerState.REPLICATE and progress.commit_sent < self._commit:
                 self._announce(progress)
@@ -118,9 +118,9 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         self._post(AppendReq(self.node_id, progress.peer, self._term, prev, spans, commit, seq))
         progress.on_send(seq, spans)
 
-    def _probe(self, progress: Progress, next_index: LogIndex, *, awaiting: bool) -> None:
+    def _probe(self, progress: Progress, next_index: LogIndex, *, waits: bool) -> None:
         # Entries before the base have no known term, so they cannot be probed.
-        progress.become_probe(max(next_index, self._log.base.index + 1), awaiting=awaiting)
+        progress.become_probe(max(next_index, self._log.base.index + 1), waits=waits)
 
     def _reset(self, progress: Progress) -> None:
         """Have a peer fetch segments, since it needs deleted entries, or everything."""
@@ -129,7 +129,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         self.has_effects = True
 
     def _offer_reset(self, progress: Progress) -> None:
-        is_new = self._now < self._leading.since + _OLDER_LOG_SECONDS
+        is_new = self._now < self._leader_state.since + _OLDER_LOG_SECONDS
         if self.began_early and is_new and self._has_older_voter:
             # It has more to offer, and is about to lead.
             return
@@ -163,15 +163,15 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
 
     def _fetch(self, progress: Progress) -> None:
         """Request spans that are no longer cached, a few messages ahead of the peer's answers."""
-        if progress.fetching or progress.inflight_bytes >= self.config.catch_up_bytes_max:
+        if progress.fetch_first or progress.inflight_bytes >= self.config.catch_up_bytes_max:
             return
-        progress.fetching = progress.next
+        progress.fetch_first = progress.next
         self._output.fetches.append(Fetch(progress.peer, progress.next, self.config.append_bytes_max))
         self.has_effects = True
 
     def _take_fetched(self, progress: Progress, spans: tuple[Span, ...]) -> None:
         """Send the requested spans, unless the peer's position has changed in the meantime."""
-        first, progress.fetching = progress.fetching, 0
+        first, progress.fetch_first = progress.fetch_first, 0
         if not first or first != progress.next:
             self.has_effects = True
             return
@@ -221,7 +221,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
             progress.on_loss(agreed_at_most.index)
             # The same answer twice to the same probe: the peer will make no progress until something changes.
             is_stuck = progress.state is PeerState.PROBE and progress.next == agreed_at_most.index + 1
-            self._probe(progress, agreed_at_most.index + 1, awaiting=is_stuck)
+            self._probe(progress, agreed_at_most.index + 1, waits=is_stuck)
             self.has_effects = True
 
     def _on_heartbeat_resp(self, message: HeartbeatResp) -> None:
@@ -239,7 +239,7 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
         if message.seq < progress.trusted_from or progress.state is PeerState.SNAPSHOT:
             return
         self._raise_match(progress, message.durable)
-        if progress.next > self._log.last_index and message.durable == progress.next - 1 and not progress.awaiting:
+        if progress.next > self._log.last_index and message.durable == progress.next - 1 and not progress.waits:
             return
         if progress.append_seq < message.seq:
             # Nothing was sent since that heartbeat and the peer is still behind: a request or its answer was lost, or
@@ -285,9 +285,9 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
             self._cause = Cause(CauseKind.MAJORITY_SILENT, None, silent)
             self._become_follower(self._term, None)
             return
-        self._leading.heartbeat_at = self._now + self.config.heartbeat_seconds
+        self._leader_state.heartbeat_at = self._now + self.config.heartbeat_seconds
         if self._transfer.to is not None:
-            self._transfer.told = False
+            self._transfer.was_asked = False
             self._offer_leadership(patient=False)
         if self._disk_full and self._now >= self._transfer.not_before:
             self.transfer(None, self._now)
@@ -299,8 +299,8 @@ class LeaderRole(LeadershipTransfer, ReadIndex):
             self._confirm_reads()
         for progress in self._peers.values():
             if progress.state is PeerState.REPLICATE and not self._is_active(progress):
-                self._probe(progress, progress.match + 1, awaiting=True)
-            elif progress.awaiting and progress.append_seq + 2 <= progress.seq:
+                self._probe(progress, progress.match + 1, waits=True)
+            elif progress.waits and progress.append_seq + 2 <= progress.seq:
                 # Two heartbeats without an answer to the probe: probe again, without entries.
                 self._send_append(progress, ())
             elif progress.state is PeerState.SNAPSHOT:

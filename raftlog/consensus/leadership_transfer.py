@@ -30,8 +30,8 @@ class LeadershipTransfer(CoreState):
         """Whether the peer follows the end of the log, as far as it was heard recently."""
         if progress.state is not PeerState.REPLICATE or not self._is_active(progress):
             return False
-        lacking = self._log.last_index - progress.match
-        if lacking <= NEAR_ENTRIES or progress.match >= self._commit:
+        gap = self._log.last_index - progress.match
+        if gap <= NEAR_ENTRIES or progress.match >= self._commit:
             return True
         spans = self._tail.after(progress.match)
         reaches_match = bool(spans) and spans[0].first <= progress.match + 1
@@ -86,9 +86,9 @@ class LeadershipTransfer(CoreState):
         assert self._transfer.to is not None, "nobody is to take over"
         progress = self._peers[self._transfer.to]
         last = self._log.last_index
-        if self._transfer.told or progress.match < last or (patient and self._commit < last):
+        if self._transfer.was_asked or progress.match < last or (patient and self._commit < last):
             return
-        self._transfer.told = True
+        self._transfer.was_asked = True
         self._tell_to_lead(progress)
 
     def _tell_to_lead(self, progress: Progress) -> None:

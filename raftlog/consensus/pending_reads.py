@@ -26,22 +26,22 @@ class Read(NamedTuple):
 class ReadRounds:
     """A leader's reads: the ones without a heartbeat so far, and the ones of each round in flight."""
 
-    __slots__ = ("newest", "under_way", "waiting")
+    __slots__ = ("new_reads", "newest", "under_way")
 
     def __init__(self) -> None:
         self.newest = 0
-        self.waiting: list[Read] = []
+        self.new_reads: list[Read] = []
         self.under_way: deque[tuple[int, LogIndex, list[Read]]] = deque()
 
     def wait(self, asker: NodeId | None, ctx: int, commit: LogIndex) -> None:
         """Add a read that arrives while ``commit`` is the commit index."""
-        self.waiting.append(Read(asker, ctx, commit))
+        self.new_reads.append(Read(asker, ctx, commit))
 
     def begin(self, commit: LogIndex) -> None:
         """Begin a round of heartbeats that confirms all waiting reads, which are answered with ``commit``."""
         self.newest += 1
-        self.under_way.append((self.newest, commit, self.waiting))
-        self.waiting = []
+        self.under_way.append((self.newest, commit, self.new_reads))
+        self.new_reads = []
 
     def confirm(self, number: int) -> list[tuple[Read, LogIndex]]:
         """Take the reads that are confirmed, with their indexes: a majority answered round ``number`` or later."""
@@ -53,8 +53,8 @@ class ReadRounds:
 
     def abandon(self) -> list[Read]:
         """Drop and return all open reads, which no answer can confirm."""
-        reads = [read for _, _, part in self.under_way for read in part] + self.waiting
-        self.waiting = []
+        reads = [read for _, _, part in self.under_way for read in part] + self.new_reads
+        self.new_reads = []
         self.under_way.clear()
         return reads
 
@@ -75,28 +75,28 @@ class ForwardedReads:
     earlier run, which may be older than the read, is not taken for one of this run.
 
     Attributes:
-        waiting: reads for the next query.
+        new_reads: reads for the next query.
         questions: when each query in flight was sent, and its reads; by number.
     """
 
-    __slots__ = ("_number", "_sent_at", "questions", "waiting")
+    __slots__ = ("_number", "_sent_at", "new_reads", "questions")
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._sent_at = float("-inf")
         self.questions: dict[int, tuple[float, list[int]]] = {}
-        self.waiting: list[int] = []
+        self.new_reads: list[int] = []
 
     def holds(self, ctx: int) -> bool:
         """Whether the read ``ctx`` is open."""
-        return ctx in self.waiting or any(ctx in reads for _, reads in self.questions.values())
+        return ctx in self.new_reads or any(ctx in reads for _, reads in self.questions.values())
 
     def ask(self, now: float) -> int:
         """Begin a query for all waiting reads; returns its number."""
         self._number += 1
-        self.questions[self._number] = (now, self.waiting)
+        self.questions[self._number] = (now, self.new_reads)
         self._sent_at = now
-        self.waiting = []
+        self.new_reads = []
         return self._number
 
     def ask_again(self, now: float, seconds: float) -> int | None:
@@ -126,7 +126,7 @@ class ForwardedReads:
 
     def abandon(self) -> list[int]:
         """Drop and return all open reads."""
-        reads = [ctx for _, part in self.questions.values() for ctx in part] + self.waiting
+        reads = [ctx for _, part in self.questions.values() for ctx in part] + self.new_reads
         self.questions.clear()
-        self.waiting = []
+        self.new_reads = []
         return reads

@@ -22,7 +22,7 @@ class Progress:
 
     ``match`` is the last index there that is used for the commit index; ``next`` the first one not sent yet.
     ``contact_at`` is the send time of the newest message that the peer has certainly received; ``silent_since`` is the
-    same time, moved forward by every stall of this process since then (`note_stall`). ``read_round`` is the newest
+    same time, moved forward by every stall of this process since then (`record_stall`). ``read_round`` is the newest
     round of reads that the peer has answered; ``offered_at`` the time of the last offer of segments, ``beats`` the
     heartbeats since its fetching began. ``by_entries`` says that there are no files for it to fetch. Answers to
     messages before ``trusted_from`` do not tell what it has. ``has_answered`` says that it has answered a heartbeat of
@@ -37,7 +37,6 @@ class Progress:
         "_stamp_silent_since",
         "append_seq",
         "applied",
-        "awaiting",
         "base",
         "beats",
         "began_early",
@@ -45,7 +44,7 @@ class Progress:
         "commit_sent",
         "contact_at",
         "disk_ok",
-        "fetching",
+        "fetch_first",
         "has_answered",
         "inflight_bytes",
         "match",
@@ -58,6 +57,7 @@ class Progress:
         "silent_since",
         "state",
         "trusted_from",
+        "waits",
     )
 
     def __init__(self, peer: NodeId, next_index: LogIndex = FIRST_INDEX, now: float = 0.0) -> None:
@@ -86,26 +86,26 @@ class Progress:
         self.beats = 0
         self.become_probe(next_index)
 
-    def become_probe(self, next_index: LogIndex, *, awaiting: bool = False) -> None:
-        """Probe the entry before ``next_index``; with ``awaiting`` not before the peer answers something."""
+    def become_probe(self, next_index: LogIndex, *, waits: bool = False) -> None:
+        """Probe the entry before ``next_index``; with ``waits`` not before the peer answers something."""
         assert next_index > self.match, f"{self.peer} holds {self.match}, probing from {next_index} tells nothing"
         self.state = PeerState.PROBE
         self.next = next_index
-        self.awaiting = awaiting
+        self.waits = waits
         self._begin_epoch()
 
     def become_replicate(self, next_index: LogIndex) -> None:
         """Stream from ``next_index`` on."""
         self.state = PeerState.REPLICATE
         self.next = next_index
-        self.awaiting = False
+        self.waits = False
         self._begin_epoch()
 
     def become_snapshot(self, next_index: LogIndex) -> None:
         """Send no entries before the peer has everything before ``next_index`` from elsewhere."""
         self.state = PeerState.SNAPSHOT
         self.next = next_index
-        self.awaiting = False
+        self.waits = False
         self.beats = 0
         self._begin_epoch()
 
@@ -120,12 +120,12 @@ class Progress:
         self._epoch_seq = self.seq + 1
         self._inflight.clear()
         self.inflight_bytes = 0
-        self.fetching = 0
+        self.fetch_first = 0
 
     def may_send(self, config: CoreConfig) -> bool:
         """Whether the window has room."""
         if self.state is PeerState.PROBE:
-            return not self.awaiting
+            return not self.waits
         if self.state is PeerState.SNAPSHOT:
             return False
         return self.inflight_bytes < config.inflight_bytes_max and len(self._inflight) < config.inflight_messages_max
@@ -145,7 +145,7 @@ class Progress:
             self.silent_since = self._stamp_silent_since
             self._stamp_seq = 0
 
-    def note_stall(self, seconds: float, now: float) -> None:
+    def record_stall(self, seconds: float, now: float) -> None:
         """Do not count ``seconds`` until ``now`` as silence of the peer, since this process read no messages then."""
         self.silent_since = min(self.silent_since + seconds, now)
         self._stamp_silent_since = min(self._stamp_silent_since + seconds, now)
@@ -158,7 +158,7 @@ class Progress:
         """Note that request ``seq`` with ``spans`` was sent."""
         self.append_seq = seq
         if self.state is PeerState.PROBE:
-            self.awaiting = True
+            self.waits = True
         elif spans:
             nbytes = sum([span.nbytes for span in spans])
             self.next = spans[-1].last + 1

@@ -127,9 +127,9 @@ class RaftCore(Election, FollowerRole):
         A leader's own write matters only if it completes a majority; otherwise it may be noticed at any later time.
         """
         tickets = self._tickets
-        if tickets.done == tickets.issued:
+        if tickets.last_done == tickets.last_issued:
             return False
-        if self._role is not Role.LEADER or tickets.hard_state_ticket > tickets.done or self._disk_slow:
+        if self._role is not Role.LEADER or tickets.hard_state_ticket > tickets.last_done or self._disk_slow:
             return True
         return self._committable(self._log.last_index) > self._commit
 
@@ -157,20 +157,20 @@ class RaftCore(Election, FollowerRole):
     @property
     def leader_base(self) -> LogIndex | None:
         """The base of the log of the leader that this replica follows; None if it has not told."""
-        return self._following.leader_base if self._following.leader_told else None
+        return self._follower_state.leader_base if self._follower_state.leader_told else None
 
     @property
     def oldest_base(self) -> LogIndex | None:
         """The lowest base of all logs in reach; None while it is unknown."""
         if self._role is Role.LEADER:
             return self._oldest
-        return self._following.oldest if self._following.leader_told else None
+        return self._follower_state.oldest if self._follower_state.leader_told else None
 
     @property
     def leader_may_lack_entries(self) -> bool:
         """Whether the followed leader may have deleted early what another replica has; older software does not tell."""
-        following = self._following
-        return not following.leader_told or (following.leader_base is not None and following.oldest is None)
+        follower = self._follower_state
+        return not follower.leader_told or (follower.leader_base is not None and follower.oldest is None)
 
     @property
     def ready(self) -> bool:
@@ -225,7 +225,7 @@ class RaftCore(Election, FollowerRole):
             last=self._log.last,
             commit=self._commit,
             durable=self._tickets.durable,
-            uncommitted_bytes=self._leading.uncommitted_bytes,
+            uncommitted_bytes=self._leader_state.uncommitted_bytes,
             peers=peers,
             conf=self._conf,
             abstaining=self._abstaining,
@@ -287,7 +287,7 @@ class RaftCore(Election, FollowerRole):
             return Refusal.NOT_LEADER
         if self._transfer.to is not None or self._leaves:
             return Refusal.TRANSFERRING
-        if self._leading.uncommitted_bytes + nbytes > self.config.uncommitted_bytes_max:
+        if self._leader_state.uncommitted_bytes + nbytes > self.config.uncommitted_bytes_max:
             return Refusal.TOO_LARGE if nbytes > self.config.uncommitted_bytes_max else Refusal.BUSY
         if self._disk_full:
             return Refusal.DISK_FULL
@@ -312,22 +312,22 @@ class RaftCore(Election, FollowerRole):
         self._now = now
         self._disk_slow = False
         has_advanced = self._tickets.complete(ticket)
-        if self._output.held and self._release_held() and self._role is Role.CANDIDATE:
+        if self._output.held_messages and self._release_held() and self._role is Role.CANDIDATE:
             # The vote requests leave only now, so the round begins now.
             self._wait_to_retry(self._backoff)
         if not has_advanced:
             return
         if self._role is Role.LEADER:
             self._advance_commit()
-        elif self._verified_durable > self._following.reported_durable:
-            self._following.answer_due = True
+        elif self._verified_durable > self._follower_state.reported_durable:
+            self._follower_state.answer_due = True
             self.has_effects = True
 
     def on_acknowledgement(self, message: AppendResp, now: float) -> None:
         """Note that `Effects.acknowledgement` was sent after its write; `storage_done` need not report that again."""
         self._now = now
         if message.term == self._term and message.dst == self._leader_id:
-            self._note_reported(message)
+            self._record_report(message)
 
     def tick(self, now: float) -> None:
         """Handle an expired timeout."""
@@ -337,14 +337,14 @@ class RaftCore(Election, FollowerRole):
         if self._role is not Role.LEADER:
             self._on_election_timeout()
             return
-        if now >= self._leading.announce_at:
+        if now >= self._leader_state.announce_at:
             self._announce_to_all()
         if now >= self._transfer.until:
             self._fail_transfer()
-        if now >= self._leading.heartbeat_at:
+        if now >= self._leader_state.heartbeat_at:
             self._beat()
 
-    def note_stall(self, seconds: float, now: float) -> None:
+    def record_stall(self, seconds: float, now: float) -> None:
         """Record that this process did not run, and read no messages, for ``seconds`` until ``now``.
 
         No peer counts as silent because of that time: their messages wait to be read, and they get another round of
@@ -354,14 +354,14 @@ class RaftCore(Election, FollowerRole):
         assert seconds > 0, f"a stall of {seconds} s"
         self._now = now
         self._election.waiting_since = min(self._election.waiting_since + seconds, now)
-        self._following.heard_at = min(self._following.heard_at + seconds, now)
+        self._follower_state.heard_at = min(self._follower_state.heard_at + seconds, now)
         for progress in self._peers.values():
-            progress.note_stall(seconds, now)
+            progress.record_stall(seconds, now)
 
     def next_deadline(self) -> float:
         """The latest time at which `tick` must be called."""
         if self._role is Role.LEADER:
-            return min(self._leading.heartbeat_at, self._leading.announce_at, self._transfer.until)
+            return min(self._leader_state.heartbeat_at, self._leader_state.announce_at, self._transfer.until)
         return self._election.waiting_since + self._election.timeout
 
     def peer_lost(self, peer: NodeId, now: float) -> None:
@@ -371,13 +371,13 @@ class RaftCore(Election, FollowerRole):
         self._now = now
         if self._role is Role.LEADER:
             if (progress := self._peers.get(peer)) is not None:
-                self._probe(progress, progress.match + 1, awaiting=True)
+                self._probe(progress, progress.match + 1, waits=True)
                 if peer == self._transfer.to:
                     self._fail_transfer()
         elif peer == self._leader_id and not self.config.lease_reads:
             self._cause = Cause(CauseKind.LEADER_ENDED, peer)
             self._become_follower(self._term, None)
-            self._following.heard_at = float("-inf")
+            self._follower_state.heard_at = float("-inf")
             if self._is_outranked:
                 # A preferred node has probably noticed, too.
                 self._election.timeout = PRIORITY_SECONDS
@@ -433,7 +433,7 @@ class RaftCore(Election, FollowerRole):
         progress = self._peers.get(peer)
         if self._role is Role.LEADER and progress is not None and self._log.base.index == 0:
             progress.by_entries = True
-            self._probe(progress, FIRST_INDEX, awaiting=False)
+            self._probe(progress, FIRST_INDEX, waits=False)
             self.has_effects = True
 
     def compact(self, index: LogIndex, now: float) -> None:
@@ -472,20 +472,20 @@ class RaftCore(Election, FollowerRole):
             self._offer_leadership(patient=True)
         if self._role is Role.LEADER:
             self._replicate()
-            if self._reads.rounds.waiting:
+            if self._reads.rounds.new_reads:
                 self._begin_round()
-        elif self._following.answer_due:
+        elif self._follower_state.answer_due:
             self._answer_appends()
         if self._abstaining:
             self._seek_release()
-        if self._reads.asked.waiting or self._reads.asked.questions:
+        if self._reads.forwards.new_reads or self._reads.forwards.questions:
             self._ask_leader()
         output = self._output
         effects.storage = self._issue_storage()
         if effects.storage is not None and self._role is Role.FOLLOWER and self.config.durable_commit:
             effects.acknowledgement = self._acknowledgement_of(effects.storage)
-        if output.outbox or output.released:
-            effects.send = self._leaving()
+        if output.outbox or output.released_messages:
+            effects.send = self._take_messages()
         if output.offers:
             effects.install = output.offers
             output.offers = []
@@ -494,15 +494,15 @@ class RaftCore(Election, FollowerRole):
             output.fetches = []
         if self._commit != output.reported_commit:
             effects.commit = output.reported_commit = self._commit
-        reported = output.reported_role
-        if reported.role is not self._role or reported.term != self._term or reported.leader_id != self._leader_id:
+        last_role = output.reported_role
+        if last_role.role is not self._role or last_role.term != self._term or last_role.leader_id != self._leader_id:
             effects.role = output.reported_role = RoleChange(self._role, self._term, self._leader_id, self._cause)
         if self._conf is not output.reported_conf:
             effects.conf = output.reported_conf = self._conf
         effects.failed_from, output.failed_from = output.failed_from, None
-        if self._reads.answered:
-            effects.reads = self._reads.answered
-            self._reads.answered = []
+        if self._reads.results:
+            effects.reads = self._reads.results
+            self._reads.results = []
         self.has_effects = False
         return effects
 

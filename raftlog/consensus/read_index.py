@@ -26,7 +26,7 @@ class ReadIndex(CoreState):
             if self._reads.sent_to != (self._term, self._leader_id):
                 self._abandon_questions()
                 self._reads.sent_to = (self._term, self._leader_id)
-            self._reads.asked.waiting.append(ctx)
+            self._reads.forwards.new_reads.append(ctx)
             self.has_effects = True
 
     def _ask_leader(self) -> None:
@@ -38,21 +38,21 @@ class ReadIndex(CoreState):
         if self._reads.sent_to != (self._term, self._leader_id):
             self._abandon_questions()
             return
-        for ctx in self._reads.asked.overdue(self._now - self.config.election_timeout_seconds_max):
+        for ctx in self._reads.forwards.overdue(self._now - self.config.election_timeout_seconds_max):
             self._answer_read(None, ctx, None)
-        if self._reads.asked.waiting:
-            number: int | None = self._reads.asked.ask(self._now)
+        if self._reads.forwards.new_reads:
+            number: int | None = self._reads.forwards.ask(self._now)
         else:
-            number = self._reads.asked.ask_again(self._now, self.config.heartbeat_seconds)
+            number = self._reads.forwards.ask_again(self._now, self.config.heartbeat_seconds)
         if number is not None and self._leader_id is not None:
             self._post(ReadIndexReq(self.node_id, self._leader_id, self._term, number))
 
     def _abandon_questions(self) -> None:
-        for ctx in self._reads.asked.abandon():
+        for ctx in self._reads.forwards.abandon():
             self._answer_read(None, ctx, None)
 
     def _on_read_index_resp(self, message: ReadIndexResp) -> None:
-        for ctx in self._reads.asked.confirm(message.ctx):
+        for ctx in self._reads.forwards.confirm(message.ctx):
             self._answer_read(None, ctx, message.index)
             if ctx == OWN_READ and message.index is not None:
                 self._abstain_until = message.last
@@ -73,7 +73,7 @@ class ReadIndex(CoreState):
                 self._abstaining = False
         elif self._leader_id is None or self._now < self._abstain_ask_at:
             pass
-        elif not self._reads.asked.holds(OWN_READ):
+        elif not self._reads.forwards.holds(OWN_READ):
             self._abstain_ask_at = self._now + self.config.heartbeat_seconds
             self._read(OWN_READ)
 

@@ -28,9 +28,9 @@ TRANSITIONS: Final[Mapping[tuple[Role, Role], str]] = {
 def diagram() -> str:
     """The table as a Mermaid state diagram, without the transitions from a role to itself."""
     lines = ["stateDiagram-v2", f"    [*] --> {_name(Role.FOLLOWER)}: start"]
-    for (role, following), cause in TRANSITIONS.items():
-        if role is not following:
-            lines.append(f"    {_name(role)} --> {_name(following)}: {cause}")
+    for (role, next_role), cause in TRANSITIONS.items():
+        if role is not next_role:
+            lines.append(f"    {_name(role)} --> {_name(next_role)}: {cause}")
     return "\n".join(lines) + "\n"
 
 

@@ -92,8 +92,8 @@ class CoreState:
         self._persist_due = False
         self._role = Role.FOLLOWER
         self._leader_id: NodeId | None = None
-        self._verified = self._commit  # how far a follower's log was compared with this term's leader
-        self._following = FollowerState()
+        self._verified_end = self._commit  # how far a follower's log was compared with this term's leader
+        self._follower_state = FollowerState()
         # With leases a voter that restarts must act as if it had just heard a leader.
         no_votes_before = now + config.election_timeout_seconds_min if config.lease_reads else now
         self._election = ElectionState(waiting_since=now, no_votes_before=no_votes_before)
@@ -106,7 +106,7 @@ class CoreState:
         self._abstain_ask_at = now  # when to ask (again) how much that is
         self._term_start = NO_INDEX  # first entry of a leader
         self._conf_committed = False  # a membership change was committed, and the leader has to take its next step
-        self._leading = LeaderState(heartbeat_at=now)
+        self._leader_state = LeaderState(heartbeat_at=now)
         self._reads = ReadState(ForwardedReads(rng.getrandbits(62)))
         self._transfer = TransferState()
         self._cause: Cause | None = None
@@ -154,8 +154,8 @@ class CoreState:
         # A leader without a vote leads only until all know that it has none.
         self._leaves = not conf.is_voter(self.node_id)
         self._alone = conf.voters == (self.node_id,) and not conf.is_joint
-        if self._role is Role.LEADER and self._peers and self._leading.heartbeat_at == float("inf"):
-            self._leading.heartbeat_at = self._now
+        if self._role is Role.LEADER and self._peers and self._leader_state.heartbeat_at == float("inf"):
+            self._leader_state.heartbeat_at = self._now
         self.has_effects = True
 
     def _beginning(self) -> tuple[Beginning, NodeId | None]:
@@ -177,7 +177,7 @@ class CoreState:
         tell whether there may be one.
         """
         own = self._log.base.index
-        is_new = self._now - self._leading.since <= self.config.election_timeout_seconds_min
+        is_new = self._now - self._leader_state.since <= self.config.election_timeout_seconds_min
         best: Progress | None = None
         is_open = False
         for progress in self._peers.values():
@@ -196,13 +196,13 @@ class CoreState:
         return best, is_open and best is None
 
     def _beginning_of_follower(self, own: LogIndex) -> tuple[Beginning, NodeId | None]:
-        following, leader_id = self._following, self._leader_id
-        if leader_id is None or not following.leader_told or following.leader_base is None:
+        follower, leader_id = self._follower_state, self._leader_id
+        if leader_id is None or not follower.leader_told or follower.leader_base is None:
             # There is no leader, or its software is older and does not tell.
             return Beginning.UNKNOWN, leader_id
-        if following.oldest is None and own <= following.leader_base:
+        if follower.oldest is None and own <= follower.leader_base:
             return Beginning.UNKNOWN, leader_id
-        lowest = following.leader_base if following.oldest is None else following.oldest
+        lowest = follower.leader_base if follower.oldest is None else follower.oldest
         return (Beginning.FIRST, None) if own <= lowest else (Beginning.LATER, leader_id)
 
     @property
@@ -282,9 +282,9 @@ class CoreState:
         )
         self._commit = index
         self.has_effects = True
-        open_spans = self._leading.uncommitted
+        open_spans = self._leader_state.uncommitted
         while open_spans and open_spans[0].last <= index:
-            self._leading.uncommitted_bytes -= open_spans.popleft().nbytes
+            self._leader_state.uncommitted_bytes -= open_spans.popleft().nbytes
         if index >= self._conf_open:
             self._conf_open = NEVER
             self._conf_committed = True
@@ -292,7 +292,7 @@ class CoreState:
     @property
     def _verified_durable(self) -> LogIndex:
         """The entry up to which this term's leader's log is on this replica's disk."""
-        return min(self._tickets.durable, self._verified)
+        return min(self._tickets.durable, self._verified_end)
 
     def _majority_value(self, own: Value, value: Callable[[Progress], Value]) -> Value:
         """The largest value that a majority of the voters has reached, in both sets during a change."""
@@ -332,10 +332,10 @@ class CoreState:
         first = max(self._commit + 1, self._term_start)
         if first <= self._log.last_index and (self._output.failed_from is None or first < self._output.failed_from):
             self._output.failed_from = first
-        self._leading.uncommitted.clear()
-        self._leading.uncommitted_bytes = 0
+        self._leader_state.uncommitted.clear()
+        self._leader_state.uncommitted_bytes = 0
         self._transfer.end()
-        self._verified = self._commit
+        self._verified_end = self._commit
         # They may name entries that the next leader truncates before this step's messages are sent.
         self._output.outbox = [m for m in self._output.outbox if type(m) is not AppendReq]
         self._output.fetches.clear()
@@ -347,12 +347,12 @@ class CoreState:
         self._voted_for = voted_for
         self._hard_state_changed = True
         # Only the committed part of the log is certain to agree with the leader of the new term.
-        self._verified = self._commit
-        self._following.leader_seq = 0
-        self._following.reported_durable = NO_INDEX
-        self._following.unreported_bytes = 0
-        self._following.answer_due = False
-        self._following.leader_told = False
+        self._verified_end = self._commit
+        self._follower_state.leader_seq = 0
+        self._follower_state.reported_durable = NO_INDEX
+        self._follower_state.unreported_bytes = 0
+        self._follower_state.answer_due = False
+        self._follower_state.leader_told = False
         # The next leader's log may be shorter.
         self._abstain_until = None
 
@@ -404,16 +404,16 @@ class CoreState:
         if asker is not None:
             self._post(ReadIndexResp(self.node_id, asker, self._term, ctx, index, self._log.last_index))
         elif ctx != OWN_READ:
-            self._reads.answered.append((ctx, index))
+            self._reads.results.append((ctx, index))
             self.has_effects = True
 
     def _answer_appends(self) -> None:
         """Report progress to the leader once, for any number of requests and writes."""
-        self._following.answer_due = False
+        self._follower_state.answer_due = False
         if self._role is not Role.FOLLOWER or self._leader_id is None:
             return
         message = self._progress_report(self._leader_id, self._tickets.durable)
-        self._note_reported(message)
+        self._record_report(message)
         self._output.outbox.append(message)
 
     def _acknowledgement_of(self, op: StorageOp) -> AppendResp | None:
@@ -428,7 +428,7 @@ class CoreState:
         if self._abstaining:
             return None  # it may vote again when this write is durable, so the core must learn that at once
         message = self._progress_report(self._leader_id, self._log.last_index)
-        return message if message.durable > self._following.reported_durable else None
+        return message if message.durable > self._follower_state.reported_durable else None
 
     def _progress_report(self, leader_id: NodeId, durable: LogIndex) -> AppendResp:
         """Tell the leader how far this replica has its log, if the own log is on disk up to ``durable``."""
@@ -436,18 +436,18 @@ class CoreState:
             self.node_id,
             leader_id,
             self._term,
-            self._following.leader_seq,
+            self._follower_state.leader_seq,
             True,
-            self._verified,
-            min(durable, self._verified),
+            self._verified_end,
+            min(durable, self._verified_end),
             self._log.last,
         )
 
-    def _note_reported(self, message: AppendResp) -> None:
-        following = self._following
-        following.reported_durable = max(following.reported_durable, message.durable)
-        if message.accepted == self._verified:
-            following.unreported_bytes = 0
+    def _record_report(self, message: AppendResp) -> None:
+        follower = self._follower_state
+        follower.reported_durable = max(follower.reported_durable, message.durable)
+        if message.accepted == self._verified_end:
+            follower.unreported_bytes = 0
 
     def _issue_storage(self) -> StorageOp | None:
         """Return the write of all changes since the last ticket; None if there are none."""
@@ -464,28 +464,28 @@ class CoreState:
         output.shell_last = self._log.last_index
         return op
 
-    def _leaving(self) -> Sequence[Message]:
+    def _take_messages(self) -> Sequence[Message]:
         """Messages that may leave now; while term or vote are not durable, new ones are held."""
         output = self._output
         outbox = output.outbox
         if outbox and not self._tickets.hard_state_durable:
-            ticket = self._tickets.issued
-            output.held.extend([(ticket, message) for message in outbox])
+            ticket = self._tickets.last_issued
+            output.held_messages.extend([(ticket, message) for message in outbox])
             outbox.clear()
-        if output.released:
-            outbox = output.released + outbox
-            output.released = []
+        if output.released_messages:
+            outbox = output.released_messages + outbox
+            output.released_messages = []
         output.outbox = []
         return outbox
 
     def _release_held(self) -> bool:
         """Release messages that waited for completed tickets, but not of past terms; returns whether any were held."""
-        messages = self._output.held
-        if not messages or messages[0][0] > self._tickets.done:
+        messages = self._output.held_messages
+        if not messages or messages[0][0] > self._tickets.last_done:
             return False
-        while messages and messages[0][0] <= self._tickets.done:
+        while messages and messages[0][0] <= self._tickets.last_done:
             message = messages.popleft()[1]
             if message.term >= self._term:
-                self._output.released.append(message)
+                self._output.released_messages.append(message)
         self.has_effects = True
         return True

@@ -60,9 +60,9 @@ class OutputState:
     truncate_from: LogIndex | None = None
     """Cut the log outside from this entry on, before anything is written."""
     outbox: list[Message] = field(default_factory=list)
-    held: deque[tuple[int, Message]] = field(default_factory=deque)
+    held_messages: deque[tuple[int, Message]] = field(default_factory=deque)
     """Messages that wait until the write with this number is durable."""
-    released: list[Message] = field(default_factory=list)
+    released_messages: list[Message] = field(default_factory=list)
     fetches: list[Fetch] = field(default_factory=list)
     offers: list[NodeId] = field(default_factory=list)
     """Peers that lack too much to be sent entries."""
@@ -96,11 +96,11 @@ class ElectionState:
 class ReadState:
     """The linearizable reads of a replica: reads that it confirms as leader, reads that it forwards, and answers."""
 
-    asked: ForwardedReads
+    forwards: ForwardedReads
     rounds: ReadRounds = field(default_factory=ReadRounds)
     sent_to: tuple[Term, NodeId | None] = (NO_TERM, None)
     """Term and leader of the queries in flight."""
-    answered: list[tuple[int, LogIndex | None]] = field(default_factory=list)
+    results: list[tuple[int, LogIndex | None]] = field(default_factory=list)
     """The caller's number of each read, and the index to apply; None if it could not be confirmed."""
     lease_released: bool = False
     """A node was asked to take over: it may be elected at any later time, so the lease is void for this term."""
@@ -113,7 +113,7 @@ class TransferState:
     to: NodeId | None = None
     until: float = float("inf")
     """The time at which the target must lead."""
-    told: bool = False
+    was_asked: bool = False
     """Whether the target was asked to campaign."""
     outranked_beats: int = 0
     """The number of consecutive heartbeats for which a voter of higher priority was fit to lead."""
@@ -124,4 +124,4 @@ class TransferState:
 
     def end(self) -> None:
         """End the transfer."""
-        self.to, self.until, self.told, self.outranked_beats = None, float("inf"), False, 0
+        self.to, self.until, self.was_asked, self.outranked_beats = None, float("inf"), False, 0

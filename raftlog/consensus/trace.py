@@ -85,11 +85,11 @@ class Trace:
         """A `RaftCore` that writes a trace; created and used like any other."""
         trace = self
 
-        class Traced(TracedCore):
+        class TracingCore(TracedCore):
             def __init__(self, **arguments: Any) -> None:
                 super().__init__(trace, **arguments)
 
-        return Traced
+        return TracingCore
 
     def event(self, core: RaftCore, name: str, **fields: object) -> None:
         """Write one event with the current state of ``core``."""

@@ -84,7 +84,7 @@ def _check_entries(core: CoreState, message: AppendReq) -> None:
     if not message.spans:
         return
     # The part that was compared with this leader's log; for another leader, the committed part.
-    limit = core._verified if message.term == core._term else core._commit
+    limit = core._verified_end if message.term == core._term else core._commit
     before = prev
     for span in message.spans:
         if span.first != before.index + 1 or span.last < span.first:

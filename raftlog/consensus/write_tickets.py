@@ -16,16 +16,16 @@ class WriteTickets:
     """Numbers writes and tracks ``durable``, the last durable index.
 
     Attributes:
-        issued, done: the newest ticket, and the newest that is complete.
+        last_issued, last_done: the newest ticket, and the newest that is complete.
         hard_state_ticket: the newest one that wrote a hard state; 0 before the first.
     """
 
-    __slots__ = ("_ends", "done", "durable", "hard_state_ticket", "issued")
+    __slots__ = ("_ends", "durable", "hard_state_ticket", "last_done", "last_issued")
 
     def __init__(self, durable: LogIndex) -> None:
         self.durable = durable
-        self.issued = 0
-        self.done = 0
+        self.last_issued = 0
+        self.last_done = 0
         self.hard_state_ticket = 0
         # The log's end when each outstanding ticket was issued, oldest first.
         self._ends: deque[LogIndex] = deque()
@@ -33,23 +33,23 @@ class WriteTickets:
     @property
     def hard_state_durable(self) -> bool:
         """Whether every issued hard state is durable."""
-        return self.hard_state_ticket <= self.done
+        return self.hard_state_ticket <= self.last_done
 
     def issue(self, last_index: LogIndex, *, with_hard_state: bool) -> int:
         """The ticket of a write after which the log is durable up to ``last_index``."""
-        self.issued += 1
+        self.last_issued += 1
         self._ends.append(last_index)
         if with_hard_state:
-            self.hard_state_ticket = self.issued
-        return self.issued
+            self.hard_state_ticket = self.last_issued
+        return self.last_issued
 
     def complete(self, ticket: int) -> bool:
         """Note that everything up to ``ticket`` is durable; returns whether that made more of the log durable."""
-        assert ticket <= self.issued, f"ticket {ticket} completed, {self.issued} is the newest issued"
+        assert ticket <= self.last_issued, f"ticket {ticket} completed, {self.last_issued} is the newest issued"
         end = NO_INDEX
-        while self.done < ticket:
+        while self.last_done < ticket:
             end = self._ends.popleft()
-            self.done += 1
+            self.last_done += 1
         if end <= self.durable:
             return False
         self.durable = end

@@ -22,7 +22,7 @@ def test_stalled_leader_reads_pending_answers_before_stepping_down(seconds: floa
     term = leader.term
     # The answers lie in its sockets while it does not run; the timer comes before they are read.
     group.now += seconds
-    leader.note_stall(seconds, group.now)
+    leader.record_stall(seconds, group.now)
     leader.tick(group.now)
     assert leader.role is Role.LEADER
     group.deliver()
@@ -37,7 +37,7 @@ def test_stalled_leader_steps_down_if_no_peer_answers(seconds: float) -> None:
     group.pass_time(1.0)
     group.cut = {(B, A), (C, A)}
     group.now += seconds
-    leader.note_stall(seconds, group.now)
+    leader.record_stall(seconds, group.now)
     group.pass_time(2.0, alive=(A,))
     assert leader.role is Role.FOLLOWER
 
@@ -46,7 +46,7 @@ def test_stalled_leader_steps_down_if_no_peer_answers(seconds: float) -> None:
 def test_stalled_follower_reads_pending_messages_before_campaigning(seconds: float) -> None:
     group = Group().led_by(A, 1.0)
     group.now += seconds
-    group[B].note_stall(seconds, group.now)
+    group[B].record_stall(seconds, group.now)
     group[B].tick(group.now)
     assert group[B].role is Role.FOLLOWER
     assert group[B].leader_id == A
@@ -59,7 +59,7 @@ def test_stalled_leader_does_not_consider_lagging_peers_silent() -> None:
     leader = group.elect(A)
     group.pass_time(1.0)
     group.now += 5.0
-    leader.note_stall(5.0, group.now)
+    leader.record_stall(5.0, group.now)
     assert [peer.active for peer in leader.status().peers] == [True, True]
 
 
@@ -69,7 +69,7 @@ def test_stall_does_not_prolong_a_lease() -> None:
     leader = group.elect(A)
     group.pass_time(1.0)
     group.now += 1.3
-    leader.note_stall(1.3, group.now)
+    leader.record_stall(1.3, group.now)
     ctx = group.read(A)
     assert ctx not in group.answers
     group.deliver()
@@ -82,7 +82,7 @@ def test_stall_does_not_shorten_the_promise_of_a_voter() -> None:
     heard_at = group.now
     for _ in range(6):
         group.now += 0.2
-        group[B].note_stall(0.2, group.now)
+        group[B].record_stall(0.2, group.now)
         assert group[B]._follows_another(C)
     assert group.now < heard_at + group.config.election_timeout_seconds_min
 
@@ -91,5 +91,5 @@ def test_stall_does_not_move_silence_into_the_future() -> None:
     """A message that was taken just before a stall was noticed does not make silence begin in the future."""
     group = Group().led_by(A, 1.0)
     before = group[B].next_deadline() - group.now
-    group[B].note_stall(30.0, group.now)
+    group[B].record_stall(30.0, group.now)
     assert group[B].next_deadline() <= group.now + max(before, group.config.election_timeout_seconds_max)

@@ -101,7 +101,7 @@ def test_violated_promise_prints_a_command_to_reproduce_the_run(
 ) -> None:
     from raftlog.consensus.raft import RaftCore
 
-    monkeypatch.setattr(RaftCore, "_verified_durable", property(lambda core: core._verified))
+    monkeypatch.setattr(RaftCore, "_verified_durable", property(lambda core: core._verified_end))
     report = tmp_path / "simulation.md"
     assert main(["--seeds", "0-9", "--jobs", "1", "--first", "--report", str(report)]) == 1
     output = capsys.readouterr().out
