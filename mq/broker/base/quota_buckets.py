@@ -87,7 +87,7 @@ class QuotaBuckets:
     """Holds the buckets of one replica, by user or topic. A bucket exists as long as its quota.
 
     Attributes:
-        throttled: by whom.
+        throttles: the requests delayed and refused by each limit.
         on_consume: counts what a request of a consumer was answered with: the call, messages and bytes. None while
             there are no quotas.
     """

@@ -1,1 +1,1 @@
-"""Client connections: receive frames, call handlers, send replies, and limit what one client may use."""
+"""Client connections: receive frames, call handlers, send responses, and limit what one client may use."""

@@ -1,4 +1,4 @@
-"""A request of a client that is being served, and the ways to answer it."""
+"""A client's request that is being served, with the ways to respond to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ R = TypeVar("R", covariant=True)
 
 
 class Call(msgspec.Struct, Generic[R], eq=False):
-    """A request, the client that sent it, and its body.
+    """A request with its body and the connection of the client that sent it.
 
     ``connection`` is the client's connection, or its stand-in if another replica forwarded the request.
     ``serialization`` says how the header of the request was encoded; the header of its reply is encoded in the same
@@ -37,28 +37,28 @@ class Call(msgspec.Struct, Generic[R], eq=False):
         remark: str | None = None,
         body: bytes = b"",
     ) -> bytes:
-        """The frame of a reply, which a handler returns or gives to `answer`."""
+        """Encode a response. The handler returns the frame, or passes it to `answer` later."""
         opaque: int = self.request.opaque  # type: ignore[attr-defined]
         return encode_response(opaque, code, ext=ext, remark=remark, body=body, serialization=self.serialization)
 
     def success(self) -> bytes:
-        """The frame of a reply that only says that the request was served."""
+        """Encode a response that only says that the request succeeded."""
         return encode_success(self.request.opaque, self.serialization)  # type: ignore[attr-defined]
 
     def answer(self, response: bytes) -> None:
-        """Send the reply, unless the client wants none."""
+        """Send the response, unless the client wants none."""
         self.connection.answer(self.request, response)
 
     def refuse(self, error: Exception) -> None:
-        """Answer a request that failed after its handler had returned; a broken invariant is raised again."""
+        """Respond with ``error`` after the handler has returned. Raises an AssertionError again."""
         self.connection.refuse(self.request, self.serialization, error)
 
     def drop_body(self) -> None:
-        """Forget the body of a request that is held and needs none: nothing bounds what clients send as one."""
+        """Free the body of a request that is held and no longer needs it: clients may send bodies of any length."""
         self.body = b""
 
     def dispatch(self) -> None:
-        """Serve the request once more, from the beginning, by whichever replica leads now."""
+        """Serve the request again from the start, by whichever replica leads now."""
         self.connection.dispatch(self.request, self.body, self.serialization)
 
 

@@ -1,4 +1,4 @@
-"""Requests of the broker to clients that want an answer (221, 307, 309)."""
+"""Tracks requests of the broker to clients that want a response (221, 307, 309)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mq.protocol.incoming.headers import Response
 
 
 class NoResponse(Enum):
-    """The reason why a client did not answer."""
+    """The reason why no response of a client arrived."""
 
     GONE = auto()
     """The client's connection was closed."""
@@ -36,7 +36,7 @@ class _Question(Generic[ConnectionT]):
 
 
 class ClientRequests(Generic[ConnectionT]):
-    """Tracks the broker's requests to clients. Each completes once: by its answer, by timeout, or with its connection.
+    """Tracks the broker's requests to clients. Each completes once: by response, timeout or closed connection.
 
     Args:
         clock: monotonic seconds.
@@ -53,7 +53,7 @@ class ClientRequests(Generic[ConnectionT]):
         return len(self._open)
 
     def add(self, connection: ConnectionT, seconds: float, on_response: OnResponse) -> int | None:
-        """Register a request; returns its opaque, or None if too many are in flight."""
+        """Register a request, and return its opaque; None if too many requests are in flight."""
         if len(self._open) >= self._open_max:
             return None
         opaque = next(self._opaque) & 0x7FFFFFFF
@@ -62,7 +62,7 @@ class ClientRequests(Generic[ConnectionT]):
         return opaque
 
     def on_response(self, connection: ConnectionT, response: Response, body: bytes) -> bool:
-        """Complete the request that ``response`` answers; returns whether this connection had such a request."""
+        """Complete the request that ``response`` answers. Returns False if this connection had no such request."""
         question = self._open.get(response.opaque)
         if question is None or question.connection != connection:
             return False
@@ -71,20 +71,20 @@ class ClientRequests(Generic[ConnectionT]):
         return True
 
     def connection_closed(self, connection: ConnectionT) -> None:
-        """Fail the requests on this connection."""
+        """Complete the requests on this connection with `NoResponse.GONE`."""
         if self._open:
             self._report(
                 [opaque for opaque, each in self._open.items() if each.connection == connection], NoResponse.GONE
             )
 
     def expire(self) -> None:
-        """Time out requests without an answer; called by a timer."""
+        """Complete requests whose deadline has passed with `NoResponse.TIMEOUT`. A timer calls this."""
         if self._open:
             now = self._clock()
             self._report([opaque for opaque, each in self._open.items() if each.deadline <= now], NoResponse.TIMEOUT)
 
     def check_invariants(self) -> None:
-        """Assert that no more requests are in flight than may be; for tests."""
+        """Assert that not too many requests are in flight, for tests."""
         assert len(self._open) <= self._open_max, f"{len(self._open)} requests are open; maximum: {self._open_max}"
 
     def _report(self, opaques: list[int], reason: NoResponse) -> None:

@@ -1,4 +1,4 @@
-"""Connected clients: producers and members of consumer groups, by connection.
+"""Registers connected clients by connection: producers, and members of consumer groups.
 
 A registry of heartbeats, kept by the replica that received them and never replicated: after a failover, clients send
 heartbeats to the new leader within seconds. A client stays registered as long as its connection is open and its
@@ -56,7 +56,7 @@ Notice = tuple[str, list[ConnectionT]]
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatOutcome(Generic[ConnectionT]):
-    """The groups in a heartbeat, and the members to notify of it."""
+    """The groups in a heartbeat, and the members to notify of changes by it."""
 
     consumer_groups: tuple[str, ...]
     """All consumer groups in it; the broker creates missing ones and their retry topics."""
@@ -77,7 +77,7 @@ class _ConnectionGroups:
 
 
 class ClientRegistry(Generic[ConnectionT]):
-    """Connected clients. A connection can be any hashable object.
+    """Registers connected clients and their groups. A connection can be any hashable object.
 
     Attributes:
         proxied_clients: the clients behind proxies.
@@ -109,7 +109,7 @@ class ClientRegistry(Generic[ConnectionT]):
         version: int,
         subscriptions: CheckedSubscriptions | None = None,
     ) -> HeartbeatOutcome[ConnectionT]:
-        """Register a client or refresh it. ``now`` is monotonic seconds.
+        """Register a client, or refresh its registration. ``now`` is monotonic seconds.
 
         ``subscriptions`` is the result of `check_subscriptions` for this heartbeat, if that was called before.
 
@@ -166,7 +166,7 @@ class ClientRegistry(Generic[ConnectionT]):
         return HeartbeatOutcome(tuple(consumer.group for consumer in heartbeat.consumers), tuple(new_groups), notify)
 
     def update_subscriptions(self, connection: ConnectionT, group: str, changes: Sequence[SubscriptionData]) -> None:
-        """Replace those subscriptions of a group for which a member reported a newer version.
+        """Replace the subscriptions of a group for which a member has reported a newer version.
 
         Topics to which the group does not subscribe are ignored: only heartbeats add or remove topics. Raises
         HeartbeatInvalid.
@@ -184,12 +184,12 @@ class ClientRegistry(Generic[ConnectionT]):
         self._subscribe(consumers, subscriptions)
 
     def check_bytes(self, nbytes: int) -> None:
-        """Raises HeartbeatInvalid for a body longer than any client needs."""
+        """Raise HeartbeatInvalid if a heartbeat's body is longer than any client needs."""
         if nbytes > self._limits.heartbeat_bytes_max:
             raise HeartbeatInvalid(f"it has {nbytes} bytes; maximum: {self._limits.heartbeat_bytes_max}")
 
     def check_limits(self, connection: ConnectionT, heartbeat: HeartbeatData) -> None:
-        """Raises HeartbeatInvalid if a heartbeat exceeds the limits on groups, topics or expressions."""
+        """Raise HeartbeatInvalid if a heartbeat exceeds the limits on groups, topics or expressions."""
         limits = self._limits
         if not 0 < len(heartbeat.client_id) <= limits.client_id_length_max:
             raise HeartbeatInvalid(
@@ -209,7 +209,7 @@ class ClientRegistry(Generic[ConnectionT]):
         self._check_room(own_groups, heartbeat)
 
     def check_subscriptions(self, heartbeat: HeartbeatData) -> Generator[None, None, CheckedSubscriptions]:
-        """Parse the subscriptions of a heartbeat, for `heartbeat`; yields at points where it may be interrupted.
+        """Parse the subscriptions of a heartbeat for `heartbeat`, and yield where the work may be interrupted.
 
         Raises HeartbeatInvalid. Nothing is registered yet.
         """
@@ -222,7 +222,7 @@ class ClientRegistry(Generic[ConnectionT]):
     def unregister(
         self, connection: ConnectionT, client_id: str, producer_group: str | None, consumer_group: str | None
     ) -> list[Notice[ConnectionT]]:
-        """Remove a client from a producer group, a consumer group, or both. Unknown ones are ignored.
+        """Remove a client from a producer group, a consumer group, or both. Ignores unknown groups and clients.
 
         Removes only what ``connection`` itself registered under ``client_id``. Returns the members to notify.
         """
@@ -240,7 +240,7 @@ class ClientRegistry(Generic[ConnectionT]):
     def remove_member(
         self, group: str, client_id: str, *, until: float, reason: str, operator: str
     ) -> tuple[list[ConnectionT], list[Notice[ConnectionT]], bool]:
-        """Remove a client from a consumer group and keep it out until then, in monotonic seconds.
+        """Remove a client from a consumer group, and keep it out until the monotonic time ``until``, in seconds.
 
         Returns its connections, the members to notify, and whether it was a member, or was kept out already.
         """
@@ -256,7 +256,7 @@ class ClientRegistry(Generic[ConnectionT]):
         return connections, notify, was_member
 
     def connection_closed(self, connection: ConnectionT) -> list[Notice[ConnectionT]]:
-        """Remove the clients of a connection. Returns the members to notify."""
+        """Remove the clients of a closed connection, and return the members to notify."""
         self.proxied_clients.connection_closed(connection)
         self.removed_members.connection_closed(connection)
         groups = self._groups_of.get(connection)
@@ -268,11 +268,11 @@ class ClientRegistry(Generic[ConnectionT]):
 
     @property
     def connection_count(self) -> int:
-        """Connections with clients in groups."""
+        """The number of connections with clients in groups."""
         return len(self._groups_of)
 
     def expire_some(self, now: float) -> list[Notice[ConnectionT]]:
-        """Remove clients without a heartbeat for `HeartbeatLimits.expiry_seconds`, of some of the connections.
+        """Check some connections, and remove clients without a heartbeat for `HeartbeatLimits.expiry_seconds`.
 
         `ROUND_CALLS` calls check all connections that existed at the first of them. Returns the members to notify.
         """
@@ -304,12 +304,12 @@ class ClientRegistry(Generic[ConnectionT]):
     # -- queries -------------------------------------------------------------------------------------------------------
 
     def consumer_ids(self, group: str) -> list[str]:
-        """The client ids of a consumer group, sorted; empty without members."""
+        """Return the sorted client ids of a consumer group; none without members."""
         consumers = self._consumers.get(group)
         return [] if consumers is None else consumers.client_ids()
 
     def consumer_list(self, group: str) -> bytes | None:
-        """The ids of a consumer group as a response body, None without members.
+        """Return the client ids of a consumer group as a response body; None without members.
 
         Encoded once per change, since every member asks for it after each change.
         """
@@ -321,58 +321,56 @@ class ClientRegistry(Generic[ConnectionT]):
         return consumers.list_body
 
     def subscriptions_differ(self, group: str) -> bool:
-        """Whether members of a consumer group have different subscriptions."""
+        """Return whether members of a consumer group have different subscriptions."""
         consumers = self._consumers.get(group)
         return consumers is not None and consumers.differ()
 
     def consumer_group(self, group: str) -> ConsumerGroup[ConnectionT] | None:
-        """A consumer group with members, for display; read only."""
+        """Return a consumer group with members, for reading only; None if it has none."""
         return self._consumers.get(group)
 
     def consumer_groups(self) -> Iterable[ConsumerGroup[ConnectionT]]:
-        """All consumer groups with members."""
+        """Return all consumer groups with members."""
         return self._consumers.values()
 
     def member(self, connection: ConnectionT, group: str) -> Member | None:
-        """A connection as a member of a consumer group; None if it is not."""
+        """Return the member of a consumer group behind a connection; None if there is none."""
         consumers = self._consumers.get(group)
         return None if consumers is None else consumers.members.get(connection)
 
     def client_id(self, connection: ConnectionT, group: str) -> str | None:
-        """The id under which a connection is a member of a consumer group; None if it is not."""
+        """Return the client id of the member of a consumer group behind a connection; None if there is none."""
         member = self.member(connection, group)
         return None if member is None else member.client_id
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
-        """The subscription of an online group to a topic; None if it has none, or an invalid expression."""
+        """Return the subscription of an online group to a topic; None if it has none, or an invalid expression."""
         consumers = self._consumers.get(group)
         subscription = None if consumers is None else consumers.subscriptions.get(topic)
         return None if subscription is None else subscription.tag_filter
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        """Consumer groups with members that subscribe to a topic."""
+        """Return the consumer groups with members that subscribe to a topic."""
         return [name for name, group in self._consumers.items() if topic in group.subscriptions]
 
     def producer_members(self, group: str) -> Mapping[ConnectionT, Member]:
-        """The members of a producer group by connection."""
+        """Return the members of a producer group by connection."""
         return self._producers.get(group, {})
 
     def producer_groups(self) -> Iterable[tuple[str, Mapping[ConnectionT, Member]]]:
-        """All producer groups and their members."""
+        """Return all producer groups with their members."""
         return self._producers.items()
 
     def producer(self, client_id: str) -> ConnectionT | None:
-        """The connection of a producer in any group; the newest if it has several."""
+        """Return the newest connection of a producer, whatever its groups; None if it has none."""
         return next(reversed(self._producers_at.get(client_id, {})), None)
 
     def producers(self, group: str) -> list[ConnectionT]:
-        """Connections of a producer group, in order of their first heartbeat."""
+        """Return the connections of a producer group, in order of their first heartbeat."""
         return list(self._producers.get(group, ()))
 
     def check_invariants(self) -> None:
-        """Assert that groups and connections list each other, and that subscriptions are counted right, on which the
-        limits rely; for tests, since it looks at every client.
-        """
+        """Assert that groups and connections list each other, and that subscriptions are counted right, for tests."""
         self.proxied_clients.check_invariants()
         self.removed_members.check_invariants()
         consumers = {(name, each) for name, group in self._consumers.items() for each in group.members}

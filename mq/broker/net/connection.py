@@ -1,4 +1,4 @@
-"""One client connection of a broker: frames in, requests to their handlers, replies out.
+"""One client connection of a broker: reads frames, calls the handlers of requests, and sends responses.
 
 Errors of a request stay with the request: a refusal and a malformed header are answered, a frame that cannot be cut
 closes this connection and no other.
@@ -58,7 +58,7 @@ SendKeys = Callable[[bytes, bytes], bytes | None]
 
 
 class PlainSends(Protocol):
-    """Receives plain sends; implemented in `mq.broker.produce`."""
+    """Receives plain sends. `mq.broker.produce` implements it."""
 
     def take(self, connection: ClientConnection, chunk: bytes) -> int: ...
 
@@ -68,7 +68,7 @@ class PlainSends(Protocol):
 
 
 class Requests(Protocol):
-    """Serves the requests of a connection; implemented by `mq.broker.net.request_table`."""
+    """Serves the requests of a connection. `mq.broker.net.request_table` implements it."""
 
     @property
     def sends(self) -> PlainSends: ...
@@ -77,7 +77,7 @@ class Requests(Protocol):
 
 
 class ClientConnection:
-    """The connection of one client: reads its requests, and writes the answers.
+    """Reads the requests of one client, and sends the responses.
 
     ``host`` is the peer's IPv4 address and port as a record stores them. ``requests`` serves the requests. ``heard``
     becomes true when data arrives; the search for idle connections resets it. ``questions`` are the broker's requests
@@ -167,7 +167,7 @@ class ClientConnection:
 
     @property
     def closed(self) -> bool:
-        """Whether the client is gone."""
+        """Whether the connection is closed."""
         return self._stream.closed
 
     @property
@@ -177,23 +177,23 @@ class ClientConnection:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of replies that wait to be sent."""
+        """The bytes of responses that wait to be sent."""
         return self._stream.out_bytes
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of a request that has not arrived whole yet."""
+        """The bytes received of a request that is not complete yet."""
         return self._stream.unfinished_bytes
 
     def send(self, data: bytes) -> None:
-        """Queue a frame; a client that does not read its replies is dropped."""
+        """Queue a frame. Closes the connection if the client leaves too much unread."""
         stream = self._stream
         stream.send(data)
         if stream.out_bytes > MUCH_BYTES:
             self._much_waits()
 
     def send_all(self, buffers: list[bytes | memoryview], nbytes: int) -> None:
-        """Queue one frame in several buffers."""
+        """Queue one frame that is in several buffers, ``nbytes`` in total."""
         self._stream.send_all(buffers, nbytes)
         if self._stream.out_bytes > MUCH_BYTES:
             self._much_waits()
@@ -217,40 +217,40 @@ class ClientConnection:
         self._stream.close(reason)
 
     def on_admit(self) -> None:
-        """Read the rest of a request that began to arrive: there is room in memory for it now."""
+        """Read the rest of a large request, because there is room in memory for it now."""
         assert self._waits_for_room, f"{self.peer} did not wait for memory, {self.unfinished_bytes} bytes are here"
         self._waits_for_room = False
         self._read_or_wait()
 
     def wait_for_reader(self, waits: bool) -> None:
-        """Read no more requests until the client has read answers, or read them again."""
+        """Stop reading requests until the client has read responses (``waits``), or resume."""
         self._waits_for_reader = waits
         if self._backlog and not waits:
             self._reactor.go_on_later(self._serve_deferred)
         self._read_or_wait()
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
-        """Serve one decoded request, and answer it if its handler does so at once."""
+        """Serve one decoded request, and send the response if its handler returns one."""
         self._requests.serve(self, ((request, body, serialization),))
 
     def answer(self, request: Any, response: bytes) -> None:
-        """Send the reply to a request, unless its sender wants none."""
+        """Send the response to a request, unless its sender wants none."""
         if not request.flag & ONEWAY_FLAG:
             self.send(response)
 
     def refuse(self, request: Any, serialization: int, error: Exception) -> None:
-        """Answer a request that failed; a broken invariant is raised again."""
+        """Respond to a request that failed. Raises an AssertionError again."""
         response = self._refusal_response(request, serialization, error)
         if response is not None:
             self.answer(request, response)
 
     def send_keys(self) -> SendKeys | None:
-        """The keys that sends of this client must be signed with; None if they need no signature."""
+        """Return the keys that must sign this client's sends; None if they need no signature."""
         access = None if self.trusted else self._access
         return None if access is None else access.keys_of_sends(self._address)
 
     def serve_rest(self, rest: bytes) -> None:
-        """Serve data that the receiver of sends has read from this client, and that does not begin with a plain send.
+        """Serve data that the receiver of sends read from this client, but that does not begin with a plain send.
 
         All data before it is served.
         """
@@ -369,7 +369,7 @@ class ClientConnection:
             self._log.warning(event, client=self.peer, code=code, reason=reason)
 
     def on_unsupported(self, request: Any, body: bytes) -> None:
-        """Handle a message without a handler: a reply to a request of the broker, or a request to refuse. Raises."""
+        """Handle a frame without a handler: a client's response, or a request, for which it raises the refusal."""
         if isinstance(request, Response):
             if not self._questions.on_response(self, request, body):
                 self._report("unexpected_response", None, f"response of code {request.code} to opaque {request.opaque}")
@@ -391,7 +391,7 @@ class ClientConnection:
 
 
 def answer_failure(error: Exception, request: Any, serialization: int, client: str, log: Log) -> bytes:
-    """The reply to a request whose handler raised ``error``; the failure of an assertion is raised again."""
+    """Encode the response to a request whose handler raised ``error``. Raises an AssertionError again."""
     if isinstance(error, RequestRefused):
         if error.code not in _NO_ERRORS:
             ERROR_ANSWERS.refused += 1

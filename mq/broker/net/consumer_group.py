@@ -1,4 +1,4 @@
-"""A consumer group as its members' heartbeats describe it: the members, and the subscriptions of the group."""
+"""A consumer group with its members and subscriptions, as its members' heartbeats describe it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SUMMARY_LENGTH_MAX: Final = 300
 
 
 class SubscriptionSummary(NamedTuple):
-    """The subscriptions of one member, as its last heartbeat says; the group has the latest heartbeat's subscriptions.
+    """Summarizes the subscriptions in a member's last heartbeat. The group's are those of the latest of all.
 
     ``text`` is for people, and bounded; two members that subscribe to the same have equal texts. ``mark`` stands for
     the subscriptions in this process.
@@ -37,7 +37,7 @@ class SubscriptionSummary(NamedTuple):
 
 @dataclass(slots=True)
 class Member:
-    """A client as a member of one group."""
+    """A member of one group."""
 
     client_id: str
     language: str | None
@@ -51,7 +51,7 @@ class Member:
 
 
 class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
-    """The subscription of a group to a topic. ``tag_filter`` is None for an invalid expression; ``fault`` says why.
+    """A group's subscription to a topic. For an invalid expression, ``tag_filter`` is None and ``fault`` says why.
 
     There may be hundreds of thousands of them: see `mq.protocol.requests.clients.SubscriptionData`.
     """
@@ -64,7 +64,7 @@ class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
     fault: str = ""
 
     def is_wanted_by(self, data: SubscriptionData) -> bool:
-        """Whether the subscription equals the one in a heartbeat, which then was validated before."""
+        """Return whether the subscription equals the one in a heartbeat, which then needs no validation."""
         return (
             self.expression == data.expression
             and self.expression_type == (data.expression_type or TAG)
@@ -74,7 +74,7 @@ class GroupSubscription(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True)
 class ConsumerGroup(Generic[ConnectionT]):
-    """The members of a consumer group and its subscriptions, from the latest heartbeat."""
+    """The members and subscriptions of a consumer group. Subscriptions are those of the latest heartbeat."""
 
     name: str
     consume_type: str = ""
@@ -92,11 +92,11 @@ class ConsumerGroup(Generic[ConnectionT]):
     """The cached result of `differ`; None after a change of members or of a member's subscriptions."""
 
     def client_ids(self) -> list[str]:
-        """Distinct ids of the members, sorted: a client that reconnects may be registered twice for a while."""
+        """Return the members' distinct ids, sorted. A client that reconnects may be registered twice for a while."""
         return sorted({member.client_id for member in self.members.values()})
 
     def differ(self) -> bool:
-        """Whether members have different subscriptions; computed once for each change, since all members ask."""
+        """Return whether members have different subscriptions, computed once per change."""
         if self.is_divided is None:
             summaries = [member.summary for member in self.members.values() if member.summary is not None]
             texts = {id(summary): summary.text for summary in summaries}
@@ -104,7 +104,7 @@ class ConsumerGroup(Generic[ConnectionT]):
         return self.is_divided
 
     def has(self, client_id: str, connection: ConnectionT) -> bool:
-        """Whether a client is a member. Looks first at ``connection``, where it probably is."""
+        """Return whether a client is a member, most probably by ``connection``."""
         member = self.members.get(connection)
         if member is not None:
             return member.client_id == client_id
@@ -112,8 +112,8 @@ class ConsumerGroup(Generic[ConnectionT]):
 
 
 def summary_text(rows: Iterable[tuple[str, str, str]]) -> str:
-    """Topics with their expressions and types, sorted: ``Orders paid || sent, Prices *``. A long one is cut, and ends
-    with a checksum of all. The order of tags means nothing.
+    """Describe subscriptions as sorted text, such as ``Orders paid || sent, Prices *``, whatever the order of tags. A
+    long text is cut, and ends with a checksum of all of it.
     """
     parts = sorted(
         f"{topic} {_normal(expression, kind)}" for topic, expression, kind in rows if not topic.startswith(RETRY_PREFIX)
@@ -132,7 +132,7 @@ def _normal(expression: str, kind: str) -> str:
 
 
 def summary_of(subscriptions: Iterable[GroupSubscription], *others: SubscriptionSummary | None) -> SubscriptionSummary:
-    """Summarize the subscriptions of one heartbeat; returns the equal one of ``others``, if there is one."""
+    """Summarize the subscriptions of a heartbeat. Returns an equal summary of ``others``, if there is one."""
     rows = {(each.topic, each.expression, each.expression_type) for each in subscriptions}
     mark = hash(frozenset(rows))
     for summary in others:
@@ -142,7 +142,7 @@ def summary_of(subscriptions: Iterable[GroupSubscription], *others: Subscription
 
 
 def lengths_of(subscriptions: Iterable[SubscriptionData | GroupSubscription]) -> Lengths:
-    """Total characters of the expressions of these subscriptions."""
+    """Return the characters of all expressions of these subscriptions, and of the SQL expressions."""
     in_all = in_sql = 0
     for each in subscriptions:
         in_all += len(each.expression)
@@ -152,7 +152,7 @@ def lengths_of(subscriptions: Iterable[SubscriptionData | GroupSubscription]) ->
 
 
 def parse_group_subscription(data: SubscriptionData) -> GroupSubscription:
-    """A subscription of a heartbeat. Raises HeartbeatInvalid for tags that are invalid; other faults are kept."""
+    """Parse a subscription of a heartbeat. Raises HeartbeatInvalid for invalid tags, and stores other faults."""
     expression_type = data.expression_type or TAG
     tag_filter: Subscription | None = None
     fault = ""

@@ -1,4 +1,4 @@
-"""Limits the memory of unread replies over all clients.
+"""Limits the memory of unread responses of all clients together.
 
 Replies that the kernel does not accept wait in the broker. Above half of the limit, the broker stops reading requests
 of clients with many unread replies until they have read some. Above the limit, it drops the clients with the most.
@@ -14,22 +14,22 @@ MUCH_BYTES: Final = 256 * 1024
 
 
 class ReplyReader(Hashable, Protocol):
-    """The part of a connection that `FlowControl` needs."""
+    """The part of a connection that `UnreadReplies` needs."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of unsent replies."""
+        """The bytes of responses that wait to be sent."""
         ...
 
     @property
     def trusted(self) -> bool:
-        """Whether this is a replica; replicas are never paused or dropped because of clients."""
+        """Whether this is a replica. Replicas are never paused or dropped because of clients."""
         ...
 
     def close(self, reason: str, /) -> None: ...
 
     def wait_for_reader(self, waits: bool, /) -> None:
-        """Stop, or resume, reading requests of the client."""
+        """Stop reading requests of the client, or resume."""
         ...
 
 
@@ -37,7 +37,7 @@ ConnectionT = TypeVar("ConnectionT", bound=ReplyReader)
 
 
 class UnreadReplies(Generic[ConnectionT]):
-    """Limits the bytes of unread replies of all clients: pauses clients, and drops the slowest ones.
+    """Limits the bytes of unread responses of all clients: pauses clients, and drops the slowest ones.
 
     Args:
         bytes_max: limit for all clients together.
@@ -63,11 +63,11 @@ class UnreadReplies(Generic[ConnectionT]):
 
     @property
     def kept_waiting(self) -> int:
-        """The number of clients that are paused until they have read replies."""
+        """The number of clients that are paused until they have read responses."""
         return len(self._kept_waiting)
 
     def add(self, connection: ConnectionT) -> None:
-        """Drop clients if unread replies exceed the limit; above half of it, pause this one until it has read."""
+        """Drop clients if unread responses exceed the limit. Above half of it, pause this client until it has read."""
         unread_bytes = connection.waiting_bytes
         assert unread_bytes >= MUCH_BYTES, f"{unread_bytes} bytes of replies wait, which is less than {MUCH_BYTES}"
         nbytes = self._unsent()
@@ -78,7 +78,7 @@ class UnreadReplies(Generic[ConnectionT]):
             connection.wait_for_reader(True)
 
     def drop_some(self) -> None:
-        """Drop the clients with the most unread replies until an eighth of the limit is free.
+        """Drop the clients with the most unread responses until an eighth of the limit is free.
 
         Clients without unread replies stay, even if replicas alone exceed the limit.
         """
@@ -95,14 +95,14 @@ class UnreadReplies(Generic[ConnectionT]):
         self._is_dropping = False
 
     def resume_readers(self) -> None:
-        """Resume clients that have read their replies; called several times a second."""
+        """Resume clients that have read their responses. Call it several times a second."""
         for connection in list(self._kept_waiting):
             if connection.waiting_bytes < MUCH_BYTES // 2:
                 self._kept_waiting.pop(connection, None)
                 connection.wait_for_reader(False)
 
     def check_invariants(self) -> None:
-        """Assert that clients can be dropped and resumed: for tests, since it looks at all of them."""
+        """Assert that clients can be dropped and resumed, for tests."""
         assert not self._is_dropping, f"clients are being dropped, with {self._unsent()} unread bytes"
         lost_clients = self._kept_waiting.keys() - set(self._connections())
         assert not lost_clients, (

@@ -1,4 +1,4 @@
-"""Limits on what clients may register with their heartbeats."""
+"""Limits what clients may register with their heartbeats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HeartbeatInvalid(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatLimits:
-    """Limits on one heartbeat. Above any of these it is refused as a whole."""
+    """The limits of one heartbeat. A heartbeat above any of them is refused as a whole."""
 
     heartbeat_bytes_max: int = 2 * 1024 * 1024
     """Size of the body; the maximum subscriptions of a connection need about 1.4 MB."""
@@ -48,13 +48,13 @@ class HeartbeatLimits:
 
 
 def check_word(word: str, limits: HeartbeatLimits) -> None:
-    """Raises HeartbeatInvalid for an enumerated value that is too long."""
+    """Raise HeartbeatInvalid if an enumerated value is too long."""
     if len(word) > limits.word_length_max:
         raise HeartbeatInvalid(f"{word[:16]!r}... has {len(word)} characters; maximum: {limits.word_length_max}")
 
 
 def check_name(check: Callable[[str], None], name: str) -> None:
-    """Raises HeartbeatInvalid for a name that ``check`` refuses with NameRefused."""
+    """Raise HeartbeatInvalid if ``check`` refuses ``name`` with NameRefused."""
     try:
         check(name)
     except NameRefused as error:

@@ -1,4 +1,4 @@
-"""Linearizable reads that survive a change of leadership, and handlers that wait for one.
+"""Retries linearizable reads across a change of leadership, for handlers that wait for one.
 
 A read asks the leader for the commit index, and fails if the leader loses its leadership. A new leader can answer a
 moment later, so the read is retried without the client noticing.
@@ -53,20 +53,20 @@ class LinearizableReads:
         self._open = 0
 
     def read(self, on_read: OnRead) -> None:
-        """Read like one attempt, but call ``on_read(False)`` only after `PATIENCE_SECONDS` of retries."""
+        """Confirm a read with retries: ``on_read(False)`` is called only after `PATIENCE_SECONDS`."""
         self._begin(on_read, self._clock() + PATIENCE_SECONDS)
 
     def read_once(self, on_read: OnRead) -> None:
-        """One attempt; ``on_read(False)`` is called once this replica knows its role."""
+        """Confirm a read without retries: ``on_read(False)`` is called once this replica knows its role."""
         self._begin(on_read, 0.0)
 
     @property
     def retries(self) -> int:
-        """Failed reads that `try_again` will retry."""
+        """The number of failed reads that `try_again` will retry."""
         return len(self._failures)
 
     def try_again(self) -> None:
-        """Retry failed reads; called when the leader changes, and by a timer."""
+        """Retry failed reads. Called by a timer and when the leader changes."""
         failures, self._failures = self._failures, []
         assert len(failures) <= self._open, f"{len(failures)} reads have failed, {self._open} are open"
         now = self._clock()
@@ -79,7 +79,7 @@ class LinearizableReads:
                 self._attempt(on_read, until)
 
     def check_invariants(self) -> None:
-        """Assert that reads are counted right, on which their limit relies."""
+        """Assert that open reads are counted right, for tests."""
         failures, open_max = len(self._failures), self._waiting_max
         assert failures <= self._open <= open_max, f"{failures} of {self._open} reads have failed; maximum: {open_max}"
 
@@ -103,8 +103,8 @@ class LinearizableReads:
 
 
 def when_current(read: Read, call: Call[Any], build: Callable[[], bytes | None]) -> None:
-    """Send the result of ``build``, unless that is None, or the refusal that it raises, once this replica is up to
-    date. It is asked again when it needs messages from the archive that have to be loaded.
+    """Once this replica is up to date, send what ``build`` returns (None: nothing), or the error that it raises.
+    ``build`` is called again after messages that it needs were loaded from the archive.
     """
     call.drop_body()
     loads = 0

@@ -1,4 +1,4 @@
-"""Whether this replica may answer from the beginning of its own log: not while another replica has older messages.
+"""Decides whether this replica may answer from the beginning of its log: not while another one has older messages.
 
 Segment files are deleted by each replica for itself. A replica that deleted more than others, on a full disk, must not
 tell a reader that older messages are gone: the reader would continue behind them, and never see them.
@@ -19,7 +19,9 @@ class HasBeginning(Protocol):
     """The part of a replica that `LogBeginning` needs."""
 
     def beginning(self) -> tuple[Beginning, NodeId | None]:
-        """Compare the beginning of this log with the others; see `raftlog.consensus.raft.RaftCore.beginning`."""
+        """Compare this log's beginning with the others', and name a replica with older messages; see
+        `RaftCore.beginning`.
+        """
 
 
 class LogBeginning:
@@ -30,7 +32,7 @@ class LogBeginning:
             deleted more, but whether the queues of this one reach back to the first archived message.
 
     Attributes:
-        refused: number of answers that were refused or sent elsewhere for this reason.
+        refused_count: number of answers that were refused or sent elsewhere for this reason.
     """
 
     def __init__(self, replica: HasBeginning, tier: Tier | None = None) -> None:
@@ -40,20 +42,20 @@ class LogBeginning:
 
     @property
     def is_first(self) -> bool:
-        """Whether messages before the own beginning are gone everywhere, as far as the group knows."""
+        """Whether no replica has messages from before this log, as far as the group knows."""
         if self._tier is not None and self._tier.begin_pos is not None:
             return not self._tier.lacks_older
         return self._replica.beginning()[0] is Beginning.FIRST
 
     @property
     def holder(self) -> NodeId | None:
-        """A replica that has older messages, or that knows which one has; None if none is known."""
+        """A replica that has older messages, or that knows which one has them; None if none is known."""
         if self._tier is not None and self._tier.begin_pos is not None:
             return None
         return self._replica.beginning()[1]
 
     def may_be_elsewhere(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> bool:
-        """Whether another replica may have the message at ``offset``, which is before this replica's queue."""
+        """Return whether ``offset`` is before ``min_offset`` here, and another replica may have that message."""
         return offset < min_offset and not self.is_first
 
     def check(self, min_offset: QueueOffset, offset: QueueOffset = FIRST_OFFSET) -> None:

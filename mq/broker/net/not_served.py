@@ -1,4 +1,4 @@
-"""Refusals of RocketMQ requests that do not apply to a Raft group: the reason, and the alternative. Pure."""
+"""Texts for RocketMQ requests that do not apply to a Raft group: the reason, and the alternative. Pure."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ _REASONS: Final[Mapping[int, str]] = {
 
 
 def why_not_served(code: int) -> str:
-    """The reason why this broker does not support a request code, for the client."""
+    """Return the reason why this broker does not support a request code, as text for the client."""
     reason = _REASONS.get(code)
     return f" request type {code} not supported" + (f": {reason}" if reason is not None else "")

@@ -1,4 +1,4 @@
-"""Clients of proxies as members of consumer groups, by the connection of their proxy.
+"""Registers clients of proxies as members of consumer groups, by the connection of their proxy.
 
 A proxy names all its clients in each heartbeat, and they are members as long as it does. They pop, and take no share of
 a group's queues: so they are apart from the members in `mq.broker.net.clients`, which divide the queues among
@@ -20,7 +20,7 @@ _ENUM_LENGTH_MAX: Final = 64
 
 
 class ProxiedClients(Generic[ConnectionT]):
-    """Tracks the clients behind all connected proxies, by the proxies' heartbeats."""
+    """Tracks the clients behind all connected proxies, which the proxies' heartbeats list."""
 
     def __init__(self, limits: HeartbeatLimits) -> None:
         self._limits = limits
@@ -29,7 +29,7 @@ class ProxiedClients(Generic[ConnectionT]):
         self._count = 0
 
     def heartbeat(self, now: float, connection: ConnectionT, clients: Sequence[ClientBehindProxy]) -> None:
-        """Replace the clients behind a connection by ``clients``.
+        """Replace the clients behind a proxy's connection by ``clients``.
 
         Those that exceed a limit are left out: the rest of the heartbeat is worth more than they are.
         """
@@ -64,7 +64,7 @@ class ProxiedClients(Generic[ConnectionT]):
                 del self._groups[each.group]
 
     def remove(self, group: str, client_id: str) -> bool:
-        """Remove a member, whichever proxies it is behind; returns whether it was one. It may be named again."""
+        """Remove a member from all proxies, and return whether it was one. A later heartbeat may add it again."""
         at = [connection for connection, name in self._groups.get(group, {}) if name == client_id]
         for connection in at:
             heard_at, clients = self._of[connection]
@@ -79,12 +79,12 @@ class ProxiedClients(Generic[ConnectionT]):
             self.connection_closed(connection)
 
     def members(self, group: str) -> Iterator[tuple[ConnectionT, ClientBehindProxy]]:
-        """The members of a group, each with the connection of its proxy."""
+        """Yield the members of a group, each with the connection of its proxy."""
         for (connection, _), client in self._groups.get(group, {}).items():
             yield connection, client
 
     def connection(self, group: str, client_id: str) -> ConnectionT | None:
-        """The connection of a member's proxy, the newest if there are several; None if it is not a member."""
+        """Return the newest connection of a proxy in front of a member; None if it is not a member."""
         return next((at for at, name in reversed(self._groups.get(group, {})) if name == client_id), None)
 
     def counts(self) -> Iterable[tuple[str, int]]:
@@ -92,7 +92,7 @@ class ProxiedClients(Generic[ConnectionT]):
         return ((group, len(members)) for group, members in self._groups.items())
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        """The groups with a member behind a proxy that subscribes to a topic."""
+        """Return the groups with a member behind a proxy that subscribes to a topic."""
         return [
             group
             for group, members in self._groups.items()

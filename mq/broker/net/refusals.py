@@ -1,4 +1,4 @@
-"""A request that the broker refuses with an error code, and the text of a full disk."""
+"""The error with which the broker refuses a request, and the text for a full disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DISK_FULL = (
 
 
 class RequestRefused(Exception):
-    """The request was certainly not executed; the client gets ``code``, ``remark`` and the fields of ``ext``."""
+    """The broker refuses a request and has not executed it. The client gets ``code``, ``remark`` and ``ext``."""
 
     def __init__(self, code: ResponseCode, remark: str, *, ext: dict[str, str] | None = None) -> None:
         super().__init__(f"{code.name}: {remark}")
@@ -28,7 +28,7 @@ class RequestRefused(Exception):
 
 
 def decode_body(decode: Callable[[bytes], T], body: bytes) -> T:
-    """The decoded body of a request. Raises RequestRefused if it is malformed."""
+    """Decode the body of a request. Raises RequestRefused if it is malformed."""
     try:
         return decode(body)
     except ProtocolError as error:
@@ -36,7 +36,7 @@ def decode_body(decode: Callable[[bytes], T], body: bytes) -> T:
 
 
 def check_level(level: int, needed_level: int, what: str) -> None:
-    """Raises RequestRefused if the group is below the format level that a feature needs, as in "quotas need"."""
+    """Raise RequestRefused if the group is below ``needed_level``; ``what`` says for which feature: "quotas need"."""
     if level < needed_level:
         raise RequestRefused(
             ResponseCode.VERSION_NOT_SUPPORTED,

@@ -1,4 +1,4 @@
-"""The handlers of each type of request, and the serving of requests with them."""
+"""Maps each type of request to its handler, and serves requests with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mq.protocol.incoming.chunks import Incoming
 
 
 class Gate(Protocol):
-    """Checks a request before its handler gets it."""
+    """Checks a request before its handler gets it, and may delay or refuse it."""
 
     @property
     def types(self) -> frozenset[type[Any]]:
@@ -21,14 +21,12 @@ class Gate(Protocol):
         ...
 
     def serve(self, handler: Handler, is_forwarded: bool, call: Call[Any], /) -> bytes | None:
-        """Serve a request by its handler, now or later, or refuse it; ``is_forwarded``: the handler hands it to the
-        leader.
-        """
+        """Call ``handler`` now or later, or refuse the request. ``is_forwarded``: the handler asks the leader."""
         ...
 
 
 class RequestTable:
-    """Calls the handler of each request, by its type.
+    """Calls the handler for each request, by its type.
 
     A request that only the leader can serve is served here while this replica leads, and handed to the leader while it
     does not.
@@ -51,7 +49,7 @@ class RequestTable:
         self._gate: Gate | None = None
 
     def add(self, routes: Iterable[Route]) -> None:
-        """Add routes; no two may be for one type of request."""
+        """Add routes. Each type of request may have one."""
         for request_type, handler, leader_only, repeatable in routes:
             is_known = request_type in self._of_all or request_type in self._of_leader
             assert not is_known, f"two services serve {request_type.__name__}"
@@ -63,28 +61,28 @@ class RequestTable:
 
     @property
     def types(self) -> set[type[Any]]:
-        """The types of requests that are served."""
+        """The types of requests that have a handler."""
         return {*self._of_all, *self._of_leader}
 
     @property
     def is_gated(self) -> bool:
-        """Whether a gate stands in front of some handlers."""
+        """Whether a gate checks some requests before their handlers."""
         return self._gate is not None
 
     def put_gate(self, gate: Gate | None) -> None:
-        """Let a gate stand in front of some handlers, or none."""
+        """Check requests of the gate's types with ``gate`` before their handlers; None removes the gate."""
         if gate is not self._gate:
             self._gate = gate
             self._put()
 
     def serve_as_leader(self) -> None:
-        """Serve all requests on this replica."""
+        """Serve all requests on this replica from now on."""
         self.sends.serve_here(True)
         self._forward = None
         self._put()
 
     def serve_as_follower(self, forward: Handler) -> None:
-        """Let ``forward`` hand what needs the leader to it."""
+        """Pass requests that need the leader to ``forward`` from now on."""
         self.sends.serve_here(False)
         self._forward = forward
         self._put()
@@ -107,7 +105,7 @@ class RequestTable:
         return partial(gate.serve, handler, is_forwarded)
 
     def serve(self, connection: ClientConnection, requests: Iterable[Incoming]) -> None:
-        """Serve requests in this order, and answer those whose handlers do so at once."""
+        """Serve requests in order, and send the responses that handlers return at once."""
         handler_of = self._handlers.get
         for request, body, serialization in requests:
             handler = handler_of(type(request))

@@ -1,4 +1,4 @@
-"""The base class of all features of the broker, `Service`, and a `Route` for each request that it handles.
+"""`Service`, the base class of all features of the broker, and `Route`, which maps a request to its handler.
 
 A new feature is a class that derives from `Service` and a line in `mq.broker.services`. The broker knows its services
 only as a list: it collects their routes, counters, timers and tasks once, and calls a method here for each event.
@@ -21,7 +21,7 @@ Task = Callable[[], Awaitable[None]]
 
 
 class Route(NamedTuple):
-    """The handler of one type of request.
+    """Maps one type of request to its handler.
 
     With ``leader_only``, a replica that does not lead forwards the request to the leader. ``repeatable`` says that it
     may be forwarded again when the outcome at a leader is unknown: executing it twice has the same effect, whatever
@@ -39,65 +39,65 @@ class Service:
     """A feature of the broker. All methods are called on the event loop, and must return quickly."""
 
     def routes(self) -> Iterable[Route]:
-        """The requests that this service handles; called once, when the broker is built."""
+        """Return the routes of this service. Called once, when the broker is built."""
         return ()
 
     def lead(self) -> None:
         """Called when this replica leads and has applied everything that earlier leaders committed."""
 
     def resign(self) -> None:
-        """Called when this replica stops leading: discard the leader's state."""
+        """Discard the leader's state. Called when this replica stops leading."""
 
     def connection_closed(self, connection: ClientConnection) -> None:
-        """Called when a client connection was closed."""
+        """Called after a client connection was closed."""
 
     def role_changed(self, change: RoleChange) -> None:
-        """Called when the role, term or leader of this replica changed; after `resign` if it stopped leading."""
+        """Called after this replica's role, term or leader changed; after `resign` if it stopped leading."""
 
     def members_changed(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
-        """Called when entry ``index``, which changes the group's members, was applied; with all open connections."""
+        """Called after entry ``index``, which changes the group's members, was applied; with all open connections."""
 
     def replicas_changed(self) -> None:
-        """Called while a log entry is applied that has changed the client address of a replica."""
+        """Called while a log entry that changes the client address of a replica is applied."""
 
     def topic_changed(self, topic: str) -> None:
-        """Called while a log entry is applied that has created, changed or deleted a topic."""
+        """Called while a log entry that creates, changes or deletes a topic is applied."""
 
     def consumer_group_changed(self, group: str) -> None:
-        """Called while a log entry is applied that has created, changed or deleted a consumer group."""
+        """Called while a log entry that creates, changes or deletes a consumer group is applied."""
 
     def topic_deleted(self, topic: str) -> None:
-        """Called on each replica while a log entry is applied that has deleted a topic."""
+        """Called on each replica while a log entry that deletes a topic is applied."""
 
     def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
-        """Called when a queue in `QueueStore.watched` got messages: ``entries`` of the consume queue, 20 bytes each."""
+        """Called when a queue in `QueueStore.watched` got messages. ``entries``: its new entries, 20 bytes each."""
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Called when an operator changed settings of the running broker: use these from now on."""
+        """Use changed settings from now on. Called when an operator changes settings of the running broker."""
 
     def end_turn(self) -> None:
-        """Called at the end of a turn of the event loop; batched writes can be appended now."""
+        """Append batched writes. Called at the end of a turn of the event loop."""
 
     def periodic(self) -> Iterable[Periodic]:
-        """Periodic actions; called once."""
+        """Return the actions that a timer calls. Called once."""
         return ()
 
     def tasks(self) -> Iterable[Task]:
-        """The tasks of this service, which run until the broker stops; called once."""
+        """Return the tasks of this service, which run until the broker stops. Called once."""
         return ()
 
     def has_unsent_replies(self) -> bool:
-        """Whether requests of clients still wait here for their answers; a broker that stops waits for them a while."""
+        """Return whether requests of clients wait here for responses. A broker that stops waits a while for them."""
         return False
 
     def check_invariants(self) -> None:
-        """Assert the invariants of this service between two turns; for tests, it may look at its whole state."""
+        """Assert the invariants of this service between two turns, for tests: it may read its whole state."""
 
     def on_stop(self) -> None:
-        """Called when the broker stops and has closed the connections of its clients: close all others."""
+        """Close all connections except those of clients, which are closed. Called when the broker stops."""
 
     def counters(self) -> Mapping[str, int]:
-        """Figures for operators, by name; all replicas of a group have the same names.
+        """Return figures for operators by name. All replicas of a group have the same names.
 
         Figures of several services with one name are added.
         """

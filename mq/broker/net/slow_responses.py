@@ -1,4 +1,4 @@
-"""Answers that take long to build, such as those about all queues, are built in steps between other work."""
+"""Builds long responses, such as those about all queues, in steps between other work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _SlowResponse(NamedTuple):
 
 
 class SlowResponses:
-    """Builds unfinished answers in steps, in turn; `run` must run as a task.
+    """Builds unfinished responses in steps, in turn. `run` must run as a task.
 
     Args:
         wake: requests a turn of the event loop.
@@ -68,7 +68,7 @@ class SlowResponses:
         may_begin: bool = True,
         again: Callable[[], None] | None = None,
     ) -> None:
-        """Send the result of ``steps``, unless that is None, or the refusal that it raises.
+        """Send the result of ``steps`` (None: nothing), or the error that it raises.
 
         Sends it at once if it is finished in one step and ``may_begin`` is set, else later. Stops when the client
         disconnects. ``again`` is called if messages of the archive had to be loaded for it, when they are.
@@ -88,7 +88,7 @@ class SlowResponses:
             self._has_jobs.set()
 
     def when_current(self, read: Read, call: Call[Any], build: Callable[[], ResponseSteps]) -> None:
-        """`work`, once this replica is up to date."""
+        """Call `work` with the steps of ``build()`` once this replica is up to date."""
 
         loads = 0
 
@@ -104,13 +104,13 @@ class SlowResponses:
         when_current(read, call, begin)
 
     def check_invariants(self) -> None:
-        """Assert that each unfinished answer will be continued, and that no connection has too many; for tests."""
+        """Assert that each unfinished response will be continued, and that no connection has too many, for tests."""
         assert not self._jobs or self._has_jobs.is_set(), f"nobody goes on with {len(self._jobs)} long answers"
         for connection, count in Counter(job.call.connection for job in self._jobs).items():
             assert count <= WAITING_PER_CONNECTION_MAX, f"{count} long answers are built for {connection.peer}"
 
     async def run(self) -> None:
-        """Build unfinished answers, until cancelled."""
+        """Build unfinished responses until cancelled."""
         while True:
             await self._has_jobs.wait()
             while self._jobs:
@@ -120,7 +120,7 @@ class SlowResponses:
             self._has_jobs = trio.Event()
 
     def run_step(self) -> None:
-        """Run one step of the unfinished answer that waited longest, if there is one."""
+        """Run one step of the unfinished response that waited longest, if any."""
         assert len(self._jobs) <= WAITING_MAX, f"{len(self._jobs)} long answers are being built"
         if not self._jobs:
             return
@@ -149,7 +149,7 @@ class SlowResponses:
 
 
 def join_parts(parts: Iterable[bytes]) -> ResponseSteps:
-    """Joins the parts with commas. Raises RequestRefused if the result is too long for an answer."""
+    """Join the parts with commas. Raises RequestRefused if the result is too long for a response."""
     texts: list[bytes] = []
     nbytes = 0
     for text in parts:
@@ -161,7 +161,7 @@ def join_parts(parts: Iterable[bytes]) -> ResponseSteps:
 
 
 def check_length(nbytes: int) -> None:
-    """Raises RequestRefused if an answer of this size is too long."""
+    """Raise RequestRefused if a response of ``nbytes`` is too long."""
     if nbytes > ANSWER_BYTES_MAX:
         raise RequestRefused(
             ResponseCode.SYSTEM_ERROR, f"the answer is longer than {ANSWER_BYTES_MAX} bytes; request less"
