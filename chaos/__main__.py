@@ -54,7 +54,7 @@ def _seed_range(text: str) -> range:
 
 
 def regressions(workload: str = LOG) -> list[int]:
-    """The seeds that once broke a promise; a line of the file is a seed, or the name of a workload and a seed."""
+    """Return the seeds of ``workload`` in `REGRESSIONS`. A line there is a seed, or a workload's name and a seed."""
     lines = (line.partition("#")[0].split() for line in REGRESSIONS.read_text().splitlines())
     names_and_seeds = [words if len(words) == 2 else [LOG, *words] for words in lines if words]
     return [int(seed) for name, seed in names_and_seeds if name == workload]
@@ -83,13 +83,13 @@ def _log_scenario(seed: int, seconds: float | None, workload: str) -> Scenario:
 def broker_cluster(
     seed: int, seconds: float | None, workload: str, trace: Callable[[str], object] | None = None
 ) -> BrokerCluster:
-    """The brokers of a seed, not yet run."""
+    """Build the simulated brokers of a seed, without running them."""
     scenario = draw_broker_scenario(seed, workload, seconds or broker_schedule.SAFETY_SECONDS)
     return BrokerCluster(WORKLOADS[workload].adapt(scenario), WORKLOADS[workload], trace)
 
 
 def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tuple[RunResult, float]:
-    """Run one seed without a trace; returns its outcome and the CPU seconds it took."""
+    """Run one seed without a trace. Return its result and the CPU seconds that it took."""
     start = time.process_time()
     return simulate_seed(seed, seconds, workload), time.process_time() - start
 
@@ -118,7 +118,7 @@ def _run_all(
 
 
 def how_to_repeat(seed: int, seconds: float | None, workload: str) -> str:
-    """The command that repeats a run."""
+    """Return the command that repeats a run with a trace."""
     kind = "" if workload == LOG else f" --workload {workload}"
     length = "" if seconds is None else f" --seconds {seconds:g}"
     return f"python -m chaos{kind} --seed {seed}{length} --trace"
@@ -172,7 +172,7 @@ def _run_many(
 
 
 def form() -> str:
-    """The form of the modules that this process runs."""
+    """Return the form of the modules that this process runs: `COMPILED` or `PYTHON`."""
     return COMPILED if ALL_COMPILED else PYTHON
 
 
@@ -187,7 +187,7 @@ def _run_other_form(arguments: Sequence[str], parser: argparse.ArgumentParser) -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says; returns 1 if a promise was broken."""
+    """Run the simulations of the command line. Return 1 if one of them broke a promise, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m chaos", description="Raft groups, and brokers on them, in simulated time."
     )

@@ -35,7 +35,7 @@ POINTS: Final[dict[str, float]] = {
 
 
 class Buggify:
-    """The points of one run; ``evaluations`` and ``triggers`` are the numbers of evaluations and triggers, by name."""
+    """The points of one run. ``evaluations`` and ``triggers`` count how often each was evaluated and triggered."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -202,7 +202,7 @@ class MemoryDisk:
         self._boot += 1
 
     def kill(self) -> None:
-        """End the process: descriptors and locks are released, everything written stays (in the page cache)."""
+        """End the process: its descriptors and locks are released, and everything written stays in the page cache."""
         self._open.clear()
         self._power_cut_at = None
         for file in self._files.values():
@@ -210,11 +210,11 @@ class MemoryDisk:
 
     @property
     def has_lost(self) -> bool:
-        """Whether the cache of some file holds content that no sync will write, since one failed."""
+        """Whether the cache of a file has content that no sync will write, because an earlier sync failed."""
         return any(file.has_lost for file in self._files.values() if file.changes)
 
     def evict(self, random: Random) -> None:
-        """Drop clean pages from the cache: writes that a failed sync lost read as before, wholly or in part."""
+        """Drop clean pages from the cache, so that writes that a failed sync lost are gone, wholly or in part."""
         for file in {id(file): file for file in self._files.values()}.values():
             file.evict(random)
 
@@ -249,12 +249,12 @@ class MemoryDisk:
         return bytes(self._files[path].current)
 
     def durable(self, path: str, offset: int, length: int) -> bytes:
-        """Bytes that certainly survive a power cut; empty when not even the file's name is durable."""
+        """Return the bytes that survive a power cut; empty if not even the file's name is durable."""
         file = self._durable_files.get(path)
         return b"" if file is None else bytes(file.durable[offset : offset + length])
 
     def first_undurable(self, path: str, begin: int, end: int) -> int | None:
-        """The first offset in ``begin..end`` at which a power cut may change the byte; None if there is none."""
+        """Return the first offset in ``begin..end`` whose byte a power cut may change; None if there is none."""
         now, later = self.content(path)[begin:end], self.durable(path, begin, end - begin)
         if now == later:
             return None
@@ -262,7 +262,7 @@ class MemoryDisk:
 
     @contextlib.contextmanager
     def suspend_faults(self) -> Iterator[None]:
-        """Suspend all faults: for checks from outside."""
+        """Suspend all faults within the block, for checks by the simulation."""
         faults, self._faults = self._faults, {}
         try:
             yield
@@ -275,7 +275,7 @@ class MemoryDisk:
         self.capacity_bytes = None
 
     def names(self, directory: str) -> list[str]:
-        """Names in a directory, ascending; without faults or latency."""
+        """Return the names in a directory, ascending; without faults or latency."""
         return sorted(os.path.basename(name) for name in self._files if os.path.dirname(name) == directory)
 
     @property

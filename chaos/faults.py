@@ -100,7 +100,7 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A node does not run for ``seconds``, as when its host takes the CPU away; what arrives is queued.
+    """A node does not run for ``seconds``, as when its host takes the CPU away. Frames that arrive are queued.
 
     Without ``node``, it is one that does not lead.
     """
@@ -127,7 +127,7 @@ class WallStep:
 
 @dataclass(frozen=True, slots=True)
 class DiskError:
-    """The next operation of that name on the disk of a node fails, with that errno."""
+    """The next call of ``operation`` on the disk of a node fails with ``errno``."""
 
     node: NodeId
     operation: str
@@ -136,7 +136,7 @@ class DiskError:
 
 @dataclass(frozen=True, slots=True)
 class DiskRoom:
-    """The disk of a node has space for ``nbytes`` more, or no limit for None."""
+    """The disk of a node has space for only ``nbytes`` more; None removes the limit."""
 
     node: NodeId
     nbytes: int | None
@@ -160,7 +160,7 @@ class BitFlip:
 
 @dataclass(frozen=True, slots=True)
 class SharedDamage:
-    """A bit of a committed entry that is not the last flips on every running node, and each detects it at once.
+    """A bit of a committed entry, but not of the last one, flips on each running node, which detects it at once.
 
     With ``same_entry`` it is the same entry, and ``absence_seconds`` later an operator restores one of the nodes; else
     each loses another entry, and they can repair one another. ``place`` (0 to 1) says where in the log.
@@ -184,14 +184,14 @@ class QueueFlip:
 
 @dataclass(frozen=True, slots=True)
 class ChangeMembers:
-    """The leader gets a membership change; ``choice`` (0 to 1) picks one of the possible ones."""
+    """The leader gets a request to change the members; ``choice`` (0 to 1) picks one of the possible changes."""
 
     choice: float
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """The leader gets a request to transfer leadership, to a node or, for None, to one it chooses."""
+    """The leader gets a request to transfer leadership to a node; None: to a node that it chooses."""
 
     to: NodeId | None
 
@@ -230,7 +230,7 @@ class DelayedTransferTarget:
 
 @dataclass(frozen=True, slots=True)
 class FalseProcessEnd:
-    """A node is told that the process of another one has ended, rightly or wrongly."""
+    """A node is told that the process of the node ``about`` has ended, which may be false."""
 
     node: NodeId
     about: NodeId
@@ -238,7 +238,7 @@ class FalseProcessEnd:
 
 @dataclass(frozen=True, slots=True)
 class HitNewLeaders:
-    """Each new leader is hit within ``delay_seconds_max`` of its election, from now on: powered off or cut off.
+    """Each new leader loses power or is cut off within ``delay_seconds_max`` of its election, from now on.
 
     It comes back ``absence_seconds`` later. Consecutive elections leave short tails of many terms in the logs, which
     exercise the commit rules.

@@ -20,7 +20,7 @@ STUCK_FRAMES_MAX = 1000
 
 
 class Network:
-    """The links that work, and their quality."""
+    """The links that work, and the quality of all links."""
 
     def __init__(self, nodes: Sequence[NodeId], link_quality: LinkQuality, rng: random.Random) -> None:
         self._nodes = tuple(nodes)
@@ -54,7 +54,7 @@ class Network:
         return (src, dst) not in self._cut
 
     def latency(self) -> float:
-        """Seconds that the next frame takes."""
+        """Draw the seconds that the next frame takes."""
         link_quality = self.link_quality
         return self._rng.uniform(link_quality.latency_seconds_min, link_quality.latency_seconds_max)
 
@@ -109,7 +109,7 @@ class Wires:
         """Frames that a cut link held up."""
 
     def send(self, src: NodeId, dst: NodeId, lane: Lane, frame: bytes) -> bool:
-        """Send one frame; returns False when its lane has no connection or no room."""
+        """Send one frame. Return False if its lane has no connection or no room."""
         if self._buggify("no-room-in-lane"):
             return False
         link_quality, rng, now = self._network.link_quality, self._rng, self._now()
@@ -140,7 +140,7 @@ class Wires:
                 self._break(stream)
 
     def release_stuck(self) -> None:
-        """Deliver frames that were stuck on links that work again, unless the connections broke meanwhile."""
+        """Deliver frames that were stuck, if their link works again and their connection has not broken."""
         for (src, dst, _), stream in self._streams.items():
             if stream.frames and self._network.connected(src, dst):
                 if not self._buggify("old-frames-after-heal"):

@@ -1,4 +1,4 @@
-"""Object storage in memory that is at least as unkind as S3: each operation may fail, also after it took effect.
+"""Object storage in memory that is at least as unkind as S3: an operation may fail, even after it took effect.
 
 As in S3, every client sees a write at once, conditions of writes hold, and objects appear whole or not at all.
 """
@@ -38,7 +38,7 @@ class Bucket:
         self._rng = rng
 
     def run_operation(self, operation: str, name: str, effect: Callable[[], None]) -> None:
-        """Run one operation. Raises StoreFailed, ProcessKilled."""
+        """Run one operation, which may fail. Raises StoreFailed, ProcessKilled."""
         self.operations += 1
         self.before(operation, name)
         fails = self._rng.random() < self.fails
@@ -61,7 +61,7 @@ class Bucket:
 
 
 class BucketStore:
-    """A bucket as one process sees it; a `mq.store.archive.archiver.ArchiveStore`.
+    """The interface of a bucket for one process; a `mq.store.archive.archiver.ArchiveStore`.
 
     As the store for S3, it reads the object if its condition is not fulfilled: an earlier attempt may have succeeded.
     """
@@ -116,7 +116,7 @@ class BucketStore:
         self._version = _version(content)
 
     def did_replace(self, content: bytes) -> None:
-        """Called when the manifest was replaced under its condition."""
+        """Handle that this process has replaced the manifest under its condition."""
 
     def write(self, name: str, pieces: Iterable[bytes]) -> bool:
         content = b"".join(pieces)

@@ -14,7 +14,7 @@ from chaos.log_sim.cluster import RunResult
 
 
 def written_at() -> list[str]:
-    """Lines for a page that tell which commit was run, since it uses its names. None outside of a repository."""
+    """Return lines for a page that name the commit of the run; none outside of a repository."""
     command = ["git", "log", "-1", "--date=short", "--format=%h of %ad"]
     process = subprocess.run(command, cwd=Path(__file__).parent, check=False, capture_output=True, text=True)
     if process.returncode:
@@ -24,7 +24,7 @@ def written_at() -> list[str]:
 
 @dataclass(slots=True)
 class Totals:
-    """The sums over all runs so far; ``broken`` keeps the outcomes that broke a promise."""
+    """The sums over all runs so far. ``broken`` has the seed and the violation of each run that broke a promise."""
 
     workload: str = "log"
     seeds: int = 0
@@ -45,7 +45,7 @@ class Totals:
     broken: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, outcome: RunResult) -> None:
-        """Count one run."""
+        """Add the result of one run."""
         self.seeds += 1
         self.seconds += outcome.seconds
         self.events += outcome.steps
@@ -74,7 +74,7 @@ class Totals:
         return sorted(name for name in POINTS if not self.happened[name])
 
     def summary(self, cpu_seconds: float) -> str:
-        """Sum up the runs in one line."""
+        """Return a line that sums up the runs."""
         violations = f"violations: {[seed for seed, _ in self.broken]}" if self.broken else "no violations"
         return (
             f"{self.seeds} seeds, {self.seconds / 3600:.2f} simulated hours, {self.events} events, "
@@ -86,7 +86,7 @@ class Totals:
         )
 
     def as_json(self) -> str:
-        """Write all figures as one JSON object."""
+        """Return all figures as one JSON object."""
         values = {item.name: getattr(self, item.name) for item in fields(self)} | {"never_hit": self.never_hit}
         return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
@@ -97,7 +97,7 @@ class Totals:
         return ["## Client operations and outcomes", "", "| | |", "| --- | ---: |", *rows, ""]
 
     def as_markdown(self, cpu_seconds: float, command: str) -> str:
-        """Write a page for people."""
+        """Return a page for people."""
         lines = [
             "# Simulation" if self.workload == "log" else f"# Simulation of brokers: {self.workload}",
             "",
@@ -161,5 +161,5 @@ def write(path: Path, totals: Totals, cpu_seconds: float, command: str) -> None:
 
 
 def format_command(arguments: Sequence[str]) -> str:
-    """The command line, for a report."""
+    """Return the command line of a run, for a report."""
     return " ".join(["python -m chaos", *arguments])

@@ -13,7 +13,7 @@ _END_SECONDS: Final = 10.0
 
 
 class StrandKilled(BaseException):
-    """The process of this strand was killed."""
+    """Raised in a strand whose process was killed."""
 
 
 class Strand:
@@ -57,7 +57,7 @@ class Strand:
             self._over()
 
     def kill(self) -> None:
-        """End the strand at its pause: it does nothing more, apart from requests that are under way."""
+        """End the strand at its pause. Its requests that are under way still take effect."""
         if self.has_ended():
             return
         self._is_killed = True
@@ -76,7 +76,7 @@ class Strand:
             raise StrandKilled
 
     def has_ended(self) -> bool:
-        """Whether the strand has ended: its work has returned, or it was killed."""
+        """Return whether the work of the strand has returned, or the strand was killed."""
         return self.is_over or self._is_killed
 
     def _switch(self) -> BaseException | None:
@@ -104,7 +104,7 @@ class Strand:
 
 
 class StrandLock:
-    """A lock for strands, instead of `threading.Lock`; a strand that waits for it yields to the simulation."""
+    """Replaces `threading.Lock` for strands. A strand that waits for it lets the simulation continue."""
 
     def __init__(self) -> None:
         self._is_held = False

@@ -1,4 +1,4 @@
-"""Watches the changes of a piece of code to real files, and tells which of them a power cut would leave at any moment.
+"""Watches how code changes real files, and knows at any moment which of them a power cut would leave.
 
 For everything that is not on a simulated disk (`chaos.disk`): small files of servers and clients, checkpoints, restored
 logs, backups. `watch_files` replaces the calls of `os` that sync, name or remove files. What is certainly on the disk
@@ -38,7 +38,7 @@ _CHANGES = (
 
 
 class UnsyncedRest(enum.Enum):
-    """The part that is left of changes that were not synced."""
+    """The part of unsynced changes that remains after a power cut, or after the end of the process."""
 
     NOTHING = "nothing"
     """Names and contents as at the last syncs, the certain part."""
@@ -49,7 +49,7 @@ class UnsyncedRest(enum.Enum):
 
 
 class WatchedFiles:
-    """The files below ``root``, whose present content is taken for durable."""
+    """Watches the files below ``root``. Their content at the start counts as durable."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -66,12 +66,12 @@ class WatchedFiles:
                 self._record_file(os.path.join(directory, name))
 
     def undurable(self) -> list[str]:
-        """The paths below the root that a power cut might change now, each with a word why."""
+        """Return the paths below the root that a power cut might change now, each with the reason."""
         with self._lock:
             return sorted(self._undurable(self.root, self.root.stat().st_ino))
 
     def leave(self, target: Path, rest: UnsyncedRest) -> None:
-        """Write into ``target``, which must not exist, the files as a power cut would leave them now."""
+        """Write the files into the new directory ``target`` as a power cut would leave them now."""
         with self._lock:
             if rest is UnsyncedRest.ALL:
                 shutil.copytree(self.root, target, symlinks=True)
@@ -84,7 +84,7 @@ class WatchedFiles:
             os.close(fd)
 
     def step(self, what: str) -> None:
-        """Call `at_each_step` before a change."""
+        """Call `at_each_step` with the description of a change that follows."""
         if self.at_each_step is not None and not self._is_busy:
             self._is_busy = True
             try:
@@ -93,13 +93,13 @@ class WatchedFiles:
                 self._is_busy = False
 
     def add_directory(self, path: str) -> None:
-        """Note a new directory, whose content is not durable."""
+        """Record a new directory, whose content is not durable."""
         if self._is_below(os.path.realpath(path)):
             self._keep(path)
             self._names[os.stat(path).st_ino] = {}
 
     def record_sync(self, fd: int, data: bytes | None = None, offset: int = 0) -> None:
-        """Note that ``fd`` was synced: as a whole, or only ``data`` at ``offset``."""
+        """Record that ``fd`` was synced: as a whole, or only ``data`` at ``offset``."""
         path = f"/proc/self/fd/{fd}"
         if not self._is_below(os.readlink(path)):
             return

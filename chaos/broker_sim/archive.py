@@ -69,7 +69,7 @@ class Archive(Workload):
 
     @classmethod
     def adapt(cls, scenario: BrokerScenario) -> BrokerScenario:
-        """Choose small files and, if nodes join, few entries between installs, so that new replicas get files."""
+        """Choose small log files and, if nodes join, few entries between installs, so that new replicas fetch files."""
         config = replace(scenario.config, install_entries_min=3) if scenario.spares else scenario.config
         segment_bytes = min(scenario.segment_bytes, 16 * 1024)
         return replace(scenario, segment_bytes=segment_bytes, proposal_seconds=0.02, config=config)
@@ -130,7 +130,7 @@ class Archive(Workload):
         return replace(base_limits, archive=limits)
 
     def changed_limits(self) -> AbstractContextManager[None]:
-        """Make blocks and requests small, and disks never full."""
+        """Make archive blocks and requests small, and pretend that no disk is full."""
         return self._small()
 
     @contextmanager
@@ -148,7 +148,7 @@ class Archive(Workload):
             threads.kill()
 
     def needed_from(self) -> int:
-        """Return 0: files are deleted only by retention, since the archive has them."""
+        """Return 0, so that only retention deletes log files: those are in the archive."""
         return 0
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
@@ -165,7 +165,7 @@ class Archive(Workload):
         self._threads[process].archive_later()
 
     def on_broker_exit(self, process: BrokerProcess) -> None:
-        """End a broker's threads and its archiving process; in half of the cases its queue files are lost, too."""
+        """End the broker's threads and its archiving process. In half of the cases, delete its queue files, too."""
         if process in self._threads:
             self._threads.pop(process).kill()
             if not self._is_mended and self._bucket_rng.random() < 0.5:
@@ -229,7 +229,7 @@ class Archive(Workload):
             self.bucket.replace_all(former_archive(manifest, self.bucket.writes, files))
 
     def stop(self) -> None:
-        """Mend the store, and have every queue read once more from its first message."""
+        """Mend the store, and let readers read each queue once more from its first message."""
         if not self.stopped:
             self._is_mended = True
             self.bucket.mend()
@@ -292,12 +292,12 @@ class Archive(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        """The number of queues to read from their first message again, plus replicas that lack old messages."""
+        """Return the number of queues to read again from the first message, plus replicas that lack old messages."""
         lack_count = sum(process.broker.context.tier.lacks_older for process in self._threads)
         return self.queues - sum(self._has_reread) + lack_count
 
     def check_end(self) -> None:
-        """Check also that the archive is sound, and reaches the end that the group has noted."""
+        """Check also that the archive is intact, and reaches the end that the group has committed."""
         super().check_end()
         if not self._end.index:
             return
@@ -311,7 +311,7 @@ class Archive(Workload):
 
 
 class Threads:
-    """The threads of one broker that read the archive, and its process that writes it."""
+    """Simulates the threads of a broker that read the archive, and its process that writes the archive."""
 
     def __init__(self, workload: Archive, process: BrokerProcess) -> None:
         self._workload = workload
@@ -342,7 +342,7 @@ class Threads:
         self.access = ArchiveAccess(self._blocks.fetch, self._read_in_background, lambda: cache.nbytes)
 
     def kill(self) -> None:
-        """End all threads, as they end with their broker."""
+        """End all threads, because their broker has ended."""
         for strand in self._strands:
             strand.kill()
         self._strands.clear()
@@ -382,7 +382,7 @@ class Threads:
         self._begin(lambda: result.append(job()), over)
 
     def read_file(self, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]) -> None:
-        """Read a part of a log file for a new replica; the file is proven to lead to ``archive_end``."""
+        """Read a part of a log file for a new replica, and prove that the file leads to ``archive_end``."""
         if self._joining_reader is None or self._joining_reader[0] != archive_end:
             reader = open_joining(
                 archive_end,
@@ -412,7 +412,7 @@ class Threads:
     # -- archiving -----------------------------------------------------------------------------------------------------
 
     def archive_later(self) -> None:
-        """Look from time to time whether to archive."""
+        """Schedule the next check whether the broker should archive."""
         self._cluster.later(self._process.node, self._rng.uniform(0.5, 1.0) * _LOOK_SECONDS, self._check_archiver)
 
     def _check_archiver(self) -> None:

@@ -1,4 +1,4 @@
-"""Object storage in simulated time, which treats the archive of a group as badly as S3 may, and worse.
+"""Simulates object storage that treats the archive of a group as badly as S3 may, and worse.
 
 A request takes time to get there and back. It may be refused, or its answer be lost after it has taken effect; the
 client of the store then sends it again, so that a write arrives twice, and late. It takes effect also if the process
@@ -32,7 +32,7 @@ class Clock(Protocol):
     now: float
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
-        """Run ``event`` at that time."""
+        """Run ``event`` at ``time``, in simulated seconds."""
 
     def trace_line(self, line: str) -> None:
         """Write a line to the trace."""
@@ -87,7 +87,7 @@ class ArchiveBucket(Bucket):
         self.may_begin_at = 0
 
     def run_operation(self, operation: str, name: str, effect: Callable[[], None]) -> None:
-        """Run an operation in simulated time."""
+        """Let an operation of the current strand take effect in simulated time, or fail. Raises StoreFailed."""
         strand, rng = Strand.current, self._rng
         if strand is None:
             raise Violation(f"the event loop waits for the store: {operation} {name}")
@@ -130,18 +130,18 @@ class ArchiveBucket(Bucket):
         super().remove(name)
 
     def on_read(self, name: str, offset: int, nbytes: int) -> None:
-        """Note the bytes of an object that were returned."""
+        """Record which bytes of an object a reader got."""
         if offset == self._read.get(name):
             self._read[name] = offset + nbytes
         if self._read.get(name, -1) >= len(self.writes.get(name, b"")):
             self._read_back.add(name)
 
     def newest(self) -> BackupManifest | None:
-        """The manifest with the highest end among those whose conditional write succeeded; None before the first."""
+        """Return the manifest with the highest end, of those written under their condition; None before the first."""
         return decode_backup_manifest(self._furthest) if self._furthest else None
 
     def check_manifest(self, content: bytes) -> None:
-        """Check the promises of a manifest that has just replaced the former one under its condition."""
+        """Check a manifest that has just replaced the former one under its condition. Raises Violation."""
         manifest = decode_backup_manifest(content)
         assert manifest.objects is not msgspec.UNSET, "an archive without objects"
         is_sound = True
@@ -180,7 +180,7 @@ class ArchiveBucket(Bucket):
             self._counts["store: bit flipped"] += 1
 
     def roll_back(self) -> None:
-        """Replace the manifest by an older one whose objects are all still stored."""
+        """Replace the manifest with an older one whose objects are all still stored."""
         older = [each for each in self._manifests[:-1] if self._is_there(each)]
         if older:
             self.objects[MANIFEST_NAME] = self._rng.choice(older)
@@ -198,7 +198,7 @@ class ArchiveBucket(Bucket):
         self._cluster.trace_line("somebody puts another log there")
 
     def mend(self) -> None:
-        """Restore all objects as their writers left them, with the manifest that has the highest end."""
+        """Restore all objects as they were written, and the manifest with the highest end."""
         self._cluster.trace_line("somebody mends the store")
         self.mood = CALM
         for name in self.objects:
@@ -209,7 +209,7 @@ class ArchiveBucket(Bucket):
 
 
 class ArchiveBucketStore(BucketStore):
-    """An `ArchiveBucket` as one process sees it."""
+    """The interface of an `ArchiveBucket` for one process."""
 
     def __init__(self, bucket: ArchiveBucket) -> None:
         super().__init__(bucket)

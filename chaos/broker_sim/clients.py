@@ -64,16 +64,16 @@ class Connection:
             self.close()
 
     def reply(self, opaque: int, body: bytes) -> None:
-        """Answer a request of the broker."""
+        """Send the response to a request of the broker."""
         self._line.carry(0, encode_response(opaque, 0, body=body))
 
     def give_up(self, opaque: int) -> None:
-        """Stop callbacks for a response."""
+        """Stop waiting for a response: the request ends with `LostResponse.UNKNOWN`."""
         if (on_response := self._callbacks.pop(opaque, None)) is not None:
             on_response(LostResponse.UNKNOWN)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection: requests without a response end with `LostResponse.UNKNOWN`."""
         if self.open:
             self._line.cut(0)
             self._line.carry(0, None)
@@ -138,7 +138,7 @@ class Client:
         seconds: float = PATIENCE_SECONDS,
         serialization: int = JSON,
     ) -> None:
-        """Send a request to a broker; one-way without ``on_response``."""
+        """Send a request to a broker. Without ``on_response`` it is one-way."""
         connection = self.connection(node)
         if connection is None:
             if on_response is not None:
@@ -166,7 +166,7 @@ class Client:
             del self._connections[connection.node]
 
     def reset(self) -> None:
-        """Close all connections, whatever is in flight."""
+        """Close all connections, also those with requests in flight."""
         for connection in list(self._connections.values()):
             connection.close()
 
@@ -186,7 +186,7 @@ def pull_fields(
     commit_offset: int = 0,
     wait_ms: int = 1000,
 ) -> dict[str, Any]:
-    """The header of a pull of all messages, with its subscription."""
+    """Return the header of a pull of all messages, with its subscription."""
     return {
         "consumerGroup": group,
         "topic": topic,

@@ -88,7 +88,7 @@ class BrokerCluster(Cluster):
     # -- the world of brokers and clients ------------------------------------------------------------------------------
 
     def settings_of(self, node: Node) -> BrokerSettings:
-        """The settings that a broker starts with."""
+        """Return the settings with which a broker starts."""
         config = self.plan.config
         # Smaller than users may set them.
         small: dict[str, Any] = {
@@ -131,7 +131,7 @@ class BrokerCluster(Cluster):
         return self._levels[node_id]
 
     def software_of(self, node_id: str) -> Software | None:
-        """The software that the running process of a node reports; None for a node that does not run."""
+        """Return the software that a node's process reports; None if the node does not run."""
         node = self.nodes.get(NodeId(node_id))
         if node is None or not isinstance(node.process, BrokerProcess):
             return None
@@ -156,32 +156,32 @@ class BrokerCluster(Cluster):
         return True
 
     def address_of(self, node: Node) -> tuple[str, int]:
-        """The address at which a broker serves clients."""
+        """Return the address at which a broker serves clients."""
         return f"10.0.0.{self._numbers[node.node_id]}", CLIENT_PORT
 
     def node_at(self, address: tuple[str, int]) -> Node:
-        """The machine with an address."""
+        """Return the node with the host of ``address``."""
         return next(node for node in self.nodes.values() if self.address_of(node)[0] == address[0])
 
     def wall_ms(self, node: Node) -> int:
-        """The time of a node's wall clock, in milliseconds."""
+        """Return the time of a node's wall clock, in milliseconds since 1970."""
         return self.true_ms() + node.wall_ahead_ms
 
     def true_ms(self) -> int:
-        """The true time."""
+        """Return the true time, in milliseconds since 1970."""
         return EPOCH_MS + round(self.now * 1000)
 
     def client_latency(self) -> float:
-        """Seconds until the next bytes from or to a client arrive."""
+        """Draw the seconds until the next bytes from or to a client arrive."""
         return sockets.latency(self._client_rng)
 
     def in_process(self, process: Process, what: str, step: Callable[[], object]) -> None:
-        """Run a step in a turn of a process, unless it has ended."""
+        """Run ``step`` in a turn of ``process``, unless the process has ended."""
         if process.node.process is process:
             self.on(process.node, what, step)
 
     def accept(self, node: Node, line: SimConnection, side: int, peer: tuple[str, int]) -> None:
-        """Open a connection to a broker; it is closed at once if the broker does not run."""
+        """Open a connection to a broker. If the broker does not run, close the connection at once."""
         process = node.process
         if isinstance(process, BrokerProcess):
             process.accept(line, side, peer)
@@ -189,14 +189,14 @@ class BrokerCluster(Cluster):
             line.carry(side, None)
 
     def some_node(self, rng: random.Random) -> Node:
-        """The node that a client sends a request to: mostly the leader, if the client knows it."""
+        """Choose the node that gets a client's request: mostly the leader, if there is one."""
         leaders = [process.node for process in self.brokers() if process.leads]
         if leaders and rng.random() < 0.7:
             return rng.choice(leaders)
         return rng.choice(list(self.nodes.values()))
 
     def brokers(self) -> list[BrokerProcess]:
-        """The processes that run."""
+        """Return the broker processes that run."""
         return [cast("BrokerProcess", node.process) for node in self.nodes.values() if node.process is not None]
 
     def _members(self) -> list[BrokerProcess]:
@@ -206,7 +206,7 @@ class BrokerCluster(Cluster):
         return [process for process in self.brokers() if process.node_id in members]
 
     def needed_from(self) -> int:
-        """Physical offset from which the log must be kept."""
+        """Return the physical offset from which on the log must be kept."""
         return self.workload.needed_from()
 
     def on_entry(self, index: int, body: bytes) -> None:
@@ -353,6 +353,6 @@ class BrokerCluster(Cluster):
         return replace(super().outcome(broke), acknowledged=self.workload.counts["acknowledged"], counts=counts)
 
     def leader(self) -> BrokerProcess | None:
-        """The newest leader, if there is one."""
+        """Return the leader with the highest term; None if no broker leads."""
         leaders = [process for process in self.brokers() if process.core.role is Role.LEADER]
         return max(leaders, key=lambda process: process.core.term, default=None)

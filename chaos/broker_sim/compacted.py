@@ -61,7 +61,7 @@ class CompactedTopic(Workload):
         """The ends of queues when clients stopped."""
 
     def copies_topic(self, message: SentMessage) -> str | None:
-        """Return None: kept messages are written to the log again."""
+        """Return None: the broker writes kept messages to the log again."""
         return None
 
     def changed_limits(self) -> AbstractContextManager[None]:
@@ -172,7 +172,7 @@ class CompactedTopic(Workload):
         super()._check_records(queue_id, offset, response)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
-        """Check the next record of a reader; the topic may have been deleted while the answer was on its way."""
+        """Check the next record of a reader. The topic may have been deleted while the response was in flight."""
         if record.queue_offset != offset:
             raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
         queue = self.ledger.queues.get((topic, queue_id), [])
@@ -189,11 +189,11 @@ class CompactedTopic(Workload):
 
     @property
     def has_read_all(self) -> bool:
-        """Whether readers are at the ends. A deleted topic cannot be read; kept messages are carried repeatedly."""
+        """Whether readers are at the ends that queues had when clients stopped; True for a deleted topic."""
         return not self._exists or all(self._read_to[each] >= end for each, end in self._ends.items())
 
     def pending_count(self) -> int:
-        """The number of messages from before the end that have not expired."""
+        """Return how many messages that were stored before clients stopped have not expired."""
         if not self._exists:
             return 0
         first = {

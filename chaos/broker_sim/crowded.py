@@ -36,7 +36,7 @@ _NEVER = -1.0
 
 
 class Names:
-    """The topics or groups that exist, by the commands that were committed.
+    """The topics or groups that exist according to the committed commands.
 
     Args:
         most: the largest number of them.
@@ -50,7 +50,7 @@ class Names:
         self._gone_at: dict[str, float] = {}
 
     def put(self, name: str, *, has_room: bool = True) -> None:
-        """Apply a command that puts a name: a new name is ignored if there is no room."""
+        """Apply a command that puts a name. If there is no room, a new name is ignored."""
         if name not in self.there and has_room and len(self.there) < self.most:
             self.there.add(name)
         self.was_full |= len(self.there) == self.most
@@ -199,11 +199,11 @@ class CrowdedTables(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        """The number of steps left; there is room again once enough was deleted."""
+        """Return the number of final steps that are not done."""
         return len(self._to_do)
 
     def is_done(self) -> bool:
-        """Whether all steps are done; the first call begins to make room."""
+        """Return whether all final steps are done. The first call starts them."""
         if not self._makes_room:
             self._makes_room = True
             self._do_next()

@@ -164,7 +164,7 @@ class Dedup(Workload):
     # -- results -------------------------------------------------------------------------------------------------------
 
     def check_acknowledgement(self, message: SentMessage, offset: int, position: int) -> None:
-        """Compare a response with the log; of a dropped message only the position is known."""
+        """Compare a response with the log. Of a message that was dropped, the response has only the position."""
         if offset < 0 and position < self.cluster.dropped_pos:
             self.counts["acknowledged, and dropped by then"] += 1
             offset = self.ledger.at_position[position].record.queue_offset
@@ -174,7 +174,7 @@ class Dedup(Workload):
         return "send" if message.kind in _FORGOTTEN_KINDS else "attempt"
 
     def copies_topic(self, message: SentMessage) -> str | None:
-        """Return None for messages of remembered producers: a response may say only that a number is known."""
+        """Return None for producers that brokers remember: a response may only say that a number is known."""
         return message.topic if message.kind in _FORGOTTEN_KINDS else None
 
     def on_commit(self, commit: CommittedRecord) -> None:

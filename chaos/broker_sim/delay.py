@@ -73,7 +73,7 @@ class Delay(Workload):
         return "send" if message.kind == "plain" else "schedule"
 
     def begin_send(self, message: SentMessage, **fields: Any) -> Ends:
-        """Record a send with the delay of the message."""
+        """Record that a client begins to send a message, with the message's delay."""
         if (level := message.properties.get(props.DELAY)) is not None:
             fields["o"] = DELAY_LEVELS_MS[int(level) - 1]
         elif (due_ms := message.properties.get(props.TIMER_DELIVER_MS)) is not None:
@@ -142,7 +142,7 @@ class Delay(Workload):
             self._skips.append(command)
 
     def on_entry_end(self) -> None:
-        """Check that the done mark and the visible copy are in the same entry."""
+        """Check that the completion mark of a delivered message is in the same entry as its visible copy."""
         # Of a message that was sent twice, one copy may be recalled and the other delivered, by the same entry.
         for place in sorted(self._done_places, key=lambda each: (each in self._recall_requests, each)):
             if place not in self._messages:

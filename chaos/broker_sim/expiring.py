@@ -40,7 +40,7 @@ class Expiring(Workload):
         self._expiry_rows: list[tuple[str, int, int]] = []
 
     def changed_limits(self) -> AbstractContextManager[None]:
-        """Shorten an hour."""
+        """Shorten an hour to `_KEPT_MS`, so that messages expire during the run."""
         return override(topic_expiry, "_HOUR_MS", _KEPT_MS)
 
     def run_operation(self) -> None:
@@ -78,7 +78,7 @@ class Expiring(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        """The number of messages that have not expired."""
+        """Return the number of messages that have not expired."""
         return sum(
             self.ledger.end(self.topic, queue_id) - self._begins.get((self.topic, queue_id), 0)
             for queue_id in range(self.queues)
@@ -96,7 +96,7 @@ class Expiring(Workload):
         super()._check_records(queue_id, offset, response)
 
     def check_replicas(self, processes: list[BrokerProcess]) -> None:
-        """Check also that queues begin where they should."""
+        """Check also that the queues of each replica begin at their first message that has not expired."""
         super().check_replicas(processes)
         for process in processes:
             base_pos = process.log.base_pos

@@ -62,7 +62,7 @@ class FilteredPulls(Workload):
         self.send(self.new("plain", {_KIND: str(self.rng.randrange(_KINDS))}))
 
     def pending_count(self) -> int:
-        """The number of members that have not read everything."""
+        """Return the number of members that have not read their whole queue."""
         return sum(member.offset < self.ledger.end(self.topic, member.queue_id) for member in self._members)
 
     def on_command(self, command: Any) -> None:
@@ -78,7 +78,7 @@ class FilteredPulls(Workload):
         self.rng.choice(self.clients).request(node, code, ext, body, on_response, serialization=self.encoding(code))
 
     def fetch(self, name: ProgramName, then: Any) -> None:
-        """Ask for the program of the group and check it; ``then`` gets the response."""
+        """Request the filter program of the group and check the response, which ``then`` gets."""
         self._query_count += 1
         number = self._query_count
         meanwhile = self._queries[number] = {self._stored_program}
@@ -99,12 +99,12 @@ class FilteredPulls(Workload):
         self.ask(RequestCode.GET_FILTER, self.filter_fields(name), b"", on_response)
 
     def filter_fields(self, name: ProgramName) -> dict[str, str]:
-        """The fields of a request about a filter of the group."""
+        """Return the header of a request about a filter of the group."""
         return {"consumerGroup": _GROUP, "topic": self.topic, "program": name.text}
 
 
 class Member:
-    """The member of the group that has a queue.
+    """The member of the consumer group that reads one queue.
 
     Attributes:
         offset: where its next pull begins.
@@ -121,7 +121,7 @@ class Member:
         self._kind = expression[-2]
 
     def pull(self) -> None:
-        """Pull through the filter server, which fetches the filter if it does not have it."""
+        """Pull through the filter server. If it lacks the filter, let it fetch the filter first."""
         if self._name.text in self._workload.programs:
             wait_seconds = self._rng.choice((0.0, 0.3, 2.0))
             progress = PullProgress(self.offset, self._rng.choice((1, 3, 32)), wait_seconds, self._cluster.now)

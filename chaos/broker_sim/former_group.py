@@ -1,4 +1,4 @@
-"""The archive of a former group of the same name: as sound as the present one, with other messages."""
+"""Builds the archive of a former group of the same name: as intact as the present one, but with other messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BORN_AT = 47
 
 
 def former_archive(manifest: BackupManifest, objects: Mapping[str, bytes], files: int) -> dict[str, bytes]:
-    """Objects with the first ``files`` files of an archive, in which each message was born at another time."""
+    """Return the first ``files`` files of an archive as objects in which each message has another birth time."""
     assert manifest.objects is not msgspec.UNSET, "an archive without objects"
     files_by_name: dict[str, bytes] = {}
     size = manifest.segment_bytes

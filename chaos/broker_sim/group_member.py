@@ -42,7 +42,7 @@ _BUFFERED_MAX = 64
 
 
 class GivingBack(Protocol):
-    """Decides which messages are sent back, and sends them."""
+    """Decides which messages a member sends back, and sends them back."""
 
     def wants_to_give_back(self, record: StoredMessage) -> bool:
         """Whether to send a message back instead of handling it."""
@@ -52,7 +52,7 @@ class GivingBack(Protocol):
 
 
 class MemberQueue:
-    """A queue that a member owns. ``position`` is the offset that it pulls next, None until it knows."""
+    """A queue that a member owns. ``position`` is the offset to pull next; None while it is unknown."""
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -66,11 +66,11 @@ class MemberQueue:
 
     @property
     def commit_offset(self) -> int | None:
-        """The offset that may be committed."""
+        """The offset below which everything is handled; None while the member does not know its position."""
         return min(self.messages, default=self.position)
 
     def begin_at(self, position: int | None) -> None:
-        """Continue at another offset."""
+        """Restart at ``position`` (None: at the group's offset), and ignore responses to earlier requests."""
         self.position = position
         self.messages.clear()
         self.round += 1
@@ -78,7 +78,7 @@ class MemberQueue:
 
 
 class Member:
-    """One client of a group.
+    """A client that is a member of a consumer group.
 
     Args:
         number: distinguishes its address from others.
@@ -368,7 +368,7 @@ class Member:
             self._pull_next(queue)
 
     def on_give_back(self, queue: MemberQueue, offset: int, round_number: int, *, is_stored: bool) -> None:
-        """Forget a message sent back in the queue's round ``round_number`` if a broker took it; else handle it."""
+        """Drop a message of round ``round_number`` if a broker stored it for redelivery; else handle it later."""
         if is_stored:
             if queue.round == round_number:
                 queue.messages.pop(offset, None)
@@ -377,7 +377,7 @@ class Member:
             self._again(self._rng.uniform(0.1, 0.5), self._handle, queue, offset, round_number)
 
     def ask_to_take_back(self, ext: dict[str, Any], on_response: Any) -> None:
-        """Send a message back: request code 36."""
+        """Send a message back, with request code 36."""
         self._ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext, b"", on_response)
 
     def _handle_in_order(self, queue: MemberQueue, round_number: int) -> None:

@@ -35,7 +35,7 @@ class LimitedSends(Workload):
         self._total = 0
 
     def run_operation(self) -> None:
-        """Send messages; before the quota is set, only set it."""
+        """Send messages; while the topic has no quota, only set the quota."""
         if self._limited_at < 0:
             self._limit()
             return
@@ -65,5 +65,5 @@ class LimitedSends(Workload):
             )
 
     def pending_count(self) -> int:
-        """Return 1 until consumers have got everything, then 0."""
+        """Return 1 until consumers have read everything, then 0."""
         return int(not self.has_read_all)

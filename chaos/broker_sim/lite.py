@@ -202,7 +202,7 @@ class Lite(OrderedPop):
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def on_commit(self, commit: CommittedRecord) -> None:
-        """Check a message of the parent; it must also be the next one of its lite topic."""
+        """Check a message of the parent topic. It must also be the next message of its lite topic."""
         record = commit.record
         if record.topic != self.topic:
             return
@@ -228,7 +228,7 @@ class Lite(OrderedPop):
             super().on_command(command)
 
     def on_entry_end(self) -> None:
-        """End lite topics after an entry; messages of the same entry keep their lite topic."""
+        """End the lite topics that an entry expires, except those that got a message in the same entry."""
         rows, self._expiry_rows = self._expiry_rows, []
         for queue, end in rows:
             records = self.ledger.queues.get((queue, 0))

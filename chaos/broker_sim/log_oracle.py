@@ -21,7 +21,7 @@ OWN = "own"
 
 
 class CommittedRecord(NamedTuple):
-    """A committed record; ``at`` is when it was first applied anywhere, in simulated seconds."""
+    """A committed record. ``at`` is the simulated time in seconds at which the first replica applied it."""
 
     at: float
     value: int
@@ -29,7 +29,7 @@ class CommittedRecord(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The place of the record, for texts."""
+        """Topic, queue id, queue offset and physical offset of the record, as text."""
         record = self.record
         return f"{record.topic}/{record.queue_id}/{record.queue_offset} at {record.physical_offset}"
 
@@ -40,7 +40,7 @@ OF_DELETED_TOPIC: Final = CommittedRecord(0.0, 0, cast("StoredMessage", None))
 
 @dataclass(slots=True)
 class SentMessage:
-    """One message of a client and its sends: the number of attempts open or unknown, refused, acknowledged."""
+    """A message of a client, and the outcomes of its sends: open or unknown, refused, acknowledged."""
 
     value: int
     kind: str
@@ -57,12 +57,12 @@ class SentMessage:
 
     @property
     def copies_max(self) -> int:
-        """The number of copies that may be stored."""
+        """The highest number of copies that may be stored."""
         return self.unknown + len(self.acked)
 
 
 class Ledger:
-    """The committed queues and the sends of clients. Its methods raise `Violation` for impossible calls."""
+    """The committed queues, and the sends of clients. A method raises `Violation` if its arguments contradict them."""
 
     def __init__(self) -> None:
         self.queues: dict[tuple[str, int], list[CommittedRecord]] = defaultdict(list)
@@ -113,7 +113,7 @@ class Ledger:
         return commit
 
     def delete_topic(self, topic: str, *, continued: bool) -> None:
-        """Forget a deleted topic; ``continued`` as in `mq.broker.state.commands.DeleteTopic`."""
+        """Remove a deleted topic. ``continued`` is that of `mq.broker.state.commands.DeleteTopic`."""
         if not continued:
             self.begins = {key: begin for key, begin in self.begins.items() if key[0] != topic}
         for key in [key for key in self.queues if key[0] == topic]:
@@ -122,7 +122,7 @@ class Ledger:
                 self.begins[key] = end
 
     def queues_of(self, topic: str) -> dict[int, list[CommittedRecord]]:
-        """The queues of a topic, by queue id."""
+        """Return the queues of a topic, by queue id."""
         return {queue_id: queue for (name, queue_id), queue in self.queues.items() if name == topic}
 
     def begins_of(self, topic: str) -> dict[int, int]:
@@ -137,12 +137,12 @@ class Ledger:
             self.queues[topic, queue_id] = queue
 
     def end(self, topic: str, queue_id: int) -> int:
-        """The offset of the next message of a queue."""
+        """Return the offset of the next message of a queue."""
         queue = self.queues.get((topic, queue_id))
         return self.begins.get((topic, queue_id), 0) if queue is None else len(queue)
 
     def check_acknowledgement(self, message: SentMessage, queue_offset: int, position: int) -> None:
-        """Check that a message is at the place that its client was told."""
+        """Check that a message is at the queue offset and position that its client was told."""
         record = self.at_position.get(position)
         if record is None:
             raise Violation(f"ack: {message.value} was acknowledged at {position}, but that is not committed")
@@ -151,16 +151,14 @@ class Ledger:
         message.acked.append((queue_offset, position))
 
     def check_copies(self, topic: str, message: SentMessage) -> None:
-        """Check that a topic has a message at most as often as its client sent it. Histories say only whether it was
-        sent more than once.
-        """
+        """Check that a topic has a message at most as often as its client sent it; histories do not count sends."""
         copies = self.copies[topic][message.value]
         if copies > message.copies_max:
             why = "more often than sent" if message.copies_max else "it was refused"
             raise Violation(f"duplicate: {message} is {copies} times in {topic}, {why}")
 
     def read(self, topic: str, queue_id: int, record: StoredMessage) -> None:
-        """Check a record that a consumer got."""
+        """Check that a record that a consumer got is the committed one."""
         queue = self.queues[topic, queue_id]
         offset = record.queue_offset
         if offset >= len(queue):
@@ -171,7 +169,7 @@ class Ledger:
             raise Violation(f"read: {topic}/{queue_id}/{offset} is {queue[offset].record}, but {record} was read")
 
     def missing_sends(self) -> int:
-        """The number of sends that may still be stored in their topics; some of unknown outcome never are."""
+        """Return how many sends may still be stored in their topics. Some of unknown outcome never are."""
         copies = self.copies
         # A run asks for this hundreds of times, of thousands of sends.
         return sum(

@@ -77,7 +77,7 @@ class MixedWorkload(Workload):
         self._redeliveries: Counter[_Copy] = Counter()
 
     def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
-        """Set how long locks are valid, which members know."""
+        """Make locks valid for as long as members expect."""
         return replace(base_limits, consume=replace(base_limits.consume, lock_seconds=LOCK_SECONDS))
 
     # -- producers -----------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class MixedWorkload(Workload):
     # -- sending back --------------------------------------------------------------------------------------------------
 
     def wants_to_give_back(self, record: StoredMessage) -> bool:
-        """Whether to send a message back; redelivered ones more often, or few would become dead letters."""
+        """Draw whether to send a message back; redelivered ones more often, so that some become dead letters."""
         return not self.stopped and self.rng.random() < (0.5 if record.reconsume_times else 0.1)
 
     def give_back(self, member: Member, queue: MemberQueue, offset: int, record: StoredMessage) -> None:
@@ -334,7 +334,7 @@ class MixedWorkload(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def needed_from(self) -> int:
-        """The position of the first pending or unconsumed message."""
+        """Return the position of the first message that is delayed or not consumed."""
         positions = [
             self.ledger.queues[SCHEDULE_TOPIC, level - 1][offset].record.physical_offset
             for level, offset in self._delays
@@ -350,7 +350,7 @@ class MixedWorkload(Workload):
         return self.ledger.queues[key[1:]][max(0, self._checker.offset(key)) :]
 
     def pending_count(self) -> int:
-        """The number of delayed messages that are pending and of messages that groups have not consumed."""
+        """Return the number of delayed messages, plus the number of messages that groups have not consumed."""
         return len(self._delays) + sum(len(self._unread(key)) for key in self._keys())
 
     def check_replicas(self, processes: list[BrokerProcess]) -> None:

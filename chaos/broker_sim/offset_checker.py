@@ -1,4 +1,4 @@
-"""Checks consumer offsets and locks: every committed one against the actions of members and the answers to them.
+"""Compares committed consumer offsets and locks with the actions of members and the responses to them.
 
 What must hold: an offset moves back only by a reset, or by the commit of a member that read from there again or wanted
 a response; no commit is answered with success that had no effect. A queried offset is the current one; an offset passes
@@ -93,11 +93,11 @@ class OffsetChecker:
     # -- what members do -----------------------------------------------------------------------------------------------
 
     def begin_query(self, key: Key) -> object:
-        """Note that a member sends an offset query; pass the result to `end_query`."""
+        """Record that a member queries an offset. Pass the result to `end_query`."""
         return len(self.offsets[key])
 
     def end_query(self, key: Key, count: object, response: ClientResponse) -> None:
-        """Check a returned offset: the group must have had it since the query."""
+        """Check a queried offset: the group must have had it at some time since the query began."""
         assert isinstance(count, int), f"no number of offsets: {count}"
         since = self.offsets[key][count - 1 :]
         if response.code == ResponseCode.QUERY_NOT_FOUND:
@@ -111,18 +111,18 @@ class OffsetChecker:
             raise Violation(f"offset: {key} was told as {response}, since it was asked for it was {since}")
 
     def begin_pull(self, member: str, key: Key, offset: int) -> None:
-        """Note that a member sends a pull."""
+        """Record that a member sends a pull."""
         self._read_from[key][member] = min(offset, self._read_from[key].get(member, offset))
         self._pulls[key, offset] += 1
         if self._restart_offsets.get(key) == offset:
             del self._restart_offsets[key]
 
     def end_pull(self, key: Key, offset: int) -> None:
-        """Note the response to a pull; without one, it may still be in flight."""
+        """Record the response to a pull. A pull without a response may still be in flight."""
         self._pulls[key, offset] -= 1
 
     def begin_commit(self, member: str, key: Key, offset: int, *, waits: bool = False) -> object:
-        """Note that a member commits, and may wait for a response; pass the result to `end_commit`."""
+        """Record that a member commits, and whether it waits for a response. Pass the result to `end_commit`."""
         if key[0] in self._ordered_groups:
             self._timed_commits[key].append((member, offset, self._now))
         self._commits[key].add((member, offset))
@@ -131,7 +131,7 @@ class OffsetChecker:
         return self._resets[key], len(self.offsets[key])
 
     def end_commit(self, key: Key, offset: int, commit: object) -> None:
-        """Check an answered commit: the group had that offset since, or a higher one if it moved up."""
+        """Check a successful commit: since it began, the group must have had ``offset``, or have moved past it."""
         assert isinstance(commit, tuple), f"no place in the history: {commit}"
         resets, count = commit
         since = self.offsets[key][count - 1 :]
@@ -154,19 +154,19 @@ class OffsetChecker:
     # -- locks ---------------------------------------------------------------------------------------------------------
 
     def check_lock(self, member: str, key: Key, since: float) -> None:
-        """Check the lock of a queue that a member learns to hold; it sent the request at ``since``."""
+        """Check that a member that learns of its lock may have the queue. It sent the lock request at ``since``."""
         self._workload.counts["locks told"] += 1
         self._lock_times[member, key] = since
         if self._now - since < _KEPT_SECONDS:  # a member that slept learns of it late
             self._check_own(member, key, "was told to have")
 
     def begin_unlock(self, member: str, key: Key) -> None:
-        """Note that a member unlocks a queue."""
+        """Record that a member sends an unlock request for a queue."""
         self._lock_times.pop((member, key), None)
         self._unlocks[member, key] += 1
 
     def end_unlock(self, member: str, key: Key) -> None:
-        """Note that the unlock was answered."""
+        """Record the response to an unlock request."""
         self._unlocks[member, key] -= 1
 
     def _check_own(self, member: str, key: Key, what: str) -> None:

@@ -330,11 +330,11 @@ class OrderedPop(Workload):
                 yield key, commit
 
     def needed_from(self) -> int:
-        """The position of the first message that is not acknowledged."""
+        """Return the position of the first message that is not acknowledged."""
         return min((commit.record.physical_offset for _, commit in self._unread()), default=1 << 62)
 
     def pending_count(self) -> int:
-        """The number of messages that are not acknowledged."""
+        """Return the number of messages that are not acknowledged."""
         return sum(max(0, len(self.ledger.queues[key[1:]]) - self._next(key)) for key in self._keys())
 
     def check_replicas(self, processes: list[BrokerProcess]) -> None:
@@ -347,5 +347,5 @@ class OrderedPop(Workload):
 
 
 def with_count(message: StoredMessage, count: int) -> StoredMessage:
-    """Return a message as a client sees it that was delivered ``count`` times before."""
+    """Return a message as a client sees it after ``count`` earlier deliveries."""
     return msgspec.structs.replace(message, reconsume_times=count)

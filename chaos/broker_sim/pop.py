@@ -75,7 +75,7 @@ class _Pop(NamedTuple):
 
 
 def decode_pop(response: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
-    """The messages of a pop and their receipts, paired as other clients do.
+    """Return the messages of a pop with their receipts, paired as other clients do.
 
     None for a response with a record that is damaged on that replica's disk: its messages are redelivered after their
     time.
@@ -137,7 +137,7 @@ class Pop(Workload):
             self._is_created = False
 
     def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
-        """Allow many open pops: at the limit a queue appears empty, and less urgent messages are delivered first."""
+        """Allow many open pops: at the limit a queue appears empty, and less urgent messages would come first."""
         if self._priorities is None:
             return base_limits
         checkpoints_max = PopLimits().checkpoints_per_queue_max
@@ -395,7 +395,7 @@ class Pop(Workload):
             self._ends.append((place, self._open.pop(place)))
 
     def on_entry_end(self) -> None:
-        """Check that a message that ends is acknowledged, or put in the retry topic by the same entry."""
+        """Check that each message whose pop ends is acknowledged, or put in the retry topic by the same entry."""
         for place, pop in self._ends:
             original = self.ledger.queues[place.queue][place.offset]
             if copies := self._copies.get(_origin(original.record)):
@@ -437,7 +437,7 @@ class Pop(Workload):
         return min((commit.record.physical_offset for commit in self._open_messages()), default=1 << 62)
 
     def pending_count(self) -> int:
-        """The number of messages that are neither acknowledged nor in the retry topic."""
+        """Return the number of messages that are neither acknowledged nor in the retry topic."""
         return len(self._open_messages())
 
     def check_end(self) -> None:

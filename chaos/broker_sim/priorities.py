@@ -29,7 +29,7 @@ seen: 67.
 
 
 class Priorities:
-    """Keeps account of one topic and its retry topic."""
+    """Checks the order in which messages of a topic and its retry topic are popped."""
 
     def __init__(self, topic: str, retry_topic: str, ledger: Ledger, counts: Counter[str]) -> None:
         self._topic, self._retry_topic = topic, retry_topic
@@ -54,7 +54,7 @@ class Priorities:
             raise Violation(f"priority: {commit.place} has a message of level {level}")
 
     def check_pop(self, command: PopMessages, now: float) -> None:
-        """Judge the order of a committed pop."""
+        """Compare a committed pop with the messages that wait. Raises Violation if lower priorities starve."""
         messages = len(list(offsets_of(command.start, command.taken))) if command.taken else 0
         if messages:
             self._judge(command.queue_id, messages, now)
@@ -81,6 +81,6 @@ class Priorities:
         return len(queue) > self._next[level] and queue[self._next[level]].at <= now - _KNOWN_SECONDS
 
     def check_end(self) -> None:
-        """Judge the order of the whole run."""
+        """Check that, over the whole run, few messages overtook more urgent ones."""
         if self._decisions >= _DECISIONS_MIN and self._inversions > _INVERSIONS_MAX * self._decisions:
             raise Violation(f"order: {self._inversions} of {self._decisions} messages overtook more urgent ones")

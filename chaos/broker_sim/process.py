@@ -69,25 +69,25 @@ class BrokerWorld(World, SocketWorld, Protocol):
     dropped_pos: int
 
     def settings_of(self, node: Node) -> BrokerSettings:
-        """The settings that a broker starts with."""
+        """Return the settings with which a broker starts."""
 
     def software_of(self, node_id: str) -> Software | None:
-        """The software that the running process of a node reports."""
+        """Return the software that a node's process reports; None if the node does not run."""
 
     def wall_ms(self, node: Node) -> int:
-        """The time of a node's wall clock, in milliseconds."""
+        """Return the time of a node's wall clock, in milliseconds since 1970."""
 
     def needed_from(self) -> int:
-        """Physical offset from which the log must be kept."""
+        """Return the physical offset from which on the log must be kept."""
 
     def on_entry(self, index: int, body: bytes) -> None:
-        """Take a committed entry; each replica reports it."""
+        """Handle a committed entry, which each replica reports."""
 
     def trace_line(self, line: str) -> None:
         """Write a log line of a broker or client to the trace."""
 
     def on_log_line(self, node: Node, event: str, values: Mapping[str, object]) -> None:
-        """Take a log line of a broker."""
+        """Handle a log line of a broker."""
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
         """Return a new process's access to the archive; None if it has none."""
@@ -98,21 +98,21 @@ class BrokerWorld(World, SocketWorld, Protocol):
         """Begin to read archived bytes for a new replica; returns False if there is no archive."""
 
     def on_broker_start(self, process: BrokerProcess) -> None:
-        """Note that a process runs."""
+        """Handle the start of a broker's process."""
 
     def on_broker_exit(self, process: BrokerProcess) -> None:
-        """Note that a process has ended, in whatever way."""
+        """Handle the end of a broker's process, for whatever reason it ended."""
 
 
 class TurnLog:
-    """Writes a broker's log lines to the trace; an error is a violation unless a disk may have failed."""
+    """Writes a broker's log lines to the trace. An error that no disk causes is a violation."""
 
     def __init__(self, cluster: BrokerWorld, node: Node) -> None:
         self._cluster = cluster
         self._node = node
 
     def bind(self, **values: object) -> TurnLog:
-        """Return this log, without bound values."""
+        """Return this log, and ignore the bound values."""
         return self
 
     def info(self, event: str, **values: object) -> None:
@@ -123,7 +123,7 @@ class TurnLog:
     warning = info
 
     def error(self, event: str, **values: object) -> None:
-        """Take an error line, which should not occur. Raises Violation if its exception is not a disk's."""
+        """Write an error line to the trace. Raises Violation for an exception that is not a SegmentError."""
         error = values.get("exc_info")
         if isinstance(error, Exception) and not isinstance(error, SegmentError):
             raise Violation(f"{self._node.node_id}: {event}: {type(error).__name__}: {error}") from error
@@ -298,7 +298,7 @@ class BrokerProcess(LogProcess):
         return Path(f"{self.settings.data_dir}.durable")
 
     def prepare_stop(self) -> None:
-        """Stop the services in the order of the server."""
+        """Close the connections and write a checkpoint, as a server does before it ends."""
         self.broker.close_connections()
         with suppress(SegmentError):
             if (checkpoint := self.broker.prepare_checkpoint()) is not None:
@@ -383,5 +383,5 @@ class BrokerProcess(LogProcess):
 
     @property
     def leads(self) -> bool:
-        """Whether the broker accepts messages."""
+        """Whether the broker leads and accepts messages."""
         return self.replica.core.role is Role.LEADER and self.broker.appender.is_open

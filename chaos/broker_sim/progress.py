@@ -1,4 +1,4 @@
-"""Decides whether a run whose faults are over still progresses, or stands still, which is a violation."""
+"""Decides whether a run whose faults have ended still makes progress. A run that stands still is a violation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _PATIENCES_MAX: Final = 10
 
 
 class Progress:
-    """The figures that must fall to 0: sends that may still be stored, then things that clients have not finished.
+    """Tracks figures that must fall to 0: sends that may still be stored, then things that clients have not finished.
 
     A stored send is one thing more to finish, so unfinished things are compared only among moments with equally many
     sends left. A replica that catches up is progress, too. Each figure can fall only a limited number of times: things
@@ -28,7 +28,7 @@ class Progress:
         self._behind: int | None = None
 
     def see(self, now: float, *, missing_count: int, open_count: int, behind: int) -> None:
-        """Take the figures at ``now``; ``behind`` is the number of entries that the slowest replica lacks.
+        """Record the figures at ``now``. ``behind`` is the number of entries that the slowest replica lacks.
 
         The first figures are progress, too.
         """
@@ -39,5 +39,5 @@ class Progress:
             self._behind, self._deadline = behind, now + self._patience
 
     def may_go_on(self, now: float) -> bool:
-        """Whether the last progress is less than one patience ago, and the end of the faults less than ten."""
+        """Return whether the last progress is less than one patience ago, and the end of the faults less than ten."""
         return now < min(self._deadline, self._end)

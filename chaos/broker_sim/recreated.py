@@ -156,7 +156,7 @@ class RecreatedTopic(Workload):
         super()._check_records(queue_id, offset, response)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: Any) -> None:
-        """Check the next record of a reader; the topic may have been deleted while the answer was on its way."""
+        """Check the next record of a reader. The topic may have been deleted while the response was in flight."""
         if record.queue_offset != offset:
             raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was asked for")
         commit = self.ledger.at_position.get(record.physical_offset)
@@ -233,7 +233,7 @@ class RecreatedTopic(Workload):
         self._exists, self._restorable = True, None
 
     def check_replicas(self, processes: list[BrokerProcess]) -> None:
-        """Check also that a deleted topic has the queues with which it can be restored."""
+        """Check also that replicas have the queues of a deleted topic that can be restored."""
         former, ledger = self._restorable, self.ledger
         begins, queues = ledger.begins, dict(ledger.queues)
         if former is not None:
@@ -250,7 +250,7 @@ class RecreatedTopic(Workload):
 
     @property
     def has_read_all(self) -> bool:
-        """Whether readers have read everything. A deleted topic cannot be read."""
+        """Whether readers have read everything; True for a deleted topic, which cannot be read."""
         return not self._exists or super().has_read_all
 
     def check_end(self) -> None:

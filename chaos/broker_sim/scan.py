@@ -76,14 +76,14 @@ class Scan(Workload):
             self.send(message)
 
     def stop(self) -> None:
-        """Stop, and start one last reader, which gets everything."""
+        """Stop the clients, and start a last reader that reads the whole topic."""
         if not self.stopped:
             self._last = ScanRead(self, self.topic, is_last=True)
             self.cluster.at(self.cluster.now, self._last.plan)
         super().stop()
 
     def pending_count(self) -> int:
-        """Return 1 until the last scan has ended."""
+        """Return 1 until the last reader has ended, then 0."""
         return int(self._last is None or not self._last.is_over)
 
     def on_commit(self, commit: CommittedRecord) -> None:
@@ -129,7 +129,7 @@ class Scan(Workload):
 
 
 class ScanRead:
-    """One reader: it plans, may hold the log of a replica, and reads to the end of its plan."""
+    """A reader of a topic. It plans, may take a lease on a replica's log, and reads to the end of its plan."""
 
     def __init__(self, workload: Scan, topic: str, *, is_last: bool) -> None:
         self._workload = workload
@@ -184,7 +184,7 @@ class ScanRead:
     # -- planning ----------------------------------------------------------------------------------------------------
 
     def plan(self) -> None:
-        """Get the ends from a replica."""
+        """Ask a replica for the ends of the topic's queues."""
         self._node = self._some_node()
         current = self._is_last or self._rng.random() < 0.5
         before = {queue_id: len(records) for (topic, queue_id), records in self._queues() if topic == self._topic}

@@ -25,7 +25,7 @@ HARD_KINDS = ("disk-error", "disk-full", "bit-flip", "membership", "membership")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerScenario(Scenario):
-    """A run with brokers: wall clocks differ from the true time by ``wall_skew_ms`` at most."""
+    """A run with brokers, whose wall clocks differ from the true time by at most ``wall_skew_ms``."""
 
     workload: str
     wall_skew_ms: int
@@ -38,7 +38,7 @@ class BrokerScenario(Scenario):
 
 
 def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFETY_SECONDS) -> BrokerScenario:
-    """The scenario of ``seed``; the same for ever as long as the schedules are the same."""
+    """Draw the scenario of ``seed``, which stays the same as long as the schedules are the same."""
     rng = random.Random(f"{seed} brokers")
     nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 3, 3, 3, 5))))
     hunted = rng.random() < 0.2

@@ -256,7 +256,7 @@ class ScheduledMessages(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def pending_count(self) -> int:
-        """The number of schedules that are behind."""
+        """Return the number of schedules whose ticks are late."""
         until_ms = self.cluster.true_ms() - _BEHIND_MS - 2 * self.cluster.plan.wall_skew_ms
         return sum(each.definition.enabled and bool(each.ticks(until_ms)) for each in self._schedules.values())
 

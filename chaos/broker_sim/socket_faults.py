@@ -74,7 +74,7 @@ class SocketFaults:
         return self._rng.uniform(0.0, _FULL_SECONDS_MAX)
 
     def on_writable(self) -> None:
-        """Note that the socket's buffer has space again."""
+        """Record that the socket's buffer has space again."""
         self._is_full = False
 
     def _check(self, calm: bool) -> None:

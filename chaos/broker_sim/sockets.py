@@ -41,10 +41,10 @@ class End(Protocol):
     """One end of a line."""
 
     def on_data(self, data: bytes) -> None:
-        """Take received bytes."""
+        """Handle received bytes."""
 
     def on_hangup(self) -> None:
-        """Take the end of the stream: the other end is closed, and nothing arrives after that."""
+        """Handle the end of the stream: the other end is closed, and nothing arrives after that."""
 
 
 class SocketWorld(Protocol):
@@ -60,22 +60,22 @@ class SocketWorld(Protocol):
     """Draws which clients stop in the middle of a request."""
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
-        """Run ``event`` at that time."""
+        """Run ``event`` at ``time``, in simulated seconds."""
 
     def later(self, node: Node, seconds: float, step: Callable[[], object]) -> None:
         """Run ``step`` in the node's process, unless it has ended by then."""
 
     def in_process(self, process: Process, what: str, step: Callable[[], object]) -> None:
-        """Run a step in a turn of a process, unless it has ended."""
+        """Run ``step`` in a turn of ``process``, unless the process has ended."""
 
     def client_latency(self) -> float:
-        """Seconds until the next bytes from or to a client arrive."""
+        """Draw the seconds until the next bytes from or to a client arrive."""
 
     def address_of(self, node: Node) -> Address:
-        """The address at which a broker serves clients."""
+        """Return the address at which a broker serves clients."""
 
     def node_at(self, address: Address) -> Node:
-        """The machine with an address."""
+        """Return the node with the host of ``address``."""
 
     def accept(self, node: Node, line: SimConnection, side: int, peer: Address) -> None:
         """Open a connection to a running broker."""
@@ -93,14 +93,14 @@ class SimConnection:
         self._stuck_since: list[float | None] = [None, None]
 
     def carry(self, side: int, data: bytes | None) -> None:
-        """Carry bytes from the end ``side`` to the other one; None hangs up after all earlier bytes."""
+        """Carry bytes from the end ``side`` to the other end. None closes the line after all earlier bytes."""
         at = max(self._last_at[side], self._cluster.now + self._cluster.client_latency())
         self._last_at[side] = at
         self._under_way[side].append((at, data))
         self._cluster.at(at, self._deliver, side)
 
     def cut(self, side: int) -> None:
-        """Let the end ``side`` vanish without closing; the bytes that it sent still arrive."""
+        """Remove the end ``side`` without closing the line. Bytes that it sent still arrive."""
         self.ends[side] = None
 
     def _deliver(self, side: int) -> None:
@@ -143,7 +143,7 @@ class SimConnection:
 
 
 class SimSocket:
-    """The end of a line in a process: stands for a connected socket that never blocks, without TLS."""
+    """An end of a line in a process, in place of a connected socket that never blocks and has no TLS."""
 
     shown_certificate: bytes | None = None
     """None: the line has no TLS, see `raftlog.net.tls_socket.TlsSocket`."""
@@ -169,11 +169,11 @@ class SimSocket:
         self._reactor.deliver(self, data)
 
     def on_hangup(self) -> None:
-        """Have the end of the stream delivered in a turn of the process."""
+        """Deliver the end of the stream in a turn of the process."""
         self._reactor.deliver(self, b"")
 
     def deliver(self, data: bytes) -> None:
-        """Deliver bytes in a turn of the process; empty bytes mean the end of the stream."""
+        """Make bytes available to receive. Empty bytes mean the end of the stream."""
         if data:
             self._inbox += data
         else:
@@ -185,11 +185,11 @@ class SimSocket:
         return bool(self._inbox) or self._ended
 
     def full_seconds(self) -> float:
-        """Draw the seconds until the peer receives something, when there is no space to send."""
+        """Draw the seconds until the peer receives something, so that there is space to send again."""
         return self._faults.full_seconds()
 
     def on_writable(self) -> None:
-        """Note that the peer has received something: there is space to send again."""
+        """Record that the peer has received something, so that there is space to send again."""
         self._faults.on_writable()
 
     def end_turn(self) -> None:
@@ -234,20 +234,20 @@ class SimSocket:
         return self.send(b"".join(buffers))
 
     def close(self) -> None:
-        """Hang up at the end of the turn."""
+        """Close the socket at the end of the turn."""
         self._line.cut(self._side)
         self._is_closed = True
         self._reactor.add_to_turn(self)
 
     def vanish(self, *, hangs_up: bool) -> None:
-        """End the socket with its process; bytes sent in this turn are lost."""
+        """End the socket with its process. Bytes that were sent in this turn are lost."""
         self._line.cut(self._side)
         if hangs_up:
             self._line.carry(self._side, None)
 
 
 class SimReactor:
-    """The reactor of one process: gives it turns when bytes come in, and flushes its streams at their ends."""
+    """The reactor of one process. It runs a turn when bytes arrive, and flushes streams at the end of the turn."""
 
     receive_buffer = _receive_buffer
 
@@ -277,7 +277,7 @@ class SimReactor:
         return sock
 
     def vanish(self) -> None:
-        """End all sockets with their process. Peers learn it soon, or find out by themselves."""
+        """End all sockets with their process. A peer notices that soon, or finds out by itself."""
         self._end_turn()
         for sock in self._sockets.values():
             sock.vanish(hangs_up=self._cluster.rng.random() < 0.7)
@@ -291,7 +291,7 @@ class SimReactor:
         return self._cluster.is_healed
 
     def deliver(self, sock: SimSocket, data: bytes) -> None:
-        """Deliver bytes to a socket in a turn of their own, or in one with others."""
+        """Deliver bytes to a socket in a turn, alone or together with bytes of other sockets."""
 
         def step() -> None:
             sock.deliver(data)
@@ -383,7 +383,7 @@ class SimReactor:
         self._dirty.append(stream)
 
     def flush(self) -> None:
-        """Send the bytes that streams have buffered; the end of a turn."""
+        """Send the bytes that streams have buffered, at the end of a turn."""
         while self._dirty:
             dirty, self._dirty = self._dirty, []
             flush_streams(dirty if IS_COMPILED else self._sent_together(dirty), self)
@@ -412,7 +412,7 @@ class SimReactor:
         return rest
 
     def add_to_turn(self, sock: SimSocket) -> None:
-        """Have `SimSocket.end_turn` called for a socket at the end of the turn."""
+        """Register a socket whose `SimSocket.end_turn` must be called at the end of this turn."""
         self._turn_sockets[sock.fileno()] = sock
 
     def _end_turn(self) -> None:
@@ -423,7 +423,7 @@ class SimReactor:
     def dial(
         self, address: Address, on_connected: Callable[[SimSocket], None], on_failed: Callable[[str], None]
     ) -> None:
-        """Connect to the broker at an address; an unreachable one never answers."""
+        """Connect to the broker at ``address``. If it is unreachable, no callback is called."""
         cluster, process = self._cluster, self._process
         target = cluster.node_at(address)
         if not cluster.network.connected(process.node_id, target.node_id):
@@ -442,7 +442,7 @@ class SimReactor:
 
 
 class SimDialing:
-    """Stand-in for `raftlog.Dialing` in a simulated process."""
+    """Replaces `raftlog.Dialing` in a simulated process."""
 
     def __init__(
         self,
@@ -474,7 +474,7 @@ class SimDialing:
 
 
 def stops_midway(cluster: SocketWorld, frame: bytes) -> int | None:
-    """Return the number of bytes of a frame that a client sends before it ends; None for a client that continues."""
+    """Draw how many bytes of a frame a client sends before it ends; None: it sends all of them and continues."""
     rng = cluster.client_faults
     if cluster.is_healed or rng.random() >= _STOP_CHANCE:
         return None
@@ -483,5 +483,5 @@ def stops_midway(cluster: SocketWorld, frame: bytes) -> int | None:
 
 
 def latency(rng: random.Random) -> float:
-    """Seconds that a client's bytes travel."""
+    """Draw the seconds that a client's bytes travel."""
     return rng.uniform(0.0002, 0.004)

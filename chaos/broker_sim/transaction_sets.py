@@ -40,13 +40,13 @@ class Time(Protocol):
     now: float
 
     def at(self, when: float, action: Callable[..., None], *args: Any) -> None:
-        """Call `action` at a time."""
+        """Call ``action`` at the time ``when``, in simulated seconds."""
 
     def some_node(self, rng: random.Random) -> Node:
-        """The node that a client sends a request to."""
+        """Choose the node that gets a client's request."""
 
     def true_ms(self) -> int:
-        """The true time."""
+        """Return the true time, in milliseconds since 1970."""
 
 
 class TransactionWorld(Protocol):
@@ -67,7 +67,7 @@ class TransactionWorld(Protocol):
 
 
 class SetTransactions:
-    """Workers that send sets of messages in one transaction, together with the offsets that they consumed.
+    """Workers that send several messages in one transaction, together with the offsets that they consumed.
 
     Args:
         decide: called when a half message is stored: its offset, its position, and what to call if its commit is
@@ -95,7 +95,7 @@ class SetTransactions:
     # -- what clients do -----------------------------------------------------------------------------------------------
 
     def run_operation(self) -> None:
-        """Begin a transaction."""
+        """Begin a transaction of several messages."""
         if self._workload.rng.random() < 0.4:
             self._stage(0, [self._output(None) for _ in range(self._workload.rng.randint(1, 4))], [])
         else:
@@ -169,16 +169,16 @@ class SetTransactions:
     # -- what is committed ---------------------------------------------------------------------------------------------
 
     def add_offsets(self, command: CommitOffsets) -> None:
-        """Note the offsets that were committed in this entry."""
+        """Record the offsets that this entry commits."""
         self._rows += command.offsets
 
     @staticmethod
     def is_told_by_offsets(half: CommittedRecord) -> bool:
-        """Whether only offsets tell that a set was committed, since it has no messages."""
+        """Return whether a set has no messages, so that only its offsets show that it was committed."""
         return not TransactionSet.decode(half.record.body)[0]
 
     def take_outcome(self, half: CommittedRecord, visible: dict[int, list[CommittedRecord]]) -> int | None:
-        """Take a set's copies out of ``visible``; returns `COMMITTED` if it was committed in this entry, else None."""
+        """Remove a set's copies from ``visible``. Return `COMMITTED` if this entry committed the set, else None."""
         messages, ranges = TransactionSet.decode(half.record.body)
         keys = {props.find(message.properties, props.UNIQUE_KEY) for message in messages}
         copies_of_set = [
@@ -220,7 +220,7 @@ class SetTransactions:
         return COMMITTED
 
     def on_entry_end(self) -> None:
-        """Check that each moved offset of this entry belongs to a transaction."""
+        """Check that each offset that moved in this entry belongs to a transaction."""
         if self._rows:
             raise Violation(f"offsets: {self._rows} moved without a transaction that consumed up to there")
 
@@ -236,7 +236,7 @@ class SetTransactions:
                 raise Violation(f"set: {message} is visible {copies[message.value]} times")
 
     def check_offset(self, node_id: str, offsets: Any) -> None:
-        """Check that a replica's offsets, by group, topic and queue, are the ones that transactions committed."""
+        """Check that a replica has the offsets that transactions committed, by group, topic and queue."""
         offset = offsets.get((_WORKERS, self._workload.topic), {}).get(_INPUT_QUEUE, 0)
         if offset != self._consumed_to:
             raise Violation(
@@ -245,5 +245,5 @@ class SetTransactions:
 
 
 def is_set(half: CommittedRecord) -> bool:
-    """Whether a half message has several messages."""
+    """Return whether a half message contains several messages."""
     return props.TRANSACTION_SET in half.record.properties

@@ -90,14 +90,14 @@ class Transactions(Workload):
         return {"plain": "send", KIND: "stage"}.get(message.kind, "half")
 
     def copies_topic(self, message: SentMessage) -> str | None:
-        """Return the topic that has at most one copy per send: for half messages their own; None for sets."""
+        """Return the topic that has at most one copy per send: `HALF_TOPIC` for half messages, None for sets."""
         return {"plain": message.topic, KIND: None}.get(message.kind, HALF_TOPIC)
 
     def send_flags(self, message: SentMessage) -> int:
         return PREPARED if message.kind == "half" else 0
 
     def on_acknowledged(self, message: SentMessage, response: ClientResponse) -> None:
-        """Run the local transaction, which ends or stays open."""
+        """Run the local transaction of a half message. It is ended, or stays open."""
         if message.kind != "half":
             return
         self._decide(*message.acked[-1])
@@ -192,7 +192,7 @@ class Transactions(Workload):
         self.rng.choice(self.clients).request(node, code, ext, b"", on_response, serialization=self.encoding(code))
 
     def on_broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
-        """Answer a broker that checks back."""
+        """Respond to a check-back with the client's decision, if there is one."""
         if not isinstance(request, CheckTransactionState):
             return
         self.counts["checks"] += 1
@@ -245,7 +245,7 @@ class Transactions(Workload):
             self.counts["discarded forgotten"] += 1
 
     def on_entry_end(self) -> None:
-        """Check that a half message is ended in the same entry as its visible copy."""
+        """Check that a committed half message is ended in the same entry as its visible copy."""
         for offset in sorted(self._end_offsets, key=self._is_told_by_offsets):
             half = self._open.pop(offset, None)
             if half is None:

@@ -63,7 +63,7 @@ class Ends(Protocol):
 
 
 def queue_name(topic: str, queue_id: int | str) -> str:
-    """The name of a queue in the history."""
+    """Return the name of a queue in the history."""
     return f"{topic}/{queue_id}"
 
 
@@ -77,13 +77,13 @@ class SimulatedBrokers(SocketWorld, Protocol):
     dropped_pos: int
 
     def some_node(self, rng: random.Random) -> Node:
-        """The node that a client sends a request to: mostly the leader, if the client knows it."""
+        """Choose the node that gets a client's request: mostly the leader, if there is one."""
 
     def brokers(self) -> list[BrokerProcess]:
-        """The brokers that run."""
+        """Return the broker processes that run."""
 
     def true_ms(self) -> int:
-        """The true time."""
+        """Return the true time, in milliseconds since 1970."""
 
     def trace_line(self, line: str) -> None:
         """Write a log line of a broker or client to the trace."""
@@ -109,7 +109,7 @@ class Workload:
 
     @classmethod
     def adapt(cls, scenario: BrokerScenario) -> BrokerScenario:
-        """The scenario of a run, from the one that was drawn."""
+        """Change the drawn scenario of a run for this workload."""
         return scenario
 
     def __init__(self, cluster: SimulatedBrokers) -> None:
@@ -128,19 +128,19 @@ class Workload:
     # -- for workloads -------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """Broker settings that differ from the defaults of the simulation."""
+        """Return the broker settings that differ from the defaults of the simulation."""
         return {}
 
     def limits(self, base_limits: BrokerLimits) -> BrokerLimits:
-        """The limits of the brokers, from those that were drawn."""
+        """Change the drawn limits of the brokers for this workload."""
         return base_limits
 
     def changed_limits(self) -> AbstractContextManager[None]:
-        """Change production code for as long as this workload runs."""
+        """Return a context manager that changes production code while this workload runs."""
         return nullcontext()
 
     def run_operation(self) -> None:
-        """Do the next operation."""
+        """Begin the next operation of a client."""
         raise AssertionError("the workload has no operations")
 
     def on_commit(self, commit: CommittedRecord) -> None:
@@ -150,13 +150,13 @@ class Workload:
         """Check a committed metadata command."""
 
     def on_entry_end(self) -> None:
-        """Check an entry, after all its records and commands were passed."""
+        """Check an entry, after all its records and commands were checked."""
 
     def on_broker_request(self, connection: Connection, request: Any, body: bytes) -> None:
         """Handle a request that a broker sends to a client."""
 
     def on_log_line(self, node: Node, event: str, values: Mapping[str, object]) -> None:
-        """Take a log line of a broker."""
+        """Handle a log line of a broker."""
 
     def archive_access(self, process: BrokerProcess) -> ArchiveAccess | None:
         """Return a new process's access to the archive; None if it has none."""
@@ -168,27 +168,25 @@ class Workload:
         return False
 
     def on_broker_start(self, process: BrokerProcess) -> None:
-        """Note that a process runs."""
+        """Handle the start of a broker's process."""
 
     def on_broker_exit(self, process: BrokerProcess) -> None:
-        """Note that a process has ended, in whatever way."""
+        """Handle the end of a broker's process, for whatever reason it ended."""
 
     def needed_from(self) -> int:
-        """Physical offset from which the log must be kept."""
+        """Return the physical offset from which on the log must be kept."""
         return 1 << 62
 
     def pending_count(self) -> int:
-        """The number of things that are pending; once clients have stopped, it must fall to 0."""
+        """Return the number of pending things, which must fall to 0 after clients have stopped."""
         return 0
 
     def is_done(self) -> bool:
-        """Whether nothing is pending, once clients have stopped and no replica lacks anything."""
+        """Return whether nothing is pending. It is asked once clients have stopped and replicas have equal logs."""
         return not self.pending_count()
 
     def check_end(self) -> None:
-        """Raises `Violation` unless every promise was kept, as far as clients can observe it, and nothing was stored
-        more often than it was sent.
-        """
+        """Check that clients saw no broken promise, and that nothing is stored more often than it was sent."""
         for message in self.ledger.messages.values():
             if (topic := self.copies_topic(message)) is not None:
                 self.ledger.check_copies(topic, message)
@@ -238,7 +236,7 @@ class Workload:
         self.cluster.trace_line(f"client {event.p} {event.type} {event.f} {event.k} {event.v} {event.o} {event.err}")
 
     def history_lines(self) -> bytes:
-        """The history as JSON, a line per event."""
+        """Return the history as lines of JSON, one per event."""
         return msgspec.json.Encoder().encode_lines(self.history)
 
     # -- sending -------------------------------------------------------------------------------------------------------
@@ -255,7 +253,7 @@ class Workload:
         return self.ledger.new(kind, self.topic, nbytes, own | properties, self.cluster.now, **details)
 
     def operation(self, message: SentMessage) -> str | None:
-        """The name of a send in the history; None for a send that no consumer reads."""
+        """Return the name of a send in the history; None for a message that no consumer reads."""
         return "send" if message.topic == self.topic else None
 
     def copies_topic(self, message: SentMessage) -> str | None:
@@ -263,7 +261,7 @@ class Workload:
         return message.topic
 
     def begin_send(self, message: SentMessage, **fields: Any) -> Ends:
-        """Record that a client begins to send a message. Call the result when the client knows how that ended."""
+        """Record that a client begins to send a message. Call the returned function with the outcome."""
         name, worker, value = self.operation(message), Worker(self.recording), str(message.value)
         if name is None:
             return lambda response, location=None: None
@@ -287,9 +285,7 @@ class Workload:
         return ends
 
     def send(self, message: SentMessage, attempt: int = 1, ends: Ends | None = None) -> None:
-        """Send a message, to the leader or to any other replica; again if the outcome is unknown, or if it was
-        refused.
-        """
+        """Send a message to any replica, mostly the leader. After a failure, it is at times sent again."""
         code = RequestCode.SEND_MESSAGE_V2
         own = {props.UNIQUE_KEY: f"U{message.value}", **message.properties}
         ext = self.send_fields(message.topic, own, sys_flag=self.send_flags(message))
@@ -328,9 +324,7 @@ class Workload:
         properties: dict[str, str],
         on_batch: Callable[[ResponseOrLoss], None],
     ) -> None:
-        """Send messages as one request, under either of its codes; ``own`` gives the properties of each besides its
-        unique key, ``properties`` are those of the request.
-        """
+        """Send messages as one request. ``own`` gives each one's properties, ``properties`` are of the request."""
         code = self.rng.choice((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
         ext = self.send_fields(self.topic, properties, batch=True)
         body = encode_batch(
@@ -355,13 +349,13 @@ class Workload:
         self.request(code, ext, body, on_response)
 
     def request(self, code: int, ext: dict[str, Any] | None, body: bytes, on_response: OnResponse | None) -> None:
-        """Send a request of some client to some replica."""
+        """Send a request from some client to some replica."""
         self.rng.choice(self.clients).request(
             self.cluster.some_node(self.rng), code, ext, body, on_response, serialization=self.encoding(code)
         )
 
     def send_fields(self, topic: str, properties: dict[str, str], **other: Any) -> dict[str, str]:
-        """The header of a plain message to a random queue of its topic; ``other`` fields of `SendExt` differ."""
+        """Return the header of a plain send to a random queue; ``other`` replaces fields of `SendExt`."""
         fields: dict[str, Any] = {
             "default_topic": AUTO_CREATE_TEMPLATE,
             "default_topic_queue_nums": self.queues,
@@ -374,7 +368,7 @@ class Workload:
         return ext.fields()
 
     def topic_fields(self, **other: Any) -> dict[str, Any]:
-        """The header of the request that creates the topic; ``other`` fields by their names on the wire."""
+        """Return the header of a request that creates the topic; ``other`` adds fields by their names on the wire."""
         queues = {"readQueueNums": self.queues, "writeQueueNums": self.queues}
         return {"topic": self.topic, "defaultTopic": AUTO_CREATE_TEMPLATE, **queues, "perm": 6, **other}
 
@@ -384,7 +378,7 @@ class Workload:
         self.clients[0].request(self.cluster.some_node(self.rng), code, ext, b"", on_response)
 
     def send_flags(self, message: SentMessage) -> int:
-        """The sys_flag of a message."""
+        """Return the sys_flag of a message."""
         return 0
 
     def check_acknowledgement(self, message: SentMessage, offset: int, position: int) -> None:
@@ -395,7 +389,7 @@ class Workload:
         """Act on an acknowledged message."""
 
     def count_delay(self, what: str, seconds: float) -> None:
-        """Record by how many seconds something happened after its due time."""
+        """Count an event by how many seconds it happened after its due time."""
         self.counts[what] += 1
         bucket = next((limit for limit in _LATENESS_MS if seconds * 1000 <= limit), None)
         self.counts[f"{what}, within {bucket} ms" if bucket else f"{what}, later"] += 1
@@ -442,20 +436,20 @@ class Workload:
         reader.ok("seek", k=queue, o=offset)
 
     def check_next(self, topic: str, queue_id: int, offset: int, record: StoredMessage) -> None:
-        """Check a record that a reader got where it continues in a queue."""
+        """Check that a reader got the committed record at the offset where it continues."""
         if record.queue_offset != offset:
             raise Violation(f"poll-skip: {record.queue_offset} was read where {offset} was requested")
         self.ledger.read(topic, queue_id, record)
 
     @property
     def has_read_all(self) -> bool:
-        """Whether consumers have got everything."""
+        """Whether consumers have read everything."""
         return all(self._read_to[queue_id] == self.ledger.end(self.topic, queue_id) for queue_id in range(self.queues))
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def has_whole_queues(self, process: BrokerProcess) -> bool:
-        """Whether the files of all consume queues are intact; damage is restored from the log from then on."""
+        """Return whether all consume queue files are intact. A broker restores a file after damage is read."""
         process.queues.forget_blocks()
         whole = True
         for topic, queue_id in self.ledger.queues:
@@ -471,7 +465,7 @@ class Workload:
         return whole
 
     def check_replicas(self, processes: list[BrokerProcess]) -> None:
-        """Check that the derived state of replicas is the same everywhere, and matches the log."""
+        """Check that the derived state of all replicas is the same, and matches the log."""
         states: dict[bytes, str] = {}
         for process in processes:
             for (topic, queue_id), records in self.ledger.queues.items():

@@ -23,7 +23,7 @@ STALL_SECONDS_MIN, STALL_SECONDS_MAX = 0.01, 30.0
 
 
 def draw_busy_host(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario:
-    """The scenario of ``seed``; the same for ever as long as the schedules are the same."""
+    """Draw the scenario of ``seed``, which stays the same as long as the schedules are the same."""
     rng = random.Random(f"{seed} busy host")
     nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((3, 3, 3, 5))))
     link_quality = LinkQuality(latency_seconds_min=0.0005, latency_seconds_max=rng.choice((0.001, 0.01)))

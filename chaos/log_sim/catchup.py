@@ -21,7 +21,7 @@ _STEP_SECONDS_MAX = 0.02
 
 
 class CatchUp:
-    """All offers and pulls of a cluster; ``pulls`` are in progress, ``finish_count`` counts completed ones."""
+    """All transfers of log files in a cluster. ``pulls`` are in progress, ``finish_count`` counts completed ones."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster

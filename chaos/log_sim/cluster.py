@@ -38,7 +38,7 @@ _PATIENCES_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The result of a run; ``digest`` is equal for equal runs, ``broke`` describes the first broken promise.
+    """The result of a run. ``digest`` is equal for equal runs, ``broke`` describes the first broken promise.
 
     ``injected`` and ``effective`` are the numbers of faults by kind: all, and the ones that changed anything. ``asked``
     and ``happened`` are the numbers of evaluations and triggers of the points of `Buggify`.
@@ -65,7 +65,7 @@ class RunResult:
 
 
 class Cluster:
-    """The simulated group of a scenario; ``new_process`` starts the processes on its machines.
+    """The simulated group of a scenario. ``new_process`` starts the processes on its machines.
 
     Args:
         core_class: the core under test.
@@ -127,7 +127,7 @@ class Cluster:
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Run both parts. Raises `Violation` or `AssertionError` if something breaks."""
+        """Run both parts, with faults and without. Raises `Violation` or `AssertionError` for a broken promise."""
         scenario = self.scenario
         for node in self.nodes.values():
             self.start(node)
@@ -156,7 +156,7 @@ class Cluster:
             process.check_durable()
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
-        """Run ``event`` at that time."""
+        """Run ``event`` at ``time``, in simulated seconds."""
         self._event_count += 1
         heapq.heappush(self._heap, (time, self._event_count, event, arguments))
 
@@ -193,7 +193,7 @@ class Cluster:
         self.catch_up.offer(process, peer)
 
     def flip_derived(self, node: Node, place: float) -> bool:
-        """Flip a bit in a derived file of a node; returns whether there was one. Here is none."""
+        """Flip a bit in a derived file of a node. Return whether the node has one; here it has none."""
         return False
 
     def on_election(self, node: Node, term: int) -> None:
@@ -219,7 +219,7 @@ class Cluster:
     # -- events ------------------------------------------------------------------------------------------------
 
     def on(self, node: Node, what: str, step: Callable[[], object]) -> None:
-        """Run a step in the node's process, now or when it is resumed; the end of a turn follows."""
+        """Run a step in the node's process, now or when the node is resumed, and end the turn."""
         if (calls := self.paused.get(node.node_id)) is not None:
             process = node.process
             calls.append(lambda: self.on(node, what, step) if node.process is process else None)
@@ -326,7 +326,7 @@ class Cluster:
             self.nemesis.strike(fault)
 
     def start(self, node: Node) -> None:
-        """Start the node's process, now or, if its disk fails, some time later."""
+        """Start the node's process. If its disk fails, start it some time later."""
         if (error := node.start()) is None:
             self._wakes.pop(node.node_id, None)
             if node.repair is not None:
@@ -344,7 +344,7 @@ class Cluster:
             self.start(node)
 
     def look_for_damage(self, node: Node, pos: int) -> None:
-        """Reopen the node's log so that everything is read: a read failed at ``pos``, or a scrub found damage."""
+        """Restart the node so that it verifies its whole log: a read failed at ``pos``, or a scrub found damage."""
         if node.process is None:
             return
         node.process.record_damage(pos)
@@ -359,7 +359,7 @@ class Cluster:
         self.restart(node)
 
     def repair_fails(self, node: Node, error: SegmentError) -> None:
-        """End the repair of a node whose disk fails."""
+        """End the repair of a node because its disk fails, and start the node later."""
         self._check_refusal(node, error)
         self.trace_event(f"{node.node_id} gives its repair up: {error}")
         node.kill(power_cut=False)
@@ -463,7 +463,7 @@ class Cluster:
                         raise Violation(f"agreement: segment {name} of {node.node_id} differs from that of {first[0]}")
 
     def outcome(self, broke: str | None) -> RunResult:
-        """The result of the run so far."""
+        """Return the result of the run so far."""
         terms = max((node.process.core.term for node in self.nodes.values() if node.process is not None), default=0)
         return RunResult(
             seed=self.scenario.seed,
@@ -490,12 +490,12 @@ def simulate(
     core_class: type[RaftCore] = RaftCore,
     trace: Callable[[str], object] | None = None,
 ) -> RunResult:
-    """Run a scenario; a broken promise ends it and is in the outcome."""
+    """Run a scenario. A broken promise ends the run and is in the result."""
     return outcome_of(Cluster(scenario, core_class, trace))
 
 
 def outcome_of(cluster: Cluster) -> RunResult:
-    """Run a cluster; a broken promise ends it and is in the outcome."""
+    """Run a cluster. A broken promise ends the run and is in the result."""
     try:
         cluster.run()
     except Exception as broken:

@@ -1,4 +1,4 @@
-"""Frames that a faulty peer or an attacker could send: well-formed, and to be refused in any state."""
+"""Forges frames as an attacker could: they are well-formed, and every node must refuse them in any state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CRC_AT, _PAYLOAD_AT = 8, 12
 
 
 def forge(frame: bytes, rng: random.Random) -> bytearray | None:
-    """Copy a frame with a term that no election can reach, with valid checksums; None if the frame has no term."""
+    """Copy a frame with valid checksums and a term that no election can reach; None if the frame has no term."""
     ((kind, payload),), _ = frames.split_frames(memoryview(frame))
     term = rng.choice(_IMPLAUSIBLE_TERMS)
     copy = bytearray(frame)

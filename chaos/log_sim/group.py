@@ -1,4 +1,4 @@
-"""The group of nodes, as the code that injects faults, damages and repairs sees it."""
+"""The interface of a simulated group for code that injects faults and repairs logs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Group(World, Protocol):
     is_healed: bool
 
     def at(self, time: float, event: Callable[..., object], *arguments: object) -> None:
-        """Run ``event`` at that time."""
+        """Run ``event`` at ``time``, in simulated seconds."""
 
     def on(self, node: Node, what: str, step: Callable[[], object]) -> None:
-        """Run a step in the node's process, now or when it is resumed; the end of a turn follows."""
+        """Run a step in the node's process, now or when the node is resumed, and end the turn."""
 
     def trace_event(self, line: str) -> None:
         """Add a line to the trace."""
@@ -45,10 +45,10 @@ class Group(World, Protocol):
         """Stop a process cleanly and start the next one, unless it has ended already."""
 
     def look_for_damage(self, node: Node, pos: int) -> None:
-        """Reopen the node's log so that everything is read: a read failed at ``pos``, or a scrub found damage."""
+        """Restart the node so that it verifies its whole log: a read failed at ``pos``, or a scrub found damage."""
 
     def repair_fails(self, node: Node, error: SegmentError) -> None:
-        """End the repair of a node whose disk fails."""
+        """End the repair of a node because its disk fails, and start the node later."""
 
     def flip_derived(self, node: Node, place: float) -> bool:
-        """Flip a bit in a derived file of a node; returns whether there was one."""
+        """Flip a bit in a derived file of a node. Return whether the node has one."""

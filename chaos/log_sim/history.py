@@ -46,7 +46,7 @@ Holders = Callable[[int, bytes], frozenset[NodeId]]
 
 
 class History:
-    """Observes a group from outside; every method raises `Violation` when it gets something impossible.
+    """Records what a group promises. Every method raises `Violation` if its arguments break a promise.
 
     Args:
         holders: looks at the disks.
@@ -71,28 +71,28 @@ class History:
     # -- clients -----------------------------------------------------------------------------------------------
 
     def begin_append(self, value: int) -> None:
-        """Note that a client begins to append ``value``, which it does once."""
+        """Record that a client begins to append ``value``, which it does once."""
         assert value not in self._appends, f"value {value} is asked for a second time"
         self._appends[value] = _Append(self.acked_index)
 
     def refuse(self, value: int) -> None:
-        """Note that a client was told that ``value`` was not appended and never will be."""
+        """Record that a client was told that ``value`` was not appended and never will be."""
         self._appends[value].refused = True
         self.refusals += 1
 
     def acknowledge(self, value: int, index: int) -> None:
-        """Check ``value``, which a client was told is committed at ``index``."""
+        """Check that ``value``, which was acknowledged to a client at ``index``, is committed there."""
         if self._index_of.get(value) != index:
             raise Violation(f"{value} was acknowledged at {index}, but is committed at {self._index_of.get(value)}")
         self.acked[index] = value
         self.acked_index = max(self.acked_index, index)
 
     def read_floor(self) -> int:
-        """The index that a read beginning now must see at least."""
+        """Return the index up to which a read that begins now must see all entries."""
         return max(self.acked_index, self._read_index)
 
     def read(self, node: NodeId, floor: int, index: int) -> None:
-        """Check a read: began when ``floor`` was required, answered by ``node`` with everything up to ``index``."""
+        """Check a read that ``node`` answered with all entries up to ``index``; ``floor`` was required."""
         self.reads += 1
         if index < floor:
             raise Violation(f"stale read: {node} answers with entries up to {index}; expected: {floor}")
@@ -117,7 +117,7 @@ class History:
             raise Violation(f"leader completeness: {node} leads term {term} with the chain {chain}, not with {newest}")
 
     def check_vote(self, voter: NodeId, term: int, candidate: NodeId, disk: HardState) -> None:
-        """Check that a node votes once per term, and sends the vote only once it is on disk."""
+        """Check that a node votes once per term, and that its vote is on disk when it is sent."""
         first = self._votes.setdefault((term, voter), candidate)
         if first != candidate:
             raise Violation(f"vote: {voter} voted for {first} and for {candidate} in term {term}")

@@ -1,4 +1,4 @@
-"""Carries out a schedule, and records which faults took effect: a fault without effect tests nothing."""
+"""Injects the faults of a schedule, and counts those that took effect: a fault without effect tests nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _has_sent_everything(leader: RaftCore, peer: NodeId) -> bool:
 
 
 class Nemesis:
-    """Injects faults. ``injected`` and ``effective`` hold their numbers by class name."""
+    """Injects faults. ``injected`` and ``effective`` count them by class name."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
@@ -74,14 +74,14 @@ class Nemesis:
         return node_id in self._faulty_disks
 
     def strike(self, fault: Fault) -> None:
-        """Inject a fault."""
+        """Inject a fault, and count whether it took effect."""
         name = type(fault).__name__
         self.injected[name] += 1
         if self._carry_out(fault):
             self.effective[name] += 1
 
     def on_election(self, node: Node) -> None:
-        """Ambush a node that was elected, if that is planned."""
+        """Schedule a fault for a node that was elected, if `HitNewLeaders` is in effect."""
         ambush, cluster = self._ambush, self._cluster
         if ambush is None or cluster.is_healed:
             return
@@ -101,7 +101,7 @@ class Nemesis:
             step()
 
     def end(self, node: Node, *, power_cut: bool) -> bool:
-        """Kill a node's process, which some of the others learn soon; returns False if it did not run."""
+        """Kill a node's process, and soon tell some other nodes. Return False if the process did not run."""
         cluster = self._cluster
         if node.process is None:
             if power_cut:

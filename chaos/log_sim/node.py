@@ -28,7 +28,7 @@ DIRECTORY = "/log"
 
 
 class Process(Protocol):
-    """A process that runs on a node, as the simulation sees it; see `chaos.log_sim.process.LogProcess`."""
+    """The interface of a process on a node for the simulation; see `chaos.log_sim.process.LogProcess`."""
 
     node: Node
     node_id: NodeId
@@ -38,7 +38,7 @@ class Process(Protocol):
     writer: SimWriter
 
     def archive_end(self) -> Base | None:
-        """The end of the log's archived part, as the leader offers it."""
+        """Return the end of the log's archived part, which the leader offers to other nodes."""
 
     def read_archived(self, archive_end: Base, pos: int, nbytes: int, then: Callable[[bytes | None], None], /) -> bool:
         """Begin to read archived bytes for a new replica; returns False if there is no archive."""
@@ -50,16 +50,16 @@ class Process(Protocol):
         """Prepare for a clean stop of the process."""
 
     def on_exit(self, *, power_cut: bool) -> None:
-        """Note that the process has ended, in whatever way."""
+        """Handle the end of the process, for whatever reason it ended."""
 
     def next_wake(self) -> float:
-        """The latest simulated time at which the process needs a turn."""
+        """Return the latest simulated time at which the process needs a turn."""
 
     def pump(self) -> None:
-        """End a turn, and check the invariants between turns."""
+        """End a turn and check the invariants that must hold between turns."""
 
     def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
-        """Handle a frame from the network; returns False when the bytes are not a frame."""
+        """Handle a frame from the network. Return False if the bytes are not a frame."""
 
     def propose(self, values: Sequence[int], nbytes: int) -> None:
         """Append entries for clients."""
@@ -68,19 +68,19 @@ class Process(Protocol):
         """Read as a client does."""
 
     def snapshot(self) -> bytes | None:
-        """The snapshot for a node that starts at the log's base; None while there is none."""
+        """Return the snapshot for a node that starts at the log's base; None while there is none."""
 
     def vouches_for(self, index: int, data: bytes) -> bool:
-        """Whether the log takes this very entry for durable."""
+        """Return whether the log considers exactly this entry durable."""
 
     def range_for(self, pos: int, nbytes: int) -> bytes | None:
-        """Bytes of the log for a peer that fetches all of it; None when this node will never have them."""
+        """Return bytes of the log for a peer that fetches all of it; None if this node will never have them."""
 
     def drop_files(self, share: float, floor: int) -> bool:
-        """Drop the start of the log, at most up to the entry ``floor``; returns whether anything was dropped."""
+        """Drop the start of the log, at most up to the entry ``floor``. Return whether anything was dropped."""
 
     def record_damage(self, pos: int) -> None:
-        """Make the next start verify everything, since something is unreadable."""
+        """Make the next start verify the whole log, because the byte at ``pos`` is unreadable."""
 
     def check_durable(self) -> None:
         """Raise `Violation` if the log takes bytes for durable that are in the cache only."""
@@ -98,17 +98,17 @@ class World(Protocol):
         """Run ``step`` in the node's process, unless it has ended by then."""
 
     def process_ends(self, node: Node, error: Exception) -> None:
-        """End a node's failed process."""
+        """End a node's process, which failed with ``error``."""
 
     def offer_files(self, process: Process, peer: NodeId) -> None:
-        """Offer files to ``peer``, which needs them from the leading node."""
+        """Offer the leader's log files to ``peer``, which needs them."""
 
     def on_election(self, node: Node, term: int) -> None:
-        """Note that the node was elected."""
+        """Handle the election of a node in ``term``."""
 
 
 class NewProcess(Protocol):
-    """Starts a process on a node. Raises SegmentError: the log cannot be opened."""
+    """Starts a process on a node. Raises SegmentError if the log cannot be opened."""
 
     def __call__(
         self, node: Node, world: World, scenario: Scenario, rng: random.Random, core_class: type[RaftCore], /
@@ -213,7 +213,7 @@ class Node:
         repair.finish()
 
     def kill(self, *, power_cut: bool) -> None:
-        """Kill the process; with a power cut, the machine stops, too."""
+        """Kill the process. With ``power_cut``, the machine loses power, too."""
         process, self.process = self.process, None
         self.repair = None
         self.wake()
@@ -243,11 +243,11 @@ class Node:
     # -- time --------------------------------------------------------------------------------------------------
 
     def clock(self) -> float:
-        """The node's time, which drives its timers."""
+        """Return the node's time in seconds, which drives its timers."""
         return self._world.now * self._clock_rate + self._clock_ahead
 
     def monotonic(self) -> float:
-        """The seconds of the clock without suspended time, like Linux's monotonic clock."""
+        """Return the seconds of `clock` without suspended time, like Linux's monotonic clock."""
         return self.clock() - self._suspended_seconds
 
     def suspend(self) -> None:
@@ -256,41 +256,41 @@ class Node:
             self._suspended_at = self.clock()
 
     def wake(self) -> None:
-        """Let the machine run, whether it was suspended or not."""
+        """Let the machine run again if it was suspended."""
         if self._suspended_at is not None:
             self._suspended_seconds += self.clock() - self._suspended_at
             self._suspended_at = None
 
     def leap(self, seconds: float) -> None:
-        """Let the clock jump ahead."""
+        """Put the clock ahead by ``seconds``."""
         self._clock_ahead += seconds
 
     def world_time(self, local: float) -> float:
-        """The simulated time at which the node's clock will show ``local``."""
+        """Return the simulated time at which the node's clock will show ``local``."""
         return (local - self._clock_ahead) / self._clock_rate + 1e-6
 
     def disk_latency(self) -> float:
-        """Seconds that the next write takes."""
+        """Draw the seconds that the next write takes."""
         return self._rng.uniform(0.0, self.disk_seconds_max)
 
     # -- the disk, as after a power cut --------------------------------------------------------------------------------
 
     def holds(self, pos: int, data: bytes) -> bool:
-        """Whether ``data`` is durable at a physical offset of the log."""
+        """Return whether ``data`` is durable at the physical offset ``pos`` of the log."""
         if any(pos <= flip < pos + len(data) for flip in self.flips):
             return True  # it was, before the disk forgot
         start = pos - pos % self._scenario.segment_bytes
         return self.disk.durable(f"{DIRECTORY}/{start:020d}", pos - start, len(data)) == data
 
     def hard_state(self) -> HardState:
-        """Term and vote that are durable."""
+        """Return the term and the vote that are durable."""
         state = self._meta()
         if state is None:
             return HardState()
         return HardState(state.term, None if state.voted_for is None else NodeId(state.voted_for))
 
     def marked_pos(self) -> int:
-        """The position up to which the disk itself records the log as durable."""
+        """Return the position up to which the disk itself records the log as durable."""
         state = self._meta()
         return 0 if state is None else state.durable_pos
 

@@ -42,7 +42,7 @@ FORGED_SHARE = 0.01
 
 
 class LogProcess:
-    """One start of a node: opens the log, builds the replica, and is its application and transport.
+    """One start of a node. It opens the log, builds the replica, and is the replica's application and transport.
 
     Raises:
         SegmentError: the log cannot be opened.
@@ -128,17 +128,15 @@ class LogProcess:
         self._forgeries = random.Random(f"forged frames for {node.node_id}")
 
     def archive_end(self) -> Base | None:
-        """The end of the log's archived part, as the leader offers it; see `raftlog.node.Hosted`."""
+        """Return the end of the log's archived part, which the leader offers; see `raftlog.node.Hosted`."""
         return None
 
     def read_archived(self, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]) -> bool:
-        """Begin to read bytes of a closed file from the archive; returns False without an archive. ``on_read``
-        gets None if that failed.
-        """
+        """Begin to read archived bytes. Return False without an archive; ``on_read`` gets None if the read fails."""
         return False
 
     def next_wake(self) -> float:
-        """The latest simulated time at which the process needs a turn."""
+        """Return the latest simulated time at which the process needs a turn."""
         return self.node.world_time(self.replica.next_deadline() + self.node.clock() - self.clock())
 
     # -- for other applications ----------------------------------------------------------------------------------------
@@ -175,10 +173,10 @@ class LogProcess:
         """Prepare for a clean stop of the process."""
 
     def on_exit(self, *, power_cut: bool) -> None:
-        """Note that the process has ended, in whatever way."""
+        """Handle the end of the process, for whatever reason it ended."""
 
     def snapshot(self) -> bytes | None:
-        """The snapshot for a node that starts at the log's base; None while there is none."""
+        """Return the snapshot for a node that starts at the log's base; None while there is none."""
         return b"%d" % self.replica.applied_index
 
     def _end_turn(self) -> None:
@@ -201,7 +199,7 @@ class LogProcess:
     # -- turns -------------------------------------------------------------------------------------------------
 
     def receive(self, source: NodeId, data: bytearray, *, garbled: bool) -> bool:
-        """Handle a frame from the network; returns False when the bytes are not a frame."""
+        """Handle a frame from the network. Return False if the bytes are not a frame."""
         if not garbled and self._forgeries.random() < FORGED_SHARE:
             self._expect_refusal(source, bytes(data))
         try:
@@ -256,7 +254,7 @@ class LogProcess:
                 self._appends[index] = value
 
     def read(self) -> None:
-        """Read as a client does: the state applied at the response must include everything required at the request."""
+        """Read as a client does: the state at the response must include all that was required at the request."""
         history = self._world.history
         floor = history.read_floor()
 
@@ -267,7 +265,7 @@ class LogProcess:
         self.replica.read(on_confirm)
 
     def vouches_for(self, index: int, data: bytes) -> bool:
-        """Whether the log takes this very entry for durable."""
+        """Return whether the log considers exactly this entry durable."""
         log = self.log
         if self.node.flips or not log.base[0] < index <= log.durable_index:
             return False
@@ -275,7 +273,7 @@ class LogProcess:
         return log.chain_at(LogIndex(index)) == chain
 
     def range_for(self, pos: int, nbytes: int) -> bytes | None:
-        """Bytes of the log for a peer that fetches all of it, as far as they are on disk and known to be committed.
+        """Return durable bytes of the log that are known to be committed, for a peer that fetches the whole log.
 
         None when this node will never have them, empty when it may have them later.
         """
@@ -288,7 +286,7 @@ class LogProcess:
         return log.pread(pos, end - pos) if end > pos else b""
 
     def drop_files(self, share: float, floor: int) -> bool:
-        """Drop the start of the log, at most up to the entry ``floor``; returns whether anything was dropped."""
+        """Drop the start of the log, at most up to the entry ``floor``. Return whether anything was dropped."""
         log = self.log
         floor = min(floor, self.replica.applied_index, self.node.checkpoint, log.durable_index - 1)
         files = [s.start for s in log.segments() if s.start > log.base_pos and s.first_index <= floor + 1]
@@ -298,7 +296,7 @@ class LogProcess:
         return self.replica.drop_prefix(files[int(share * (len(files) - 1))], b"early" if share > 0.5 else None)
 
     def record_damage(self, pos: int) -> None:
-        """Make the next start verify everything, since something is unreadable."""
+        """Make the next start verify the whole log, because the byte at ``pos`` is unreadable."""
         self.log.set_note(DAMAGED, b"%d" % pos)
         self.log.submit(self.log.last_ticket + 1)
 
@@ -312,7 +310,7 @@ class LogProcess:
         self._world.later(self.node, DISK_POLL_SECONDS, self.watch_disk)
 
     def pump(self) -> None:
-        """End a turn, and check the invariants between turns."""
+        """End a turn and check the invariants that must hold between turns."""
         replica, core, log = self.replica, self.core, self.log
         self._end_turn()
         self._turns += 1

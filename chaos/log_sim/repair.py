@@ -19,14 +19,14 @@ _PIECES = (60, 1000, 1 << 30)
 
 
 class Repairs:
-    """All repairs of a cluster; ``finish_count`` is the number of completed ones."""
+    """Runs all repairs of a cluster. ``finish_count`` counts completed ones."""
 
     def __init__(self, cluster: Group) -> None:
         self._cluster = cluster
         self.finish_count = 0
 
     def begin(self, node: Node, repair: Repair) -> None:
-        """Begin to repair a node whose start found damage."""
+        """Begin to repair the log of a node whose start found damage."""
         cluster = self._cluster
         cluster.trace_event(f"{node.node_id} repairs {repair.missing}")
         cluster.at(cluster.now + 0.01, self._step, node, _Talk(repair, cluster.now))

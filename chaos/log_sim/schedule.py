@@ -53,7 +53,7 @@ SAFETY_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run: ``faults`` are pairs of a time and a fault, in order of time.
+    """One run. ``faults`` are pairs of a time and a fault, in order of time.
 
     The group begins with ``nodes``; ``spares`` run, too, and have not joined. ``priorities`` has one for each of both.
     ``streams`` says how frames travel (`chaos.network`), ``limits`` how small buffers and steps are. In a ``steady``
@@ -83,7 +83,7 @@ class Scenario:
 
 
 def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario:
-    """The scenario of ``seed``; the same for ever as long as this module is the same."""
+    """Draw the scenario of ``seed``, which stays the same as long as this module is the same."""
     rng = random.Random(seed)
     nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 3, 3, 5, 5))))
     hunted = rng.random() < 0.4
@@ -179,7 +179,7 @@ def draw_scenario(seed: int, safety_seconds: float = SAFETY_SECONDS) -> Scenario
 def draw_config(
     rng: random.Random, *, hunted: bool, uncommitted_bytes_max: tuple[int, ...] = (500, 64 * 1024 * 1024)
 ) -> CoreConfig:
-    """Draw the settings of a group; ``hunted`` means that its leaders are hit soon."""
+    """Draw the settings of a group. With ``hunted``, leaders are hit soon after their election."""
     patience = 0.3 if hunted else rng.choice((0.3, 0.5, 1.5))
     # One entry per message: only so do entries of an older term travel without the one that opens the new term.
     append_bytes_max = rng.choice((1, 1, 1, 150) if hunted else (1, 150, 1000, 256 * 1024))
@@ -210,7 +210,7 @@ def _soften_crash(fault: Fault, victim: NodeId) -> Fault:
 
 
 def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Event]:
-    """Draw drops of log files on random nodes."""
+    """Draw times at which random nodes drop log files."""
     faults: list[Event] = []
     at = rng.uniform(0.5, 2.0)
     while at < seconds:
@@ -294,7 +294,7 @@ Event = tuple[float, Fault]
 def draw_faults(
     rng: random.Random, nodes: Sequence[NodeId], kinds: Sequence[str], calm: LinkQuality, seconds: float
 ) -> list[Event]:
-    """Draw periods of up to three seconds, a quarter of them without faults; a period may leave its damage behind."""
+    """Draw periods of up to three seconds, a quarter of them without faults. Damage may outlast its period."""
     faults: list[Event] = []
     start = rng.uniform(0.0, 2.0)
     while kinds and start < seconds:
@@ -393,14 +393,14 @@ def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, st
 
 
 def bit_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Event]:
-    """Draw bit flips of old entries on the disks of a minority; no other fault makes a node read them."""
+    """Draw bit flips of old entries on the disks of a minority. No other fault makes a node read them."""
     victims = nodes[1 : 1 + (len(nodes) - 1) // 2]
     times = [rng.uniform(1.0, seconds) for _ in range(rng.randint(3, 20))] if victims else []
     return [(at, BitFlip(rng.choice(victims), rng.uniform(0.1, 0.9))) for at in sorted(times)]
 
 
 def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[Event]:
-    """Draw bit flips of consume queue files, on any machine: while its broker runs or is down for a moment."""
+    """Draw bit flips of consume queue files, while the broker runs or is down for a moment."""
     faults: list[Event] = []
     for _ in range(rng.randint(2, 6)):
         at, node = rng.uniform(1.0, seconds - 1.0), rng.choice(nodes)

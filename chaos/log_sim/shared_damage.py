@@ -1,4 +1,4 @@
-"""Damage of the same age on all nodes, so that no node has a log that the others could simply copy."""
+"""Damages the logs of all nodes at once, so that no node has a log that the others could simply copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BEHIND = 2
 
 
 def damage_all(cluster: Group, fault: SharedDamage, rng: random.Random) -> bool:
-    """Flip bits as ``fault`` says, and make every node verify its log; returns whether there was an entry for it.
+    """Flip bits as ``fault`` says, and make each node verify its log. Return False if that is not possible yet.
 
     Only while all nodes run and nothing else was ever damaged: then it is known which bytes are intact somewhere.
     """

@@ -92,7 +92,7 @@ class SimWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether something submitted is not durable yet."""
+        """Whether a submitted write is not durable yet."""
         return bool(self._batch or self._queue)
 
     def start(self, store: Store) -> None:

@@ -58,7 +58,7 @@ class PatchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of hunting a bug. ``seeds``: the number needed, from 0 on, to detect ``how``; None if not found.
+    """The result of a search for a bug. ``seeds`` counts the seeds up to the one that showed ``how``; None: not found.
 
     ``seconds``: the length of faults in each run; None for the usual one.
     """
@@ -88,29 +88,29 @@ def what(name: str) -> str:
 
 
 def workload(name: str) -> str:
-    """The workload that should find a bug, or `UNIT_TEST`."""
+    """Return the workload that should find a bug, or `UNIT_TEST`."""
     second = (PATCHES / f"{name}.patch").read_text().splitlines()[1]
     return UNIT_TEST if second.startswith(_TEST) else second.removeprefix("Workload: ") or LOG
 
 
 def unit_test(name: str) -> str:
-    """The test that finds a bug without a workload, as pytest names it."""
+    """Return the test that finds a bug without a workload, as pytest names it."""
     return (PATCHES / f"{name}.patch").read_text().splitlines()[1].removeprefix(_TEST)
 
 
 def is_of_clients(name: str) -> bool:
-    """Whether a bug is in the client library, or in proxies or filter servers, which are clients of brokers."""
+    """Return whether a bug is in the client library, a proxy or a filter server, which are clients of brokers."""
     text = (PATCHES / f"{name}.patch").read_text()
     return any(f"\n+++ b/mq/{package}/" in text for package in ("client", "proxy", "filter_server"))
 
 
 def compiled_packages(name: str, patches: Path = PATCHES) -> list[str]:
-    """Packages with Cython sources that the patch changes, by path; empty for a bug in Python."""
+    """Return the packages whose Cython sources the patch changes, by path; empty for a bug in Python."""
     return sorted(set(_CYTHON.findall((patches / f"{name}.patch").read_text())))
 
 
 def changed_files(name: str, patches: Path = PATCHES) -> list[str]:
-    """The files that a patch changes."""
+    """Return the paths of the files that a patch changes."""
     return _CHANGED.findall((patches / f"{name}.patch").read_text())
 
 
@@ -168,13 +168,13 @@ def _environment(name: str, directory: Path) -> dict[str, str]:
 
 
 def finding_seeds(path: Path = FINDING_SEEDS) -> dict[str, FindingRun]:
-    """The noted runs by name of the bug."""
+    """Read the noted runs, by name of the bug."""
     lines = (line.split() for line in path.read_text().splitlines())
     return {name: FindingRun(int(seed), *map(float, seconds)) for name, seed, *seconds in lines}
 
 
 def write_finding_seeds(findings: Sequence[Finding], path: Path = FINDING_SEEDS) -> None:
-    """Note the runs that found these bugs; other bugs keep theirs, and runs of former bugs are deleted."""
+    """Write the runs that found these bugs. Other bugs keep theirs; runs of former bugs are deleted."""
     new_runs = {
         each.name: FindingRun(each.seeds - 1, each.seconds)
         for each in findings
@@ -226,7 +226,7 @@ def hunt(
 
 
 class BugSearches:
-    """Hunt several bugs at once, each hunter with an interpreter of its own; a context manager that ends them."""
+    """Hunts several bugs at once, each in an interpreter of its own. A context manager that ends the interpreters."""
 
     def __init__(self, count: int) -> None:
         self._own = threading.local()
@@ -305,7 +305,7 @@ def _without_project() -> list[str]:
 
 
 def table(findings: Sequence[Finding], seeds_max: int) -> str:
-    """Write a page with the findings."""
+    """Return a page with the findings."""
     seed_counts = [finding.seeds for finding in findings if finding.seeds is not None]
     lines = [
         "# Planted bugs",
@@ -333,7 +333,7 @@ def table(findings: Sequence[Finding], seeds_max: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Hunt the bugs named; returns 1 if one was not found or its patch does not apply."""
+    """Hunt the named bugs. Return 1 if a bug was not found or a patch does not apply, else 0."""
     parser = argparse.ArgumentParser(prog="python -m chaos.planted", description="Find planted mistakes.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which; all by default")
     parser.add_argument("--seeds", type=int, default=SEEDS_MAX, metavar="N", help="give up after so many")

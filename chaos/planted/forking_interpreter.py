@@ -52,7 +52,7 @@ _importers: dict[str, set[str]] = {}
 
 
 class WarmPython:
-    """Runs modules one after the other, each in a process of its own; a context manager.
+    """Runs modules one after the other, each in a forked process. A context manager.
 
     Args:
         project: where the modules of this project are imported from, in the given environment. None: each run imports
@@ -96,7 +96,7 @@ class WarmPython:
             )
 
     def close(self) -> None:
-        """End the interpreter. Nothing happens at a second call."""
+        """End the interpreter. A second call does nothing."""
         self._server.communicate()
 
     def __enter__(self) -> Self:
