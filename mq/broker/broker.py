@@ -1,4 +1,4 @@
-"""One broker: the application of its replica, and the connections of its clients.
+"""One broker: applies the entries of its replica's log, and serves the connections of its clients.
 
 `Broker` is synchronous: the reactor calls it for input and at the end of each turn, timers call it periodically. The
 services for client requests are in `mq.broker.services`, the process in `mq.broker.server`.
@@ -65,7 +65,7 @@ _UNUSABLE = (RecordError, CommandUnknown, RunInvalid, NameRefused, UnicodeDecode
 
 
 class Broker:
-    """State and behaviour of one broker process.
+    """Applies the replicated log, and serves clients, in one broker process.
 
     Args:
         environment: of the process.
@@ -114,7 +114,7 @@ class Broker:
         self._last_checkpoint: PendingCheckpoint | None = None
 
     def attach(self, replica: Replica) -> None:
-        """Set the replica whose application this broker is; called before anything else."""
+        """Set the replica whose log this broker applies. Call it before anything else."""
         self._replica = replica
         self._reads = LinearizableReads(replica.read, self._clock, self._limits.net.reads_waiting_max)
         self._applied_index = replica.applied_index
@@ -158,13 +158,11 @@ class Broker:
         self.services.on_stop()  # only now: a reply without its client is sent to other replicas
 
     def confirm(self, on_known: Callable[[bool], None]) -> None:
-        """Call back with whether all committed entries are applied here, which a leader must confirm."""
+        """Call ``on_known`` with whether this replica has applied all committed entries, as a leader has to confirm."""
         self._reads.read(on_known)
 
     def wait_for_transfer(self) -> bool:
-        """Whether to wait for a leadership transfer; requests one if another replica could lead. Call until it returns
-        False.
-        """
+        """Request a leadership transfer if possible, and return whether to wait for it. Call this until it is False."""
         core = self._replica.core
         if not self._replica.is_leader:
             # The new leader is known from its first message on; then clients can find it.
@@ -175,7 +173,7 @@ class Broker:
         return True
 
     def has_unsent_replies(self) -> bool:
-        """Whether replies, or requests to the leader, are still unsent."""
+        """Return whether responses, or requests to the leader, wait to be sent."""
         return self.services.has_unsent_replies() or self.connections.has_unsent_replies()
 
     def _connection_closed(self, connection: ClientConnection) -> None:
@@ -209,7 +207,7 @@ class Broker:
             self.services.on_new_messages(self._store.take_new_entries())
 
     def role_changed(self, change: RoleChange) -> None:
-        """Resign when another replica leads; a new leader waits until its first entry is committed."""
+        """Stop leading if another replica leads. A new leader waits until its first entry is committed."""
         fields: dict[str, object] = {}
         self._elections += change.role is Role.LEADER
         if (cause := change.cause) is not None:
@@ -230,11 +228,13 @@ class Broker:
         self._reads.try_again()
 
     def outcome_unknown(self, first_index: LogIndex) -> None:
-        """Called when leadership was lost with entries in flight: close the connections of their senders."""
+        """Close the connections of clients whose entries were in flight, from ``first_index`` on, at the end of
+        leadership.
+        """
         self.appender.outcome_unknown(first_index)
 
     def end_turn(self) -> None:
-        """Process the input of this turn; called before sockets are flushed."""
+        """Process the input of this turn. Called before sockets are flushed."""
         self._replica.pump()
         for end_turn in self.services.end_turns:
             end_turn()
@@ -244,7 +244,7 @@ class Broker:
             self.connections.drop_slow_readers()
 
     def check_invariants(self) -> None:
-        """Assert what holds between two turns in the state of this broker; slow, for tests."""
+        """Assert the invariants of this broker's state between two turns, for tests: slow."""
         self._metadata.check_invariants()
         self._store.check_invariants()
         self.appender.check_invariants()
@@ -355,7 +355,7 @@ class Broker:
     # -- timers ------------------------------------------------------------------------------------------------------
 
     def periodic(self) -> Sequence[Periodic]:
-        """All actions that a timer calls while the broker runs."""
+        """Return all actions that a timer calls while the broker runs."""
         upkeep = self._limits.upkeep
         return (
             Periodic(
@@ -374,25 +374,25 @@ class Broker:
         )
 
     def tasks(self) -> Sequence[Task]:
-        """The tasks that run as long as the broker runs."""
+        """Return the tasks that run as long as the broker runs."""
         return self.slow_responses.run, *self.services.tasks
 
     def try_again(self) -> None:
-        """Retry failed reads, and resume clients that have read their replies."""
+        """Retry failed reads, and resume clients that have read their responses."""
         self.connections.resume_readers()
         self._reads.try_again()
 
     def record_delay(self, seconds: float) -> None:
-        """Note that the event loop was blocked for ``seconds``."""
+        """Record that the event loop was blocked for ``seconds``."""
         self._lateness.add(seconds, self._clock())
 
     def announce_again(self) -> None:
-        """Replicate again the facts about this leader that a full disk kept out of the log."""
+        """Replicate this leader's facts about itself again, if a full disk kept them out of the log."""
         if self.appender.is_open:
             self._announce()
 
     def flush_queues(self) -> None:
-        """Write a part of the consume queues to their files, and drop entries whose messages the log has deleted."""
+        """Write some of the consume queues to their files, and drop entries whose messages were deleted."""
         now = self._clock()
         calls = max(1, round((now - self._flushed_at) / self._limits.upkeep.flush_queues_seconds))
         self._flushed_at = now
@@ -404,7 +404,7 @@ class Broker:
             self._log.error("queues_not_flushed", error=str(error))
 
     def prepare_checkpoint(self) -> PendingCheckpoint | None:
-        """Begin a checkpoint of what has been applied.
+        """Begin a checkpoint of the applied state.
 
         None if this replica's disk does not have all of it yet, or if nothing was applied since the last one. An idle
         broker writes its last one twice if retention waits for that: the one before it still needs older files.
@@ -430,7 +430,7 @@ class Broker:
         return self._last_checkpoint
 
     def snapshot(self) -> tuple[LogIndex, Callable[[], bytes]] | None:
-        """The state for a replica that gets the log only from a later entry on.
+        """Capture the state for a replica that gets only later entries of the log.
 
         Returns the index of that entry and a function that encodes the snapshot; it is slow and may run in a worker
         thread. None while metadata is ahead of the queues, which is the case for a while after loading such a snapshot.
@@ -452,7 +452,7 @@ class Broker:
     # -- name servers ------------------------------------------------------------------------------------------------
 
     def registration(self, topics: Collection[str] | None) -> Registration:
-        """The route entry of this replica: id 0 while it leads, else its own id.
+        """Return this replica's entry in the route: its broker id is 0 while it leads, else its own.
 
         Contains these topics if only they changed, or all for None. A deletion also sends all topics, since the name
         server drops those that are missing.

@@ -1,4 +1,4 @@
-"""The connections of all clients: limited in number and memory, and closed when they are idle or stalled."""
+"""Tracks all client connections, limits their number and memory, and closes idle and stalled ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raftlog import SniffingSocket, TlsSocket, Unsent
 
 
 class ClientConnections:
-    """All connections, which are iterated in order of arrival, so that simulations are deterministic.
+    """Tracks all client connections. Iterates over them in order of arrival, so that simulations are deterministic.
 
     Args:
         environment: of the process.
@@ -68,7 +68,7 @@ class ClientConnections:
         return iter(self._open)
 
     def accept(self, sock: socket.socket, requests: RequestTable) -> None:
-        """Serve a new connection, whose requests ``requests`` handles; close it if there are too many."""
+        """Serve a new connection with ``requests``, or close it if there are too many."""
         if len(self._open) >= self._settings.connections_max:
             self._refuse(sock, "too_many_connections", self._settings.connections_max)
             return
@@ -131,33 +131,33 @@ class ClientConnections:
 
     @property
     def open_requests(self) -> int:
-        """The number of requests of the broker that clients have not answered yet."""
+        """The number of requests of the broker to which clients have not responded yet."""
         return len(self._client_requests)
 
     def expire_requests(self) -> None:
-        """Time out requests of the broker that clients have not answered."""
+        """Time out requests of the broker to which clients have not responded."""
         self._client_requests.expire()
 
     @property
     def kept_waiting(self) -> int:
-        """The number of clients that are paused until they have read replies."""
+        """The number of clients that are paused until they have read responses."""
         return self._unread.kept_waiting
 
     def resume_readers(self) -> None:
-        """Resume clients that have read their replies; called several times a second."""
+        """Resume clients that have read their responses. Call it several times a second."""
         self._unread.resume_readers()
 
     def drop_slow_readers(self) -> None:
-        """Drop the clients with most unread replies; called if the unread replies of all clients exceed the limit."""
+        """Drop the clients with the most unread responses. Called if those of all clients exceed the limit."""
         assert self.unsent.nbytes > self.unsent_bytes_max, f"{self.unsent.nbytes} bytes of replies are unsent"
         self._unread.drop_some()
 
     def close_stalled(self) -> None:
-        """Drop clients whose requests stay incomplete; see `PartialRequests`."""
+        """Close connections whose requests stay incomplete for too long; see `PartialRequests`."""
         self._partial_requests.close_stalled(self._clock())
 
     def close_idle(self) -> None:
-        """Close connections that were silent since the last call, unless they belong to a replica.
+        """Close connections that were silent since the last call, except those of replicas.
 
         One that holds a pull, or held one at the last call, is not silent: its client has just got the answer.
         """
@@ -172,11 +172,11 @@ class ClientConnections:
             connection.close("broker stops")
 
     def has_unsent_replies(self) -> bool:
-        """Whether replies to some client wait for the kernel."""
+        """Return whether responses to any client wait to be sent."""
         return any(connection.waiting_bytes for connection in self._open)
 
     def check_invariants(self) -> None:
-        """Assert what holds between two turns; slow, for tests."""
+        """Assert the invariants that hold between two turns, for tests: slow."""
         self._client_requests.check_invariants()
         self._unread.check_invariants()
         peers = [connection.peer for connection in self._open if connection.closed]
@@ -185,7 +185,7 @@ class ClientConnections:
         assert count <= count_max, f"{count} connections; maximum: {count_max}"
 
     def counters(self) -> dict[str, int]:
-        """Counters for metrics and runtime information."""
+        """Return counters for metrics and runtime information."""
         return {
             "connections": len(self._open),
             "connections_refused": self._refusals,

@@ -1,4 +1,4 @@
-"""The dependencies of a broker's services: everything that more than one of them needs, by name."""
+"""The objects that more than one service of a broker needs, by name."""
 
 from __future__ import annotations
 
@@ -43,15 +43,13 @@ MessageSource = SegmentLog | TieredLog
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since the epoch, by the clock of this machine."""
+    """Return milliseconds since the epoch, by this machine's clock."""
     return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveAccess:
-    """The reader of the archive: it fetches blocks, runs jobs in worker threads, and counts the cached bytes on the
-    disk.
-    """
+    """Reads the archive: fetches blocks, runs jobs in worker threads, and counts the bytes cached on disk."""
 
     fetch: Fetch
     in_background: Callable[[Job], None]
@@ -60,7 +58,7 @@ class ArchiveAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The clocks, randomness and threads that the process provides to a broker; simulated in a simulation.
+    """The clocks, randomness and threads that the process provides to a broker. A simulation provides simulated ones.
 
     Attributes:
         store_ip: the address in message ids: IPv4, or IPv6 on a host without it.
@@ -115,7 +113,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerContext:
-    """The objects that the services of one broker share.
+    """The objects that all services of one broker share.
 
     Attributes:
         address, replica_address: where clients, and other replicas, reach this broker's client port.
@@ -174,61 +172,61 @@ class BrokerContext:
 
     @property
     def rng(self) -> random.Random:
-        """Randomness."""
+        """The random number generator."""
         return self.environment.rng
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Monotonic seconds."""
+        """The monotonic clock, in seconds."""
         return self.environment.clock
 
     @property
     def ageing_clock(self) -> Callable[[], float]:
-        """The clock for the age of transactions; a test kit puts it ahead."""
+        """The clock for the age of transactions. A test kit sets it ahead."""
         return self.environment.ageing_clock or self.environment.clock
 
     @property
     def wall_clock_ms(self) -> Callable[[], int]:
-        """Milliseconds since the epoch; may go back."""
+        """The wall clock, in milliseconds since the epoch. It may go back."""
         return self.environment.wall_clock_ms
 
     @property
     def log(self) -> Log:
-        """The operators' log; the replicated log is ``replica.log``."""
+        """The operators' log. The replicated log is ``replica.log``."""
         return self.environment.log
 
     @property
     def tiered_log(self) -> TieredLog | None:
-        """``records``, if a part of the log may be only in the archive; else None."""
+        """``records`` if a part of the log may be only in the archive, else None."""
         return self.records if isinstance(self.records, TieredLog) else None
 
     def client_id(self, connection: ClientConnection, group: str) -> str | None:
-        """The client id of the connection's client in a consumer group; None if it is unknown.
+        """Return the client id of a connection in a consumer group; None if it is unknown.
 
         For a forwarded request, the forwarding replica has supplied it.
         """
         return connection.client_id or self.clients.client_id(connection, group)
 
     def data_version(self) -> DataVersion:
-        """The version of topics and groups that name servers and tools compare."""
+        """Return the version of topics and groups, which name servers and tools compare."""
         return self.metadata.topics_version(self.replica.core.term)
 
     def disk_used(self) -> float:
-        """The used fraction of the disk, 0 to 1."""
+        """Return the used fraction of the disk, 0 to 1."""
         return disk_used(self.settings.data_dir)
 
     def members(self) -> Collection[str]:
-        """Names of all members of the group, voters or not."""
+        """Return the node ids of all members of the group, voters or not."""
         conf = self.replica.core.conf
         return {*conf.voters, *conf.outgoing, *conf.learners}
 
     def leader_address(self) -> str | None:
-        """The client address of another replica that leads, if it is known."""
+        """Return the leader's client address; None if it is unknown or this replica leads."""
         core = self.replica.core
         return None if core.leader_id in (None, core.node_id) else self.metadata.replicas.get(core.leader_id)
 
     def other_replicas(self) -> list[str]:
-        """The client addresses of the other members of the group, as far as they are known."""
+        """Return the known client addresses of the other members of the group."""
         others = {*self.members()} - {self.replica.core.node_id}
         return [address for node_id, address in self.metadata.replicas.items() if node_id in others]
 
@@ -250,7 +248,7 @@ def broker_context(
     refilled_pos: Callable[[], PhysicalOffset | None],
     counters: Callable[[], dict[str, int]],
 ) -> BrokerContext:
-    """The context of a broker, with the write path built."""
+    """Build the context of a broker, with its write path."""
     address = settings.advertise or settings.listen
     client_port = parse_address(address)[1]
     store_host = encode_host(environment.store_ip, client_port)

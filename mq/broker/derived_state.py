@@ -1,4 +1,4 @@
-"""The state that a broker derives from its log, on disk: opened when it starts, and written again from time to time."""
+"""Loads the state on disk that a broker derives from its log, and writes checkpoints of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GATHER_PAUSE_SECONDS = 0.005
 
 
 def open_derived(settings: BrokerSettings, segment_log: SegmentLog, log: Log) -> OpenedStore:
-    """The stored state derived from this log; empty if it belongs to another one. Raises StartRefused."""
+    """Load the stored state, or an empty one if it belongs to another log. Raises StartRefused."""
     directory = str(settings.data_dir)
     bounds = LogBounds(
         base_index=segment_log.base[0],
@@ -61,7 +61,7 @@ def open_derived(settings: BrokerSettings, segment_log: SegmentLog, log: Log) ->
 
 
 def restored_metadata(settings: BrokerSettings, checkpoint: Checkpoint, limits: BrokerLimits) -> Metadata:
-    """Restore the metadata of a checkpoint. Raises StartRefused."""
+    """Restore the metadata in a checkpoint. Raises StartRefused."""
     metadata = Metadata(limits=limits.state)
     try:
         metadata.restore(checkpoint.state)
@@ -71,7 +71,7 @@ def restored_metadata(settings: BrokerSettings, checkpoint: Checkpoint, limits: 
 
 
 async def checkpoint_forever(seconds: float, queues: QueueStore, broker: Broker, log: Log) -> None:
-    """Write checkpoints, the more rarely the more queues there are, until cancelled."""
+    """Write checkpoints until cancelled, less often if there are many queues."""
     while True:
         await trio.sleep(seconds_between_checkpoints(seconds, len(queues)))
         try:
@@ -85,7 +85,7 @@ async def checkpoint_forever(seconds: float, queues: QueueStore, broker: Broker,
 
 
 def checkpoint_last(broker: Broker, log: Log) -> None:
-    """Write a checkpoint before the process ends."""
+    """Write a last checkpoint before the process ends."""
     try:
         if (checkpoint := broker.prepare_checkpoint()) is not None:
             while checkpoint.gather():

@@ -1,4 +1,4 @@
-"""Limits of a broker on memory, answers and waiting times, which no operator has to set.
+"""Limits of a broker on memory, responses and waiting times, which no operator has to set.
 
 `BrokerLimits` is a value: the broker gets it when it is built, and each service reads its part then. Production uses
 the defaults. `TEST_MIN` has the smallest values with which a broker still serves everybody, so that a simulation meets
@@ -35,7 +35,7 @@ class NetLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """Limits of requests that wait because their user or topic has a quota."""
+    """Limits of requests that a quota of their user or topic delays."""
 
     delay_seconds_max: float = 1.0
     """A send waits this long at most, then it is refused. Stock clients wait for 3 s, with all attempts together."""
@@ -46,7 +46,7 @@ class QuotaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeLimits:
-    """Limits of pulls, offsets, queue locks and group members."""
+    """Limits of pulls, offsets, queue locks and members of groups."""
 
     unread_bytes_max: int = 4 * 1024 * 1024
     """A client with this many bytes of unsent replies gets no further messages before it has read some; also of
@@ -154,9 +154,7 @@ class BulkLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLimits:
-    """Limits of the replicated state. All replicas of a group must have the same: each applies them to the same
-    commands.
-    """
+    """Limits of the replicated state. They must be the same on all replicas, which apply them to the same commands."""
 
     topics_max: int = 50_000
     groups_max: int = 10_000
@@ -281,7 +279,7 @@ class ArchiveLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerLimits:
-    """All limits of a broker, in groups."""
+    """All limits of a broker, grouped by feature."""
 
     net: NetLimits = field(default_factory=NetLimits)
     quota: QuotaLimits = field(default_factory=QuotaLimits)

@@ -1,4 +1,4 @@
-"""The part of the log that the broker itself still needs: messages that it has to deliver later.
+"""Finds the part of the log that the broker itself still needs, because it has to deliver messages later.
 
 They wait in internal queues for their due time or the end of their transaction, or they are popped and may stay
 unacknowledged; so retention keeps them until the disk is full. Which ones they are is replicated state, and their
@@ -41,7 +41,7 @@ class RetentionFloor:
         self._places: dict[tuple[tuple[str, int], QueueOffset], PhysicalOffset] = {}
 
     def first_pos(self) -> PhysicalOffset:
-        """Physical offset of the oldest waiting message, NOTHING without any.
+        """Return the physical offset of the oldest message to deliver; NOTHING without one.
 
         It may be below the beginning of the log while the queues are not updated after a deletion. Takes up to a few
         milliseconds, and the first time a read for each queue. Raises StoreError, OSError.
@@ -85,7 +85,7 @@ class RetentionFloor:
 
 
 class KeptMessages:
-    """Finds the oldest message of all compacted topics. Caches a place for each of their queues."""
+    """Finds the oldest message of all compacted topics. Caches where each of their queues begins in the log."""
 
     def __init__(self, metadata: Metadata, store: QueueStore) -> None:
         self._metadata = metadata
@@ -93,7 +93,7 @@ class KeptMessages:
         self._places: dict[tuple[tuple[str, int], QueueOffset], PhysicalOffset] = {}
 
     def first_pos(self) -> PhysicalOffset:
-        """Physical offset of the oldest message of these topics, NOTHING without any. Raises StoreError, OSError."""
+        """Return the physical offset of their oldest message; NOTHING without one. Raises StoreError, OSError."""
         earlier_places, self._places = self._places, {}
         if self._metadata.format_level.level < LEVEL_OF_COMPACTION:
             return NOTHING

@@ -1,4 +1,4 @@
-"""Loads the security files that settings name: accounts, certificates, and keys for name servers."""
+"""Loads the security files named in the settings: accounts, certificates, and keys for name servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mq.protocol.access.plain_acl import AclFileInvalid
 
 
 class StartRefused(Exception):
-    """The broker cannot start with this setup; the message says what is wrong, and where. No file was changed.
+    """The broker cannot start with this setup. The text says what is wrong, and where. No file was changed.
 
     ``may_pass``: the same start may succeed later, since a port, a name, a disk or another process was in the way.
     """
@@ -27,7 +27,7 @@ class StartRefused(Exception):
 
 
 def access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
-    """Load the accounts of clients; None without ``acl_file``: clients have full access. Raises StartRefused."""
+    """Load the accounts of clients; None without ``acl_file``, so that all have full access. Raises StartRefused."""
     if settings.acl_file is None:
         if not is_loopback(settings.listen_address[0]):
             reason = "everybody who reaches this address has full access: see acl_file"
@@ -42,7 +42,7 @@ def access_control(settings: BrokerSettings, log: Log) -> AccessControl | None:
 
 
 def certificate(settings: BrokerSettings, log: Log) -> Certificate | None:
-    """The broker's certificate; None if it has no use for one. Raises StartRefused."""
+    """Load the broker's certificate; None if it does not use one. Raises StartRefused."""
     if settings.tls_certificate is None or settings.tls_key is None:
         return None
     if settings.tls_mode == settings.tls_replication == "disabled":
@@ -54,7 +54,7 @@ def certificate(settings: BrokerSettings, log: Log) -> Certificate | None:
 
 
 def namesrv_tls(settings: BrokerSettings) -> ssl.SSLContext | None:
-    """The context for connections to name servers; None without TLS. Raises StartRefused."""
+    """Make the TLS context for connections to name servers; None without TLS. Raises StartRefused."""
     if not settings.tls_namesrv:
         return None
     try:
@@ -64,12 +64,12 @@ def namesrv_tls(settings: BrokerSettings) -> ssl.SSLContext | None:
 
 
 def read_credentials(path: Path | None) -> Credentials | None:
-    """The keys for name servers with accounts; None without a file. Raises CredentialsInvalid, OSError."""
+    """Read the keys for name servers with accounts; None without a file. Raises CredentialsInvalid, OSError."""
     return None if path is None else Credentials.from_file(path)
 
 
 def check_credentials(path: Path | None) -> None:
-    """Try to read the keys, so that a mistake is found at the start. Raises StartRefused."""
+    """Try to read the keys, so that an error in the file stops the start. Raises StartRefused."""
     try:
         read_credentials(path)
     except CredentialsInvalid as error:

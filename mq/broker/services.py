@@ -1,4 +1,4 @@
-"""All features of a broker, built from the `BrokerContext`, and the routing of requests to them.
+"""Builds all features of a broker from the `BrokerContext`, and routes requests and events to them.
 
 To add a feature, write a class that derives from `mq.broker.net.service.Service` in the package of its layer, and add
 it here: to the method that builds its package, and to the returned list. No other code has to change.
@@ -113,7 +113,7 @@ T = TypeVar("T")
 
 
 class Services:
-    """The services of one broker.
+    """Holds the services of one broker, and routes requests and events to them.
 
     Attributes:
         requests: the current request table.
@@ -379,12 +379,12 @@ class Services:
     # -- calls from the broker -----------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Called when this replica leads and has applied everything that earlier leaders committed."""
+        """Tell all services that this replica leads, and has applied everything that earlier leaders committed."""
         for service in self._services:
             service.lead()
 
     def resign(self) -> None:
-        """Called when this replica stops leading: services discard the leader's state.
+        """Tell all services to discard the leader's state, since this replica stops leading.
 
         The forwarder comes first: it then forwards the requests that other services hand back to the new leader.
         """
@@ -402,7 +402,7 @@ class Services:
             service.role_changed(change)
 
     def members_changed(self, index: LogIndex, conf: ConfState, connections: Iterable[ClientConnection]) -> None:
-        """Tell all services that the entry at ``index``, which changes the members of the group, was applied."""
+        """Tell all services that entry ``index``, which changes the members of the group, was applied."""
         for service in self._services:
             service.members_changed(index, conf, connections)
 
@@ -422,12 +422,12 @@ class Services:
             consumer_group_changed(group)
 
     def topic_deleted(self, topic: str) -> None:
-        """Tell all services that a topic was deleted, here and on every replica at this position of the log."""
+        """Tell all services that a topic was deleted by the log entry being applied, as on every replica."""
         for service in self._services:
             service.topic_deleted(topic)
 
     def on_new_messages(self, queues: Iterable[tuple[str, int, bytearray]]) -> None:
-        """Tell services that queues got messages: topic, queue id, and the new entries of the consume queue."""
+        """Tell services which queues got messages: topic, queue id and new queue entries of each."""
         for topic, queue_id, entries in queues:
             for handle in self._message_watchers:
                 handle(topic, queue_id, entries)
@@ -438,36 +438,36 @@ class Services:
             service.settings_changed(settings)
 
     def filter_servers(self) -> list[str]:
-        """Addresses of the filter servers of this broker, for its route."""
+        """Return the addresses of this broker's filter servers, for its route."""
         return self._filter_servers.addresses()
 
     def has_unsent_replies(self) -> bool:
-        """Whether requests of clients still wait in a service for their answers."""
+        """Return whether requests of clients wait in a service for their responses."""
         return any(has_unsent_replies() for has_unsent_replies in self._have_unsent_replies)
 
     def check_invariants(self) -> None:
-        """Assert what holds between two turns in the state of each service; slow, for tests."""
+        """Assert the invariants of each service between two turns, for tests: slow."""
         for service in self._services:
             service.check_invariants()
 
     def on_stop(self) -> None:
-        """Tell all services that the broker stops, and has closed the connections of its clients."""
+        """Tell all services that the broker stops. Call it after the connections of clients were closed."""
         for service in self._services:
             service.on_stop()
 
     def counters(self) -> dict[str, int]:
-        """Counters of all services, by name; those with one name are added."""
+        """Return the counters of all services by name, with those of the same name added up."""
         sums: Counter[str] = Counter()
         for service in self._services:
             sums.update(service.counters())
         return dict(sums)
 
     def serve_as_leader(self) -> None:
-        """Serve all requests here."""
+        """Serve all requests on this replica from now on."""
         self.requests.serve_as_leader()
 
     def serve_as_follower(self) -> None:
-        """Forward requests that need the leader."""
+        """Forward requests that need the leader from now on."""
         self.requests.serve_as_follower(self.forwarder.handle)
 
     def _peer_tls(self) -> ssl.SSLContext | None:

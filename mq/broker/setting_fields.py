@@ -29,7 +29,7 @@ MESSAGE_BYTES_LIMIT = FRAME_BYTES_MAX - 4 - HEADER_BYTES_MAX
 
 
 def parse_address_list(text: str) -> list[Address]:
-    """Addresses from ``HOST:PORT;...``. Raises ValueError."""
+    """Parse addresses in the form ``HOST:PORT;...``. Raises ValueError."""
     return [parse_address(part) for part in text.split(";") if part.strip()]
 
 
@@ -69,7 +69,7 @@ class PlaceInGroup(SettingGroup):
 
 
 class RaftSettings(SettingGroup):
-    """The part that a replica takes in its group: elections, leases, and what it writes to the log."""
+    """The role of a replica in its group: elections, leases, and what it writes to the log."""
 
     why_fixed: ClassVar[str] = "elections and the log are set up with it"
 
@@ -369,9 +369,7 @@ class ArchiveSettings(SettingGroup):
 
 
 class ChangeableSettings(SettingGroup):
-    """The settings that an operator may change until the broker restarts; the others never change while it runs. See
-    `mq.broker.admin.broker_config`.
-    """
+    """The settings that an operator may change until the broker restarts; see `mq.broker.admin.broker_config`."""
 
     auto_create_topics: bool = Field(True, description="create a topic when the first message is sent to it")
     retention_hours: float = Field(

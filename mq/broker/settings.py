@@ -1,4 +1,4 @@
-"""Settings of one broker process; `mq.settings` reads them."""
+"""The settings of one broker process, which `mq.settings` reads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ GROUP_MAX = 9
 
 
 def parse_peers(peers: str) -> dict[str, Address]:
-    """Ids and replication addresses from ``ID@HOST:PORT,...``. Raises ValueError."""
+    """Parse node ids and replication addresses in the form ``ID@HOST:PORT,...``. Raises ValueError."""
     members: dict[str, Address] = {}
     for part in peers.replace(";", ",").split(","):
         name, separator, address = part.strip().partition("@")
@@ -57,7 +57,7 @@ def parse_peers(peers: str) -> dict[str, Address]:
 
 
 def derived_identity(cluster: str, group: str) -> str:
-    """The default identity of a group's log."""
+    """Return the default identity of a group's log."""
     return uuid.uuid5(uuid.NAMESPACE_DNS, f"{cluster}/{group}").hex
 
 
@@ -75,7 +75,7 @@ class BrokerSettings(
     PlaceInGroup,
     ProcessSettings,
 ):
-    """All settings of a broker, and the checks that concern several groups.
+    """All settings of a broker. Checks also those that depend on each other across groups.
 
     The fields of the last base come first.
     """
@@ -139,7 +139,7 @@ class BrokerSettings(
         return segment_bytes - 65536 - ENTRY_OVERHEAD_BYTES
 
     def with_segment_bytes(self, segment_bytes: int) -> Self:
-        """A copy of these settings with the log file size of the directory or group.
+        """Return a copy of these settings with the log file size of the directory or the group.
 
         If ``message_bytes_max`` is not set, it is lowered to what such a file has room for.
 
@@ -163,22 +163,22 @@ class BrokerSettings(
 
     @property
     def has_archive_retention(self) -> bool:
-        """Whether files are deleted in the archive some day."""
+        """Whether archived files are deleted after some time or above some size."""
         return self.archive_retention_hours is not None or self.archive_retention_bytes is not None
 
     @property
     def has_tiers(self) -> bool:
-        """Whether archived messages are read from the archive after their files were deleted locally."""
+        """Whether this broker serves archived messages after their local files were deleted."""
         return self.local_retention_hours is not None or self.local_retention_bytes is not None
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
-        """Delays of levels 1, 2, and so on, in milliseconds."""
+        """The delays of levels 1, 2 and so on, in milliseconds."""
         return parse_levels(self.delay_levels)
 
     @property
     def members(self) -> dict[str, Address]:
-        """Ids and replication addresses of the group's founding members; empty for a node that joins later."""
+        """The replication addresses of the group's founding members by node id; empty for a node that joins later."""
         return {} if self.joins_group else parse_peers(self.peers)
 
     @property
@@ -188,7 +188,7 @@ class BrokerSettings(
 
     @property
     def admin_network_list(self) -> list[Network]:
-        """Networks, besides this host, from which the group may be changed."""
+        """The networks, besides this host, from which the group may be changed."""
         return parse_networks(self.admin_networks)
 
     @property
@@ -198,17 +198,17 @@ class BrokerSettings(
 
     @property
     def disk_pause_ratio(self) -> float:
-        """Disk use at which a follower accepts no more entries."""
+        """The used fraction of the disk above which a follower accepts no more entries."""
         return max(0.95, (1 + self.disk_full_ratio) / 2)
 
     @property
     def log_dir(self) -> Path:
-        """Directory of the replicated log; derived files are next to it."""
+        """The directory of the replicated log. Derived files are next to it."""
         return self.data_dir / LOG_DIRECTORY
 
     @property
     def secret_path(self) -> Path:
-        """Path of the group's secret."""
+        """The path of the group's secret."""
         return self.data_dir / FILE_NAME if self.secret_file is None else self.secret_file
 
     @property
@@ -218,7 +218,7 @@ class BrokerSettings(
 
     @property
     def metrics_address(self) -> Address | None:
-        """Address for scrapes of metrics; None to disable them."""
+        """The address for scrapes of metrics; None to disable them."""
         if self.metrics_listen is not None:
             return parse_metrics_address(self.metrics_listen)
         return metrics_address_beside(self.listen_address)
