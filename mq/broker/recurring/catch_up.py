@@ -15,7 +15,7 @@ ON_TIME_MS: Final = 60_000
 
 
 class Tick(NamedTuple):
-    """The decision on ticks up to ``settled_ms``: send that at ``due_ms`` unless None, and skip ``skip_count`` others."""
+    """The decision on ticks up to ``settled_ms``: send that at ``due_ms`` unless None, and skip ``skip_count``."""
 
     due_ms: int | None
     settled_ms: int

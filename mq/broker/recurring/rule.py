@@ -116,7 +116,7 @@ def rule_of(definition: ScheduleDefinition) -> Rule:
 
 
 def next_due(rule: Rule, definition: ScheduleDefinition, settled_ms: int) -> int | None:
-    """Return a schedule's first tick after ``settled_ms`` within its start and end, None without. Raises RuleInvalid."""
+    """Return a schedule's first tick after ``settled_ms`` within its start and end, else None. Raises RuleInvalid."""
     due_ms = rule.next_after(max(settled_ms, definition.start_ms - 1))
     assert due_ms is None or due_ms > settled_ms, f"a tick at {due_ms} is due again, all up to {settled_ms} are done"
     return due_ms if due_ms is not None and not 0 < definition.end_ms <= due_ms else None

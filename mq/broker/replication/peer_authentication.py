@@ -133,7 +133,7 @@ class PeerAuthentication(Service):
         return call.response()
 
     def admit(self, connection: ClientConnection, identity: str) -> None:
-        """Raise RequestRefused unless the connection is another replica of this group and the request is for this log."""
+        """Raise RequestRefused unless the connection is another replica of this group, and asks for this log."""
         proof = connection.authentication
         if not connection.trusted or not isinstance(proof, _ProvenPeer) or not self._is_valid(proof.secret_id):
             connection.trusted = False

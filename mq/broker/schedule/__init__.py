@@ -1,1 +1,1 @@
-"""Messages with a delay level or a delivery time: placement, delivery and recall."""
+"""Messages with a delay level or a delivery time: where they wait, how they are delivered and recalled."""

@@ -1,4 +1,4 @@
-"""The meaning of delay levels: the delay of each, by the setting `delay_levels`, and which of them have queues.
+"""Delay levels: the delay of each, from the setting `delay_levels`, and which of them have a queue.
 
 Only levels with the default delay have queues of their own: so each queue is ordered by due time, whatever the settings
 are or were. Messages of other levels wait as timers.
@@ -17,25 +17,25 @@ _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 
 
 class DelayLevels:
-    """The levels of one broker; the first one is 1. ``levels_ms`` are their delays in milliseconds."""
+    """The delay levels of one broker, from 1. ``levels_ms`` are their delays in milliseconds."""
 
     def __init__(self, levels_ms: Sequence[int]) -> None:
         self._levels_ms: Final = levels_ms
 
     def cap(self, level: int) -> int:
-        """The level itself, or the last one if it is higher."""
+        """Return the level, or the highest one if it is above that."""
         return min(level, len(self._levels_ms))
 
     def delay_ms(self, level: int) -> int:
-        """Milliseconds that a message of this level waits."""
+        """Return for how many milliseconds a message of this level waits."""
         return self._levels_ms[level - 1]
 
     def has_queue(self, level: int) -> bool:
-        """Whether messages of this level wait in a queue of the schedule topic; if not, they wait as timers."""
+        """Whether messages of this level wait in a queue of the schedule topic. Otherwise they wait as timers."""
         return level <= LEVEL_MAX and self._levels_ms[level - 1] == DELAY_LEVELS_MS[level - 1]
 
     def wait_ms(self, properties: Mapping[str, str]) -> int | None:
-        """Milliseconds that a stored message was to wait; None if it was to be delivered at a time, or does not say."""
+        """Return the delay of a stored message in milliseconds; None if it has a delivery time, or no delay."""
         for name, unit_ms in ((props.DELAY, 0), (props.TIMER_DELAY_SEC, 1000), (props.TIMER_DELAY_MS, 1)):
             if (text := properties.get(name)) is not None:
                 if _NUMBER.fullmatch(text) is None or int(text) < 0:

@@ -1,4 +1,4 @@
-"""Moves waiting messages to where consumers see them: each copy enters the log together with its mark.
+"""Copies due messages to where consumers see them. Each copy enters the log together with the mark of its original.
 
 Theory of operation. A *source* provides the next due message, the record to copy it to, and the commands that mark it
 as moved. Records and commands of a few messages enter the log in one entry. After any failure either all of them exist
@@ -50,7 +50,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Due(NamedTuple, Generic[K]):
-    """A due message: its queue and its offset.
+    """A due message, with its queue and its offset there.
 
     Without a queue there is nothing to copy, and the message is only marked: the log has deleted it, or it is not
     wanted.
@@ -67,10 +67,10 @@ Moves = list[tuple[Due[K], InternalRecord | None]]
 
 
 class Source(Protocol[K]):
-    """Supplies the due messages of one feature to `Delivery`, and the commands that mark them as done."""
+    """Yields the due messages of one feature to `Delivery`, and makes the commands that mark them as done."""
 
     def restart(self) -> None:
-        """Restart from the applied state: all moves in flight have ended, and not all of them are stored."""
+        """Start again from the applied state. No move is in flight any more, and some were not stored."""
 
     def due(self, now_ms: int) -> Generator[Due[K], int | None]:
         """Yield the messages that are due at ``now_ms``, in order.
@@ -80,14 +80,14 @@ class Source(Protocol[K]):
         """
 
     def copy(self, due: Due[K], record: bytes, now_ms: int) -> InternalRecord | None:
-        """The copy of a message, None if it is only marked. May be called twice for one message. Raises RecordError."""
+        """Return the copy of a message; None to only mark it. May be called twice for a message. Raises RecordError."""
 
     def mark(self, moves: Moves[K], now_ms: int) -> tuple[list[Command], OnOutcome]:
-        """The commands that mark these taken messages as done, and a callback for the outcome."""
+        """Return the commands that mark these messages as done, and a callback for the outcome."""
 
 
 class Delivery(Generic[K]):
-    """Delivers the due messages of one source to their topics while this replica leads.
+    """Copies the due messages of one source to their topics while this replica leads.
 
     Args:
         unreadable: the source's messages that could not be read.
@@ -130,22 +130,22 @@ class Delivery(Generic[K]):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether messages are being moved, or their records loaded, or the source must restart after a failure."""
+        """Whether moves are in flight, records are being loaded, or the source must restart after a failure."""
         return self._failed or self._groups > 0 or self._records.is_loading
 
     @property
     def must_restart(self) -> bool:
-        """Whether a group was not stored, so the source restarts when the outcome of all others is known."""
+        """Whether the source restarts once no move is in flight, because a group of moves was not stored."""
         return self._failed
 
     def check_invariants(self) -> None:
-        """Assert that groups in flight are counted right: with too many, delivery would stop."""
+        """Assert that groups in flight are counted correctly: otherwise delivery might stop."""
         assert self._groups <= self._groups_max, f"{self._groups} groups are in flight; maximum: {self._groups_max}"
         if self._appender.is_idle:
             assert not self._groups, f"{self._groups} groups of due messages are in flight, and nothing is pending"
 
     def run(self, now_ms: int) -> None:
-        """Append the due messages for which the log has room; called several times a second."""
+        """Append copies of due messages, as many as may be in flight; called several times a second."""
         if self._failed and not self._groups:
             self._failed = False
             self._paused_until_ms = now_ms + _PAUSE_MS

@@ -1,4 +1,4 @@
-"""Old records that are due are verified and brought into memory by a worker thread before they are copied.
+"""Verifies old due records and loads them into memory, in a worker thread, before they are copied.
 
 A read that waits for the disk on the event loop, or for the checksums of old entries, lets everything else wait. Due
 messages may have been stored hours ago, each in another part of the log. So before the first one that is not in memory
@@ -31,7 +31,7 @@ _VERIFIED_AT_ONCE: Final = 64 * 1024
 
 
 class VerifyingLog(Protocol):
-    """The needed part of a log's interface; see `raftlog.segment.log_reader.LogReads`. `load` is for any thread."""
+    """The part of `raftlog.segment.log_reader.LogReads` that this module needs. Any thread may call `load`."""
 
     @property
     def memory_pos(self) -> int: ...
@@ -56,7 +56,7 @@ class DueRecords:
         self.is_loading = False
 
     def may_read(self, queue: ConsumeQueue, offset: QueueOffset, position: PhysicalOffset, size: int) -> bool:
-        """Whether a record is read without a wait for the disk, or a job has tried to load it."""
+        """Whether a record can be read without a wait for the disk, or a job has tried to load it."""
         if position >= self._log.memory_pos:
             return True
         if self._memory is not None and self._memory[0] is queue and offset in self._memory[1]:
@@ -64,7 +64,7 @@ class DueRecords:
         return self._log.has_verified(position, size)
 
     def load(self, queue: ConsumeQueue, offset: QueueOffset, then: Callable[[], None]) -> None:
-        """Load the record at a queue offset and those behind it, and call ``then`` on the event loop.
+        """Load the record at a queue offset and those after it, and then call ``then`` on the event loop.
 
         Raises StoreError, OSError if the queue cannot be read; then no job is running.
         """

@@ -1,4 +1,4 @@
-"""Delayed messages of the default levels: the leader delivers them from the schedule topic when they are due.
+"""Delivers messages of the default delay levels from the schedule topic when they are due, on the leader.
 
 Theory of operation. A message with a delay level waits in the queue of the schedule topic for its level; so each queue
 is ordered by due time, and its first undelivered entry shows whether anything is due. The tag code of an entry is its
@@ -39,7 +39,7 @@ _ENTRIES = 64
 
 
 class LevelDelivery(Service):
-    """Delivers due messages while this replica leads.
+    """Delivers due messages of the default delay levels while this replica leads.
 
     Attributes:
         delivery_count: messages appended for delivery.
@@ -74,20 +74,20 @@ class LevelDelivery(Service):
         ]
 
     def resign(self) -> None:
-        """Stop delivering: the new leader delivers."""
+        """Stop delivering, since this replica stops leading."""
         for level in self._levels:
             level.stop()
         self._levels = []
 
     def run(self) -> None:
-        """Deliver the messages that are due; called by a timer several times a second."""
+        """Deliver due messages; called by a timer several times a second."""
         now_ms = self._wall_clock_ms()
         for level in self._levels:
             level.run(now_ms)
 
     @property
     def pending_count(self) -> int:
-        """Number of waiting messages that this replica knows."""
+        """The number of messages that wait in the schedule topic, as far as this replica knows."""
         count = 0
         for level in range(1, len(DELAY_LEVELS_MS) + 1):
             queue = self._store.get(SCHEDULE_TOPIC, level - 1)
@@ -102,7 +102,7 @@ class LevelDelivery(Service):
             level.check_invariants()
 
     def counters(self) -> dict[str, int]:
-        """Figures of this replica, by name."""
+        """Return the numbers of pending, unreadable, delivered, dropped and expired messages."""
         return {
             "delayed_pending": self.pending_count,
             "delayed_unreadable": len(self.unreadable),
@@ -112,12 +112,12 @@ class LevelDelivery(Service):
         }
 
     def count_dropped(self, topic: str) -> None:
-        """Count a due message whose topic was deleted."""
+        """Count a due message whose topic was deleted, and log it."""
         self.drops += 1
         self._log.warning("delayed_message_dropped", topic=topic, reason="its topic was deleted", dropped=self.drops)
 
     def count_expired(self, level: int, count: int) -> None:
-        """Count messages of a level that retention deleted before they were due, and warn."""
+        """Count messages of a level that retention deleted before they were due, and log it."""
         assert count > 0, f"{count} messages of delay level {level} have expired"
         self.expiry_count += count
         self._log.warning("delayed_messages_expired", level=level, expired=self.expiry_count)
@@ -231,5 +231,5 @@ class _Level:
 
 
 def marks_of(metadata: Metadata, level: int) -> QueueMarks:
-    """The marks of messages of a delay level that were delivered before earlier messages."""
+    """Return the marks of the messages of a delay level that were delivered before earlier messages."""
     return metadata.marks.get(SCHEDULE_TOPIC, level - 1)

@@ -1,4 +1,4 @@
-"""Retries of due messages that cannot be read from this replica's disk, with a growing pause."""
+"""Decides when to try again to read due messages that this replica's disk could not read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAUSE_MS_MAX: Final = 60_000
 
 
 class ReadBackoff:
-    """Remembers when to read unreadable messages again: `KNOWN_MAX` of them, the others every `PAUSE_MS_MAX`.
+    """Decides when to read unreadable messages again: `KNOWN_MAX` with growing pauses, others every `PAUSE_MS_MAX`.
 
     A message is identified by a key for its queue, chosen by the reader, and its offset.
     """
@@ -26,7 +26,7 @@ class ReadBackoff:
         return len(self._pauses)
 
     def postpone(self, message: tuple[Hashable, int], now_ms: int) -> int:
-        """Note that a message could not be read now; returns when to retry."""
+        """Postpone a message that could not be read. Returns when to read it again, in epoch milliseconds."""
         pause = self._pauses.get(message)
         if pause is None and len(self._pauses) >= KNOWN_MAX:
             return now_ms + PAUSE_MS_MAX
@@ -36,15 +36,15 @@ class ReadBackoff:
         return now_ms + pause_ms
 
     def postponed_until(self, message: tuple[Hashable, int], now_ms: int) -> int | None:
-        """The time of the next attempt; None: read it now. Setting the clock back does not extend a pause."""
+        """Return when to read a message again; None for now. If the clock is set back, it is not postponed longer."""
         pause = self._pauses.get(message)
         return pause[1] if pause is not None and now_ms < pause[1] <= now_ms + pause[0] else None
 
     def forget(self, message: tuple[Hashable, int]) -> None:
-        """Forget a message that was read, or is no longer needed."""
+        """Forget a message that was read, or need not be read any more."""
         self._pauses.pop(message, None)
 
     def forget_before(self, queue: Hashable, offset: QueueOffset) -> None:
-        """Forget the messages of a queue below an offset: they are no longer needed."""
+        """Forget the messages of a queue below an offset, because they need not be read any more."""
         for message in [each for each in self._pauses if each[0] == queue and each[1] < offset]:
             del self._pauses[message]

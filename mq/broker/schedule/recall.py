@@ -1,4 +1,4 @@
-"""RECALL_MESSAGE (request code 370): a producer recalls a message that waits for its delivery time.
+"""RECALL_MESSAGE (request code 370): recalls a message that waits for its delivery time, for its producer.
 
 The handle names the place where the message was stored first. A message that was copied since, as happens each day, is
 further behind, among others due in the same millisecond; these are read one by one until it is found. There may be very
@@ -71,13 +71,13 @@ class Recalls(Service):
         yield Periodic(self._limits.deliver_seconds, self.run, lambda: now_if(self._searches))
 
     def resign(self) -> None:
-        """Called when this replica stops leading: the new leader searches again."""
+        """Serve the requests whose search is not finished again, since this replica stops leading."""
         searches, self._searches = self._searches, deque()
         for search in searches:
             search.call.dispatch()
 
     def run(self) -> None:
-        """Run a step of one search; called by a timer many times a second."""
+        """Do one step of a search; called by a timer many times a second."""
         if not self._searches:
             return
         search = self._searches.popleft()
@@ -90,7 +90,7 @@ class Recalls(Service):
             search.call.refuse(error)
 
     def handle(self, call: Call[RecallMessage]) -> None:
-        """Request code 370: recall a message; answered once it is sure not to be delivered. Raises RequestRefused."""
+        """Request code 370: recall a message. Answers once it cannot be delivered any more. Raises RequestRefused."""
         handle = self._parse_handle(call.request)
         call.drop_body()
         search = _PendingRecall(call, handle, self._candidates(handle))

@@ -1,4 +1,4 @@
-"""The order in which messages of the timer topic become due: the leader's view of its queues.
+"""Orders the messages of the timer topic by due time, on the leader.
 
 Theory of operation. Each queue of the topic is a *slot*, whose entries contain their due time. New entries are scanned
 once to find the earliest due time of the slot (8 bytes per slot, not per message). Shortly before that, the slot's
@@ -122,7 +122,7 @@ class TimerWheel:
         self.losses: dict[int, QueueOffset] = {}
 
     def advance(self, now_ms: int) -> None:
-        """Scan some entries: of the slots around now, and of the others in turn. Call it several times a second.
+        """Read some entries of the slots that are due soon, and of others in turn; called several times a second.
 
         Raises OSError, StoreError if a queue could not be read; the others were scanned all the same.
         """
@@ -150,16 +150,16 @@ class TimerWheel:
 
     @property
     def next_ms(self) -> int:
-        """The due time of the first gathered entry; NEVER without one."""
+        """The due time of the first gathered entry, in epoch milliseconds; NEVER without one."""
         return self._batches[0][0] if self._batches else NEVER
 
     def head(self) -> tuple[int, QueueOffset]:
-        """Queue id and offset of the first gathered entry. There must be one."""
+        """Return the queue id and the offset of the first gathered entry. There must be one."""
         batch = self._batches[0][2]
         return batch.queue_id, batch.first_offset + (batch.entries[batch.position] & (PIECE_ENTRIES - 1))
 
     def remove_first(self) -> None:
-        """Remove the first gathered entry; the caller handles it."""
+        """Remove the first gathered entry, which the caller handles."""
         _, number, batch = self._batches[0]
         batch.position += 1
         self.gathered_count -= 1
@@ -170,7 +170,7 @@ class TimerWheel:
             heapq.heappop(self._batches)
 
     def look_again(self, queue_id: int, at_ms: int) -> None:
-        """Scan a slot again from ``at_ms`` on, since one of its entries was taken but not delivered or recalled."""
+        """Read a slot again from ``at_ms`` on: one of its entries was removed, but neither delivered nor recalled."""
         if (slot := self._slots.get(queue_id)) is not None:
             slot.next_ms = min(slot.next_ms, at_ms + AHEAD_MS)
 

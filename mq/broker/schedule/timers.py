@@ -1,4 +1,4 @@
-"""Timers: the leader delivers messages at an arbitrary requested time.
+"""Delivers messages at the time that their producers chose, on the leader.
 
 Theory of operation. Messages wait in the timer topic, each in the slot of the minute in which it is due, see
 `mq.protocol.messages.delay` and `mq.broker.schedule.timer_wheel`. A slot is not ordered by due time, so each finished
@@ -51,7 +51,7 @@ _LOOKED_AT_MAX: Final = 1024
 
 
 class Timers(Service):
-    """Delivers due messages while this replica leads.
+    """Delivers messages with a delivery time when they are due, while this replica leads.
 
     Attributes:
         delivery_count, roll_count, recall_count: messages appended for delivery, copied to their slot again, recalled.
@@ -102,7 +102,7 @@ class Timers(Service):
         self._delivery = Delivery(self._context, self, unreadable=self._unreadable, log=self._log)
 
     def resign(self) -> None:
-        """Stop delivering: the new leader delivers."""
+        """Stop delivering, since this replica stops leading."""
         if self._delivery is not None:
             self._delivery.stop()
         self._delivery = None
@@ -110,7 +110,7 @@ class Timers(Service):
         self._unreadable = ReadBackoff()
 
     def run(self) -> None:
-        """Deliver the messages that are due; called by a timer many times a second."""
+        """Deliver due messages; called by a timer many times a second."""
         if self._delivery is None or not self._appender.is_open:
             return
         now_ms = self._wall_clock_ms()
@@ -130,7 +130,7 @@ class Timers(Service):
 
     @property
     def pending_count(self) -> int:
-        """Number of waiting messages that this replica knows."""
+        """The number of messages that wait in the timer topic, as far as this replica knows."""
         count = 0
         for queue_id in range(TIMER_SLOTS):
             if (queue := self._queue(queue_id)) is not None:
@@ -144,7 +144,7 @@ class Timers(Service):
             assert not self._under_way, f"timers {sorted(self._under_way)} are under way, and nothing is pending"
 
     def counters(self) -> dict[str, int]:
-        """Figures of this replica, by name."""
+        """Return the numbers of timers by state and outcome, and the lateness of the last one."""
         return {
             "timers_pending": self.pending_count,
             "timers_delivered": self.delivery_count,
@@ -159,7 +159,7 @@ class Timers(Service):
     # -- recalls -------------------------------------------------------------------------------------------------------
 
     def is_open(self, timer: Timer) -> bool:
-        """Whether a message waits, with neither delivery nor recall in flight."""
+        """Whether a message waits, and neither its delivery nor its recall is in flight."""
         queue_id, offset = timer
         if self._delivery is None or timer in self._under_way:
             return False
@@ -169,11 +169,11 @@ class Timers(Service):
         return not self._marks(queue_id).is_done(offset)
 
     def is_under_way(self, timer: Timer) -> bool:
-        """Whether delivery, recall or the daily copy of a message is in flight."""
+        """Whether the delivery, the recall or the daily copy of a message is in flight."""
         return self._delivery is not None and timer in self._under_way
 
     def record(self, timer: Timer) -> bytes:
-        """The record of a waiting message. Raises SegmentError, StoreError, OSError."""
+        """Return the record of a waiting message. Raises SegmentError, StoreError, OSError."""
         queue_id, offset = timer
         queue = self._queue(queue_id)
         assert queue is not None, f"timer {timer} of a queue without entries"
@@ -181,9 +181,7 @@ class Timers(Service):
         return self._read(position, size)
 
     def recall(self, timer: Timer, on_outcome: OnOutcome) -> None:
-        """Mark a waiting message as done, so that it is never delivered; ``on_outcome`` gets the outcome of the
-        mark.
-        """
+        """Mark a waiting message as done, so that it is not delivered. ``on_outcome`` gets the outcome."""
         under_way, (queue_id, offset) = self._under_way, timer
         assert self._delivery is not None, "only the leader recalls"
         assert timer not in under_way, f"timer {timer} is recalled while it is under way"
@@ -227,11 +225,11 @@ class Timers(Service):
         return self._metadata.marks.get(TIMER_TOPIC, queue_id)
 
     def restart(self) -> None:
-        """Gather all timers again; recalls continue."""
+        """Gather all timers again. Recalls in flight continue."""
         self._wheel = self._new_wheel()
 
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:
-        """Yield the due timers in order, of the first `_LOOKED_AT_MAX` gathered ones."""
+        """Yield the due ones of the first `_LOOKED_AT_MAX` gathered timers, in order."""
         wheel, under_way = self._wheel, self._under_way
         last_id, queue, marks = -1, None, QueueMarks()
         for _ in range(_LOOKED_AT_MAX):
@@ -254,7 +252,7 @@ class Timers(Service):
                 wheel.look_again(queue_id, until_ms)
 
     def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord | None:
-        """Return a copy for the original topic or, if not due yet, for a slot; None if the topic was deleted."""
+        """Return a copy for the topic of a due message, for a slot if not yet due; None if its topic was deleted."""
         raw = split_record(record)
         properties = props.decode(raw.properties.decode("utf-8", "replace"))
         due_ms = _number(properties.get(props.TIMER_OUT_MS))

@@ -1,4 +1,4 @@
-"""Chooses the queue in which consumers see a message: after its wait, and by its priority."""
+"""Chooses the queue in which consumers see a message: after its delay, and by its priority."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tail_of(
     since: PhysicalOffset | None = None,
     priority: int | None = None,
 ) -> QueueTail | None:
-    """The destination of a message that waited for a queue; None if its topic no longer exists.
+    """Return the queue to which a message goes after its wait; None if its topic does not exist any more.
 
     ``since`` is the physical offset at which it waits: from before the creation of the topic, it was for one that had
     the same name. In a deleted topic that can be restored it is behind the others, and visible after the restore.
@@ -43,7 +43,7 @@ def tail_of(
 
 
 def is_for_nobody(topic: str, metadata: Metadata, since: PhysicalOffset) -> bool:
-    """Whether the topic of the delayed message at the physical offset ``since`` was deleted after that."""
+    """Whether the topic of a delayed message was deleted after its physical offset ``since``."""
     return _config_of(topic, metadata, since) is None
 
 
@@ -55,7 +55,7 @@ def _config_of(topic: str, metadata: Metadata, since: PhysicalOffset | None) -> 
 
 
 def wanted_priority(properties: Mapping[str, str]) -> int | None:
-    """The priority of a message that a client sends; None without one. Raises RequestRefused."""
+    """Return the priority that a client gave a message, None without one. Raises RequestRefused if it is invalid."""
     try:
         return priority_of(properties)
     except PriorityInvalid as error:

@@ -16,7 +16,7 @@ from mq.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 
 class Destination(NamedTuple):
-    """The queue in which a message is stored, and its properties there."""
+    """The queue in which a message is stored, and the properties with which it is stored."""
 
     tail: QueueTail
     properties: dict[str, str]
@@ -28,7 +28,7 @@ _ASKING: Final = frozenset((props.DELAY, *props.TIMER_PROPERTIES))
 
 
 class WaitingQueues:
-    """Decides where a message waits: in the queue of a delay level, in a slot of the timer wheel, or not at all.
+    """Chooses where a message waits: in the queue of a delay level, in a slot of the timer wheel, or nowhere.
 
     Changes nothing.
     """
@@ -39,7 +39,7 @@ class WaitingQueues:
         self._tails = context.queue_tails
 
     def place(self, properties: dict[str, str], topic: str, queue_id: int, now_ms: int) -> Destination:
-        """Choose the queue in which to store a message; the queue itself if the message has no delay properties.
+        """Return the queue in which to store a message: its own queue, if its properties ask for no delay.
 
         A level takes precedence over a time. Raises RequestRefused for an invalid delay.
         """
@@ -60,7 +60,7 @@ class WaitingQueues:
         return self.at_time(properties, topic, queue_id, due_ms)
 
     def at_level(self, properties: dict[str, str], topic: str, queue_id: int, level: int, now_ms: int) -> Destination:
-        """Choose the queue in which to store a message with a delay level of 1 or more; higher ones are capped."""
+        """Return the queue for a message with a delay level from 1; a level above the highest one counts as that."""
         level = self._levels.cap(level)
         assert level >= 1, f"a message for {topic} is delayed at level {level}"
         properties = {name: value for name, value in properties.items() if name not in props.TIMER_PROPERTIES}
@@ -71,7 +71,7 @@ class WaitingQueues:
         return Destination(self._tails.get(SCHEDULE_TOPIC, level - 1), properties | own)
 
     def at_time(self, properties: dict[str, str], topic: str, queue_id: int, due_ms: int) -> Destination:
-        """Choose the queue for a message that is due at ``due_ms``; one with a DELAY property cannot be recalled."""
+        """Return the queue for a message that is due at ``due_ms``. With a DELAY property it cannot be recalled."""
         assert due_ms > 0, f"a message for {topic} is due at {due_ms}"
         own = {props.TIMER_OUT_MS: str(due_ms), props.REAL_TOPIC: topic, props.REAL_QUEUE_ID: str(queue_id)}
         return Destination(self._tails.get(TIMER_TOPIC, timer_slot(due_ms)), properties | own)

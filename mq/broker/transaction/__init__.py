@@ -1,1 +1,1 @@
-"""Transactional messages: half messages, their commit or rollback, and check-backs to producers."""
+"""Transactional messages: half messages, their commit or rollback, and check-backs."""

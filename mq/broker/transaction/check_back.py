@@ -1,4 +1,4 @@
-"""Check-backs: the leader asks producers about open half messages (request code 39).
+"""Asks producers for the outcome of open half messages (request code 39), on the leader.
 
 Theory of operation. Half messages are in their queue in order of arrival. Everything before a first *cursor* was
 checked once, everything before a second one twice, and so on. A cursor follows the previous one at a distance in time,
@@ -59,7 +59,7 @@ _WAITING_BYTES_MAX = 1024 * 1024
 
 
 class CheckTrack:
-    """Keeps a bounded number of samples of a cursor's position, to tell the position ``seconds`` ago."""
+    """Samples the position of a cursor, to return its position of ``seconds`` ago."""
 
     __slots__ = ("_offset", "_samples", "_seconds")
 
@@ -69,14 +69,14 @@ class CheckTrack:
         self._offset = FIRST_OFFSET
 
     def add_sample(self, now: float, position: QueueOffset) -> None:
-        """Add the position at the time ``now``; it never decreases."""
+        """Add the position of the cursor at the time ``now``. It never decreases."""
         if not self._samples or now >= self._samples[-1][0] + self._seconds / SAMPLES:
             earlier = self._samples[-1][1] if self._samples else self._offset
             assert position >= earlier, f"a cursor goes from half message {earlier} back to {position}"
             self._samples.append((now, position))
 
     def position_before(self, now: float) -> QueueOffset:
-        """The position ``seconds`` ago, or longer; 0 if unknown."""
+        """Return the position at ``seconds`` before ``now``, or an earlier one; 0 if it is not known."""
         while self._samples and self._samples[0][0] <= now - self._seconds:
             self._offset = self._samples.popleft()[1]
         return self._offset
@@ -154,7 +154,7 @@ class CheckBacks(Service):
         self._give_up = GiveUp(self._context, halves=self._halves, transactions=self._transactions, log=self._log)
 
     def resign(self) -> None:
-        """Stop sending check-backs: the new leader sends them."""
+        """Stop sending check-backs, since this replica stops leading."""
         if self._give_up is not None:
             self._give_up.stop()
         self._give_up = None
@@ -163,7 +163,7 @@ class CheckBacks(Service):
         self._busy = set()
 
     def counters(self) -> dict[str, int]:
-        """Figures of this replica since its start, and the number of open half messages."""
+        """Return the outcomes of transactions since the start of this replica, and the number of open half messages."""
         transactions = self._transactions
         return {
             "transactions_open": self._halves.open_count,

@@ -1,4 +1,4 @@
-"""Immunity of half messages: producers postpone their checks, which come later, and the same number of times."""
+"""Schedules the check-backs of half messages whose producers asked for a later first check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IMMUNITY_MS_MAX: Final = 24 * 3_600_000
 
 
 class CheckImmunity:
-    """Schedules check-backs while this replica leads; a new leader counts them from 0.
+    """Schedules the postponed check-backs while this replica leads. A new leader starts to count them from 0.
 
     Args:
         times: checks per message.
@@ -32,7 +32,7 @@ class CheckImmunity:
         """Time of the next check, and number of checks so far."""
 
     def turns(self, offsets: list[QueueOffset], now: float, count_max: int) -> Iterator[QueueOffset]:
-        """Some of the listed messages that are due; known ones that are no longer listed are dropped.
+        """Yield those of ``offsets`` that are due, at most ``count_max``; forget messages not in ``offsets``.
 
         Each is due again in `LOOK_SECONDS`, unless another method sets its time.
         """
@@ -47,7 +47,7 @@ class CheckImmunity:
         self._turns[offset] = now + min(seconds, LOOK_SECONDS), self._turns[offset][1]
 
     def ask(self, offset: QueueOffset, now: float) -> int:
-        """The number of the check to send now, from 1; 0 after the last one: then it stays due until it is ended."""
+        """Return the number of the check to send now, from 1; 0 after the last one, and the message stays due."""
         _, times = self._turns[offset]
         assert times <= self._times, f"half message {offset} was asked about {times} times of {self._times}"
         if times == self._times:
@@ -58,7 +58,7 @@ class CheckImmunity:
 
 
 def immunity_ms(text: str | None, timeout_ms: int) -> int:
-    """Milliseconds for which a stored half message is not checked; ``text`` is its property, in seconds.
+    """Return for how many milliseconds a half message is not checked; ``text`` is its property, in seconds.
 
     Anything but a number, and -1, stands for ``timeout_ms``; without the property it is 0.
     """

@@ -1,4 +1,4 @@
-"""Gives up half messages that are still open after the last check-back.
+"""Gives up half messages that are open after the last check-back.
 
 Each is copied to a separate internal topic, in one log entry with the command that ends it
 (`mq.broker.schedule.delivery`).
@@ -27,7 +27,7 @@ _GIVE_UPS_PER_ENTRY = 32
 
 
 class GiveUp:
-    """Moves half messages after their last check-back to the topic of given-up ones, while this replica leads."""
+    """Moves half messages to the topic of given-up ones after their last check-back, while this replica leads."""
 
     def __init__(
         self, context: BrokerContext, *, halves: HalfMessages, transactions: Transactions, log: RateLimitedLog
@@ -46,7 +46,7 @@ class GiveUp:
         self._delivery.stop()
 
     def run(self, offsets: Iterable[QueueOffset], now_ms: int) -> None:
-        """Give up some of these half messages, unless others are in flight."""
+        """Give up some of these half messages, unless earlier ones are in flight."""
         unreadable = self._unreadable
         if unreadable:
             unreadable.forget_before(HALF_QUEUE_ID, self._halves.marks.low)
@@ -56,10 +56,10 @@ class GiveUp:
         self._offsets = []
 
     def restart(self) -> None:
-        """Do nothing: each `run` gets its messages."""
+        """Do nothing: each `run` starts with new messages."""
 
     def due(self, now_ms: int) -> Generator[Due[int], int | None]:
-        """Yield the messages of this `run` that are still stored and whose transactions are not just ending."""
+        """Yield the messages of this `run` that are stored, and whose transactions do not end now."""
         queue = self._halves.queue
         for offset in self._offsets:
             if queue is not None and offset >= queue.min_offset and not self._transactions.is_ending(offset):

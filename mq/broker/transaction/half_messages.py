@@ -1,4 +1,4 @@
-"""Half messages: stored, but invisible until their producer commits the transaction.
+"""Half messages: they are stored, but invisible until their producer commits the transaction.
 
 They wait in queue 0 of an internal topic and never move. Which of them are open is replicated state, see
 `mq.broker.state.completion_marks`; so after any change of leader, an ended one is ended everywhere.
@@ -27,7 +27,7 @@ DISCARDED_QUEUE_ID = 1
 
 
 class HalfMessages:
-    """The committed half messages of a broker group.
+    """Reads the half messages of a broker group, and their state.
 
     Args:
         cold_reads: loads old ones before they are read.
@@ -42,17 +42,17 @@ class HalfMessages:
 
     @property
     def marks(self) -> QueueMarks:
-        """The marks of ended half messages. Do not keep the result: the first command creates a new object."""
+        """The marks of ended half messages. Do not keep them: the first command replaces the object."""
         return self._metadata.marks.get(HALF_TOPIC, HALF_QUEUE_ID)
 
     def is_discarded(self, offset: QueueOffset) -> bool | None:
-        """Whether an ended half message was discarded; None if that is no longer known."""
+        """Whether an ended half message was discarded; None if that is not known any more."""
         marks = self._metadata.marks.get(HALF_TOPIC, DISCARDED_QUEUE_ID)
         place = _discarded_at(offset)
         return marks.is_done(place) if place >= marks.low else None
 
     def discards(self, offsets: Sequence[QueueOffset]) -> list[Command]:
-        """The commands that mark half messages as discarded, and drop old marks."""
+        """Return the commands that mark half messages as discarded, and drop old marks."""
         if not offsets:
             return []
         assert min(offsets) >= 0, f"half messages are discarded from {min(offsets)} on"
@@ -76,7 +76,7 @@ class HalfMessages:
         return 0 if queue is None else marks.count_open(queue.max_offset) - marks.count_open(queue.min_offset)
 
     def span(self, offset: QueueOffset) -> RecordSpan | None:
-        """Physical offset and size of the record at a queue offset, None if there is none. Raises StoreError."""
+        """Return physical offset and size of the record at a queue offset, None without one. Raises StoreError."""
         queue = self.queue
         if queue is None or not queue.min_offset <= offset < queue.max_offset:
             return None
@@ -84,14 +84,14 @@ class HalfMessages:
         return position, size
 
     def read(self, place: RecordSpan) -> bytes | None:
-        """The record at a place, None if it was deleted. Raises SegmentError."""
+        """Return the record at a place; None if it was deleted. Raises SegmentError."""
         try:
             return self._read(*place)
         except EntryGone:
             return None  # the log was truncated, but the queue was not updated yet
 
     def load(self, offsets: Iterable[QueueOffset], then: Callable[[], None]) -> bool:
-        """Have the messages at ascending queue offsets loaded by a worker thread, and call ``then`` after the attempt.
+        """Load the messages at ascending queue offsets in a worker thread, and then call ``then``.
 
         Returns False if they are read without a wait for the disk; then ``then`` is not called. Raises StoreError.
         """
@@ -99,7 +99,7 @@ class HalfMessages:
         return bool(places) and self._load(places, then)
 
     def message(self, offset: QueueOffset) -> StoredMessage | None:
-        """The message at a queue offset, None if it was deleted. Raises StoreError, SegmentError, RecordError."""
+        """Return the message at a queue offset, None if deleted. Raises StoreError, SegmentError, RecordError."""
         place = self.span(offset)
         record = None if place is None else self.read(place)
         return None if record is None else decode_record(memoryview(record))

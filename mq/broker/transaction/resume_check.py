@@ -1,4 +1,4 @@
-"""RESUME_CHECK_HALF_MESSAGE (request code 323): check-backs start again for a transaction that was given up.
+"""RESUME_CHECK_HALF_MESSAGE (request code 323): restarts the check-backs of a transaction that was given up.
 
 Half messages that were given up are in a separate internal topic. Resuming one appends it as a new half message, in one
 entry with a mark; so however often an operator requests it, each is resumed once.
@@ -34,7 +34,7 @@ _QUEUE_ID: Final = 0
 
 
 class ResumeCheck(Service):
-    """Restarts check-backs for transactions that were given up.
+    """Restarts the check-backs of transactions that were given up.
 
     Attributes:
         resume_count: messages resumed since the start of this replica.
@@ -59,7 +59,7 @@ class ResumeCheck(Service):
         return {"transactions_resumed": self.resume_count}
 
     def resign(self) -> None:
-        """Forget the messages that are being resumed, since this replica stops leading."""
+        """Forget the restarts in flight, since this replica stops leading."""
         self._under_way = set()
 
     def check_invariants(self) -> None:
@@ -67,7 +67,7 @@ class ResumeCheck(Service):
             assert not self._under_way, f"messages {sorted(self._under_way)} are resumed, and nothing is pending"
 
     def handle(self, call: Call[ResumeCheckHalfMessage]) -> bytes | None:
-        """Request code 323: make a half message again of one that was given up; succeeds also if that was done before.
+        """Request code 323: store a given-up message as a half message again. A repeat succeeds without effect.
 
         Raises RequestRefused.
         """

@@ -53,7 +53,7 @@ _NOT_IN_A_SET = (props.TRANSACTION_PREPARED, props.TRANSACTION_SET, props.SEQUEN
 
 
 class StagedSets(Service):
-    """Handles staging, and builds the messages and the command that the commit of a set appends.
+    """Stores sets as half messages, and builds what the commit of a set appends.
 
     Attributes:
         set_count: sets stored since the start of this replica.
@@ -74,7 +74,7 @@ class StagedSets(Service):
         yield Route(StageTransaction, self.handle, leader_only=True)
 
     def settings_changed(self, settings: BrokerSettings) -> None:
-        """Apply new settings: whether a message creates its topic may have changed."""
+        """Apply new settings: whether the first message of a topic creates the topic."""
         self._settings = settings
 
     def counters(self) -> dict[str, int]:
@@ -83,7 +83,7 @@ class StagedSets(Service):
     # -- staging -------------------------------------------------------------------------------------------------------
 
     def handle(self, call: Call[StageTransaction]) -> None:
-        """Request code 9011: store a set as a half message; answered with its place. Raises RequestRefused."""
+        """Request code 9011: store a set as a half message, and answer with its place. Raises RequestRefused."""
         ext = call.request.ext
         self._check_allowed(ext.producer_group)
         if self._appender.pending_bytes > self._settings.uncommitted_bytes_max:

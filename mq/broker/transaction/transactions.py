@@ -1,4 +1,4 @@
-"""Start and end of transactions: half messages, and END_TRANSACTION (request code 37).
+"""Starts and ends transactions: half messages, and END_TRANSACTION (request code 37).
 
 Theory of operation. A half message waits in an internal topic, see `mq.broker.transaction.half_messages`. Its end
 enters the log in one entry: for a commit the copy for consumers, and for both outcomes a command that marks the half
@@ -120,7 +120,7 @@ class Transactions(Service):
         yield Route(EndTransaction, self.handle_end, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """Hand the requests that are not in the log yet on to the new leader, since this replica stops leading."""
+        """Serve the ends that are not in the log again, so that the new leader gets them."""
         batch, self._batch = self._batch, None
         self._ends_of = {}
         if batch is not None:
@@ -129,7 +129,7 @@ class Transactions(Service):
     # -- start ---------------------------------------------------------------------------------------------------------
 
     def place_half(self, properties: dict[str, str], topic: str, queue_id: int) -> Destination:
-        """Choose the queue in which a half message is stored. Raises RequestRefused.
+        """Return the queue and the properties with which a half message is stored. Raises RequestRefused.
 
         A delay in its properties starts with the commit; an invalid one is refused now.
         """
@@ -156,7 +156,7 @@ class Transactions(Service):
     # -- end -----------------------------------------------------------------------------------------------------------
 
     def handle_end(self, call: Call[EndTransaction]) -> bytes | None:
-        """Request code 37; answered when it is committed. Raises RequestRefused."""
+        """Request code 37: commit or roll back. Answers when that is committed to the log. Raises RequestRefused."""
         ext = call.request.ext
         outcome = ext.commit_or_rollback
         if outcome == _UNKNOWN:
@@ -257,13 +257,13 @@ class Transactions(Service):
         self._start(ends)
 
     def end_turn(self) -> None:
-        """Append the batched ends with the next round; called at the end of a turn."""
+        """Append the ends of this turn to the log, unless too many rounds are in flight."""
         if self._batch is not None and self._appender.may_start:
             self._start(self._batch)
             self._batch = None
 
     def check_invariants(self) -> None:
-        """Assert that ends and half messages fit together; for tests.
+        """Assert that the ends in flight and the half messages agree; for tests.
 
         Ends that are under way know the half messages for which they are: otherwise a second end would take effect, or
         the next one would wait for ever. The consumer offsets of a set are forgotten when it has ended.
@@ -278,11 +278,11 @@ class Transactions(Service):
         assert not orphans, f"half messages {orphans} are gathered and do not end"
 
     def is_ending(self, offset: QueueOffset) -> bool:
-        """Whether the end of a half message is in flight."""
+        """Whether the commit, the rollback or the giving up of a half message is in flight."""
         return offset in self._ends_of
 
     def give_up(self, offsets: list[QueueOffset]) -> tuple[list[Command], OnOutcome]:
-        """The commands that end half messages which are given up, and a callback for the outcome.
+        """Return the commands that end half messages as given up, and a callback for the outcome.
 
         None of them may have an end in flight.
         """

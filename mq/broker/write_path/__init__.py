@@ -1,1 +1,1 @@
-"""Takes a message to a committed log entry: queue offsets, entries, and replies after the commit."""
+"""Stores messages in log entries: assigns queue offsets, builds entries, and replies after the commit."""

@@ -1,4 +1,4 @@
-"""Gathers messages into log entries, and answers their senders when the entries are committed.
+"""Collects messages and commands into log entries, and answers their senders when the entries are committed.
 
 Theory of operation. While one *round* of entries is written and replicated, a list collects new messages. When the
 round is committed, the list becomes the next round: one entry per 256 KiB, each with one header, one checksum and one
@@ -31,7 +31,7 @@ from raftlog import Refusal
 
 
 class Log(Protocol):
-    """The part of the replica that the appender uses."""
+    """The part of the replica that the appender calls."""
 
     def append(self, nbytes: int, build: Callable[[int], tuple[bytes, bytes]]) -> int | Refusal: ...
 
@@ -90,12 +90,12 @@ class Appender:
         self.awaited_queues: Collection[object] = ()
 
     def open(self) -> None:
-        """Accept messages: this replica leads, and all older entries are dispatched."""
+        """Accept messages, since this replica leads and has dispatched all older entries."""
         assert not self.pending_items, f"{len(self.pending_items)} items were added while this replica did not lead"
         self.is_open = True
 
     def close(self) -> None:
-        """Accept nothing more. Pending items are certainly not stored.
+        """Accept nothing more, and give back the pending items, which are not stored.
 
         Requests of clients are dispatched again, to the handlers of a follower; other items get `LeadershipLost`.
         """
@@ -106,21 +106,21 @@ class Appender:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits for its round or is in flight: all senders know the outcome."""
+        """Whether no item is pending or in flight, so that all senders know the outcome."""
         return not self.pending_items and not self._entries
 
     @property
     def waiting_requests(self) -> int:
-        """The number of requests, and groups of messages and commands, that wait for their round."""
+        """The number of pending requests, and of pending groups of messages and commands."""
         return sum([item.request_count for item in self.pending_items])
 
     @property
     def has_room(self) -> bool:
-        """Whether commands are accepted, see `check_room`."""
+        """Whether few enough bytes are pending to accept commands; see `check_room`."""
         return self.pending_bytes <= self._commands_bytes_max
 
     def check_room(self) -> None:
-        """Raises RequestRefused if too many bytes are pending, even for commands.
+        """Raise RequestRefused if too many bytes are pending to accept commands.
 
         Commands may use twice the limit of messages, so that fast producers do not keep consumers from committing.
         """
@@ -138,7 +138,7 @@ class Appender:
         assert self.pending_bytes >= 0, f"{self.pending_bytes} bytes are pending without {len(items)} items"
 
     def add(self, item: PendingItem) -> None:
-        """Store an item in one entry, behind all that were added before."""
+        """Add an item to be stored in one entry, after all items that were added before."""
         self.pending_items.append(item)
         self.pending_bytes += item.nbytes
         self.waiting_senders += item.sender_count
@@ -157,27 +157,27 @@ class Appender:
         self.add_atomically([PendingCommand(command, on_outcome, on_framed)])
 
     def add_record(self, record: InternalRecord) -> None:
-        """Store a message that is not a client's plain send."""
+        """Store a message that is not a client's plain send, without a callback for the outcome."""
         self.add_atomically([record])
 
     def add_atomically(self, group: PendingGroup) -> None:
-        """Store messages and commands in one entry, in this order: after any failure, all of them are stored or none.
+        """Store messages and commands in one entry, in this order: all of them, or none after a failure.
 
         Together they must fit into an entry; see `Appender.entry_bytes_max`. Only while this broker leads.
         """
         self.add(AtomicGroup(group))
 
     def adds_to(self, tail: QueueTail) -> bool:
-        """Whether a message that is not a client's plain send waits for its round, for the queue of ``tail``."""
+        """Whether a pending message, other than a client's plain send, goes to the queue of ``tail``."""
         return any(isinstance(item, AtomicGroup) and item.adds_to(tail) for item in self.pending_items)
 
     @property
     def may_start(self) -> bool:
-        """Whether a round may start now."""
+        """Whether another round may start, because fewer than the maximum are in flight."""
         return len(self._round_ends) < self._rounds_in_flight
 
     def start_round(self) -> bool:
-        """Frame the pending items, unless too many rounds are in flight or more messages are about to come.
+        """Frame the pending items, unless too many rounds are in flight or more messages are expected at once.
 
         Returns whether anything was framed.
         """
@@ -249,7 +249,7 @@ class Appender:
                 self._round_wait.round_answered(self._clock(), expected, self.waiting_senders)
 
     def own_entry(self, index: int, annotation: bytes) -> Entry | None:
-        """Return the entry that is being applied, if this appender built it and has not answered it yet."""
+        """Return the entry that is being applied if this appender built it and has not answered it; otherwise None."""
         entries = self._entries
         if entries:
             number = index - entries[0].index
@@ -258,7 +258,7 @@ class Appender:
         return None
 
     def outcome_unknown(self, first_index: int) -> None:
-        """Give up the entries from ``first_index`` on, whose outcome is unknown.
+        """Forget the entries from ``first_index`` on, whose outcome is unknown.
 
         Closes the connections of their senders: the only answer in the protocol that promises nothing.
         """

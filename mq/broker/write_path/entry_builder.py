@@ -1,4 +1,4 @@
-"""Builds a log entry from pending items: its records, its additions to queues, and the replies.
+"""Builds log entries from pending items: the records, the additions to queues, and the replies.
 
 The queue offset, physical offset and store time of a message are known only when its entry is framed. So records are
 built then, once, and also the replies, which wait in one list per entry for the commit.
@@ -66,14 +66,14 @@ class PendingItem(Protocol):
     def sender_count(self) -> int: ...
 
     def build(self, draft: EntryDraft) -> None:
-        """Add records, queue entries and replies to the entry that is being built; called once."""
+        """Add the records, queue entries and replies of this item to the draft; called once."""
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """Called when the item was not stored: refuse the requests of its senders, or serve them again."""
+        """Refuse the requests of this item, which was not stored, or serve them again."""
 
 
 class QueuedMessage(msgspec.Struct, gc=False):
-    """A message whose record is built when its entry is. ``size`` is the size of the record.
+    """A message whose record is built together with its entry. ``size`` is the size of the record in bytes.
 
     ``born_ms`` is the time of its birth, if it differs from that of its request.
     """
@@ -87,7 +87,7 @@ class QueuedMessage(msgspec.Struct, gc=False):
 
 
 class Entry:
-    """An entry in flight, and its callbacks and replies.
+    """An entry in flight, with its replies and callbacks.
 
     Attributes:
         nbytes: bytes of its records.
@@ -114,7 +114,7 @@ class Entry:
 
 
 class EntryDraft:
-    """An entry while its items add their records; they are in the entry in this order.
+    """An entry to which items add their records, in this order.
 
     Attributes:
         position: physical offset of the next record.
@@ -162,7 +162,7 @@ class EntryDraft:
         reconsume_times: int,
         prepared_offset: PhysicalOffset = LOG_BEGIN,
     ) -> QueueOffset:
-        """Add a message to the queue of ``tail``; returns its queue offset. Its record begins at ``position``."""
+        """Add a message, whose record begins at ``position``, to the queue of ``tail``; returns its queue offset."""
         size, body, properties = message.size, message.body, message.properties
         position = self.position
         # As `add_to_queue`, without a call for each message.
@@ -213,7 +213,7 @@ class EntryDraft:
         return first
 
     def add_records(self, records: bytes, count: int) -> None:
-        """Add records of ``count`` messages that were built for ``position``, and are in their queues already."""
+        """Add records that were built for ``position``. Their ``count`` messages were added to their queues before."""
         self._records.append(records)
         self.position += len(records)
         self.entry.messages += count
@@ -241,28 +241,28 @@ class EntryDraft:
         self.entry.messages += 1
 
     def add_sequenced(self, record: SequencedRecord) -> None:
-        """Note a record whose messages have sequence numbers."""
+        """Add the sequence numbers of a record to the annotation."""
         producer, first, last, position, store_ms = record
         self.add_sequenced_runs(sequenced_row(record), [(producer, [first], [last], [position], store_ms)])
 
     def add_sequenced_runs(self, rows: bytes, runs: list[SequencedRun]) -> None:
-        """Note several numbered records, behind the ones noted before. ``rows`` are their rows of the annotation."""
+        """Add the sequence numbers of several records; ``rows`` are their rows of the annotation."""
         self._rows.append(rows)
         join_runs(self.entry.sequences, runs)
 
     def on_outcome(self, callback: OnOutcome) -> None:
-        """Call this with the outcome of the entry, after the replies that were added to it are sent."""
+        """Call ``callback`` with the outcome of the entry, after the replies that were added before are sent."""
         self.entry.callbacks.append((callback, Stored(FIRST_OFFSET, self.position)))
 
     def reply(self, connection: ClientConnection, frames: bytes) -> None:
-        """Send one or more replies to a client when the entry is committed, behind those that it got before."""
+        """Send one or more replies to a client when the entry is committed, after its earlier replies."""
         if connection is not self._last_sender:
             self._last_sender, self._last_replies = connection, []
             self.entry.replies.append((connection, self._last_replies))
         self._last_replies.append(frames)
 
     def finish(self) -> tuple[bytes, bytes]:
-        """Return the finished entry: its records, and its annotation."""
+        """Return the records of the finished entry, and its annotation."""
         entry = self.entry
         nbytes = self.position - self._begin
         assert nbytes == entry.nbytes, f"{nbytes} bytes of records at {self._begin}, {entry.nbytes} were announced"
@@ -296,7 +296,7 @@ class EntryBuilder:
         self._wall_clock_ms = wall_clock_ms
 
     def build(self, items: Sequence[PendingItem], entry: Entry, pos: int) -> tuple[bytes, bytes]:
-        """The records of an entry whose body starts at physical offset ``pos``, and its annotation."""
+        """Return the records of an entry that starts at physical offset ``pos``, and its annotation."""
         draft = EntryDraft(entry, PhysicalOffset(pos), self._wall_clock_ms(), self)
         for item in items:
             item.build(draft)

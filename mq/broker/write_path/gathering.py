@@ -1,4 +1,4 @@
-"""Decides for how long a round waits for more messages before it starts.
+"""Decides how long a round waits for more messages before it starts.
 
 Theory of operation. A client with one message in flight sends the next one when it is answered. If a round started at
 once, with what had arrived during the one before, these clients would miss it: two groups of clients would alternate,
@@ -39,11 +39,11 @@ class Gathering:
         self._in_vain = 0
 
     def round_started(self, now: float) -> None:
-        """Note the start of a round."""
+        """Record that a round starts now."""
         self._started_at = now
 
     def round_answered(self, now: float, senders: int, waiting_count: int) -> None:
-        """Note that a round is committed, and that ``senders`` senders got their replies."""
+        """Record that a round is committed, and that ``senders`` clients got their replies."""
         self._round_seconds += (now - self._started_at - self._round_seconds) / _AVERAGED
         if self._without:
             self._without -= 1
@@ -53,7 +53,7 @@ class Gathering:
             self._until = now + min(WAIT_SHARE * self._round_seconds, WAIT_SECONDS_MAX)
 
     def seconds_left(self, now: float, waiting_count: int) -> float:
-        """Seconds that the next round still waits if no other client sends; 0 if it is to start now."""
+        """Return for how many seconds the next round waits if no other client sends; 0 to start it now."""
         if not self._expected:
             return 0.0
         came = waiting_count - self._waited_before
@@ -68,5 +68,5 @@ class Gathering:
         return 0.0
 
     def stop(self) -> None:
-        """Stop waiting for further sends, since the sends in flight are lost."""
+        """Stop waiting for the senders of a lost round."""
         self._expected = 0

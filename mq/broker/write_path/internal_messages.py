@@ -1,4 +1,4 @@
-"""Stores client messages in another form than sent: delayed, sent back, dead letters."""
+"""Stores messages of clients in another form than they were sent, such as delayed messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mq.protocol.messages.sequencing import SequenceRange
 
 
 def check_sent_bytes(nbytes: int, number: int | None = None) -> None:
-    """Raises RequestRefused if the properties of a sent message leave no room for a redelivery.
+    """Raise RequestRefused if the properties of a sent message leave no room for those of a redelivery.
 
     ``nbytes`` includes properties that the broker adds; ``number`` is the place of the message in a batch.
     """
@@ -32,7 +32,7 @@ def check_sent_bytes(nbytes: int, number: int | None = None) -> None:
 
 
 class InternalMessages:
-    """Stores client messages in another queue or with other properties, and answers the clients."""
+    """Stores messages of clients in other queues or with other properties than they were sent."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class InternalMessages:
         self._body_bytes_max = body_bytes_max
 
     def check_sent(self, text: str) -> None:
-        """Raises RequestRefused if ``text``, the properties of a client's message, leaves no room for a redelivery."""
+        """Raise RequestRefused if ``text``, the properties of a sent message, leaves no room for a redelivery."""
         check_sent_bytes(len(text.encode()) + len(self._suffix))
 
     def add(
@@ -63,7 +63,7 @@ class InternalMessages:
         more: Callable[[Stored, str], dict[str, str]] | None = None,
         lite: LiteTail | None = None,
     ) -> None:
-        """Append the message at ``tail``, in one entry with the commands in ``before``.
+        """Append a message to the queue of ``tail``, in one entry with the commands in ``before``.
 
         The answer names ``queue_id`` and the place of the message; ``more`` computes further fields from that place and
         the unique key. With ``lite``, the message is in the queue of a lite topic, too. ``sequence`` is the parsed

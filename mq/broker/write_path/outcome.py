@@ -1,4 +1,4 @@
-"""The outcome of appending a message or a command."""
+"""Outcomes of messages and commands that were appended to the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mq.protocol.numbers import PhysicalOffset, QueueOffset
 
 
 class Stored(NamedTuple):
-    """Committed on a majority of disks, and applied here. Contains its place; the queue offset of commands is 0."""
+    """Committed on a majority of disks and applied here, at this place. For commands, the queue offset is 0."""
 
     queue_offset: QueueOffset
     physical_offset: PhysicalOffset
@@ -22,7 +22,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiskFull:
-    """The messages are not stored and will not be, because the disk is full."""
+    """Not stored, and will not be, because the disk is full."""
 
     remark: str
     """The text for the client."""
@@ -30,12 +30,12 @@ class DiskFull:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipLost:
-    """The messages are not stored and will not be: this replica lost leadership before they were in the log."""
+    """Not stored, and will not be: this replica lost leadership before the entry was in the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Leadership was lost with the entry in flight: it may or may not be stored."""
+    """Perhaps stored: this replica lost leadership while the entry was in flight."""
 
 
 Outcome = Stored | DiskFull | LeadershipLost | Unknown
@@ -61,7 +61,7 @@ def answer_outcome(call: Call[object], what: str, reply: Callable[[Stored], byte
 
 
 def give_back(call: Call[Any], outcome: DiskFull | LeadershipLost) -> None:
-    """Refuse a request that is not stored, or serve it again, so that it is forwarded to the new leader."""
+    """Refuse a request that was not stored, or serve it again, so that the new leader gets it."""
     if isinstance(outcome, DiskFull):
         ERROR_ANSWERS.refused += 1
         call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))

@@ -1,5 +1,5 @@
-"""The items that wait for their log entry, but for plain sends: internal messages, metadata commands, and groups of
-them. Sends are in `mq.broker.write_path.send_block`.
+"""The items that wait for their log entry: internal messages, metadata commands, and groups of both. Plain sends are in
+`mq.broker.write_path.send_block`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SendRequest = SendMessage | SendMessageV2 | SendBatchMessage
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InternalRecord:
-    """A message that is not a client's plain send: delayed, retried, or from the broker itself.
+    """A message that is not a client's plain send: a delayed or redelivered one, or one of the broker itself.
 
     ``tag_code`` is ignored in queues of delayed messages, where the due time takes its place.
     """
@@ -73,19 +73,19 @@ class InternalRecord:
             draft.entry.callbacks.append((self.on_outcome, Stored(offset, position)))
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """Report the outcome of the message that was not stored."""
+        """Call ``on_outcome`` with the outcome of this message, which was not stored."""
         if self.on_outcome is not None:
             self.on_outcome(outcome)
 
 
 class LiteTail(NamedTuple):
-    """The lite topic queue in which a message is stored, besides the queue of its topic."""
+    """The queue of a lite topic, to which a message is added besides the queue of its parent topic."""
 
     queue: str
     tails: QueueTails
 
     def add(self, draft: EntryDraft, size: int, tag_code: int) -> bytes:
-        """Add the record that begins at the draft's position to the queue; returns its further properties."""
+        """Add the record at the draft's position to the lite topic's queue; returns properties for the record."""
         tail, position = self.tails.of_lite(self.queue), draft.position
         offset = draft.add_to_queue(tail, QUEUE_ENTRY.pack(position, size, tag_code), 1)
         return LitePlace(self.queue, offset).encode(position)
@@ -98,7 +98,7 @@ class LiteTail(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PendingSend:
-    """A client's message that is stored in another queue, or with other properties, than in the request."""
+    """A client's message that is stored in another queue or with other properties than it was sent."""
 
     nbytes: int
     """Bytes of its record."""
@@ -147,13 +147,13 @@ class PendingSend:
             draft.reply(call.connection, reply)
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """Refuse the send, or serve it again."""
+        """Refuse the send, which was not stored, or serve it again."""
         give_back(self.call, outcome)
 
 
 @dataclass(slots=True, eq=False)
 class PendingCommand:
-    """A change of replicated metadata that waits for its round."""
+    """A metadata command that waits for its entry."""
 
     body: bytes
     on_outcome: OnOutcome | None = None
@@ -162,7 +162,7 @@ class PendingCommand:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the record."""
+        """The bytes of its record."""
         return FIXED + len(META_TOPIC) + len(self.body)
 
     def build(self, draft: EntryDraft) -> None:
@@ -175,7 +175,7 @@ class PendingCommand:
         draft.add_command(self.body)
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """Report the outcome of the command that was not stored."""
+        """Call ``on_outcome`` with the outcome of this command, which was not stored."""
         if self.on_outcome is not None:
             self.on_outcome(outcome)
 
@@ -185,7 +185,7 @@ PendingGroup = list[InternalRecord | PendingCommand | PendingSend]
 
 
 class AtomicGroup:
-    """A `PendingGroup` that waits to be appended, as one `PendingItem` whose members are stored together."""
+    """A `PendingItem` of several messages and commands that are stored together, or not at all."""
 
     __slots__ = ("_members", "nbytes")
 
@@ -207,7 +207,7 @@ class AtomicGroup:
             member.build(draft)
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """Give back each member, since the group was not stored."""
+        """Give back all members, since the group was not stored."""
         for member in self._members:
             member.give_back(outcome)
 

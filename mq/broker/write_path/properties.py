@@ -1,4 +1,4 @@
-"""Encoded properties: access without decoding all of them."""
+"""Reads encoded properties without decoding all of them."""
 
 from __future__ import annotations
 

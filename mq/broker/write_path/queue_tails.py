@@ -1,4 +1,4 @@
-"""The tails of queues, on the leader: the queue offset of the next message."""
+"""The tails of queues, on the leader: the queue offsets that the next messages get."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LITE_TAILS_MAX: Final = 4096
 
 
 class TopicName:
-    """A topic's name in all forms that records and runs need; shared by all of its queues to save memory."""
+    """A topic's name in the forms that records and runs contain. All queues of the topic share one, to save memory."""
 
     __slots__ = ("encoded", "field", "fixed_bytes", "text")
 
@@ -30,7 +30,7 @@ class TopicName:
 
 
 class QueueTail:
-    """The tail of one queue, on the leader: the place of the next message.
+    """The tail of one queue, on the leader: the queue offset of the next message.
 
     While an entry is built, ``run`` has the queue entries that it adds, up to ``next_offset``. ``queue`` is the consume
     queue that received earlier runs; not always the current queue of this name, which may have been dropped since.
@@ -62,7 +62,7 @@ class QueueTail:
 
     @classmethod
     def of_lite(cls, queue: str, next_offset: QueueOffset, consume_queue: ConsumeQueue | None) -> QueueTail:
-        """Make the tail of a lite topic, without the fields for records, which are in the queue of its parent.
+        """Return the tail of a lite topic. It has no fields for records, which name the parent topic.
 
         Most sends to very many lite topics make one, and this takes less than half the time.
         """
@@ -78,7 +78,7 @@ class QueueTail:
 
 
 class QueueTails(Service):
-    """All tails of this leadership. They live as long as the leadership, since pending messages refer to them.
+    """The tails of all queues during one leadership. They are kept so long, since pending messages refer to them.
 
     Args:
         next_offset: the end of a queue that was not written to since this replica leads.
@@ -112,7 +112,7 @@ class QueueTails(Service):
         """
 
     def resign(self) -> None:
-        """Called when this replica stops leading: another one assigns queue offsets."""
+        """Forget all tails, since this replica stops leading and another one assigns queue offsets."""
         self._tails.clear()
         self._lite.clear()
         self._names.clear()
@@ -120,7 +120,7 @@ class QueueTails(Service):
         self.deletions_asked.clear()
 
     def reset(self, topic: str) -> None:
-        """Begin the offsets of a topic at 0 again: its deletion is in the log. Later messages get empty queues.
+        """Start the queue offsets of a topic at 0 again, because its deletion is in the log.
 
         Until `deletion_applied`, this also applies to queues without a tail: they still exist in the store, whether or
         not the metadata has the topic. Tails stay, since pending messages may refer to them.
@@ -131,7 +131,7 @@ class QueueTails(Service):
                 tail.next_offset = FIRST_OFFSET
 
     def deletion_applied(self, topic: str) -> None:
-        """Note that the store drops the topic's queues next, for a deletion in the log, maybe of an earlier leader."""
+        """Record that a deletion of a topic is applied: the store drops its queues next."""
         tail = self._lite.get(topic)
         if tail is not None and tail.next_offset == self._next_offset(topic, 0):
             # Otherwise messages behind the end of this lite topic are in flight, and continue from there.
@@ -142,7 +142,7 @@ class QueueTails(Service):
             del self._deletions[topic]
 
     def of_lite(self, queue: str) -> QueueTail:
-        """The tail of the queue of a lite topic, for the entry that is being built; do not keep it.
+        """Return the tail of a lite topic's queue, for the entry that is being built. Do not keep it.
 
         Tails whose messages are all applied are forgotten after a while: the store says where such a queue ends.
         """
@@ -158,7 +158,7 @@ class QueueTails(Service):
         return tail
 
     def lite_end(self, queue: str) -> QueueOffset:
-        """The queue offset of the next message of a lite topic, including messages that are not applied yet."""
+        """Return the queue offset of the next message of a lite topic, after messages that are not applied yet."""
         tail = self._lite.get(queue)
         return self._next_offset(queue, 0) if tail is None else tail.next_offset
 
@@ -175,7 +175,7 @@ class QueueTails(Service):
             del self._lite[name]
 
     def of_topic(self, topic: str) -> list[QueueTail]:
-        """The tails of a topic's queues, by queue id. The topic must exist.
+        """Return the tails of a topic's queues, by queue id. The topic must exist.
 
         Queues that are no longer writable are included, as with stock brokers: a producer may not know yet that the
         number of queues was reduced.
@@ -184,7 +184,7 @@ class QueueTails(Service):
         return [self.get(topic, number) for number in range(max(config.write_queues, config.read_queues))]
 
     def end_offset(self, topic: str, queue_id: int) -> QueueOffset:
-        """The queue offset of the next message. No commit that is later in the log may name a higher one."""
+        """Return the queue offset of the next message. No offset that is committed later may be above it."""
         tail = self._tails.get((topic, queue_id))
         if tail is not None:
             return tail.next_offset
@@ -193,7 +193,7 @@ class QueueTails(Service):
         return max(self._next_offset(topic, queue_id), self._metadata.former_topics.begin(topic, queue_id))
 
     def get(self, topic: str, queue_id: int) -> QueueTail:
-        """The tail of one queue, regardless of the topic's configuration."""
+        """Return the tail of one queue, even if the topic has no such queue."""
         tail = self._tails.get((topic, queue_id))
         if tail is None:
             name = self._names.get(topic)

@@ -30,7 +30,7 @@ def copy_record(
     attempts: int = 0,
     on_outcome: OnOutcome | None = None,
 ) -> InternalRecord:
-    """The message for the queue at ``tail``, with these properties; everything else is unchanged.
+    """Return a copy of a message for the queue of ``tail``, with these properties and the same body.
 
     Senders are stored with IPv4 addresses. If the sender had an IPv6 address, its host is empty.
 

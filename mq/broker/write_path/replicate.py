@@ -1,4 +1,4 @@
-"""Answers requests for metadata changes once the change is replicated."""
+"""Replicates metadata commands of requests, and answers the requests then."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mq.protocol.codes import ResponseCode
 
 
 def encode(command: Command) -> bytes:
-    """Encode a command with values of a client. Raises RequestRefused if one of them is invalid."""
+    """Encode a command with values from a client. Raises RequestRefused if one of them is invalid."""
     try:
         return encode_command(command)
     except CommandInvalid as error:
@@ -32,8 +32,8 @@ def replicate(
     check: Callable[[], None] = lambda: None,
     on_framed: Callable[[], None] | None = None,
 ) -> None:
-    """Replicate commands and answer the request once all are applied; if this replica loses leadership before they are
-    in the log, the current leader serves the request.
+    """Replicate commands, and answer the request when all are applied. If leadership is lost before they are in the
+    log, the new leader serves the request.
 
     ``what`` is for logs. ``check`` raises RequestRefused if the applied commands had no effect. ``on_framed`` belongs
     to the last command, see `PendingCommand`. Raises RequestRefused if too much is pending.

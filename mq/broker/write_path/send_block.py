@@ -1,4 +1,4 @@
-"""Sends of clients that wait for their round together.
+"""Blocks of plain sends of clients, which are stored in one log entry.
 
 This is the reference of the compiled block, `mq.compiled.plain_sends.SendBlock`: both are a `PendingItem`, and for the
 same sends both add the same records, queue entries and replies to an entry.
@@ -25,20 +25,20 @@ from mq.store.sequenced import SequencedRecord
 
 
 class NumberedSends(Protocol):
-    """The sends of a block that have sequence numbers, in flight; see `mq.broker.produce.sends_in_flight`."""
+    """The numbered sends of a block in flight; see `mq.broker.produce.sends_in_flight`."""
 
     def end(self) -> list[Call[Any]]:
-        """End these sends, whose outcome is known; returns the requests that waited for it."""
+        """End these sends, whose outcome is known. Returns the repeats that waited for it."""
 
     def on_outcome(self, outcome: Outcome) -> None:
-        """End these sends with the outcome of the block's entry, and answer the requests that waited for it."""
+        """End these sends with the outcome of the block's entry, and answer the repeats that waited for it."""
 
     def serve(self, repeats: list[Call[Any]]) -> None:
-        """Serve again the requests that `end` returned, after the block's senders were told that it is not stored."""
+        """Serve the repeats that `end` returned, after the block's senders were told that it is not stored."""
 
 
 class QueuedSend(msgspec.Struct, gc=False):
-    """A request to send, whose messages are valid and are stored in one queue.
+    """A send request that was checked. Its messages are stored in one queue.
 
     Attributes:
         nbytes: bytes of all its records.
@@ -58,7 +58,7 @@ class QueuedSend(msgspec.Struct, gc=False):
     numbers: SequenceRange | None = None
 
     def build(self, draft: EntryDraft) -> bytes | None:
-        """Add the messages to the draft; returns the reply, None if the client wants none."""
+        """Add the messages to the draft. Returns the reply, or None if the client wants none."""
         call, tail = self.call, self.tail
         request = call.request
         ext, host = request.ext, call.connection.host
@@ -98,7 +98,7 @@ class QueuedSend(msgspec.Struct, gc=False):
 
 
 class SendBlock:
-    """Sends that are stored in one entry, in this order; see `PendingItem`.
+    """Sends that are stored in one entry, in this order.
 
     Attributes:
         in_flight: the sends with sequence numbers, while their outcome is unknown.
@@ -119,7 +119,7 @@ class SendBlock:
                 self.sender_count += 1
 
     def numbered_sends(self, producer: str) -> list[tuple[int, int, int]]:
-        """The numbered sends of a producer: the first and the last number, and the place in the block."""
+        """Return a producer's numbered sends: first and last number, and place in the block."""
         return [
             (each.numbers.first, each.numbers.last, place)
             for place, each in enumerate(self.requests)
@@ -144,7 +144,7 @@ class SendBlock:
             draft.reply(sender, b"".join(replies))
 
     def give_back(self, outcome: DiskFull | LeadershipLost) -> None:
-        """Refuse all sends, or serve them again."""
+        """Refuse all sends, which were not stored, or serve them again."""
         repeats = [] if self.in_flight is None else self.in_flight.end()
         for request in self.requests:
             give_back(request.call, outcome)
@@ -153,6 +153,6 @@ class SendBlock:
 
 
 def give_back_frames(sender: ClientConnection, frames: bytes, outcome: DiskFull | LeadershipLost) -> None:
-    """Give back the requests in ``frames``, which are sends, to the client that sent them; see `PendingItem`."""
+    """Refuse the sends in ``frames``, which were not stored, or serve them again."""
     for request, body, serialization in decode_chunk(frames)[0]:
         give_back(Call(sender, cast("SendRequest", request), body, serialization), outcome)
