@@ -67,7 +67,7 @@ class Accounts:
 
     by_key: Mapping[str, Account]
     white_listed: Matches
-    shown: AccountList
+    account_list: AccountList
     """The accounts without their secrets, for people."""
 
 

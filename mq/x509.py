@@ -25,18 +25,18 @@ class Validity(NamedTuple):
 def validity(certificate: bytes) -> Validity:
     """The validity of a certificate (DER, RFC 5280). Raises ValueError if it is malformed."""
     try:
-        _, signed = _element(_element(certificate)[1])[:2]
-        if signed[0] == _Tag.VERSION:
-            signed = _element(signed)[2]
+        _, content = _element(_element(certificate)[1])[:2]
+        if content[0] == _Tag.VERSION:
+            content = _element(content)[2]
         for _ in ("serial number", "signature algorithm"):
-            signed = _element(signed)[2]
-        _, issuer, signed = _element(signed)
-        tag, times, signed = _element(signed)
+            content = _element(content)[2]
+        _, issuer, content = _element(content)
+        tag, times, content = _element(content)
         if tag != _Tag.SEQUENCE:
             raise ValueError(f"the validity has the unknown tag {tag:#x}")
         first, begins, times = _element(times)
         last, ends, _ = _element(times)
-        _, subject, _ = _element(signed)
+        _, subject, _ = _element(content)
         return Validity(_time(first, begins.decode("ascii")), _time(last, ends.decode("ascii")), issuer == subject)
     except IndexError as error:
         raise ValueError("the certificate ends too early") from error

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from mq.filter.programs import CLASS_FILTER
-from mq.protocol.access.signing import signed
+from mq.protocol.access.signing import sign_fields
 from mq.protocol.codes import RequestCode
 from mq.protocol.frames import split_frames
 from mq.protocol.incoming.headers import Response
@@ -67,7 +67,7 @@ def request_frame(
     fields = {} if ext is None else ext.fields()
     fields.pop(_FORWARD_ONLY, None)
     if keys is not None:
-        fields = signed(*keys, fields, body)
+        fields = sign_fields(*keys, fields, body)
     return encode_request(code, opaque, ext=fields, body=body, language="JAVA", version=_VERSION)
 
 

@@ -168,21 +168,21 @@ class Member:
 
     def _on_response(self, progress: PullProgress, response: ResponseOrLoss, start_count: int) -> None:
         if not isinstance(response, ClientResponse) or "nextBeginOffset" not in response.ext:
-            if progress.on_failure():
+            if progress.fail():
                 self._again()
             else:
-                self._check_answer(progress.answer())
+                self._check_answer(progress.response())
             return
         begin, low, high = (int(response.ext[name]) for name in ("nextBeginOffset", "minOffset", "maxOffset"))
         now = self._cluster.now
-        as_it_is = progress.on_response(PullHead(response.code, begin, low, high, response.remark), now)
+        as_it_is = progress.take_response(PullHead(response.code, begin, low, high, response.remark), now)
         if as_it_is is not None:
             self._check_answer(as_it_is)
             return
         if response.code == ResponseCode.SUCCESS:
             self._filter(progress, response.body, begin)
         if progress.is_over():
-            self._check_answer(progress.answer())
+            self._check_answer(progress.response())
         else:
             self._cluster.at(now + self._rng.choice((0.001, 0.05)), self._read, progress, start_count)
 

@@ -192,7 +192,7 @@ class ClientConnections:
             "connections_dropped": self._drops,
             "tls_failures": self._tls_failures,
             "unfinished_bytes": self._partial_requests.nbytes,
-            "unfinished_waiting": self._partial_requests.waiting,
+            "unfinished_waiting": self._partial_requests.waiting_count,
             "unread_bytes": self.unsent.nbytes,
             "unread_waiting": self._unread.kept_waiting,
         }

@@ -100,15 +100,15 @@ def cat(
         since_ms=None if since is None else round(parse_time(since).timestamp() * 1000),
         until_ms=None if until is None else round(parse_time(until).timestamp() * 1000),
     )
-    remaining, is_found = count, False
+    rest, is_found = count, False
     with _open_archive(url, endpoint_url) as archive:
         for message in archive.messages(query):
             if tag is not None and message.properties.get(TAGS) != tag:
                 continue  # another tag with the same code
             is_found = True
             print_bytes(_line(message, archive.manifest.cluster_id, verbose=verbose, as_json=as_json))
-            remaining = None if remaining is None else remaining - 1
-            if remaining == 0:
+            rest = None if rest is None else rest - 1
+            if rest == 0:
                 break
         if not is_found and not any(each.topic == topic for each in archive.queue_ranges()):
             raise CommandFailed(f"{url} has no message of topic {topic!r}; raftmq archive ls {url} --topics lists all")

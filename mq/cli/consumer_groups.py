@@ -436,13 +436,13 @@ def _members_table(members: list[Member]) -> Table:
     numbers = ("version", "unfinished")
     table = borderless_table("member", "address", "language", *numbers, "queues", numbers=numbers)
     for member in members:
-        client, unfinished = member.client, member.unfinished
+        client, unfinished_count = member.client, member.unfinished_count
         table.add_row(
             client.client_id,
             client.client_addr,
             client.language,
             str(client.version),
-            "-" if unfinished is None else f"{unfinished:,}",
+            "-" if unfinished_count is None else f"{unfinished_count:,}",
             _queues(member),
         )
     return table

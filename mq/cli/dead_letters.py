@@ -31,11 +31,11 @@ from mq.client.message import MessageQueue
 from mq.inspection.dead_letters import (
     DEALT_WITH_BY,
     Letter,
+    death_reason,
     letter_fields,
+    letter_filter,
     queue_name,
     read_letters,
-    wanted_letters,
-    why,
 )
 from mq.inspection.formatting import time_of
 from mq.inspection.message_fields import message_fields
@@ -80,7 +80,7 @@ def list_letters(
     if group is None:
         _list_groups(as_json, namesrv)
         return
-    matches = wanted_letters(topic, key, failure, since, until)
+    matches = letter_filter(topic, key, failure, since, until)
     letters: list[Letter] = []
     more = False
 
@@ -108,7 +108,7 @@ def list_letters(
     for letter in letters:
         fields = letter_fields(letter)
         cells = (queue_name(letter.queue), str(letter.queue_offset), fields["given_up"] or "-", fields["topic"] or "-")
-        table.add_row(*map(str, cells), str(fields["attempts"] or "-"), " ".join(letter.keys), why(letter))
+        table.add_row(*map(str, cells), str(fields["attempts"] or "-"), " ".join(letter.keys), death_reason(letter))
     print_table(table)
     if more:
         print(f"and more; --limit {limit} was reached")
@@ -209,10 +209,10 @@ def requeue(
     Exit code 1 if one could not be sent, it stops there; or if there is none at an --offset.
     """
     is_all = not (offsets or queue or topic or key or failure or since or until or everything)
-    matches = wanted_letters(topic, key, failure, since, until)
+    matches = letter_filter(topic, key, failure, since, until)
     operator = operator_name()
     offsets_after: dict[MessageQueue, int] = {}
-    missing = set(offsets or ())
+    missing_offsets = set(offsets or ())
     total = 0
 
     async def main() -> None:
@@ -226,7 +226,7 @@ def requeue(
                         await consumer.seek(each, "first")
             try:
                 async for letter in await consumer.read_to_end():
-                    missing.discard(letter.queue_offset)
+                    missing_offsets.discard(letter.queue_offset)
                     if matches(letter) and (not offsets or letter.queue_offset in offsets):
                         await admin.requeue_dead_letter(group, letter, operator=operator, to_topic=to_topic)
                         total += 1
@@ -246,8 +246,8 @@ def requeue(
     except CommandFailed as error:
         before = f"; requeued {total:,} before that" if total else ""
         raise CommandFailed(f"{error}{before}", error.exit_code) from error
-    if missing:
-        where = ", ".join(map(str, sorted(missing)))
+    if missing_offsets:
+        where = ", ".join(map(str, sorted(missing_offsets)))
         raise CommandFailed(f"{group} has no dead letter at offset {where}; requeued {total:,} others", EXIT_FAILED)
     if as_json:
         print_json({"group": group, "requeued": total, "to_topic": to_topic, "operator": operator})
@@ -271,7 +271,7 @@ def dismiss(
 
     async def main() -> None:
         nonlocal count
-        matches = wanted_letters(None, None, None, None, until)
+        matches = letter_filter(None, None, None, None, until)
         offsets_after: dict[MessageQueue, int] = {}
         async with _reader(namesrv, group, everything=False) as consumer:
             stopped_queues: set[MessageQueue] = set()
@@ -306,7 +306,7 @@ def export(
 ) -> None:
     """Write dead letters as JSON. It writes one per line, to a file or to standard output."""
     del as_json  # it writes nothing else
-    matches = wanted_letters(topic, key, failure, since, until)
+    matches = letter_filter(topic, key, failure, since, until)
     count = 0
 
     async def main() -> None:

@@ -118,7 +118,7 @@ class DemoResult:
     """
 
     verdict: DemoVerdict
-    killed: str
+    old_leader: str
     new_leader: str
     failover_seconds: float | None
     send_seconds: float
@@ -127,7 +127,7 @@ class DemoResult:
     @property
     def is_good(self) -> bool:
         """Whether no promise was broken, and the leader did change."""
-        return self.verdict.is_good and self.killed != self.new_leader and self.failover_seconds is not None
+        return self.verdict.is_good and self.old_leader != self.new_leader and self.failover_seconds is not None
 
 
 def table_of(outcome: DemoResult) -> Table:
@@ -135,7 +135,7 @@ def table_of(outcome: DemoResult) -> Table:
     verdict = outcome.verdict
     failover = outcome.failover_seconds
     failed_over = "never" if failover is None else f"{failover:.2f} s"
-    sending = outcome.send_seconds - (failover or 0.0)
+    sending_seconds = outcome.send_seconds - (failover or 0.0)
     rows: list[tuple[str, str, bool]] = [
         ("sent", f"{verdict.sent:,}", True),
         ("acknowledged (on disk on a majority)", f"{verdict.acknowledged:,}", verdict.acknowledged > 0),
@@ -149,12 +149,12 @@ def table_of(outcome: DemoResult) -> Table:
         ("changed or misplaced", f"{verdict.wrong_content:,}", verdict.wrong_content == 0),
         (
             "leader killed -> new leader",
-            f"{outcome.killed} -> {outcome.new_leader}",
-            outcome.killed != outcome.new_leader,
+            f"{outcome.old_leader} -> {outcome.new_leader}",
+            outcome.old_leader != outcome.new_leader,
         ),
         ("failover: kill to next acknowledgement", failed_over, failover is not None),
         ("sending, failover included", f"{verdict.acknowledged / outcome.send_seconds:,.0f} msgs/s", True),
-        ("sending, without failover", f"{verdict.acknowledged / max(sending, 0.001):,.0f} msgs/s", True),
+        ("sending, without failover", f"{verdict.acknowledged / max(sending_seconds, 0.001):,.0f} msgs/s", True),
         ("duration, until everything was consumed", f"{outcome.total_seconds:.1f} s", True),
     ]
     table = Table(show_header=False)
@@ -174,7 +174,7 @@ class _DemoState:
     last_ack_at: float = 0.0
     in_flight: int = 0
     room: trio.Event = field(default_factory=trio.Event)
-    moved: trio.Event = field(default_factory=trio.Event)
+    progress: trio.Event = field(default_factory=trio.Event)
 
     def on_outcome(self, number: int, outcome: SendResult | ClientError) -> None:
         """Record the producer's result for one message."""
@@ -190,7 +190,7 @@ class _DemoState:
             self.history.unknown.add(number)
         else:
             self.history.rejected.add(number)
-        self.moved.set()
+        self.progress.set()
 
     def _note_failover(self, offset_message_id: str) -> None:
         # The id of a stored message names the broker that stored it. Answers of the dead leader may still be in our
@@ -198,10 +198,10 @@ class _DemoState:
         if parse_offset_message_id(offset_message_id).port != self.killed_port:
             self.failed_over_at = self.last_ack_at
 
-    async def wait_moved(self) -> None:
+    async def wait_progress(self) -> None:
         """Wait until something was acknowledged or consumed."""
-        self.moved = trio.Event()
-        await self.moved.wait()
+        self.progress = trio.Event()
+        await self.progress.wait()
 
 
 async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, for_a_look: bool = False) -> DemoResult:
@@ -234,7 +234,7 @@ async def run_demo(text: Sequence[bytes], directory: Path, console: Console, *, 
             await leave_work(cluster, TOPIC)
     return DemoResult(
         verdict=state.history.verdict(),
-        killed=killed_node,
+        old_leader=killed_node,
         new_leader=new_leader,
         failover_seconds=None if state.failed_over_at is None else state.failed_over_at - killed_at,
         send_seconds=sent_at - began,
@@ -262,7 +262,7 @@ async def _send_all(state: _DemoState, namesrv: str) -> None:
 async def _kill_leader_halfway(state: _DemoState, cluster: DevCluster, announce: partial[None]) -> tuple[str, float]:
     leader = await cluster.leader()
     while len(state.history.acknowledgements) < len(state.text) // 2:
-        await state.wait_moved()
+        await state.wait_progress()
     state.killed_port = cluster.port(leader)
     cluster.kill(leader)
     killed_at = trio.current_time()
@@ -287,18 +287,18 @@ async def _watch_acknowledgements(state: _DemoState) -> None:
 
 async def _wait_until_answered(state: _DemoState) -> float:
     while state.history.sent < len(state.text) or state.in_flight:
-        await state.wait_moved()
+        await state.wait_progress()
     return state.last_ack_at
 
 
 async def _wait_consumed(state: _DemoState) -> None:
     """Wait until everything acknowledged is consumed, or nothing more arrives: then the verdict reports the loss."""
     deliveries = -1
-    while state.history.missing and state.history.deliveries != deliveries:
+    while state.history.missing_count and state.history.deliveries != deliveries:
         deliveries = state.history.deliveries
         with trio.move_on_after(STALLED_SECONDS_MAX):
-            while state.history.missing and state.history.deliveries == deliveries:
-                await state.wait_moved()
+            while state.history.missing_count and state.history.deliveries == deliveries:
+                await state.wait_progress()
 
 
 async def _read_consumer(
@@ -317,7 +317,7 @@ async def _read_consumer(
                 queue = Queue(message.broker_name, message.queue_id)
                 intact = message.number < len(crcs) and crcs[message.number] == message.crc
                 state.history.on_delivery(name, queue, message.queue_offset, message.number, intact=intact)
-            state.moved.set()
+            state.progress.set()
     raise ServersFailed(f"{name} ended; its log is {cluster.log_path(_log_name(name))}")
 
 

@@ -105,7 +105,7 @@ class History:
             self._highest[key] = queue_offset
 
     @property
-    def missing(self) -> int:
+    def missing_count(self) -> int:
         """Acknowledged messages that have not been consumed (yet)."""
         return sum(number not in self.consumed for number in self.acknowledgements)
 

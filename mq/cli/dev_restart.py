@@ -63,19 +63,19 @@ async def ask_restart(home: Path, node_id: str) -> None:
 
 
 async def _request_restart(home: Path, node_id: str) -> str:
-    request, answer = _files(home, node_id)
-    answer.unlink(missing_ok=True)
+    request, response = _files(home, node_id)
+    response.unlink(missing_ok=True)
     request.touch()
     try:
         with trio.move_on_after(ANSWER_SECONDS_MAX):
-            while not answer.exists():
+            while not response.exists():
                 if not is_locked(home / LOCK_FILE):
                     raise ServersFailed(f"the raftmq dev in {home} ended meanwhile")
                 await trio.sleep(WATCH_SECONDS / 5)
-        return answer.read_text() if answer.exists() else f"no answer within {ANSWER_SECONDS_MAX:g} s"
+        return response.read_text() if response.exists() else f"no answer within {ANSWER_SECONDS_MAX:g} s"
     finally:
         request.unlink(missing_ok=True)
-        answer.unlink(missing_ok=True)
+        response.unlink(missing_ok=True)
 
 
 async def serve_restarts(clusters: list[DevCluster]) -> None:

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ForcePlan:
     """The state of a replica's directory, and the effect of forcing its group; `in_words` describes it.
 
-    ``conf`` is None if the directory does not tell the group's members. ``committed`` is the highest index that this
+    ``conf`` is None if the directory does not tell the group's members. ``commit_index`` is the highest index that this
     replica knew to be committed. ``may_lack_own``: entries that it had acknowledged itself may be missing.
     """
 
@@ -34,12 +34,12 @@ class Plan:
     first_index: LogIndex
     last_index: LogIndex
     last_term: Term
-    committed: int
+    commit_index: int
     term: Term
     may_lack_own: bool
 
     @property
-    def lost(self) -> tuple[str, ...]:
+    def other_members(self) -> tuple[str, ...]:
         """The other members, which would be removed."""
         return () if self.conf is None else tuple(sorted(self.conf.members - {self.node_id}))
 
@@ -47,23 +47,23 @@ class Plan:
         """The plan as lines of text."""
         yield f"replica {self.node_id}, log {self.cluster_id}"
         yield f"  its log: entries {self.first_index} to {self.last_index}, the last of term {self.last_term}"
-        yield f"  known to be committed: entries up to {self.committed}"
+        yield f"  known to be committed: entries up to {self.commit_index}"
         yield f"  its term: {self.term}"
         if self.conf is None:
             yield "  members: its files do not say who belongs to the group; its settings do (peers)"
             others = "All other members"
         else:
             learners = f", learners {' '.join(self.conf.learners)}" if self.conf.learners else ""
-            outgoing = f", outgoing {' '.join(self.conf.outgoing)}" if self.conf.is_joint else ""
-            yield f"  members: voters {' '.join(self.conf.voters)}{outgoing}{learners}"
-            others = ", ".join(self.lost)
+            outgoing_text = f", outgoing {' '.join(self.conf.outgoing)}" if self.conf.is_joint else ""
+            yield f"  members: voters {' '.join(self.conf.voters)}{outgoing_text}{learners}"
+            others = ", ".join(self.other_members)
         yield "what would happen:"
         yield f"  {self.node_id} becomes the only voter, at {self.address}, and the leader when it is started."
         yield f"  Removed from the group: {others}."
-        if self.last_index > self.committed:
+        if self.last_index > self.commit_index:
             yield (
-                f"  Entries {self.committed + 1} to {self.last_index} are kept and become committed; some of them may "
-                "never have been acknowledged."
+                f"  Entries {self.commit_index + 1} to {self.last_index} are kept and become committed; some of them "
+                "may never have been acknowledged."
             )
         yield "what may be lost:"
         yield (
@@ -138,9 +138,9 @@ def force(
                 "first_index": plan.first_index,
                 "last_index": plan.last_index,
                 "last_term": plan.last_term,
-                "commit_index": plan.committed,
+                "commit_index": plan.commit_index,
                 "term": plan.term,
-                "lost_members": None if plan.conf is None else list(plan.lost),
+                "lost_members": None if plan.conf is None else list(plan.other_members),
                 "may_lack_own_entries": plan.may_lack_own,
             }
         )
@@ -153,7 +153,7 @@ def force(
         print("nothing was changed; pass --yes to make this change")
 
 
-def _plan(report: DirectoryReport, address: str | None) -> tuple[Plan, MetaState]:
+def _plan(report: DirectoryReport, address: str | None) -> tuple[ForcePlan, MetaState]:
     """Raises CommandFailed if this replica cannot continue alone."""
     from raftlog import NodeId
     from raftlog.forced_members import newest_configuration
@@ -182,7 +182,7 @@ def _plan(report: DirectoryReport, address: str | None) -> tuple[Plan, MetaState
             f"{report.directory} does not contain the replication address of {state.node_id}: pass --address"
         )
     return (
-        Plan(
+        ForcePlan(
             node_id=state.node_id,
             cluster_id=state.cluster_id,
             conf=conf,
@@ -190,7 +190,7 @@ def _plan(report: DirectoryReport, address: str | None) -> tuple[Plan, MetaState
             first_index=report.first_index,
             last_index=last.index,
             last_term=last.term,
-            committed=min(state.commit_hint, last.index),
+            commit_index=min(state.commit_hint, last.index),
             term=state.term,
             may_lack_own=ABSTAINING in state.notes or (UNSYNCED in state.notes and not state.clean),
         ),

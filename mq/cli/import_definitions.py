@@ -83,9 +83,9 @@ def import_(
             brokers = {broker for each in (await admin.cluster_info()).clusters.values() for broker in each}
             named_brokers = {broker for rows in definitions.topics.values() for broker in rows}
             named_brokers |= {broker for rows in definitions.schedules.values() for broker in rows}
-            if missing := sorted(named_brokers - brokers):
+            if unknown := sorted(named_brokers - brokers):
                 raise CommandFailed(
-                    f"{file} names the broker group{'s' if len(missing) > 1 else ''} {', '.join(missing)}, and there "
+                    f"{file} names the broker group{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}, and there "
                     f"{'are' if len(brokers) > 1 else 'is'} {', '.join(sorted(brokers)) or 'none'}"
                 )
             steps = [
@@ -291,10 +291,10 @@ async def _import_offsets(
     """Store the offsets that are higher than the groups'; returns the steps done. Raises ClientError."""
     current_offsets = await stored_offsets(admin, offsets_by_group)
     steps: dict[str, list[dict[str, object]]] = {}
-    waiting = iter(sorted(offsets_by_group.items()))
+    groups = iter(sorted(offsets_by_group.items()))
 
     async def work() -> None:
-        for group, rows in waiting:
+        for group, rows in groups:
             advance("offsets of consumer groups", len(steps), len(offsets_by_group))
             now = current_offsets.get(group, {})
             offsets = {MessageQueue(row.topic, row.broker, row.queue): row.offset for row in rows}

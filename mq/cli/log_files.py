@@ -40,7 +40,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
 
     with _open_stopped_log(directory) as log:
         report = log.report()
-    abstaining = report.state is not None and ABSTAINING in report.state.notes
+    abstains = report.state is not None and ABSTAINING in report.state.notes
     if as_json:
         print_json(
             {
@@ -54,7 +54,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
                 "begins_at": report.state.starts_at.pos if report.state else None,
                 "ends_at": report.last.pos + report.last.size if report.last else None,
                 "segment_bytes": report.state.segment_bytes if report.state else None,
-                "abstaining": abstaining,
+                "abstaining": abstains,
                 "damaged": [{"position": each.pos, "size": each.end - each.pos} for each in report.ranges],
                 "findings": report.findings,
             }
@@ -64,7 +64,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
         print(f"{report.directory}{owner}")
         for finding in report.findings:
             print(f"  {finding}")
-        if abstaining:
+        if abstains:
             print(f"  only if a majority abstains forever: raftmq log allow-vote {directory} --accept-loss")
         print(report.verdict)
     if report.verdict == UNUSABLE:
@@ -316,9 +316,9 @@ def _row(log: StoppedLog, entry: EntryRef | DamagedRange, bodies: bool) -> dict[
         except ValueError as error:
             row["note"] = str(error)
         else:
-            outgoing = f" from {' '.join(conf.outgoing)}" if conf.outgoing else ""
+            outgoing_text = f" from {' '.join(conf.outgoing)}" if conf.outgoing else ""
             learners = f", learners {' '.join(conf.learners)}" if conf.learners else ""
-            row["note"] = f"voters {' '.join(conf.voters)}{outgoing}{learners}"
+            row["note"] = f"voters {' '.join(conf.voters)}{outgoing_text}{learners}"
     if bodies:
         start = log.body(entry)[:EXCERPT_BYTES]
         printable = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in start)

@@ -190,7 +190,7 @@ def consume(
             raise CommandFailed(f"--from {consume_from!r} is neither first nor last")
 
     async def main() -> None:
-        remaining = count
+        rest = count
         async with PushConsumer(namesrv, group, consume_from=begin, trace=trace) as consumer:
             try:
                 consumer.subscribe(topic, tags, filter=message_filter)
@@ -200,9 +200,9 @@ def consume(
             async for delivery in consumer.deliveries():
                 with delivery as message:
                     print_bytes((json.dumps(message_fields(message)).encode() if as_json else message.body) + b"\n")
-                if remaining is not None:
-                    remaining -= 1
-                    if remaining == 0:
+                if rest is not None:
+                    rest -= 1
+                    if rest == 0:
                         break
 
     with client_errors():

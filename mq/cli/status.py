@@ -62,12 +62,12 @@ def table_of(group: GroupStatus) -> Table:
     table = borderless_table("replica", "address", "role", *numbers, numbers=numbers, title=title)
     for replica in group.replicas:
         style = {"leader": "bold", UNREACHABLE: "red"}.get(replica.role)
-        term, committed = ("-" if n is None else f"{n:,}" for n in (replica.term, replica.commit_index))
+        term, commit_index = ("-" if n is None else f"{n:,}" for n in (replica.term, replica.commit_index))
         position = "-" if replica.commit_position is None else decimal(replica.commit_position)
         address = replica.address or "-"
         disk = "-" if replica.disk_used is None else f"{replica.disk_used:.0%}"
         table.add_row(
-            replica.node_id, address, role_of(replica), term, committed, position, _lag(replica), disk, style=style
+            replica.node_id, address, role_of(replica), term, commit_index, position, _lag(replica), disk, style=style
         )
     notes = [note for replica in group.replicas for note in _notes(replica)]
     notes += _archive_notes(group)
@@ -96,7 +96,7 @@ def role_of(replica: ReplicaStatus) -> str:
 
 
 def _notes(replica: ReplicaStatus) -> Iterator[str]:
-    if replica.role == "leader" and (waiting := _waiting(replica)):
+    if replica.role == "leader" and (waiting := _waiting_text(replica)):
         yield f"waiting at {replica.node_id}: {waiting}"
     if memory := _memory(replica):
         yield f"memory of clients at {replica.node_id}: {memory}"
@@ -128,8 +128,8 @@ def _archive_notes(group: GroupStatus) -> Iterator[str]:
         yield f"archive_retention_* differs ({difference}): the longest time and the largest size count"
     for replica in group.replicas:
         if replica.archive_refill_bytes_left:
-            remaining = decimal(replica.archive_refill_bytes_left)
-            yield f"{replica.node_id} reads queue entries of old messages from the archive: {remaining} left"
+            rest = decimal(replica.archive_refill_bytes_left)
+            yield f"{replica.node_id} reads queue entries of old messages from the archive: {rest} left"
 
 
 def _access_notes(group: GroupStatus) -> Iterator[str]:
@@ -144,7 +144,7 @@ def _access_notes(group: GroupStatus) -> Iterator[str]:
         yield f"clients are not authenticated by {', '.join(nodes)}: see acl_file in the guide to security"
 
 
-def _waiting(replica: ReplicaStatus) -> str:
+def _waiting_text(replica: ReplicaStatus) -> str:
     """Messages that wait in the broker for a time or an event."""
     kinds = (
         (replica.delayed, "delayed"),

@@ -42,7 +42,7 @@ def tail(
     """Print messages of a topic as they arrive, one per line. It commits no offsets."""
 
     async def main() -> None:
-        remaining = count
+        rest = count
         async with PullConsumer(namesrv, GROUP, consume_from="last") as consumer, Admin(namesrv) as admin:
             queues = await consumer.queues(topic)
             await consumer.assign(queues, tags)
@@ -50,12 +50,12 @@ def tail(
                 for queue in queues:
                     await consumer.seek(queue, await _begin(admin, queue, last))
             looked_at = trio.current_time()
-            while remaining is None or remaining > 0:
+            while rest is None or rest > 0:
                 for message in await consumer.poll(timeout=1.0):
-                    if remaining is not None and remaining <= 0:
+                    if rest is not None and rest <= 0:
                         break
                     print_bytes(line_of(message, verbose=verbose, as_json=as_json))
-                    remaining = None if remaining is None else remaining - 1
+                    rest = None if rest is None else rest - 1
                 if trio.current_time() >= looked_at + NEW_QUEUES_SECONDS:
                     looked_at = trio.current_time()
                     await take_new_queues(consumer, topic, tags)

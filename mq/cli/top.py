@@ -159,19 +159,19 @@ class _View:
             table.add_column(heading, justify="right", no_wrap=True)
         for replica in group.replicas:
             rates = self._rates.get((group.group, replica.node_id), Rates())
-            waiting = sum(
+            waiting_count = sum(
                 each or 0
                 for each in (replica.unfinished_bytes, replica.unread_bytes, replica.held_bytes, replica.pending_bytes)
             )
             table.add_row(
                 replica.node_id,
                 role_of(replica),
-                _number(rates.stored),
-                _number(rates.consumed),
-                _number(replica.term),
-                _number(replica.lag_entries),
-                _number(replica.connections),
-                decimal(waiting),
+                _format_number(rates.stored),
+                _format_number(rates.consumed),
+                _format_number(replica.term),
+                _format_number(replica.lag_entries),
+                _format_number(replica.connections),
+                decimal(waiting_count),
                 "-" if replica.disk_used is None else f"{replica.disk_used:.0%}",
                 style=_style(replica),
             )
@@ -206,5 +206,5 @@ def _style(replica: ReplicaStatus) -> str | None:
     return {"leader": "bold", UNREACHABLE: "red"}.get(replica.role)
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"

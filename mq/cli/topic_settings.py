@@ -30,7 +30,7 @@ class TopicSettings:
     attributes: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, config: TopicConfig) -> TopicSettings:
+    def from_config(cls, config: TopicConfig) -> TopicSettings:
         """The settings of an existing topic."""
         kind = config.attributes.get(MESSAGE_TYPE_ATTRIBUTE)
         others = tuple(sorted(each for each in config.attributes.items() if each[0] != MESSAGE_TYPE_ATTRIBUTE))
@@ -61,13 +61,13 @@ def settings_to_create(
     between the groups that have it.
     """
     groups = sorted(groups)
-    missing = [each for each in groups if each not in configs]
-    if not missing:
+    new_groups = [each for each in groups if each not in configs]
+    if not new_groups:
         there = shape({each: configs[each] for each in groups})
         raise CommandFailed(f"topic {topic} already exists: {there}; change it with raftmq topic update", EXIT_FAILED)
     if not configs:
-        return _fill_in(choice, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), missing
-    patterns = {_fill_in(choice, TopicSettings.of(config)) for config in configs.values()}
+        return _fill_in(choice, TopicSettings(QUEUES, QUEUES, PERMS["rw"], order=False)), new_groups
+    patterns = {_fill_in(choice, TopicSettings.from_config(config)) for config in configs.values()}
     if len(patterns) > 1:
         remedy = "with --queues, --perm, --order, --no-order, --message-type and --attribute"
         if len({(each.filter_type, each.sys_flag) for each in patterns}) > 1:
@@ -76,18 +76,19 @@ def settings_to_create(
             remedy = "in a document for raftmq import: no option leaves an attribute out"
         raise CommandFailed(
             f"topic {topic} has different settings in the broker groups that have it: {shape(configs)}. Say which ones "
-            f"it shall have in {', '.join(missing)}, {remedy}",
+            f"it shall have in {', '.join(new_groups)}, {remedy}",
             EXIT_FAILED,
         )
     [settings] = patterns
-    others = {each: configs[each] for each in groups if each in configs and TopicSettings.of(configs[each]) != settings}
+    own = {each: configs[each] for each in groups if each in configs}
+    others = {each: config for each, config in own.items() if TopicSettings.from_config(config) != settings}
     if others:
         raise CommandFailed(
             f"topic {topic} exists with other settings: {shape(others)}. Nothing was changed. To create it in "
-            f"{', '.join(missing)} with settings of its own, pass --group; to change it, use raftmq topic update",
+            f"{', '.join(new_groups)} with settings of its own, pass --group; to change it, use raftmq topic update",
             EXIT_FAILED,
         )
-    return settings, missing
+    return settings, new_groups
 
 
 def _fill_in(settings: TopicSettings, pattern: TopicSettings) -> TopicSettings:
@@ -104,7 +105,7 @@ def _fill_in(settings: TopicSettings, pattern: TopicSettings) -> TopicSettings:
 
 def shape(configs: Mapping[str, TopicConfig]) -> str:
     """The settings of a topic in each broker group, as text."""
-    return "; ".join(f"{TopicSettings.of(config)} in {broker}" for broker, config in sorted(configs.items()))
+    return "; ".join(f"{TopicSettings.from_config(config)} in {broker}" for broker, config in sorted(configs.items()))
 
 
 def perm_bits(perm: str) -> int:

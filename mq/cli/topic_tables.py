@@ -224,7 +224,7 @@ def start(
     )
     signals: list[bool] = []
 
-    def end(*_: Any) -> None:
+    def on_signal(*_: Any) -> None:
         if not signals:
             signals.append(True)
             process.terminate()
@@ -233,8 +233,8 @@ def start(
         elif process.stdin is not None:
             process.stdin.close()
 
-    signal.signal(signal.SIGINT, end)
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
     return process
 
 

@@ -111,11 +111,11 @@ def create(
             )
         topic_configs = await _configs(admin, topic)
         # Without any group, `create_topic` says what to do.
-        settings, missing = settings_to_create(topic, target, topic_configs, [group] if group else brokers or [""])
-        for broker in missing:
+        settings, new_groups = settings_to_create(topic, target, topic_configs, [group] if group else brokers or [""])
+        for broker in new_groups:
             if broker and LEADER_ID not in brokers[broker].broker_addrs:
                 raise CommandFailed(f"broker group {broker} has no leader; nothing was changed", EXIT_FAILED)
-        for broker in missing:
+        for broker in new_groups:
             await admin.create_topic(
                 topic,
                 read_queues=settings.read_queues,
@@ -130,7 +130,7 @@ def create(
             )
         configs = await admin.topic_config(topic)
         # A group that was not known before has registered meanwhile.
-        return settings, [broker for broker in missing if broker] or sorted(configs), configs
+        return settings, [broker for broker in new_groups if broker] or sorted(configs), configs
 
     settings, new_brokers, configs = run_with(Admin, namesrv, main)
     if as_json:
@@ -342,7 +342,7 @@ def delete(
 
 
 @app.command("deleted")
-def deleted(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
+def list_deleted(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
     """List the deleted topics that can be restored. It shows when and by whom each was deleted, and until when it can
     be.
 

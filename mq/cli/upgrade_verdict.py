@@ -79,11 +79,11 @@ def upgrade_report(group: GroupStatus) -> UpgradeReport:
     replicas = {node: statuses.get(node, ReplicaStatus(node, None, UNREACHABLE)) for node in roles or statuses}
     ailments = {node: tuple(_ailments(each, leader)) for node, each in replicas.items()}
     voters = [node for node, role in roles.items() if role != "learner"]
-    changing = any(role in ("incoming", "outgoing") for role in roles.values())
+    is_changing = any(role in ("incoming", "outgoing") for role in roles.values())
     members = []
     for node, each in sorted(replicas.items()):
         keep = "the group has no leader" if leader is None else ""
-        if leader is not None and changing:
+        if leader is not None and is_changing:
             keep = "the voters of the group are being changed"
         elif leader is not None:
             keep = _why_keep(node, voters, ailments)
@@ -133,8 +133,8 @@ def _ailments(replica: ReplicaStatus, leader: ReplicaStatus | None) -> Iterator[
         yield "has not reached the leader"
     elif replica.lag_entries > NEAR_ENTRIES:
         yield f"lacks {replica.lag_entries:,} entries"
-    if (waiting := _unapplied_count(replica, leader)) is not None and waiting > NEAR_ENTRIES:
-        yield f"has not applied {waiting:,} entries"
+    if (unapplied_count := _unapplied_count(replica, leader)) is not None and unapplied_count > NEAR_ENTRIES:
+        yield f"has not applied {unapplied_count:,} entries"
 
 
 def _unapplied_count(replica: ReplicaStatus, leader: ReplicaStatus | None) -> int | None:

@@ -284,9 +284,9 @@ class Console:
             before = f"{UNKNOWING}: " if status == HTTP_UNKNOWN else ""
             return self._fail(visit, name, target, f"{before}{error}{after}", status)
         visit.watch.forget_answers()
-        self._records.add(Record(visit.now_ms, session.user, name, outcome.target, outcome.said or "begun", True))
-        if outcome.said:
-            session.notices.append(outcome.said)
+        self._records.add(Record(visit.now_ms, session.user, name, outcome.target, outcome.message or "begun", True))
+        if outcome.message:
+            session.notices.append(outcome.message)
         return RedirectResponse(outcome.to, status_code=303)
 
     def _fail(self, visit: Visit, name: str, target: str, why: str, status: int) -> Response:

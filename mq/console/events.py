@@ -100,9 +100,9 @@ def _of_replica(before: ReplicaStatus, now: ReplicaStatus) -> Iterator[tuple[str
     if before.figures.get("bootTimestamp") != now.figures.get("bootTimestamp"):
         yield "was started again", False
         return
-    missing = count_of(now, "missingEntries")
-    if missing and not count_of(before, "missingEntries"):
-        yield f"deleted {missing:,} entries early that other replicas have", True
+    missing_count = count_of(now, "missingEntries")
+    if missing_count and not count_of(before, "missingEntries"):
+        yield f"deleted {missing_count:,} entries early that other replicas have", True
     for name, words in COUNTED.items():
         count = count_of(now, name) - count_of(before, name)
         if count > 0:

@@ -76,7 +76,7 @@ class History:
         increases = (count - before[1][node] for node, count in counts.items() if node in before[1])
         return sum(each for each in increases if each > 0) / (now - before[0])
 
-    def of(self, group: str, now: float) -> list[Rates]:
+    def get(self, group: str, now: float) -> list[Rates]:
         """The points of the last hour, the oldest first."""
         return [each for each in self._points.get(group, ()) if each.at >= now - SECONDS]
 
@@ -87,10 +87,10 @@ def rates_of(group: GroupStatus) -> tuple[float | None, float | None]:
     if leader is None and group.is_stock:
         leader = next((each for each in group.replicas if each.broker_id == 0), None)
     figures: Mapping[str, str] = leader.figures if leader is not None else {}
-    return _first(figures.get("putTps")), _first(figures.get("getTransferredTps") or figures.get("getTransferedTps"))
+    return _rate(figures.get("putTps")), _rate(figures.get("getTransferredTps") or figures.get("getTransferedTps"))
 
 
-def _first(text: str | None) -> float | None:
+def _rate(text: str | None) -> float | None:
     """The first of RocketMQ's three rates, over 10 s."""
     try:
         return float((text or "").split()[0])

@@ -38,28 +38,28 @@ class LagHistory:
         for group in self._points.keys() - progress.keys():
             del self._points[group]
         for group, queues in progress.items():
-            waiting = sum(max(0, each.end - each.offset) for each in queues.values())
+            waiting_count = sum(max(0, each.end - each.offset) for each in queues.values())
             points = self._points.get(group)
             if points is None:
                 if len(self._points) < GROUPS_MAX:
-                    self._points[group] = deque([Lag(now, waiting)])
+                    self._points[group] = deque([Lag(now, waiting_count)])
                 continue
-            if points[-1].waiting != waiting:
-                points.append(Lag(now, waiting))
+            if points[-1].waiting != waiting_count:
+                points.append(Lag(now, waiting_count))
             while len(points) > 1 and points[1].at <= now - SECONDS:
                 points.popleft()
 
-    def of(self, group: str, now: float) -> list[Lag]:
+    def get(self, group: str, now: float) -> list[Lag]:
         """A point for each time at which lags were noted within the last hour, the oldest first."""
         points = self._points.get(group)
         if points is None:
             return []
         lags = []
-        following = iter([*points, Lag(float("inf"), 0)])
-        current, after = None, next(following)
+        points_after = iter([*points, Lag(float("inf"), 0)])
+        current, after = None, next(points_after)
         for at in self._times:
             while after.at <= at:
-                current, after = after, next(following)
+                current, after = after, next(points_after)
             if current is not None and at >= now - SECONDS:
                 lags.append(Lag(at, current.waiting))
         return lags

@@ -23,7 +23,7 @@ class Session:
     csrf: str
     user: str
     began: float
-    used: float
+    used_at: float
     notices: list[str] = field(default_factory=list)
     """Messages about changes, to be shown on the next page."""
 
@@ -71,7 +71,7 @@ class Sessions:
             self.end(key)
             return None
         if is_use:
-            session.used = now
+            session.used_at = now
             self._sessions.move_to_end(key)
         return session
 
@@ -87,7 +87,7 @@ class Sessions:
             self.end(key)
 
     def _has_ended(self, session: Session, now: float) -> bool:
-        return now >= session.used + self._idle_seconds or now >= session.began + self._seconds_max
+        return now >= session.used_at + self._idle_seconds or now >= session.began + self._seconds_max
 
 
 class LoginLimit:

@@ -79,7 +79,7 @@ class Tail:
         self.fault = ""
         self.is_running = True
         self.scope = trio.CancelScope()
-        self.ended = 0.0
+        self.end_time = 0.0
         self.has_begun = trio.Event()
 
 
@@ -106,7 +106,7 @@ class Tails:
         self._tails: dict[TailFilter, Tail] = {}
 
     @property
-    def running(self) -> int:
+    def running_count(self) -> int:
         """The number of topics that are read now."""
         return sum(each.is_running for each in self._tails.values())
 
@@ -117,9 +117,9 @@ class Tails:
         """
         now = trio.current_time()
         tail = self._tails.get(choice)
-        if tail is None or (not tail.is_running and now >= tail.ended + AGAIN_SECONDS):
+        if tail is None or (not tail.is_running and now >= tail.end_time + AGAIN_SECONDS):
             most = self._limits.tails_max
-            if self.running >= most:
+            if self.running_count >= most:
                 raise TooManyTails(
                     f"this console already follows {most} topics, the maximum: close a tab, and wait some seconds"
                 )
@@ -141,7 +141,7 @@ class Tails:
             tail.fault = f"{type(error).__name__}: see the log of this console"
         finally:
             tail.is_running = False
-            tail.ended = trio.current_time()
+            tail.end_time = trio.current_time()
             tail.has_begun.set()
 
     async def _follow(self, choice: TailFilter, tail: Tail, show: Show) -> None:
@@ -169,8 +169,8 @@ class Tails:
         """Read for a second at most; of a busy topic, continue at its end then."""
         deadline = trio.current_time() + 1.0
         count = 0
-        while count < self._limits.per_second_max and (remaining := deadline - trio.current_time()) > 0:
-            messages = await consumer.poll(self._limits.per_second_max - count, timeout=remaining)
+        while count < self._limits.per_second_max and (seconds := deadline - trio.current_time()) > 0:
+            messages = await consumer.poll(self._limits.per_second_max - count, timeout=seconds)
             tail.rows.extendleft(map(show, messages))
             count += len(messages)
         if count < self._limits.per_second_max:

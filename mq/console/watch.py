@@ -226,10 +226,10 @@ class Watch:
 
     async def _sample(self, lags_at: float) -> float:
         """Note how all broker groups are now, and the lags from ``lags_at`` on; returns when those are due again."""
-        seen = await self.cluster.get()
-        if seen.fault:
+        cached = await self.cluster.get()
+        if cached.fault:
             return lags_at
-        groups = seen.value or ()
+        groups = cached.value or ()
         self.history.add(groups, trio.current_time())
         self.events.add(groups, trio.current_time())
         # Lags of a broker group without a leader are unknown: the next ones are noted when it has one.
@@ -242,10 +242,8 @@ class Watch:
 
     async def is_stock(self) -> bool:
         """Whether all broker groups that answer are of Apache RocketMQ."""
-        answering = [
-            group for group in (await self.cluster.get()).value or () if any(r.figures for r in group.replicas)
-        ]
-        return bool(answering) and all(group.is_stock for group in answering)
+        groups = [group for group in (await self.cluster.get()).value or () if any(r.figures for r in group.replicas)]
+        return bool(groups) and all(group.is_stock for group in groups)
 
     async def left_out(self) -> str:
         """Name the broker groups that lists leave out, since they have no leader; empty if none is left out."""

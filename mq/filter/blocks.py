@@ -58,7 +58,7 @@ class Block:
         """The places of all messages, four ``u32`` each, little-endian."""
         return pack(f"<{4 * len(self._places)}I", *chain.from_iterable(self._places))
 
-    def fitting(self, begin: int, room: int) -> int:
+    def end_within(self, begin: int, room: int) -> int:
         """The number of the first message from ``begin`` on that no longer fits into ``room`` bytes."""
         limit, ends = self.begin_of(begin) + room, self.ends
         return len(ends) if ends[-1] <= limit else bisect_right(ends, limit, begin)

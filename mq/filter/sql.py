@@ -255,7 +255,7 @@ def _order(symbol: str, left: Expression, right: Expression, depth: int) -> Logi
             return None if text is None else compare(read(text), number)
 
         return evaluate_property
-    is_ordered = _ordering(compare, left, right)
+    is_ordered = _comparison(compare, left, right)
     left_value, right_value = _value(left, depth), _value(right, depth)
 
     def evaluate(properties: Properties) -> bool | None:
@@ -268,7 +268,7 @@ def _order(symbol: str, left: Expression, right: Expression, depth: int) -> Logi
     return evaluate
 
 
-def _ordering(compare: Callable[[Any, Any], bool], left: Expression, right: Expression) -> Callable[[Any, Any], bool]:
+def _comparison(compare: Callable[[Any, Any], bool], left: Expression, right: Expression) -> Callable[[Any, Any], bool]:
     """Compares two values, neither of which is null."""
     if isinstance(left, Number) and isinstance(right, Number):
         return _compare_wide(compare, left, right)

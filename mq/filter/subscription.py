@@ -105,10 +105,10 @@ def filtered_by(topic: str, program: FilterProgram, tags: str = ALL_TAGS) -> Sub
 
 def parse_sql(topic: str, expression: str) -> Subscription:
     """Parse an SQL92 expression; an empty one is an error. Raises SubscriptionError with the position."""
-    remembering: Callable[[str], SqlFilter]
-    remembering = _short if len(expression) <= _REMEMBERED_LENGTH_MAX else _long
+    parse: Callable[[str], SqlFilter]
+    parse = _short if len(expression) <= _REMEMBERED_LENGTH_MAX else _long
     try:
-        sql = remembering(expression)
+        sql = parse(expression)
     except SqlError as error:
         raise SubscriptionError(f"the expression for topic {topic} is wrong at {error}") from error
     return Subscription(topic, expression, _NONE, _NONE, None if topic.startswith(RETRY_PREFIX) else sql)

@@ -124,13 +124,13 @@ class BrokerLink:
         """
         refresh = False
         while True:
-            remaining = max(deadline - trio.current_time(), 0.0)
-            ext = msgspec.structs.replace(request, suspend_timeout_ms=math.ceil(1000 * remaining)).fields()
+            seconds = max(deadline - trio.current_time(), 0.0)
+            ext = msgspec.structs.replace(request, suspend_timeout_ms=math.ceil(1000 * seconds)).fields()
             try:
                 address = await leader_address(self._core, request.topic, self._name(request.topic), refresh=refresh)
                 connection = await self._core.connection(address)
                 response, body = await connection.request(
-                    RequestCode.PULL_MESSAGE, ext, timeout=remaining + _ANSWER_SECONDS, may_be_held=True
+                    RequestCode.PULL_MESSAGE, ext, timeout=seconds + _ANSWER_SECONDS, may_be_held=True
                 )
                 if response.code in PULL_ANSWERS:
                     return response, body

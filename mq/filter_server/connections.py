@@ -159,9 +159,9 @@ class _Connection:
     async def _read(self, nursery: trio.Nursery) -> None:
         buffer = bytearray()
         while True:
-            with trio.move_on_after(_IDLE_SECONDS) as waiting:
+            with trio.move_on_after(_IDLE_SECONDS) as scope:
                 chunk = await self._stream.receive_some(_RECEIVE_BYTES)
-            if waiting.cancelled_caught or not chunk:
+            if scope.cancelled_caught or not chunk:
                 return
             buffer += chunk
             if len(buffer) < 8:
@@ -172,18 +172,18 @@ class _Connection:
             if len(buffer) < 4 + length:
                 continue
             data = bytes(buffer)
-            incoming, size = decode_chunk(data)
+            frames, size = decode_chunk(data)
             del buffer[:size]
-            for each, header in zip(incoming, list(headers_of(data[:size])), strict=True):
+            for each, header in zip(frames, list(headers_of(data[:size])), strict=True):
                 await self._room.acquire()
                 nursery.start_soon(self._serve, each, header)
 
     async def _serve(self, incoming: Incoming, header: bytes) -> None:
         request, body, serialization = incoming
         try:
-            reply = await self._reply(request, body, serialization, header)
-            if reply and not (isinstance(request, Request) and request.flag & ONEWAY_FLAG):
-                await self._send(reply)
+            response = await self._reply(request, body, serialization, header)
+            if response and not (isinstance(request, Request) and request.flag & ONEWAY_FLAG):
+                await self._send(response)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._scope.cancel()
             await trio.lowlevel.checkpoint()
@@ -196,9 +196,9 @@ class _Connection:
 
     async def _send(self, parts: list[bytes]) -> None:
         async with self._sending:
-            with trio.move_on_after(_SEND_SECONDS) as sending:
+            with trio.move_on_after(_SEND_SECONDS) as scope:
                 await self._stream.send_all(b"".join(parts))
-            if sending.cancelled_caught:
+            if scope.cancelled_caught:
                 self._server.log.warning("peer_does_not_read", peer=self._address)
                 self._scope.cancel()
 

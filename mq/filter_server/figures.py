@@ -42,7 +42,7 @@ class FilterCounters:
 
     def count_filtered(self, group: str, *, examined: int, passed: int, failed: int, seconds: float) -> None:
         """Count messages that a filter examined, and the processor seconds it took."""
-        figures = self._of(group)
+        figures = self._get(group)
         figures.examined += examined
         figures.passed += passed
         figures.failed += failed
@@ -50,13 +50,13 @@ class FilterCounters:
 
     def add_passed(self, group: str, nbytes: int) -> None:
         """Count messages that were passed on."""
-        self._of(group).passed_bytes += nbytes
+        self._get(group).passed_bytes += nbytes
 
     def count_throttled(self, group: str, seconds: float) -> None:
         """Add the seconds that a filter waited because its group had used too much of the processors."""
-        self._of(group).throttled_seconds += seconds
+        self._get(group).throttled_seconds += seconds
 
-    def _of(self, group: str) -> GroupFigures:
+    def _get(self, group: str) -> GroupFigures:
         if group not in self.groups and len(self.groups) >= GROUPS_MAX:
             group = OTHERS
         return self.groups.setdefault(group, GroupFigures())

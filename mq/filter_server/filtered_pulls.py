@@ -64,7 +64,7 @@ class FilteredPulls:
 
         Raises ClientError, ProgramInvalid; then nothing was passed on.
         """
-        program = await self._programs.of(ext.consumer_group, ext.topic, name)
+        program = await self._programs.get(ext.consumer_group, ext.topic, name)
         hold_seconds = min(max(ext.suspend_timeout_ms, 0) / 1000, HOLD_SECONDS_MAX) if ext.sys_flag & SUSPEND else 0.0
         progress = PullProgress(int(ext.queue_offset), ext.max_messages, hold_seconds, self._clock())
         while not progress.is_over():
@@ -72,10 +72,10 @@ class FilteredPulls:
             try:
                 reply, body = await self._read(ext, tags, progress.offset, batch, progress.read_until)
             except ClientError:
-                if progress.on_failure():
+                if progress.fail():
                     raise
                 break
-            answer = progress.on_response(reply, self._clock())
+            answer = progress.take_response(reply, self._clock())
             if answer is not None:
                 return answer
             if reply.code != ResponseCode.SUCCESS:
@@ -87,7 +87,7 @@ class FilteredPulls:
             progress.add_result(await self._examine(program, ext, body, reply.next_offset, progress), self._clock())
         if progress.nbytes:
             self._figures.add_passed(ext.consumer_group, progress.nbytes)
-        return progress.answer()
+        return progress.response()
 
     async def _read(
         self, ext: PullExt, tags: str, offset: int, batch: int, deadline: float

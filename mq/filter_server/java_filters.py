@@ -210,8 +210,8 @@ class JavaSandbox:
     def close(self) -> None:
         """End all processes and remove all files. Afterwards nothing of it may be used."""
         with self._lock:
-            running = list(self._filters)
-        for each in running:
+            filters = list(self._filters)
+        for each in filters:
             each.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -277,11 +277,11 @@ class JavaFilter:
                     passes.append(verdict == YES)
                     if verdict == FAILED:
                         failures[number] = next(failed_ones)
-                if answer.stopped is not None:
+                if answer.stop_reason is not None:
                     self._stop()
                     if answer.may_be_earlier_ones:
                         continue  # that message is tried again with fresh memory
-                    failures[len(passes)] = answer.stopped
+                    failures[len(passes)] = answer.stop_reason
                     passes.append(False)
             return Verdicts(passes, failures, seconds)
 

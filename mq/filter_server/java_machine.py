@@ -36,7 +36,7 @@ class FilterVerdicts(NamedTuple):
 
     verdicts: bytes
     reasons: list[str]
-    stopped: str | None
+    stop_reason: str | None
     """The reason why the process ends at the message behind the last verdict."""
     may_be_earlier_ones: bool = False
     """The process ends for want of memory, which earlier messages may have used up."""
@@ -92,22 +92,22 @@ class Machine:
         head = struct.pack(f">ii{len(places)}ii", round(1000 * seconds), end - begin, *places, last - first)
         deadline = time.perf_counter() + seconds + per_message + _GRACE_SECONDS
         self._send(head + block.data[first:last], deadline)
-        ending, count = struct.unpack(">Bi", self._receive(5, deadline))
-        least = 1 if ending == _FINISHED else 0
-        most = end - begin if ending == _FINISHED else end - begin - 1
-        if ending not in (_FINISHED, _STOPPED, _EXHAUSTED) or not least <= count <= most:
+        status, count = struct.unpack(">Bi", self._receive(5, deadline))
+        least = 1 if status == _FINISHED else 0
+        most = end - begin if status == _FINISHED else end - begin - 1
+        if status not in (_FINISHED, _STOPPED, _EXHAUSTED) or not least <= count <= most:
             raise MachineFailed(
-                f"its process answered {ending} after {count} of {end - begin} messages, which is impossible"
+                f"its process answered {status} after {count} of {end - begin} messages, which is impossible"
             )
         verdicts = self._receive(count, deadline)
         if verdicts and max(verdicts) > FAILED:
             raise MachineFailed(f"its process answered {max(verdicts)} for a message, which is not a verdict")
         reasons = [self._text(deadline) for each in verdicts if each == FAILED]
-        if ending == _FINISHED:
+        if status == _FINISHED:
             self._is_fresh = False
             return FilterVerdicts(verdicts, reasons, None)
         is_fresh = self._is_fresh and not count
-        return FilterVerdicts(verdicts, reasons, self._text(deadline), ending == _EXHAUSTED and not is_fresh)
+        return FilterVerdicts(verdicts, reasons, self._text(deadline), status == _EXHAUSTED and not is_fresh)
 
     def unseen_cpu_seconds(self) -> float:
         """Processor seconds that the process used since `spent_seconds` was called."""

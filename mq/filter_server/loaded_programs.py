@@ -132,7 +132,7 @@ class Programs:
     def __len__(self) -> int:
         return len(self._programs)
 
-    async def of(self, group: str, topic: str, name: ProgramName) -> Program:
+    async def get(self, group: str, topic: str, name: ProgramName) -> Program:
         """The program, which is fetched if it is not in memory. Raises ProgramInvalid, ClientError."""
         key = group, topic, name.text
         if (there := self._load_known(key)) is not None:
@@ -146,13 +146,13 @@ class Programs:
             raise ProgramInvalid(f"the SHA-256 of the program differs from its name {name.text}")
         key = group, topic, name.text
 
-        async def uploaded() -> bytes:
+        async def return_content() -> bytes:
             await trio.lowlevel.checkpoint()
             return content
 
         try:
             there = self._load_known(key)
-            program = await self._once(key, name, uploaded) if there is None else there
+            program = await self._once(key, name, return_content) if there is None else there
         except ProgramInvalid as refused:
             self._note_upload(group, topic, str(refused))
             raise

@@ -87,21 +87,21 @@ class PullProgress:
         """The time until which the pull waits for the filter."""
         return self._turn_until
 
-    def on_failure(self) -> bool:
+    def fail(self) -> bool:
         """Note that the broker refused a read, or did not answer. Returns whether to raise that: no if messages were
         looked at before, which they stay; the next pull gets the error.
         """
         self._is_over = True
         return self.offset == self._first
 
-    def on_response(self, reply: PullHead, now: float) -> PullResponse | None:
+    def take_response(self, head: PullHead, now: float) -> PullResponse | None:
         """Note a broker's answer to a read; returns it if the consumer is to get it unchanged, else None."""
-        self._low, self._high = reply.low, reply.high
-        if reply.code == ResponseCode.PULL_OFFSET_MOVED:
+        self._low, self._high = head.low, head.high
+        if head.code == ResponseCode.PULL_OFFSET_MOVED:
             self._is_over = True
-            return PullResponse(*reply, b"") if self.offset == self._first else None
-        if reply.code != ResponseCode.SUCCESS:
-            self.offset = max(self.offset, reply.next_offset)
+            return PullResponse(*head, b"") if self.offset == self._first else None
+        if head.code != ResponseCode.SUCCESS:
+            self.offset = max(self.offset, head.next_offset)
             self._is_over = bool(self._records) or now >= self._deadline
             if self.offset > self._first:
                 self._deadline = min(self._deadline, self._started_at + PROGRESS_SECONDS)
@@ -120,7 +120,7 @@ class PullProgress:
             self._deadline = min(self._deadline, self._started_at + PROGRESS_SECONDS)
             self._is_over = now >= self._started_at + PROGRESS_SECONDS
 
-    def answer(self) -> PullResponse:
+    def response(self) -> PullResponse:
         """The answer for the consumer."""
         offset, low, high = QueueOffset(self.offset), self._low, self._high
         if self._records:

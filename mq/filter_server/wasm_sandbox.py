@@ -91,7 +91,7 @@ class Sandbox:
     def load(self, content: bytes) -> WasmFilter:
         """Compile and check a module, and start it once. Takes up to some seconds. Raises ProgramInvalid."""
         try:
-            # Bytes that are not a module could be the text of one, which is not what was uploaded for the others.
+            # Bytes that are not a module could be the text of one, which is not what was return_content for the others.
             wasmtime.Module.validate(self._engine, content)
             module = wasmtime.Module(self._engine, content)
         except wasmtime.WasmtimeError as error:
@@ -187,12 +187,12 @@ class _Instance:
             exports = wasmtime.Instance(store, module, []).exports(store)
             self._memory: Any = exports[MEMORY]
             self._allocate: Any = exports[ALLOCATE]
-            driving = wasmtime.Instance(store, driver, [exports[FILTER]]).exports(store)
+            driver_exports = wasmtime.Instance(store, driver, [exports[FILTER]]).exports(store)
         except (wasmtime.Trap, wasmtime.WasmtimeError) as error:
             raise _Failed(f"it cannot be started: {_reason(error)}") from error
-        self._run: Any = driving["run"]
-        self._at: Any = driving["at"]
-        self._places: Any = driving["memory"]
+        self._run: Any = driver_exports["run"]
+        self._at: Any = driver_exports["at"]
+        self._places: Any = driver_exports["memory"]
         self._address = self._room = 0
 
     def make_room(self, nbytes: int) -> None:
@@ -219,7 +219,7 @@ class _Instance:
         """The results of some messages from ``begin`` on, of the block that was set last. Raises _Failed."""
         first = block.begin_of(begin)
         self.make_room(max(ROOM_MIN, block.ends[begin] - first))
-        end = block.fitting(begin, self._room)
+        end = block.end_within(begin, self._room)
         nbytes = block.ends[end - 1] - first
         store = self._store
         # The filter may have less memory by now only if wasmtime is wrong: memories do not shrink.

@@ -156,9 +156,9 @@ class CatalogueAdmin(UserAdmin):
     ) -> list[tuple[str, Sequence[QueueSight]]] | None:
         """Ask a broker about these queues; returns its answers by topic, or None if it does not know the request."""
         sights_by_topic: list[tuple[str, Sequence[QueueSight]]] = []
-        remaining = list(questions)
-        while remaining:
-            body = QueueQuestions(topics=remaining[:TOPICS_MAX]).encode()
+        rest = list(questions)
+        while rest:
+            body = QueueQuestions(topics=rest[:TOPICS_MAX]).encode()
             try:
                 _, response = await self._open_core().call(
                     address, RequestCode.ASK_QUEUES, body=body, timeout=TABLE_SECONDS
@@ -168,12 +168,12 @@ class CatalogueAdmin(UserAdmin):
                     return None
                 raise
             topic_sights = read_body(QueueSights.decode, response).topics
-            if not topic_sights or len(topic_sights) > len(remaining):
+            if not topic_sights or len(topic_sights) > len(rest):
                 raise UnreadableAnswer(
-                    f"the broker answered with queues of {len(topic_sights)} topics; {len(remaining)} were requested"
+                    f"the broker answered with queues of {len(topic_sights)} topics; {len(rest)} were requested"
                 )
-            sights_by_topic += [(each.topic, sights) for each, sights in zip(remaining, topic_sights, strict=False)]
-            remaining = remaining[len(topic_sights) :]
+            sights_by_topic += [(each.topic, sights) for each, sights in zip(rest, topic_sights, strict=False)]
+            rest = rest[len(topic_sights) :]
         return sights_by_topic
 
     async def members_of_groups(

@@ -111,8 +111,8 @@ class GroupStatus:
     @property
     def is_stock(self) -> bool:
         """Whether these are Apache RocketMQ's brokers, which report no Raft roles."""
-        answering = [each for each in self.replicas if each.figures]
-        return bool(answering) and not any("raftmq.role" in each.figures for each in answering)
+        replicas = [each for each in self.replicas if each.figures]
+        return bool(replicas) and not any("raftmq.role" in each.figures for each in replicas)
 
     @property
     def is_leaderless(self) -> bool:
@@ -155,8 +155,8 @@ def group_statuses(answers: list[BrokerAnswer]) -> list[GroupStatus]:
 
 def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> GroupStatus:
     # Of two replicas that call themselves leader the one with the higher term is right; the other does not know yet.
-    leading = [a.figures for a in answers if a.figures is not None and a.figures.get("raftmq.role") == "leader"]
-    leader = max(leading, key=lambda figures: _number(figures, "term") or 0, default=None)
+    leader_figures = [a.figures for a in answers if a.figures is not None and a.figures.get("raftmq.role") == "leader"]
+    leader = max(leader_figures, key=lambda figures: _int_figure(figures, "term") or 0, default=None)
     peers: dict[str, dict[str, object]] = json.loads(leader.get("raftmq.peers", "{}")) if leader else {}
     members: dict[str, str] = json.loads(leader.get("raftmq.members", "{}")) if leader else {}
     answering = {answer.figures.get("raftmq.nodeId") for answer in answers if answer.figures is not None}
@@ -190,10 +190,10 @@ def _replica_status(
     peers: Mapping[str, Mapping[str, object]],
 ) -> ReplicaStatus:
     node_id = figures.get("raftmq.nodeId", "?")
-    commit_position = _number(figures, "commitPosition")
+    commit_position = _int_figure(figures, "commitPosition")
     lag_entries = lag_bytes = None
     if leader is not None:
-        leader_last, leader_position = _number(leader, "lastIndex"), _number(leader, "commitPosition")
+        leader_last, leader_position = _int_figure(leader, "lastIndex"), _int_figure(leader, "commitPosition")
         lag = 0 if figures is leader else None
         match = peers.get(node_id, {}).get("matchIndex")
         if lag is None and leader_last is not None and isinstance(match, int):
@@ -205,44 +205,44 @@ def _replica_status(
         node_id=node_id,
         address=address,
         role=figures.get("raftmq.role", "?"),
-        term=_number(figures, "term"),
-        last_index=_number(figures, "lastIndex"),
-        commit_index=_number(figures, "commitIndex"),
-        applied_index=_number(figures, "appliedIndex"),
+        term=_int_figure(figures, "term"),
+        last_index=_int_figure(figures, "lastIndex"),
+        commit_index=_int_figure(figures, "commitIndex"),
+        applied_index=_int_figure(figures, "appliedIndex"),
         commit_position=commit_position,
         lag_entries=lag_entries,
         lag_bytes=lag_bytes,
-        base_index=_number(figures, "baseIndex"),
-        priority=_number(figures, "priority"),
+        base_index=_int_figure(figures, "baseIndex"),
+        priority=_int_figure(figures, "priority"),
         abstaining=figures.get("raftmq.abstaining") == "true",
         disk_used=float(figures["raftmq.diskUsed"]) if "raftmq.diskUsed" in figures else None,
-        forwarded=sum(_number(figures, f"forwarded{kind}") or 0 for kind in ("Sends", "Offsets", "Others")),
-        forwarding=_number(figures, "forwardedWaiting"),
-        fenced_commits=_number(figures, "fencedCommits"),
-        delayed=_number(figures, "delayedPending"),
-        timers=_number(figures, "timersPending"),
-        transactions=_number(figures, "transactionsOpen"),
-        pops=_number(figures, "popCheckpoints"),
-        connections=_number(figures, "connections"),
-        unfinished_bytes=_number(figures, "unfinishedBytes"),
-        unread_bytes=_number(figures, "unreadBytes"),
-        held_bytes=_number(figures, "heldBytes"),
-        pending_bytes=_number(figures, "pendingBytes"),
-        archived_index=_number(figures, "archiveIndex"),
-        archive_begin_pos=_number(figures, "archiveBeginPos"),
-        archive_lag_bytes=_number(figures, "archiveLagBytes"),
-        archive_lag_ms=_number(figures, "archiveLagMs"),
-        archive_kept_seconds=_number(figures, "archiveKeptSeconds"),
-        archive_kept_bytes=_number(figures, "archiveKeptBytes"),
-        archive_kept_unknown=_number(figures, "archiveKeptUnknown"),
-        archive_refill_bytes_left=_number(figures, "archiveRefillBytesLeft"),
+        forwarded=sum(_int_figure(figures, f"forwarded{kind}") or 0 for kind in ("Sends", "Offsets", "Others")),
+        forwarding=_int_figure(figures, "forwardedWaiting"),
+        fenced_commits=_int_figure(figures, "fencedCommits"),
+        delayed=_int_figure(figures, "delayedPending"),
+        timers=_int_figure(figures, "timersPending"),
+        transactions=_int_figure(figures, "transactionsOpen"),
+        pops=_int_figure(figures, "popCheckpoints"),
+        connections=_int_figure(figures, "connections"),
+        unfinished_bytes=_int_figure(figures, "unfinishedBytes"),
+        unread_bytes=_int_figure(figures, "unreadBytes"),
+        held_bytes=_int_figure(figures, "heldBytes"),
+        pending_bytes=_int_figure(figures, "pendingBytes"),
+        archived_index=_int_figure(figures, "archiveIndex"),
+        archive_begin_pos=_int_figure(figures, "archiveBeginPos"),
+        archive_lag_bytes=_int_figure(figures, "archiveLagBytes"),
+        archive_lag_ms=_int_figure(figures, "archiveLagMs"),
+        archive_kept_seconds=_int_figure(figures, "archiveKeptSeconds"),
+        archive_kept_bytes=_int_figure(figures, "archiveKeptBytes"),
+        archive_kept_unknown=_int_figure(figures, "archiveKeptUnknown"),
+        archive_refill_bytes_left=_int_figure(figures, "archiveRefillBytesLeft"),
         figures=figures,
     )
 
 
 def _clock(figures: Mapping[str, str], answer: BrokerAnswer) -> tuple[int | None, int | None]:
     """Milliseconds that a replica's clock is ahead, and the error: it was read while the request was under way."""
-    clock_ms = _number(figures, "wallClockMs")
+    clock_ms = _int_figure(figures, "wallClockMs")
     if clock_ms is None or not answer.answered_ms:
         return None, None
     middle = (answer.asked_ms + answer.answered_ms) / 2
@@ -250,23 +250,23 @@ def _clock(figures: Mapping[str, str], answer: BrokerAnswer) -> tuple[int | None
 
 
 def _silent_peers(
-    seen: list[ReplicaStatus], leader: Mapping[str, str] | None, peers: Mapping[str, Mapping[str, object]]
+    replicas: list[ReplicaStatus], leader: Mapping[str, str] | None, peers: Mapping[str, Mapping[str, object]]
 ) -> list[ReplicaStatus]:
     """Members known to the leader but not to name servers, which remove a dead replica at once."""
     if leader is None:
         return []
-    last_index = _number(leader, "lastIndex")
-    node_ids = {replica.node_id for replica in seen}
+    last_index = _int_figure(leader, "lastIndex")
+    node_ids = {replica.node_id for replica in replicas}
     silent = []
     for node_id, peer in peers.items():
         match = peer.get("matchIndex")
-        if node_id not in node_ids and not (peer.get("active") and UNREACHABLE in {r.role for r in seen}):
+        if node_id not in node_ids and not (peer.get("active") and UNREACHABLE in {r.role for r in replicas}):
             lag = max(0, last_index - match) if isinstance(match, int) and last_index is not None else None
             silent.append(ReplicaStatus(node_id, None, UNREACHABLE, lag_entries=lag))
     return silent
 
 
-def _number(figures: Mapping[str, str], name: str) -> int | None:
+def _int_figure(figures: Mapping[str, str], name: str) -> int | None:
     text = figures.get(f"raftmq.{name}", "")
     return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
 

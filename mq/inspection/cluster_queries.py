@@ -107,10 +107,10 @@ class QueryingAdmin(CatalogueAdmin):
         use_by_broker: dict[str, TopicUse] = {}
         ext = TopicExt(topic=topic).fields()
         for broker, address in (await self._leaders_of(topic)).items():
-            answer = await unless_unknown(self._open_core().call(address, RequestCode.ASK_TOPIC_USE, ext))
-            if answer is None:
+            response = await unless_unknown(self._open_core().call(address, RequestCode.ASK_TOPIC_USE, ext))
+            if response is None:
                 return None
-            use_by_broker[broker] = read_body(TopicUse.decode, answer[1])
+            use_by_broker[broker] = read_body(TopicUse.decode, response[1])
         return use_by_broker
 
     async def accounts(self) -> OfReplicas[AccountList]:
@@ -123,21 +123,21 @@ class QueryingAdmin(CatalogueAdmin):
 
     async def _of_replicas(self, code: RequestCode, decode: Callable[[bytes | memoryview], T]) -> OfReplicas[T]:
         """Ask all replicas at once, each with one request."""
-        seen: OfReplicas[T] = OfReplicas()
+        responses: OfReplicas[T] = OfReplicas()
         refusals: list[BrokerError] = []
         info = await self.cluster_info()
 
         async def ask(replica: str, address: str) -> None:
             try:
                 _, body = await self._open_core().call(address, code, {}, timeout=REPLICA_SECONDS)
-                seen.answers[replica] = read_body(decode, body)
+                responses.answers[replica] = read_body(decode, body)
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                    seen.unknowing.append(replica)
+                    responses.unknowing.append(replica)
                 else:
                     refusals.append(error)
             except ClientError:
-                seen.silent.append(replica)
+                responses.silent.append(replica)
 
         async with trio.open_nursery() as nursery:
             for group, data in info.brokers.items():
@@ -145,7 +145,7 @@ class QueryingAdmin(CatalogueAdmin):
                     nursery.start_soon(ask, f"{group} {address}", address)
         if refusals:
             raise refusals[0]
-        return seen
+        return responses
 
     async def pending(self, kind: PendingKind, count: int) -> dict[str, PendingInfo] | None:
         """The waiting messages of each broker group, with the first ``count`` of them. One request per broker group.

@@ -24,7 +24,7 @@ DEALT_WITH_BY = "TOOLS_CONSUMER"
 """A group that exists on every broker; its offset in a dead letter topic is behind the last one dealt with."""
 
 Letter = ReceivedMessage[Any]
-Wanted = Callable[[Letter], bool]
+LetterFilter = Callable[[Letter], bool]
 
 
 @asynccontextmanager
@@ -47,16 +47,16 @@ async def read_letters(
         yield consumer
 
 
-def wanted_letters(
+def letter_filter(
     topic: str | None, key: str | None, failure: str | None, since: dt.datetime | None, until: dt.datetime | None
-) -> Wanted:
+) -> LetterFilter:
     """Return a function that tells whether a dead letter meets all conditions; None means no condition."""
 
     def is_wanted(letter: Letter) -> bool:
         return (
             (topic is None or origin_topic(letter) == topic)
             and (key is None or key in letter.keys)
-            and (failure is None or failure in why(letter))
+            and (failure is None or failure in death_reason(letter))
             and (since is None or letter.stored_at >= since)
             and (until is None or letter.stored_at <= until)
         )
@@ -64,7 +64,7 @@ def wanted_letters(
     return is_wanted
 
 
-def why(letter: Letter) -> str:
+def death_reason(letter: Letter) -> str:
     """Say why it was given up: the broker's reason, and the consumer's last failure, if they are known."""
     reasons = (letter.properties.get(name) for name in (props.DEAD_REASON, props.FAILURE))
     return ": ".join(filter(None, reasons))

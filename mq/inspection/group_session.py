@@ -42,9 +42,9 @@ class GroupSession:
     async def status(self) -> GroupAnswer:
         """The leader's view; without a leader some member's view, not ``done``."""
         answers = await self._ask_members()
-        leading = max((a for a in answers.values() if a.view.role == "leader"), key=lambda a: a.view.term, default=None)
-        if leading is not None:
-            return leading
+        leader = max((a for a in answers.values() if a.view.role == "leader"), key=lambda a: a.view.term, default=None)
+        if leader is not None:
+            return leader
         if not answers:
             raise GroupNotReached(f"no member of group {self._group} answers")
         # A replica that waits to be added knows nothing about the group.
@@ -52,20 +52,20 @@ class GroupSession:
         return GroupAnswer(done=False, code="NO_LEADER", text="the group has no leader", view=answer.view)
 
     async def change(
-        self, action: GroupAction, node: str = "", *, address: str = "", replaced: str = ""
+        self, action: GroupAction, node: str = "", *, address: str = "", replaced_node: str = ""
     ) -> GroupAnswer:
         """Send one command to the leader; retried at the next leader if leadership has changed, and for a moment if a
         member is to take over that has the whole log and has not answered a heartbeat yet.
         """
-        command = GroupCommand(action=action, node=node, address=address, replaced=replaced)
+        command = GroupCommand(action=action, node=node, address=address, replaced=replaced_node)
         begin = trio.current_time()
         until = begin + LEADER_SECONDS_MAX
         while True:
-            answer = await self._admin.manage_group(await self._leader(until), command, timeout=CHANGE_SECONDS_MAX)
-            is_new = action == "transfer" and answer.code == "NOT_CAUGHT_UP" and _is_fit(answer.view.member(node))
-            is_retried = is_new or answer.code in ("NOT_LEADER", "NOT_READY")
+            response = await self._admin.manage_group(await self._leader(until), command, timeout=CHANGE_SECONDS_MAX)
+            is_new = action == "transfer" and response.code == "NOT_CAUGHT_UP" and _is_fit(response.view.member(node))
+            is_retried = is_new or response.code in ("NOT_LEADER", "NOT_READY")
             if not is_retried or trio.current_time() > (begin + HEARTBEATS_SECONDS_MAX if is_new else until):
-                return answer
+                return response
             await trio.sleep(POLL_SECONDS)
 
     async def add(self, node: str, address: str, *, voter: bool, patience: float) -> GroupAnswer:
@@ -101,7 +101,7 @@ class GroupSession:
             if not answer.done:
                 return answer
             self._on_progress(answer.text)
-        return await self._once_caught_up("replace", node, patience, replaced=old)
+        return await self._once_caught_up("replace", node, patience, replaced_node=old)
 
     async def _hand_over(self, leaver: str) -> None:
         """Transfer leadership to another voter if ``leaver`` leads; if no voter takes over, an election follows."""
@@ -111,7 +111,7 @@ class GroupSession:
             self._on_progress(answer.text if answer.done else f"{leaver} cannot transfer leadership: {answer.text}")
 
     async def _once_caught_up(
-        self, action: GroupAction, node: str, patience: float, *, replaced: str = ""
+        self, action: GroupAction, node: str, patience: float, *, replaced_node: str = ""
     ) -> GroupAnswer:
         until = trio.current_time() + patience
         reported_at = -PROGRESS_SECONDS
@@ -121,9 +121,9 @@ class GroupSession:
             if answer.done and member is None:
                 return GroupAnswer(done=False, code="UNKNOWN_NODE", text=f"{node} was removed", view=answer.view)
             if _is_near(member):
-                if replaced:
-                    await self._hand_over(replaced)
-                answer = await self.change(action, node, replaced=replaced)
+                if replaced_node:
+                    await self._hand_over(replaced_node)
+                answer = await self.change(action, node, replaced_node=replaced_node)
                 if answer.code != "NOT_CAUGHT_UP":
                     return answer
             now = trio.current_time()
@@ -138,9 +138,9 @@ class GroupSession:
     async def _leader(self, until: float) -> str:
         while True:
             answers = await self._ask_members()
-            leading = [(a.view.term, address) for address, a in answers.items() if a.view.role == "leader"]
-            if leading:
-                return max(leading)[1]
+            leaders = [(a.view.term, address) for address, a in answers.items() if a.view.role == "leader"]
+            if leaders:
+                return max(leaders)[1]
             if trio.current_time() > until:
                 raise GroupNotReached(f"group {self._group} has no reachable leader")
             await trio.sleep(POLL_SECONDS)

@@ -35,7 +35,7 @@ class Member:
         return self.client.subscriptions is not msgspec.UNSET
 
     @property
-    def unfinished(self) -> int | None:
+    def unfinished_count(self) -> int | None:
         """Messages that it has fetched and not finished."""
         return None if self.queues is None else sum(each.cached_msg_count for each in self.queues.values())
 
@@ -49,7 +49,7 @@ class Member:
             "language": self.client.language,
             "version": self.client.version,
             "queues": queues,
-            "unfinished": self.unfinished,
+            "unfinished": self.unfinished_count,
             "behind_proxy": self.takes_no_queues,
             "subscriptions": None
             if rows is msgspec.UNSET
@@ -71,14 +71,14 @@ async def members_of(admin: CatalogueAdmin, group: str) -> list[Member]:
     ClientError.
     """
     try:
-        reply = await admin.members_of_groups([group], queues=True)
+        response = await admin.members_of_groups([group], queues=True)
     except BrokerError as error:
         if error.code != ResponseCode.NO_PERMISSION:
             raise
         return [Member(client, None) for client in await admin.group_members(group)]
-    if reply is not None:
+    if response is not None:
         return [
-            Member(each.client, _queues(each.running_info), each.subscribes) for each in reply.groups.get(group, ())
+            Member(each.client, _queues(each.running_info), each.subscribes) for each in response.groups.get(group, ())
         ]
     clients = {each.client_id: each for each in await admin.group_members(group)}
 

@@ -130,7 +130,7 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
     async with UserAdmin(namesrv, remoting=remoting) as admin, trio.open_nursery() as nursery:
         for address in answering:
             nursery.start_soon(_ask_settings, admin, address, settings)
-        for address in _throttling(groups):
+        for address in _throttling_replicas(groups):
             nursery.start_soon(_ask_throttled, admin, address, throttled_users)
         for address in parse_addresses(namesrv):
             nursery.start_soon(_ask_name_server, address, remoting, name_servers, open_name_servers)
@@ -166,7 +166,7 @@ async def _ask_settings(admin: Admin, address: str, settings: dict[str, Mapping[
             return  # a replica that answered nothing is reported by the status already
 
 
-def _throttling(groups: Iterable[GroupStatus]) -> list[str]:
+def _throttling_replicas(groups: Iterable[GroupStatus]) -> list[str]:
     """The replicas that throttle users or topics, as they say: only these are asked for names."""
     replicas = (each for group in groups for each in group.replicas)
     return [
@@ -255,14 +255,14 @@ async def _consumers(
         after = await admin.all_progress()
         watched_seconds = trio.current_time() - started_at
         now_ms = time.time_ns() // 1_000_000
-        lagging = {group: queues for group, each in after.items() if (queues := _lagging(group, each))}
-        group_members = await admin.members_of_groups(sorted(lagging), differing=True)
+        queues_behind = {group: queues for group, each in after.items() if (queues := _queues_behind(group, each))}
+        group_members = await admin.members_of_groups(sorted(queues_behind), differing=True)
         if group_members is None:
-            members, differing = await each_of(lagging, admin.group_members), {}
+            members, differences = await each_of(queues_behind, admin.group_members), {}
         else:
-            members = {group: [each.client for each in group_members.groups.get(group, ())] for group in lagging}
-            differing = group_members.differing
-        topics_behind = sorted({queue.topic for queues in lagging.values() for queue in queues})
+            members = {group: [each.client for each in group_members.groups.get(group, ())] for group in queues_behind}
+            differences = group_members.differing
+        topics_behind = sorted({queue.topic for queues in queues_behind.values() for queue in queues})
         ends = await admin.queue_ends(topics_behind)
         log_bytes = _log_bytes(survey)
         positions = {
@@ -271,9 +271,9 @@ async def _consumers(
         soon_by_size = await admin.offsets_behind(topics_behind, positions) if positions and topics_behind else {}
         # Stock brokers store the attribute, and do not follow it.
         ours = any("raftmq.retention_hours" in each for each in settings)
-        topic_hours, topic_bytes = await _topic_limits(admin, retention_hours) if ours and lagging else ({}, {})
+        topic_hours, topic_bytes = await _topic_limits(admin, retention_hours) if ours and queues_behind else ({}, {})
         borders: dict[MessageQueue, dt.datetime] = {}
-        for group, queues in lagging.items():
+        for group, queues in queues_behind.items():
             for queue in queues:
                 kept_for = topic_hours.get(queue.topic, retention_hours)
                 border_ms = 0 if kept_for is None else now_ms - int(AT_RISK * kept_for * HOUR_MS)
@@ -303,7 +303,7 @@ async def _consumers(
         now_ms,
         topic_hours,
         topic_bytes,
-        {group: [(each.client.client_id, each.subscribes) for each in own] for group, own in differing.items()},
+        {group: [(each.client.client_id, each.subscribes) for each in own] for group, own in differences.items()},
         soon_by_size,
         log_bytes,
     )
@@ -339,7 +339,7 @@ def _soon(survey: Survey, name: str, limit: int) -> int | None:
     return soon if soon > int(begin) else None
 
 
-def _lagging(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> list[MessageQueue]:
+def _queues_behind(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> list[MessageQueue]:
     """The queues in which an application's group has messages to consume, without queues of redeliveries."""
     if group in SYSTEM_GROUPS:
         return []

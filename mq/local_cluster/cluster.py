@@ -191,15 +191,15 @@ class DevCluster:
 
     async def wait_ready(self) -> None:
         """Wait until the leader accepts messages, and every running replica is registered."""
-        running = {node_id for node_id in self.node_ids if self.is_running(node_id)}
+        running_ids = {node_id for node_id in self.node_ids if self.is_running(node_id)}
 
         def is_ready(status: GroupStatus) -> bool:
             there = {replica.node_id: replica for replica in status.replicas if replica.role != UNREACHABLE}
             leads = there.get(status.leader or "")
             # Clients find it only once it is registered with id 0.
-            return leads is not None and leads.broker_id == 0 and running <= there.keys()
+            return leads is not None and leads.broker_id == 0 and running_ids <= there.keys()
 
-        await self._wait_status(f"leader with {len(running)} registered replicas", is_ready)
+        await self._wait_status(f"leader with {len(running_ids)} registered replicas", is_ready)
 
     async def watch(self) -> None:
         """Runs until cancelled. Raises ServersFailed soon after a server ended unexpectedly."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mq.durable_files import replace_file
 from mq.local_cluster.cluster import DevCluster
-from mq.local_cluster.ports import PORTS_FILE, Ports, check_ports_of_new_directory, remembered_ports
+from mq.local_cluster.ports import PORTS_FILE, Ports, check_ports_of_new_directory, load_ports
 from mq.local_cluster.processes import ServersFailed
 
 GROUPS_MAX = 16
@@ -68,7 +68,7 @@ async def open_groups(
         for number in range(groups):
             name, home = group_name(number), group_directory(directory, number)
             own = dict(settings or {})
-            remember_segment_bytes(home, own)
+            set_segment_bytes(home, own)
             # One group after the other: each uses all cores of a small machine while it starts.
             cluster = DevCluster.open(
                 home,
@@ -91,10 +91,10 @@ def _ports_of(directory: Path, number: int, nodes: int, first: Ports | None) -> 
     """The ports of a group; None to use its last ones."""
     if first is None and (group_directory(directory, number) / PORTS_FILE).exists():
         return None
-    return (first or remembered_ports(directory / PORTS_FILE) or Ports.conventional(nodes)).of_group(number)
+    return (first or load_ports(directory / PORTS_FILE) or Ports.conventional(nodes)).of_group(number)
 
 
-def remember_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
+def set_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
     """Set the log file size to the one of this directory, where it never changes, unless ``settings`` have one.
 
     A new directory gets small files; one from before sizes were stored has the broker's default. Raises OSError.

@@ -109,7 +109,7 @@ def choose_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesr
     """Works like `_free_ports`, and stores them for the next time."""
     group_ports = _free_ports(directory, nodes, ports, shared_namesrv)
     path = directory / PORTS_FILE
-    if group_ports != remembered_ports(path):
+    if group_ports != load_ports(path):
         replace_file(path, json.dumps(asdict(group_ports)).encode() + b"\n")
     return group_ports
 
@@ -121,7 +121,7 @@ def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv
 
     Raises ServersFailed if a port is in use, or if the directory belongs to a group of another size.
     """
-    previous = remembered_ports(directory / PORTS_FILE)
+    previous = load_ports(directory / PORTS_FILE)
     if previous is not None and len(previous.clients) != nodes:
         raise ServersFailed(f"{directory} holds a group of {len(previous.clients)} replicas, not of {nodes}")
     group_ports = ports or previous or Ports.conventional(nodes)
@@ -134,7 +134,7 @@ def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv
     return group_ports
 
 
-def remembered_ports(path: Path) -> Ports | None:
+def load_ports(path: Path) -> Ports | None:
     """The ports in the file; None without a file. Raises ServersFailed if it cannot be read."""
     if not path.exists():
         return None

@@ -82,11 +82,11 @@ def render(
     samples are the same bytes as from `prometheus_client`, which renders everything else but takes 10 us for each.
     """
     encode, content_type = choose_encoder(accept)
-    end = encode(_Once(()))  # a line in OpenMetrics
+    end = encode(_Registry(()))  # a line in OpenMetrics
     before, current = (LabelTexts() if texts is None else texts).next_scrape()
     parts: list[bytes] = []
     for family in families:
-        parts.append(encode(_Once((_metric(family),))).removesuffix(end))
+        parts.append(encode(_Registry((_metric(family),))).removesuffix(end))
         if isinstance(family, Family):
             name = f"{family.name}_total" if family.kind is Kind.COUNTER else family.name
             texts_by_values = before.get(family.labels, {})
@@ -123,7 +123,7 @@ def _escape(text: str) -> str:
 _number: Final = lru_cache(maxsize=1024)(floatToGoString)
 
 
-class _Once:
+class _Registry:
     """The part of a registry that the library needs."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:

@@ -109,18 +109,18 @@ async def serve(
             if monitoring_listeners:
                 monitoring = Monitoring(
                     lambda: collect(table, server.counters, None if certificate is None else certificate.valid_until),
-                    _is_ready,
+                    _check_ready,
                 )
                 nursery.start_soon(monitoring.serve, monitoring_listeners)
             nursery.start_soon(_expire_forever, handlers, settings.scan_seconds)
-            nursery.start_soon(server.look_forever)
+            nursery.start_soon(server.check_forever)
             await nursery.start(partial(trio.serve_listeners, server.serve_connection, listeners))
             task_status.started((host, port))
     finally:
         log.info("stopped", host=host, port=port)
 
 
-async def _is_ready() -> None:
+async def _check_ready() -> None:
     """Return None, since a running name server is always ready."""
     await trio.lowlevel.checkpoint()
 
@@ -198,7 +198,7 @@ class _Server:
             settings.unidentified_connections_max, settings.unidentified_seconds_max
         )
         self._peers: dict[str, _Peer] = {}
-        self._sending: dict[_Peer, int] = {}
+        self._sends: dict[_Peer, int] = {}
         self._sending_bytes = 0
         self._dropped_bytes = 0
         self._gave_back = trio.Event()
@@ -221,7 +221,7 @@ class _Server:
             "replies_unread_bytes": (Kind.GAUGE, "Answers that peers have not read yet.", self._sending_bytes),
         }
 
-    async def look_forever(self) -> None:
+    async def check_forever(self) -> None:
         """Drop peers whose requests stay incomplete, and read files again that have changed."""
         while True:
             await trio.sleep(_LOOK_SECONDS)
@@ -278,9 +278,9 @@ class _Server:
         await trio.lowlevel.checkpoint()
         if self._certificate is None:
             return stream
-        with trio.move_on_after(self._settings.idle_seconds_max) as waiting:
+        with trio.move_on_after(self._settings.idle_seconds_max) as scope:
             return await secure(stream, self._certificate.context, must=self._settings.tls_mode == "enforcing")
-        assert waiting.cancelled_caught, "no stream came, and nothing was cancelled"
+        assert scope.cancelled_caught, "no stream came, and nothing was cancelled"
         raise TlsFailed("the client sent no TLS handshake in time")
 
     def _make_room(self, address: str) -> bool:
@@ -313,10 +313,10 @@ class _Server:
         buffer = peer.received
         deadline = trio.current_time() + settings.idle_seconds_max
         while True:
-            with trio.move_on_at(deadline) as waiting:
+            with trio.move_on_at(deadline) as scope:
                 await peer.room.wait()
                 chunk = await stream.receive_some(RECEIVE_BYTES)
-            if waiting.cancelled_caught:
+            if scope.cancelled_caught:
                 self._log.info("connection_silent", peer=peer.name, unfinished_bytes=len(buffer))
                 return
             if not chunk:
@@ -324,9 +324,9 @@ class _Server:
             buffer += chunk
             # A large request comes in many chunks; it is copied once, when it is complete.
             if _may_be_complete(buffer, settings.frame_bytes_max):
-                frames, consumed = split_frames(memoryview(bytes(buffer)), frame_bytes_max=settings.frame_bytes_max)
-                del buffer[:consumed]
-                peer.answering_bytes = consumed
+                frames, nbytes = split_frames(memoryview(bytes(buffer)), frame_bytes_max=settings.frame_bytes_max)
+                del buffer[:nbytes]
+                peer.answering_bytes = nbytes
                 peer.unfinished = False
                 self._partial_requests.on_frame_end(peer)
                 self._unidentified.discard(peer)
@@ -369,20 +369,20 @@ class _Server:
 
     async def _send(self, stream: Stream, peer: _Peer, replies: bytearray) -> None:
         nbytes = len(replies) + peer.answering_bytes
-        self._sending[peer] = nbytes
+        self._sends[peer] = nbytes
         self._sending_bytes += nbytes
         try:
             self._drop_some(peer)
-            with trio.move_on_after(self._settings.send_seconds_max) as sending:
+            with trio.move_on_after(self._settings.send_seconds_max) as scope:
                 await stream.send_all(replies)
         finally:
-            if self._sending.pop(peer, None) is None:
+            if self._sends.pop(peer, None) is None:
                 self._dropped_bytes -= nbytes
                 self._gave_back.set()
                 self._gave_back = trio.Event()
             else:
                 self._sending_bytes -= nbytes
-        if sending.cancelled_caught:
+        if scope.cancelled_caught:
             self._log.warning("peer_does_not_read", peer=peer.name, waiting_bytes=nbytes)
             peer.close("does not read")
             await trio.lowlevel.checkpoint()
@@ -390,10 +390,10 @@ class _Server:
     def _drop_some(self, latest: _Peer) -> None:
         """While too many bytes are unread, drop the peer that has not read for the longest time."""
         while self._sending_bytes > self._settings.unread_replies_bytes_max:
-            oldest = next(iter(self._sending))
+            oldest = next(iter(self._sends))
             if oldest is latest:
                 return
-            nbytes = self._sending.pop(oldest)
+            nbytes = self._sends.pop(oldest)
             self._sending_bytes -= nbytes
             self._dropped_bytes += nbytes
             self._log.warning("peer_does_not_read", peer=oldest.name, waiting_bytes=nbytes)

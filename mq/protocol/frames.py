@@ -97,5 +97,5 @@ def _length_fault(length: int, frame_bytes_max: int) -> str:
         return f"frame of length {length}: this is the beginning of a TLS handshake, and this port has no TLS"
     if length == _HTTP_START:
         return "it speaks HTTP, as a metrics port does; check host:port"
-    signed = length - (1 << 32) if length >= 1 << 31 else length
-    return f"frame of length {signed}; allowed: 4 to {frame_bytes_max}"
+    signed_length = length - (1 << 32) if length >= 1 << 31 else length
+    return f"frame of length {signed_length}; allowed: 4 to {frame_bytes_max}"

@@ -104,7 +104,7 @@ REQUEUED_BY: Final = "RAFTMQ_REQUEUED_BY"
 CARRIED: Final = "RAFTMQ_CARRIED"
 """The queue offset and store time (ms) of the original, in the copy of a message that a compacted topic keeps."""
 OMITTED: Final = "RAFTMQ_OMITTED"
-"""The properties that a copy of a message lacks, because the record had no room for them; see `fitted`."""
+"""The properties that a copy of a message lacks, because the record had no room for them; see `fit`."""
 
 LITE_TOPIC: Final = "__LITE_TOPIC"
 """The lite topic of a message, within the topic to which it is sent."""
@@ -224,7 +224,7 @@ def safe_value(text: str) -> str:
     return line[:SAFE_BYTES_MAX].decode("utf-8", "ignore").strip()
 
 
-def fitted(properties: Mapping[str, str], suffix: bytes = b"") -> bytes:
+def fit(properties: Mapping[str, str], suffix: bytes = b"") -> bytes:
     """The encoded ``properties`` of a copy of a stored message, and ``suffix``: `PROPERTIES_BYTES_MAX` bytes at most.
 
     If they are longer, the largest ones are left out, reserved names of ordinary size last. Then `OMITTED` says how

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from mq.client import Credentials, MessageQueue, PullConsumer, ReceivedMessage, RemotingSettings
-from mq.protocol.access.signing import signed
+from mq.protocol.access.signing import sign_fields
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.messages.compression import COMPRESSED, ZLIB
@@ -60,11 +60,11 @@ async def test_unsigned_requests_change_no_state(target: Target, serialization: 
 async def test_wrong_credentials_are_refused(target: Target) -> None:
     """Of an account that is not there, with another secret, another algorithm, or without one of the fields."""
     fields = {name: str(value) for name, value in send_ext("T").items()}
-    good = signed(*PRODUCER, fields, b"x")
+    good = sign_fields(*PRODUCER, fields, b"x")
     wrong: list[dict[str, str]] = [
-        signed("nobody-here", PRODUCER[1], fields, b"x"),
-        signed(PRODUCER[0], PRODUCER[1] + "x", fields, b"x"),
-        signed(PRODUCER[0], CONSUMER[1], fields, b"x"),
+        sign_fields("nobody-here", PRODUCER[1], fields, b"x"),
+        sign_fields(PRODUCER[0], PRODUCER[1] + "x", fields, b"x"),
+        sign_fields(PRODUCER[0], CONSUMER[1], fields, b"x"),
         good | {"AccessKey": CONSUMER[0]},
         good | {"AccessKey": ADMIN[0]},
         good | {"Signature": ""},
@@ -88,7 +88,7 @@ async def test_wrong_credentials_are_refused(target: Target) -> None:
 
 async def test_recorded_request_can_only_be_replayed_unchanged(target: Target) -> None:
     """Signatures have no time and no number, as RocketMQ's: TLS keeps others from recording requests."""
-    fields = signed(*CONSUMER, {name: str(value) for name, value in pull_ext("T").items()}, b"")
+    fields = sign_fields(*CONSUMER, {name: str(value) for name, value in pull_ext("T").items()}, b"")
     for _ in range(2):
         async with target.client() as client:
             answer = await client.request(RequestCode.PULL_MESSAGE, fields)

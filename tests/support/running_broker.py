@@ -22,7 +22,7 @@ from mq.broker.limits import BrokerLimits, PopLimits, UpkeepLimits, WaitingLimit
 from mq.broker.server import serve
 from mq.broker.settings import BrokerSettings
 from mq.protocol import properties as props
-from mq.protocol.access.signing import signed
+from mq.protocol.access.signing import sign_fields
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON, split_frames
 from mq.protocol.incoming.headers import Response
@@ -100,7 +100,7 @@ class Client:
         opaque = next(self._opaque)
         fields = None if ext is None else {name: _text(value) for name, value in ext.items() if value is not None}
         if self.keys is not None:
-            fields = signed(*self.keys, fields, body)
+            fields = sign_fields(*self.keys, fields, body)
         return opaque, encode_request(
             code, opaque, ext=fields, body=body, oneway=oneway, serialization=serialization, language="JAVA"
         )

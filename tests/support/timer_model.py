@@ -30,7 +30,7 @@ from mq.protocol.messages.recall_handle import RecallHandle
 from mq.protocol.messages.records import decode_record, encode_host
 from mq.protocol.names import TIMER_TOPIC
 from mq.protocol.numbers import PhysicalOffset, QueueOffset
-from mq.protocol.properties import fitted
+from mq.protocol.properties import fit
 from mq.protocol.requests.send import RecallExt, RecallMessage
 from mq.store.dispatch import QUEUE_ENTRY, scan_runs
 from mq.store.queue_store import QueueStore, QueueStoreSettings
@@ -208,7 +208,7 @@ class TimerMachine(RuleBasedStateMachine):
             record = InternalRecord(
                 tail=tail,
                 body=message.name.encode(),
-                properties=fitted(properties),
+                properties=fit(properties),
                 born_timestamp_ms=1,
                 born_host=HOST,
                 on_outcome=message.stored,

@@ -85,7 +85,7 @@ class AccessControl:
     @property
     def account_list(self) -> AccountList:
         """The accounts of the file, without their secret keys, for display."""
-        return self._file.accounts.shown
+        return self._file.accounts.account_list
 
     def add_users(self, users: Users, secrets: Callable[[], Sequence[bytes]], quotas: UserQuotas) -> None:
         """Set the users besides the accounts of the file, the quotas of both, and the valid group secrets

@@ -281,4 +281,4 @@ def _copy(
     properties = with_origin(message, broker_name)
     properties.setdefault(props.FIRST_POP_TIME, str(pop_time_ms))
     properties[props.ORIGIN_GROUP] = group
-    return copy_record(message, tail, props.fitted(properties), attempts=attempts)
+    return copy_record(message, tail, props.fit(properties), attempts=attempts)

@@ -112,7 +112,7 @@ class Retries(Service):
         level = max(ext.delay_level or _FIRST_LEVEL + message.reconsume_times, 1)
         queue_id = self._rng.randrange(queues)
         tail, properties = self._places.at_level(properties, topic, queue_id, level, self._wall_clock_ms())
-        record = copy_record(message, tail, props.fitted(properties), attempts=1, on_outcome=on_outcome)
+        record = copy_record(message, tail, props.fit(properties), attempts=1, on_outcome=on_outcome)
         self._appender.add_atomically([*group, *commands, record])
         return None
 
@@ -165,7 +165,7 @@ class Retries(Service):
             given_up_by=given_up_by,
         )
         tail = self._tails.get(topic, 0)
-        return [*commands, copy_record(message, tail, props.fitted(properties), attempts=1, on_outcome=on_outcome)]
+        return [*commands, copy_record(message, tail, props.fit(properties), attempts=1, on_outcome=on_outcome)]
 
     def _new_group(self, name: str) -> GroupConfig:
         """The configuration of an unknown group. Raises RequestRefused if it cannot be created."""

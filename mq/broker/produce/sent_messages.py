@@ -127,7 +127,7 @@ class SentMessages:
             if not ext.topic.startswith(_COPIES_IN):
                 check_sent_bytes(len(properties))
             # A consumer's copy of a received message: it is stored in any case.
-            properties = props.fitted(props.decode(properties.decode()))
+            properties = props.fit(props.decode(properties.decode()))
             code = tag_code_of(properties)
         size = tail.fixed_bytes + body_bytes + len(properties)
         return QueuedSend(

@@ -302,7 +302,7 @@ class Ticks(Service):
         return InternalRecord(
             tail=tail,
             body=definition.body,
-            properties=props.fitted(definition.properties | own, self._suffix),
+            properties=props.fit(definition.properties | own, self._suffix),
             tag_code=tag_code(definition.tags) if definition.tags else 0,
             born_timestamp_ms=now_ms,
             born_host=self._host,

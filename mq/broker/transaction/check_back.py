@@ -418,7 +418,7 @@ def _check_request(message: StoredMessage, number: int, opaque: int, broker_name
     """The request, with the message as if it were in its original queue."""
     unique_key = message.properties.get(props.UNIQUE_KEY, "")
     topic = message.properties.get(props.REAL_TOPIC, "")
-    properties = props.fitted(message.properties | {props.TRANSACTION_CHECK_TIMES: str(number)}).decode()
+    properties = props.fit(message.properties | {props.TRANSACTION_CHECK_TIMES: str(number)}).decode()
     queue_id = props.real_queue_id(message.properties.get(props.REAL_QUEUE_ID))
     record = encode_message(message, topic, queue_id, properties)
     ext = CheckTransactionStateExt(

@@ -242,7 +242,7 @@ class StagedSets(Service):
                 ResponseCode.TOPIC_NOT_EXIST, f"topic {message.topic} of the transaction no longer exists"
             )
         tail, properties = self._places.place(properties, message.topic, tail.queue_id, self._wall_clock_ms())
-        encoded_properties = props.fitted(properties, self._suffix)
+        encoded_properties = props.fit(properties, self._suffix)
         return InternalRecord(
             tail=tail,
             body=message.body,

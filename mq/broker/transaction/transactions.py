@@ -332,7 +332,7 @@ class Transactions(Service):
         if "DELAY\x01" in text or "TIMER_" in text:
             now_ms = self._wall_clock_ms()
             tail, new_properties = self._places.place(props.decode(text), topic, tail.queue_id, now_ms)
-            properties = props.fitted(new_properties)
+            properties = props.fit(new_properties)
         return copy_record(raw, tail, properties, transaction=COMMITTED, prepared_offset=position)
 
     def _add(self, offset: QueueOffset, copy: InternalRecord | None, call: Call[EndTransaction]) -> None:

@@ -77,7 +77,7 @@ class InternalMessages:
         if not unique_key:
             unique_key = properties[props.UNIQUE_KEY] = self._unique_keys.next()
         # Overrides properties of the same names from the client: the last of equal names wins.
-        text = props.fitted(properties, self._suffix)
+        text = props.fit(properties, self._suffix)
         assert len(text) <= props.PROPERTIES_BYTES_MAX, f"properties of {len(text)} bytes are said to fit"
         tags = properties.get(props.TAGS)
         send = PendingSend(

@@ -11,8 +11,8 @@ from typing import Annotated, BinaryIO
 import typer
 
 from mq.cli.bench import loads
-from mq.cli.bench.plan import BODY_BYTES_MIN, Plan
-from mq.cli.bench.plot import drawing
+from mq.cli.bench.plan import BODY_BYTES_MIN, BenchPlan
+from mq.cli.bench.plot import draw
 from mq.cli.bench.results import Result
 from mq.cli.client_errors import client_errors
 from mq.cli.errors import EXIT_FAILED, CommandFailed, run_trio
@@ -92,7 +92,7 @@ def produce(
 
     Exit code 1 if a message was not acknowledged, or was due and could not be sent in time.
     """
-    plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate, _new_run(), linger)
+    plan = BenchPlan(topic, size, seconds, warm_up, in_flight, batch, rate, _new_run(), linger)
     _run(loads.produce, plan, queues, percentiles, plot, namesrv, as_json=as_json)
 
 
@@ -109,7 +109,7 @@ def consume(
 
     Exit code 1 if the topic is empty.
     """
-    plan = Plan(topic, 0, seconds, 0.0, 1)
+    plan = BenchPlan(topic, 0, seconds, 0.0, 1)
     _run(loads.consume, plan, None, None, plot, namesrv, as_json=as_json)
 
 
@@ -136,7 +136,7 @@ def end_to_end(
 
     Exit code 1 if a message was not acknowledged, could not be sent in time, or was acknowledged and not delivered.
     """
-    plan = Plan(topic, size, seconds, warm_up, in_flight, batch, rate or None, _new_run(), linger)
+    plan = BenchPlan(topic, size, seconds, warm_up, in_flight, batch, rate or None, _new_run(), linger)
     _run(loads.both, plan, queues, percentiles, plot, namesrv, as_json=as_json)
 
 
@@ -158,7 +158,7 @@ def latency(
 
     Exit code 1 if a message was not acknowledged, or could not be sent in time.
     """
-    plan = Plan(topic, size, seconds, warm_up, _IN_FLIGHT_OPEN_LOOP, 1, rate, _new_run())
+    plan = BenchPlan(topic, size, seconds, warm_up, _IN_FLIGHT_OPEN_LOOP, 1, rate, _new_run())
     _run(loads.produce, plan, queues, percentiles, plot, namesrv, as_json=as_json)
 
 
@@ -177,7 +177,7 @@ def backlog(
 
     CPU time is of consuming. Exit code 1 if a message was not acknowledged.
     """
-    plan = Plan(topic, size, seconds, 0.0, _IN_FLIGHT_BATCHES, batch, None, _new_run())
+    plan = BenchPlan(topic, size, seconds, 0.0, _IN_FLIGHT_BATCHES, batch, None, _new_run())
     _run(loads.backlog, plan, queues, None, plot, namesrv, as_json=as_json)
 
 
@@ -186,8 +186,8 @@ def _new_run() -> int:
 
 
 def _run(
-    load: Callable[[Plan, str], Awaitable[Result]],
-    plan: Plan,
+    load: Callable[[BenchPlan, str], Awaitable[Result]],
+    plan: BenchPlan,
     queues: int | None,
     percentiles: Path | None,
     plot: Path | None,
@@ -208,7 +208,7 @@ def _run(
         if file is not None and latencies is not None:
             latencies.histogram.output_percentile_distribution(file, 1000.0)
         if picture is not None:
-            picture.write(drawing(f"raftmq bench: {plan.topic}", result).encode())
+            picture.write(draw(f"raftmq bench: {plan.topic}", result).encode())
     if as_json:
         print_json({"topic": plan.topic, "body_bytes": plan.body_bytes or None, **result.as_json()})
     else:

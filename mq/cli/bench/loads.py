@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import trio
 
-from mq.cli.bench.plan import Plan, Schedule
+from mq.cli.bench.plan import BenchPlan, Schedule
 from mq.cli.bench.results import DirectionCounts, Latencies, Result
 from mq.cli.errors import EXIT_FAILED, CommandFailed
 from mq.client.admin import Admin
@@ -55,7 +55,7 @@ class Arrivals:
         """Note that messages are stored, so that they must be delivered."""
         self._acknowledged_numbers.update(number for number in numbers if number in self._due)
 
-    def on_delivery(self, number: int, now: float) -> bool:
+    def count_delivery(self, number: int, now: float) -> bool:
         """Record the delivery of a message. Returns whether it was the first; repeated deliveries are not measured."""
         due_at = self._due.pop(number, None)
         if due_at is None:
@@ -65,7 +65,7 @@ class Arrivals:
         return True
 
     @property
-    def missing(self) -> int:
+    def missing_count(self) -> int:
         """Acknowledged messages that were not delivered yet."""
         return len(self._acknowledged_numbers)
 
@@ -73,7 +73,7 @@ class Arrivals:
 class _Sender:
     """Sends messages by a plan, and counts outcomes."""
 
-    def __init__(self, plan: Plan, producer: Producer, arrivals: Arrivals | None = None) -> None:
+    def __init__(self, plan: BenchPlan, producer: Producer, arrivals: Arrivals | None = None) -> None:
         self._plan = plan
         self._producer = producer
         self._arrivals = arrivals
@@ -155,7 +155,7 @@ class _Sender:
         result.examples = self.examples
 
 
-def _open_producer(plan: Plan, namesrv: str) -> Producer:
+def _open_producer(plan: BenchPlan, namesrv: str) -> Producer:
     return Producer(
         namesrv,
         GROUP,
@@ -166,7 +166,7 @@ def _open_producer(plan: Plan, namesrv: str) -> Producer:
     )
 
 
-async def produce(plan: Plan, namesrv: str) -> Result:
+async def produce(plan: BenchPlan, namesrv: str) -> Result:
     """Send messages. Raises ClientError if the cluster is unreachable; failed sends are in the result."""
     result = Result()
     async with _open_producer(plan, namesrv) as producer:
@@ -179,7 +179,7 @@ async def produce(plan: Plan, namesrv: str) -> Result:
     return result
 
 
-async def consume(plan: Plan, namesrv: str) -> Result:
+async def consume(plan: BenchPlan, namesrv: str) -> Result:
     """Read the messages of the topic, from the first one on, for the seconds of the plan at most. Commits no offset.
 
     Raises ClientError, CommandFailed if the topic is empty.
@@ -192,7 +192,7 @@ async def consume(plan: Plan, namesrv: str) -> Result:
     return result
 
 
-async def backlog(plan: Plan, namesrv: str) -> Result:
+async def backlog(plan: BenchPlan, namesrv: str) -> Result:
     """Send messages for the seconds of the plan, then read them all back. Commits no offset.
 
     What is counted of CPU is of the reading. Raises ClientError; sends that fail are in the result.
@@ -217,8 +217,8 @@ async def _read(
     topic: str, namesrv: str, spans: Mapping[MessageQueue, tuple[int, int]], result: Result, seconds: float
 ) -> None:
     """Read these offsets of each queue, for at most ``seconds``. Raises ClientError, CommandFailed."""
-    remaining = sum(end - begin for begin, end in spans.values())
-    if not remaining:
+    count = sum(end - begin for begin, end in spans.values())
+    if not count:
         raise CommandFailed(f"topic {topic} is empty; fill it with raftmq bench produce", EXIT_FAILED)
     counts = result.consumed = DirectionCounts()
     async with PullConsumer(namesrv, GROUP, consume_from="first") as consumer, _measure(result, namesrv):
@@ -226,12 +226,12 @@ async def _read(
         for queue, (begin, _) in spans.items():
             await consumer.seek(queue, begin)
         with trio.move_on_after(seconds):
-            while remaining > 0 and (messages := await consumer.poll(_POLL_MAX, timeout=SILENCE_SECONDS_MAX)):
+            while count > 0 and (messages := await consumer.poll(_POLL_MAX, timeout=SILENCE_SECONDS_MAX)):
                 counts.add(len(messages), sum(len(message.body) for message in messages), trio.current_time())
-                remaining -= len(messages)
+                count -= len(messages)
 
 
-async def both(plan: Plan, namesrv: str) -> Result:
+async def both(plan: BenchPlan, namesrv: str) -> Result:
     """Send and consume messages at the same time, from the ends of the queues on. Commits no offset.
 
     Raises ClientError if the cluster is unreachable; failed sends are in the result.
@@ -246,7 +246,7 @@ async def both(plan: Plan, namesrv: str) -> Result:
             now = trio.current_time()
             for message in messages:
                 number = plan.number_of(message.body)
-                if number is not None and arrivals.on_delivery(number, now):
+                if number is not None and arrivals.count_delivery(number, now):
                     counts.add(1, len(message.body), now)
             news.set()
             news = trio.Event()
@@ -268,13 +268,13 @@ async def both(plan: Plan, namesrv: str) -> Result:
         counts = DirectionCounts()
         async with _measure(result, namesrv):
             await sender.run(plan.seconds)
-            while arrivals.missing:
+            while arrivals.missing_count:
                 with trio.move_on_after(SILENCE_SECONDS_MAX) as silence:
                     await news.wait()
                 if silence.cancelled_caught:
                     break
             sender.report(result)
-            result.consumed, result.delivered, result.missing = counts, arrivals.latencies, arrivals.missing
+            result.consumed, result.delivered, result.missing = counts, arrivals.latencies, arrivals.missing_count
         nursery.cancel_scope.cancel()
     return result
 

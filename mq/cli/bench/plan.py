@@ -12,7 +12,7 @@ BODY_BYTES_MIN = _HEAD.size
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """Messages of ``body_bytes`` to ``topic``, for ``seconds`` after a warm-up that is not measured.
 
     Attributes:

@@ -31,7 +31,7 @@ class Spread(NamedTuple):
     most: float
 
 
-def drawing(title: str, result: Result) -> str:
+def draw(title: str, result: Result) -> str:
     """The picture of a result. A panel without data says so."""
     latencies = {
         name: _percentiles(each)

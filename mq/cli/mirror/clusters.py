@@ -127,7 +127,7 @@ class ClusterAdmin(CatalogueAdmin):
         offset = int(response.ext.get(SENT_QUEUE_OFFSET, "-1"))
         return offset if offset >= 0 else None
 
-    async def look_again(self, topic: str) -> None:
+    async def refresh_route(self, topic: str) -> None:
         """Ask the name servers for the leaders of a topic."""
         await self._open_core().route(topic, refresh=True)
 

@@ -177,21 +177,21 @@ async def _verify(source: ClusterAdmin, target: ClusterAdmin, path: Path, *, as_
     if state is None:
         raise CommandFailed(f"{path} does not exist: nothing was mirrored with this state")
 
-    def note(comparison: Comparison) -> None:
+    def print_comparison(comparison: Comparison) -> None:
         print(json.dumps(comparison.fields()) if as_json else comparison_line(comparison), flush=True)
 
-    results = await verify(source, target, state.queues, note)
-    differing = [each for each in results if each.difference is not None]
+    results = await verify(source, target, state.queues, print_comparison)
+    differences = [each for each in results if each.difference is not None]
     total = sum(each.compared for each in results)
     lag = sum(each.behind for each in results)
-    missing = sum(last - first for each in results for first, last in each.queue.gone)
-    skipped = sum(len(each.queue.skipped) for each in results)
+    gone = sum(last - first for each in results for first, last in each.queue.gone)
+    skips = sum(len(each.queue.skipped) for each in results)
     if not as_json:
         print(
-            f"{total:,} messages in {len(results)} queues compared, {len(differing)} queues differ, "
-            f"{lag:,} messages behind, {missing:,} deleted at the source before they were copied, {skipped:,} left out"
+            f"{total:,} messages in {len(results)} queues compared, {len(differences)} queues differ, "
+            f"{lag:,} messages behind, {gone:,} deleted at the source before they were copied, {skips:,} left out"
         )
-    return not differing
+    return not differences
 
 
 def comparison_line(comparison: Comparison) -> str:
@@ -219,10 +219,10 @@ async def _mirror(
 ) -> bool:
     show = Display(as_json=as_json)
     state = await open_state(source, target, path)
-    state.wanted, state.unwanted = list(choice.wanted), list(choice.unwanted)
+    state.wanted, state.unwanted = list(choice.patterns), list(choice.exclusions)
     if users:
         await create_users(source, target, show.print_line)
-    copier = Copier(source, target, state, path, on_refused=None if skip_refused is None else refusals(skip_refused))
+    copier = Copier(source, target, state, path, on_refusal=None if skip_refused is None else refusals(skip_refused))
     is_planned = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_cancel_on_signals, nursery.cancel_scope)
@@ -231,16 +231,16 @@ async def _mirror(
         progress = Progress()
         while True:
             await trio.sleep(0.2 if once else show.seconds)
-            figures = progress.add_sample(trio.current_time(), copier.copied, copier.known_behind)
+            figures = progress.add_sample(trio.current_time(), copier.copied_count, copier.known_behind)
             show.print_troubles(copier)
             is_done = is_planned.is_set() and copier.behind == 0
-            if copier.copied or (is_planned.is_set() and copier.behind is not None):
+            if copier.copied_count or (is_planned.is_set() and copier.behind is not None):
                 show.figures(figures, copier, final=once and is_done)
             if once and is_done:
                 nursery.cancel_scope.cancel()
                 break
     show.end(copier)
-    return not copier.blocked and not copier.refused
+    return not copier.block_reasons and not copier.refusals
 
 
 async def _follow(
@@ -267,13 +267,13 @@ async def _follow(
             copier.on_state_change()
             copier.save()
             for queue in state.queues:
-                if queue.number in extension.ended and queue.number not in said_ended:
+                if queue.number in extension.unreadable_queues and queue.number not in said_ended:
                     said_ended.add(queue.number)
                     show.print_line(
                         f"{queue} cannot be read at the source: the topic was deleted, or has fewer read queues. What "
                         "was copied of it stays"
                     )
-            copier.ended, copier.refused = extension.ended, extension.refused
+            copier.unreadable_queues, copier.refusals = extension.unreadable_queues, extension.refusals
             for queue in state.queues:
                 copier.start(queue, nursery)
         except (ClientError, CommandFailed) as error:
@@ -295,7 +295,7 @@ async def _cancel_on_signals(scope: trio.CancelScope) -> None:
 def refusals(path: Path) -> Callable[[MirroredQueue, StoredMessage, str], None]:
     """Lists messages that were left out in a file, one JSON object per line."""
 
-    def note(queue: MirroredQueue, message: StoredMessage, why: str) -> None:
+    def write_row(queue: MirroredQueue, message: StoredMessage, why: str) -> None:
         row = {
             "topic": queue.topic,
             "broker": queue.broker,
@@ -311,7 +311,7 @@ def refusals(path: Path) -> Callable[[MirroredQueue, StoredMessage, str], None]:
         except OSError as error:
             raise CommandFailed(f"{path}: {error.strerror}") from error
 
-    return note
+    return write_row
 
 
 class Display:
@@ -336,7 +336,7 @@ class Display:
 
     def print_troubles(self, copier: Copier) -> None:
         """Print the new reasons of blocked queues."""
-        for text in (*copier.refused.values(), *copier.troubles.values(), *copier.blocked.values()):
+        for text in (*copier.refusals.values(), *copier.troubles.values(), *copier.block_reasons.values()):
             if text not in self._printed_lines:
                 self._printed_lines.add(text)
                 self.print_line(text)
@@ -354,8 +354,8 @@ class Display:
                 "behind": figures.behind,
                 "messages_per_second": round(figures.rate, 1),
                 "eta_seconds": None if figures.eta_seconds is None else round(figures.eta_seconds, 1),
-                "troubles": [*copier.refused.values(), *copier.troubles.values()],
-                "blocked": [*copier.blocked.values()],
+                "troubles": [*copier.refusals.values(), *copier.troubles.values()],
+                "blocked": [*copier.block_reasons.values()],
             }
             print(json.dumps(row), flush=True)
         elif self._is_terminal:
@@ -367,7 +367,7 @@ class Display:
     def end(self, copier: Copier) -> None:
         """Print the last lines."""
         self._close_line()
-        for text in (*copier.refused.values(), *copier.blocked.values()):
+        for text in (*copier.refusals.values(), *copier.block_reasons.values()):
             print(f"raftmq mirror: does not go on: {text}", file=sys.stderr, flush=True)
 
     def _close_line(self) -> None:
@@ -431,8 +431,8 @@ def cut_over_command(
             {
                 "dry_run": dry_run,
                 "back": back,
-                "copied": report.copied,
-                "waiting": report.waiting,
+                "copied": report.copied_count,
+                "waiting": report.waiting_count,
                 "offsets": [
                     {
                         "group": move.group,
@@ -443,9 +443,9 @@ def cut_over_command(
                         "new_broker": move.goal.broker_name,
                         "new_queue": move.goal.queue_id,
                         "new_offset": move.goal_offset,
-                        "stored": move in report.moved and not dry_run,
+                        "stored": move in report.moves and not dry_run,
                     }
-                    for move in (*report.moved, *report.kept)
+                    for move in (*report.moves, *report.useless_moves)
                 ],
             }
         )

@@ -43,9 +43,9 @@ LOOKS_MAX: Final = 10
 """The number of looks, within half a minute, at a source queue that lacks copied messages, before that is believed."""
 _FORGOTTEN: Final = "SEQUENCE_FORGOTTEN"
 
-OnRefused = Callable[[MirroredQueue, StoredMessage, str], None]
+OnRefusal = Callable[[MirroredQueue, StoredMessage, str], None]
 """Gets a message that is left out, and why the target has refused it."""
-OnCopied = Callable[[MirroredQueue, list[StoredMessage]], None]
+OnCopy = Callable[[MirroredQueue, list[StoredMessage]], None]
 """Gets messages that were copied."""
 
 
@@ -64,13 +64,13 @@ class Copier:
         looks_max: how often a queue whose source lacks copied messages is looked at again, before it is blocked.
 
     Attributes:
-        started: the numbers of the queues that are copied, or blocked.
-        copied: messages copied since the start.
+        queue_numbers: the numbers of the queues that are copied, or blocked.
+        copied_count: messages copied since the start.
         troubles: why queues do not progress at the moment, by queue number.
-        blocked: queues that continue only after a restart, with the reason.
-        ended: the numbers of queues that cannot be read at the source, which are not waited for; None before it was
-            asked.
-        refused: topics that the target cannot take, with the reason; they have queues that are not copied.
+        block_reasons: queues that continue only after a restart, with the reason.
+        unreadable_queues: the numbers of queues that cannot be read at the source, which are not waited for; None
+            before it was asked.
+        refusals: topics that the target cannot take, with the reason; they have queues that are not copied.
     """
 
     def __init__(
@@ -80,25 +80,25 @@ class Copier:
         state: MirrorState,
         path: Path,
         *,
-        on_refused: OnRefused | None = None,
-        on_copied: OnCopied | None = None,
+        on_refusal: OnRefusal | None = None,
+        on_copy: OnCopy | None = None,
         looks_max: int = LOOKS_MAX,
     ) -> None:
         self._looks_max = looks_max
         self._source, self._target = source, target
         self._state, self._path = state, path
-        self._on_refused = on_refused
-        self._on_copied = on_copied
+        self._on_refused = on_refusal
+        self._on_copied = on_copy
         self._in_memory = trio.Semaphore(PULLS_IN_MEMORY)
         self._ends: dict[int, int] = {}
         self._dirty = False
         self._doubts: dict[int, int] = {}
-        self.started: set[int] = set()
-        self.copied = 0
+        self.queue_numbers: set[int] = set()
+        self.copied_count = 0
         self.troubles: dict[int, str] = {}
-        self.blocked: dict[int, str] = {}
-        self.ended: frozenset[int] | None = None
-        self.refused: Mapping[str, str] = {}
+        self.block_reasons: dict[int, str] = {}
+        self.unreadable_queues: frozenset[int] | None = None
+        self.refusals: Mapping[str, str] = {}
 
     @property
     def behind(self) -> int | None:
@@ -124,7 +124,7 @@ class Copier:
 
     def is_over(self, queue: MirroredQueue) -> bool:
         """Whether nothing of the queue is copied for now: it is blocked, or cannot be read at the source."""
-        return queue.number in self.blocked or queue.number in (self.ended or ())
+        return queue.number in self.block_reasons or queue.number in (self.unreadable_queues or ())
 
     def has_copied(self, queue: MirroredQueue, behind: int) -> bool:
         """Whether all messages before ``behind`` are copied, and the source has the same ones, if there are any."""
@@ -154,35 +154,35 @@ class Copier:
 
     def start(self, queue: MirroredQueue, nursery: trio.Nursery) -> None:
         """Copy a queue in a task of its own, unless it is copied already, or over."""
-        if queue.number not in self.started and not self.is_over(queue):
-            self.started.add(queue.number)
+        if queue.number not in self.queue_numbers and not self.is_over(queue):
+            self.queue_numbers.add(queue.number)
             nursery.start_soon(self.copy, queue)
 
     async def copy(self, queue: MirroredQueue) -> None:
         """Copy a queue until cancelled. Raises MirrorStopped if an account lacks permissions."""
         pause = PAUSE_SECONDS[0]
         while True:
-            began = self.copied
+            began = self.copied_count
             error: Exception | None = None
             try:
                 await self._copy(queue)
             except* (_BlockedQueue, ClientError) as errors:
                 error = _gravest(errors)
             if isinstance(error, _BlockedQueue):
-                self.blocked[queue.number] = str(error)
+                self.block_reasons[queue.number] = str(error)
                 self.troubles.pop(queue.number, None)
                 return
             if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:
                 raise MirrorStopped(f"{queue}: {error}. Give the mirror's account this permission") from error
             self.troubles[queue.number] = f"{queue}: {error}"
-            pause = PAUSE_SECONDS[0] if self.copied > began else min(2 * pause, PAUSE_SECONDS[1])
+            pause = PAUSE_SECONDS[0] if self.copied_count > began else min(2 * pause, PAUSE_SECONDS[1])
             await trio.sleep(pause)
-            await self._look_again(queue)
+            await self._refresh_route(queue)
 
-    async def _look_again(self, queue: MirroredQueue) -> None:
+    async def _refresh_route(self, queue: MirroredQueue) -> None:
         for admin, topic in ((self._source, queue.topic), (self._target, queue.target_topic)):
             try:
-                await admin.look_again(topic)
+                await admin.refresh_route(topic)
             except ClientError as error:
                 self.troubles[queue.number] = f"{queue}: {error}"
 
@@ -192,12 +192,12 @@ class Copier:
         if queue.next_offset is None:
             queue.next_offset = (await self._source.pull(_source_queue(queue), 0, count_max=1)).begin
             self._dirty = True
-        sending, receiving = trio.open_memory_channel[tuple[list[StoredMessage], int]](PULLS_AHEAD)
+        sender, receiver = trio.open_memory_channel[tuple[list[StoredMessage], int]](PULLS_AHEAD)
         batch_count = [0]
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read, queue, sending, batch_count)
-                nursery.start_soon(self._write, queue, receiving, batch_count)
+                nursery.start_soon(self._read, queue, sender, batch_count)
+                nursery.start_soon(self._write, queue, receiver, batch_count)
         finally:
             for _ in range(batch_count[0]):
                 self._in_memory.release()
@@ -213,8 +213,8 @@ class Copier:
                 f"{begin}: was topic {queue.target_topic} deleted there?"
             )
         begin = max(begin, edges.begin)
-        reading = self._target.read(goal, begin, edges.end)
-        async for messages in reading:
+        copies = self._target.read(goal, begin, edges.end)
+        async for messages in copies:
             for message in messages:
                 place = place_of(message.properties)
                 # Redeliveries carry the place of the message that failed, in another topic or copied before.
@@ -222,9 +222,9 @@ class Copier:
                     continue
                 if queue.next_offset is None or place.offset >= queue.next_offset:
                     queue.add_copies(place.offset, message.queue_offset, 1)
-        if reading.next_offset < edges.end:
+        if copies.next_offset < edges.end:
             raise UnreadableAnswer(
-                f"the target queue ends at {edges.end}, but returns no messages from {reading.next_offset} on"
+                f"the target queue ends at {edges.end}, but returns no messages from {copies.next_offset} on"
             )
         queue.target_next = max(queue.target_next or 0, edges.end)
         self._dirty = True
@@ -253,7 +253,7 @@ class Copier:
     async def _read(
         self,
         queue: MirroredQueue,
-        sending: trio.MemorySendChannel[tuple[list[StoredMessage], int]],
+        sender: trio.MemorySendChannel[tuple[list[StoredMessage], int]],
         batch_count: list[int],
     ) -> None:
         """Read ahead. Raises _BlockedQueue, ClientError."""
@@ -269,7 +269,7 @@ class Copier:
                 if offset > pull.end:
                     self._doubt(queue, f"the source ends at {pull.end}, and {offset} messages were there before")
                 if offset < pull.begin:
-                    await sending.send(([], pull.begin))
+                    await sender.send(([], pull.begin))
                     offset = pull.begin
                     continue
             elif not pull.messages and pull.next_offset == offset:
@@ -280,22 +280,22 @@ class Copier:
             if pull.messages:
                 await self._in_memory.acquire()
                 batch_count[0] += 1
-            await sending.send((pull.messages, offset))
+            await sender.send((pull.messages, offset))
 
     async def _write(
         self,
         queue: MirroredQueue,
-        receiving: trio.MemoryReceiveChannel[tuple[list[StoredMessage], int]],
+        receiver: trio.MemoryReceiveChannel[tuple[list[StoredMessage], int]],
         batch_count: list[int],
     ) -> None:
         """Store the messages that were read. Raises _BlockedQueue, ClientError, MirrorStopped."""
         while True:
-            messages, behind = await receiving.receive()
+            messages, behind = await receiver.receive()
             pulls = int(bool(messages))
             all_messages = list(messages)
             while len(all_messages) < GATHERED_MAX:
                 try:
-                    more, behind = receiving.receive_nowait()
+                    more, behind = receiver.receive_nowait()
                 except trio.WouldBlock:
                     break
                 all_messages += more
@@ -319,8 +319,8 @@ class Copier:
         if not rest:
             return  # learned from the target meanwhile
         batch = CopyBatch(rest)
-        if batch.first > queue.next_offset:
-            queue.lose(queue.next_offset, batch.first)
+        if batch.first_offset > queue.next_offset:
+            queue.lose(queue.next_offset, batch.first_offset)
         fields = batch.fields(
             GROUP, queue.target_topic, queue.target_broker, queue.target_queue, self._state.producer(queue)
         )
@@ -334,22 +334,22 @@ class Copier:
                 raise
             if _FORGOTTEN in (error.remark or ""):
                 raise _BlockedQueue(
-                    f"{queue}: the target no longer knows whether message {batch.first} was stored: the state file is "
-                    "older than the last copy. Move it away: then the mirror finds out from the target"
+                    f"{queue}: the target no longer knows whether message {batch.first_offset} was stored: the state "
+                    "file is older than the last copy. Move it away: then the mirror finds out from the target"
                 ) from error
             await self._on_refusal(queue, batch, error.remark or str(error))
             return
         if offset is None:  # sent before, and divided differently
             before = queue.next_offset
             await self._catch_up_with_target(queue)
-            if queue.next_offset < batch.first + len(batch.messages):
+            if queue.next_offset < batch.first_offset + len(batch.messages):
                 raise _BlockedQueue(
                     f"{queue}: the target says that the messages from {before} on are stored, but its queue "
                     f"lacks them: was topic {queue.target_topic} deleted there?"
                 )
         else:
-            queue.add_copies(batch.first, offset, len(batch.messages))
-        self.copied += len(batch.messages)
+            queue.add_copies(batch.first_offset, offset, len(batch.messages))
+        self.copied_count += len(batch.messages)
         self._dirty = True
 
     async def _on_refusal(self, queue: MirroredQueue, batch: CopyBatch, why: str) -> None:

@@ -111,7 +111,7 @@ class CopyBatch(msgspec.Struct, frozen=True):
     messages: Sequence[StoredMessage]
 
     @property
-    def first(self) -> int:
+    def first_offset(self) -> int:
         """The source offset of the first message; the others follow without gaps."""
         return self.messages[0].queue_offset
 
@@ -123,7 +123,7 @@ class CopyBatch(msgspec.Struct, frozen=True):
     def fields(self, group: str, topic: str, broker: str, queue_id: int, producer: str) -> dict[str, str]:
         """The header of the batch that stores the copies in this queue, once."""
         first = self.messages[0]
-        numbers = {props.PRODUCER_ID: producer, props.SEQUENCE: str(self.first), props.COPIED: "true"}
+        numbers = {props.PRODUCER_ID: producer, props.SEQUENCE: str(self.first_offset), props.COPIED: "true"}
         return send_header(
             producer_group=group,
             topic=topic,

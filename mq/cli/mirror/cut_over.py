@@ -37,21 +37,21 @@ class CutOverReport:
     """The changes that a cut-over has made, or would make.
 
     Attributes:
-        moved: offsets that were stored.
-        kept: those that the group had passed at the other side already.
-        waiting: delayed messages that still wait at the source; None if it does not tell.
+        moves: offsets that were stored.
+        useless_moves: those that the group had passed at the other side already.
+        waiting_count: delayed messages that still wait at the source; None if it does not tell.
     """
 
-    moved: list[Move] = field(default_factory=list)
-    kept: list[Move] = field(default_factory=list)
-    copied: int = 0
-    waiting: int | None = 0
+    moves: list[Move] = field(default_factory=list)
+    useless_moves: list[Move] = field(default_factory=list)
+    copied_count: int = 0
+    waiting_count: int | None = 0
 
     @property
     def groups(self) -> dict[str, list[Move]]:
         """All offsets, by group."""
         moves: dict[str, list[Move]] = {}
-        for move in (*self.moved, *self.kept):
+        for move in (*self.moves, *self.useless_moves):
             moves.setdefault(move.group, []).append(move)
         return dict(sorted(moves.items()))
 
@@ -77,7 +77,7 @@ async def cut_over(
     await _check_stopped(source, offsets, "the source")
     await _check_stopped(target, offsets, "the target")
     report = CutOverReport()
-    report.copied = await _finish_copying(
+    report.copied_count = await _finish_copying(
         source,
         target,
         state,
@@ -92,7 +92,7 @@ async def cut_over(
     offsets = _offsets_to_move(await source.group_offsets(), state.queues, groups)
     await _check_stopped(source, offsets, "the source")
     await _move(target, state.queues, offsets, report, back=False, dry_run=dry_run)
-    report.waiting = await waiting_delays(source)
+    report.waiting_count = await waiting_delays(source)
     return report
 
 
@@ -126,10 +126,10 @@ def _offsets_to_move(
 
 async def _check_stopped(admin: ClusterAdmin, groups: Mapping[str, object], where: str) -> None:
     members = {group: await _members(admin, group) for group in groups}
-    running = [f"{group} ({', '.join(names)})" for group, names in members.items() if names]
-    if running:
+    busy_groups = [f"{group} ({', '.join(names)})" for group, names in members.items() if names]
+    if busy_groups:
         raise CommandFailed(
-            f"consumers run at {where}, whose progress would be lost: stop those of {'; '.join(running)}, or move "
+            f"consumers run at {where}, whose progress would be lost: stop those of {'; '.join(busy_groups)}, or move "
             "other groups only, with --groups",
             EXIT_FAILED,
         )
@@ -168,17 +168,17 @@ async def _finish_copying(
     """
     new_counts: Counter[str] = Counter()
 
-    def note(queue: MirroredQueue, messages: list[StoredMessage]) -> None:
+    def count_copies(queue: MirroredQueue, messages: list[StoredMessage]) -> None:
         new_counts[queue.topic] += sum(not any(name in each.properties for name in _FROM_DELAYS) for each in messages)
 
-    copier = Copier(source, target, state, path, on_copied=note, looks_max=looks_max)
+    copier = Copier(source, target, state, path, on_copy=count_copies, looks_max=looks_max)
     extension = await extend_mirror(source, target, state, Choice(state.wanted, state.unwanted), lambda _: None)
     if extension.queues:
         copier.on_state_change()
         copier.save()
-    if extension.refused:
-        raise CommandFailed("; ".join(extension.refused.values()), EXIT_FAILED)
-    copier.ended = extension.ended
+    if extension.refusals:
+        raise CommandFailed("; ".join(extension.refusals.values()), EXIT_FAILED)
+    copier.unreadable_queues = extension.unreadable_queues
     quiet_since: float | None = None
     texts_shown: set[str] = set()
 
@@ -199,8 +199,8 @@ async def _finish_copying(
             copier.start(queue, nursery)
         while quiet_since is None or trio.current_time() < quiet_since + quiet_seconds or not is_enough():
             await trio.sleep(POLL_SECONDS)
-            if copier.blocked:
-                raise CommandFailed("; ".join(copier.blocked.values()), EXIT_FAILED)
+            if copier.block_reasons:
+                raise CommandFailed("; ".join(copier.block_reasons.values()), EXIT_FAILED)
             for text in {*copier.troubles.values()} - texts_shown:
                 texts_shown.add(text)
                 say(f"waiting: {text}")
@@ -216,7 +216,7 @@ async def _finish_copying(
                     EXIT_FAILED,
                 )
         nursery.cancel_scope.cancel()
-    return copier.copied
+    return copier.copied_count
 
 
 async def _move(
@@ -232,11 +232,11 @@ async def _move(
     for group, mine in offsets.items():
         for move in moves(queues, group, mine, back=back):
             if there.get(group, {}).get(move.goal, -1) > move.goal_offset and not back:
-                report.kept.append(move)
+                report.useless_moves.append(move)
                 continue
             if not dry_run:
                 await admin.store_offset(group, move.goal, move.goal_offset)
-            report.moved.append(move)
+            report.moves.append(move)
 
 
 async def waiting_delays(source: ClusterAdmin) -> int | None:
@@ -265,13 +265,13 @@ async def _waiting_timers(source: ClusterAdmin, broker: str) -> int:
     queue = MessageQueue(TIMER_TOPIC, broker, 0)
     edges = await source.pull(queue, 0, count_max=1)
     now_ms = int(time.time() * 1000)
-    waiting: set[tuple[str, str, int]] = set()
+    timers: set[tuple[str, str, int]] = set()
     async for messages in source.read(queue, edges.begin, edges.end):
         for each in messages:
             due = each.properties.get(props.TIMER_OUT_MS, "")
             if due.isdecimal() and int(due) > now_ms:
-                waiting.add((each.properties.get(props.UNIQUE_KEY, ""), due, each.born_timestamp_ms))
-    return len(waiting)
+                timers.add((each.properties.get(props.UNIQUE_KEY, ""), due, each.born_timestamp_ms))
+    return len(timers)
 
 
 def instructions(report: CutOverReport, source: str, target: str, *, dry_run: bool) -> list[str]:
@@ -286,14 +286,14 @@ def instructions(report: CutOverReport, source: str, target: str, *, dry_run: bo
     if not report.groups:
         lines.append("no consumer group has offsets in the mirrored topics")
     lines.append(f"producers: set their name server to {target}, and start them.")
-    if report.waiting is None:
+    if report.waiting_count is None:
         lines.append(
             "The source does not tell how many delayed messages wait: let it and `raftmq mirror` run until all are due."
         )
-    elif report.waiting:
+    elif report.waiting_count:
         lines.append(
-            f"{report.waiting:,} delayed messages and retries wait at the source: let it and `raftmq mirror` run until "
-            "they were delivered; they arrive at the target then."
+            f"{report.waiting_count:,} delayed messages and retries wait at the source: let it and `raftmq mirror` run "
+            "until they were delivered; they arrive at the target then."
         )
     else:
         lines.append("No delayed message waits at the source: it can be stopped when all have changed over.")

@@ -31,17 +31,17 @@ class TargetUnusable(Exception):
 
 
 class Choice(NamedTuple):
-    """The topics to mirror, by patterns such as ``orders-*``; all topics if ``wanted`` is empty."""
+    """The topics to mirror, by patterns such as ``orders-*``; all topics if ``patterns`` is empty."""
 
-    wanted: Sequence[str] = ()
-    unwanted: Sequence[str] = ()
+    patterns: Sequence[str] = ()
+    exclusions: Sequence[str] = ()
 
     def takes(self, name: str) -> bool:
         """Whether a topic is mirrored. Retry and dead letter topics are chosen by the name of their group."""
-        bare = name.removeprefix(RETRY_PREFIX).removeprefix("%DLQ%")
-        if any(fnmatchcase(each, pattern) for each in {name, bare} for pattern in self.unwanted):
+        names = {name, name.removeprefix(RETRY_PREFIX).removeprefix("%DLQ%")}
+        if any(fnmatchcase(each, pattern) for each in names for pattern in self.exclusions):
             return False
-        return not self.wanted or any(fnmatchcase(each, pattern) for each in {name, bare} for pattern in self.wanted)
+        return not self.patterns or any(fnmatchcase(each, pattern) for each in names for pattern in self.patterns)
 
 
 class NewTopic(NamedTuple):
@@ -54,15 +54,15 @@ class NewTopic(NamedTuple):
 class Extension(NamedTuple):
     """Additions to a mirror: new queues, topics that the target lacks, and topics that are left out, with the reason.
 
-    ``refused`` are topics whose new queues the target cannot take, with what to do. ``ended`` are the numbers of queues
-    that cannot be read at the source: it no longer has them, or only to write.
+    ``refusals``: what to do about topics whose new queues the target cannot take. ``unreadable_queues``: numbers of
+    queues that the source no longer has, or only to write.
     """
 
     queues: list[MirroredQueue]
     topics: list[NewTopic]
     left_out: dict[str, str]
-    ended: frozenset[int] = frozenset()
-    refused: Mapping[str, str] = MappingProxyType({})
+    unreadable_queues: frozenset[int] = frozenset()
+    refusals: Mapping[str, str] = MappingProxyType({})
 
 
 def target_name(topic: str) -> str:
@@ -103,7 +103,7 @@ def extend(
     those of the first, so that producers that choose queues by a sharding key choose the corresponding one.
     """
     queues = list(mirrored_queues)
-    existing = {(each.topic, each.broker, each.queue_id) for each in queues}
+    present = {(each.topic, each.broker, each.queue_id) for each in queues}
     number = max((each.number for each in queues), default=-1) + 1
     new_queues: list[MirroredQueue] = []
     left_out: dict[str, str] = {}
@@ -123,7 +123,7 @@ def extend(
                 continue
             goal = target_name(topic), target_of[broker]
             for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
-                if (topic, broker, queue_id) in existing:
+                if (topic, broker, queue_id) in present:
                     continue
                 queue = MirroredQueue(number, topic, broker, queue_id, *goal, ends.get(goal, 0))
                 ends[goal] = queue.target_queue + 1

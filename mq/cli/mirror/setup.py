@@ -70,7 +70,7 @@ async def extend_mirror(
     reasons = await create_topics(target, extension.topics, say)
     extension = extension._replace(
         queues=[queue for queue in extension.queues if queue.target_topic not in reasons],
-        refused={**extension.refused, **reasons},
+        refusals={**extension.refusals, **reasons},
     )
     state.queues.extend(extension.queues)
     return extension
@@ -106,12 +106,12 @@ async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: S
 
 async def _some_at_once(items: Iterable[T], operation: Callable[[T], Awaitable[None]]) -> None:
     """Act on all items. Raises the first ClientError, after the others that were begun were cancelled."""
-    waiting = iter(items)
+    rest = iter(items)
     fault: ClientError | None = None
 
     async def work() -> None:
         nonlocal fault
-        for item in waiting:
+        for item in rest:
             try:
                 await operation(item)
             except ClientError as error:

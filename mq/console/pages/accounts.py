@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mq.client.errors import BrokerError
-from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, integer, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, integer, one, require
 from mq.console.views.accounts import (
     addresses_of,
     connections_of,
@@ -21,7 +21,7 @@ from mq.console.views.accounts import (
     without_user,
 )
 from mq.console.views.links import link
-from mq.console.views.text import list_page, matching
+from mq.console.views.text import list_page, names_with
 from mq.inspection.cluster_queries import OfReplicas, unless_unknown
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.accounts import AccountList
@@ -45,13 +45,13 @@ QUOTA_FIELDS: Final = {
 
 @dataclass(slots=True)
 class _UserLists:
-    """The users that brokers know; ``said`` are sentences about those that they cannot report."""
+    """The users that brokers know; ``notices`` are sentences about those that they cannot report."""
 
     users: Mapping[str, Sequence[UserInfo]]
     policies: Mapping[str, Sequence[AclInfo]]
     quotas: Mapping[str, QuotaList] | None
     files: OfReplicas[AccountList]
-    said: list[str]
+    notices: list[str]
 
 
 async def _ask(visit: Visit, part: str = "") -> _UserLists:
@@ -88,7 +88,7 @@ async def accounts(visit: Visit) -> Page:
     users = user_rows(lists.users, quotas, lists.files)
     policies = policy_rows(lists.policies)
     part = visit.query.get("part", "")
-    page = list_page(matching({*users, *(each.user for each in policies)}, part), visit.page)
+    page = list_page(names_with({*users, *(each.user for each in policies)}, part), visit.page)
     names_on_page = frozenset(page.rows)
     values = {
         "page": page,
@@ -98,7 +98,7 @@ async def accounts(visit: Visit) -> Page:
         "everybody": EVERYBODY,
         "default_quota": quotas.get(EVERYBODY, "no limit") if lists.quotas is not None else "",
         "throttled": throttled_rows(lists.quotas or {}),
-        "said": lists.said,
+        "said": lists.notices,
         "fault": await visit.watch.left_out(),
     }
     return Page("accounts.html", "Users", values, live=False)
@@ -131,7 +131,7 @@ async def account(visit: Visit) -> Page:
         "quota": quotas.get(name, "no limit") if lists.quotas is not None else "",
         "connections": connections_of(name, lists.quotas or {}),
         "limits": [(field, words, getattr(quota, field) or "") for field, words in QUOTA_FIELDS.items()],
-        "said": lists.said,
+        "said": lists.notices,
     }
     title = "Each user without a quota of its own" if is_everybody else f"User {name}"
     return Page("account.html", title, values, live=False)
@@ -139,7 +139,7 @@ async def account(visit: Visit) -> Page:
 
 async def set_quota(visit: Visit, form: Form) -> Outcome:
     """Replace the quota of a user, or of each one without; an empty field means no limit."""
-    name = required(form, "name")
+    name = require(form, "name")
     limits = {field: integer(form, field, 1, QUOTA_MAX) for field in QUOTA_FIELDS if one(form, field)}
     quota = Quota(**limits)
     quota_lists = await visit.watch.changing_admin.quotas()
@@ -152,7 +152,7 @@ async def set_quota(visit: Visit, form: Form) -> Outcome:
 
 async def create(visit: Visit, form: Form) -> Outcome:
     """Create a user in every broker group; it may do nothing until a policy says what."""
-    name, kind = required(form, "name"), _kind(form)
+    name, kind = require(form, "name"), _kind(form)
     password = _password(form)
     if name in {each.name for users in (await visit.watch.changing_admin.users(name)).values() for each in users}:
         raise InputInvalid(f"user {name} already exists; change it on its page")
@@ -163,7 +163,7 @@ async def create(visit: Visit, form: Form) -> Outcome:
 
 async def change(visit: Visit, form: Form) -> Outcome:
     """Change the type, the password or the state of a user; an empty password stays as it is."""
-    name, kind = required(form, "name"), _kind(form)
+    name, kind = require(form, "name"), _kind(form)
     is_enabled = one(form, "enabled") == "yes"
     is_self = name == visit.signed_as
     if is_self and (not is_enabled or kind != SUPER):
@@ -185,7 +185,7 @@ async def change(visit: Visit, form: Form) -> Outcome:
 
 async def delete(visit: Visit, form: Form) -> Outcome:
     """Delete a user and its policies; its name has to be typed."""
-    name = required(form, "name")
+    name = require(form, "name")
     if one(form, "typed") != name:
         raise InputInvalid(f"type {name} to confirm: nothing was changed")
     if name == visit.signed_as:
@@ -196,7 +196,7 @@ async def delete(visit: Visit, form: Form) -> Outcome:
 
 async def put_policy(visit: Visit, form: Form) -> Outcome:
     """Allow or deny a user actions on a resource; a policy for the same resource is replaced."""
-    name, resource = required(form, "name"), required(form, "resource")
+    name, resource = require(form, "name"), require(form, "resource")
     actions = [each for each in ACTIONS if each in form.get("actions", ())]
     decision = one(form, "decision")
     if not actions:
@@ -212,7 +212,7 @@ async def put_policy(visit: Visit, form: Form) -> Outcome:
 
 async def delete_policy(visit: Visit, form: Form) -> Outcome:
     """Delete the policies of a user for a resource."""
-    name, resource = required(form, "name"), required(form, "resource")
+    name, resource = require(form, "name"), require(form, "resource")
     await visit.watch.changing_admin.delete_policies(name, resource)
     return Outcome(link("/account", name=name), f"{name} has no policy for {resource} any more.", f"{name}: {resource}")
 

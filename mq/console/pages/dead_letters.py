@@ -13,11 +13,11 @@ from mq.client.errors import ClientError
 from mq.client.message import MessageQueue
 from mq.console.change_records import Record
 from mq.console.jobs import ChangeInProgress, TooManyJobs
-from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, one, require
 from mq.console.views.dead_letters import groups_with_letters, letter_rows, place_of, place_text
 from mq.console.views.links import link
-from mq.console.views.text import list_page, matching
-from mq.inspection.dead_letters import Letter, Wanted, letter_fields, queue_name, read_letters, wanted_letters
+from mq.console.views.text import list_page, names_with
+from mq.inspection.dead_letters import Letter, LetterFilter, letter_fields, letter_filter, queue_name, read_letters
 from mq.inspection.message_fields import message_fields
 from mq.protocol.names import DEAD_LETTER_PREFIX
 
@@ -33,7 +33,7 @@ HIDDEN: Final = frozenset({"body", "body_base64", "properties", "reason", "failu
 async def group_list(visit: Visit) -> Page:
     """The groups with dead letters, a page of them."""
     names = await visit.watch.names.get()
-    topics = matching((each for each in names.value or () if each.startswith(DEAD_LETTER_PREFIX)), "")
+    topics = names_with((each for each in names.value or () if each.startswith(DEAD_LETTER_PREFIX)), "")
     page = list_page(topics, visit.page)
     counts = None
     fault = fault_of(names)
@@ -52,7 +52,7 @@ async def letters(visit: Visit) -> Page:
     """The unresolved dead letters of a group, the oldest first; or all of them."""
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
-    matches = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))
+    matches = _filter(visit, visit.query.get("key", ""), visit.query.get("why", ""))
     letters_to_show: list[Letter] = []
     more = False
     is_complete = False
@@ -81,18 +81,18 @@ async def letters(visit: Visit) -> Page:
     return Page("dead_letters.html", f"Dead letters of {group}", values, live=False)
 
 
-def _matching(visit: Visit, key: str, reason: str) -> Wanted:
+def _filter(visit: Visit, key: str, reason: str) -> LetterFilter:
     """The dead letters with this key and this in their reason; where reasons are hidden, it would tell them."""
-    return wanted_letters(None, key or None, None if visit.settings.hide_bodies else reason or None, None, None)
+    return letter_filter(None, key or None, None if visit.settings.hide_bodies else reason or None, None, None)
 
 
 async def requeue(visit: Visit, form: Form) -> Outcome:
     """Send dead letters again, the chosen ones, those that match, or all open ones; continues in the background."""
-    group = required(form, "group")
+    group = require(form, "group")
     which = one(form, "which")
     everybody = one(form, "to") == "topic"
     places: set[tuple[str, int, int]] | None = None
-    matches: Wanted | None = None
+    matches: LetterFilter | None = None
     everything = which != "all"
     if which == "matching":
         key, why = one(form, "key"), one(form, "why")
@@ -100,7 +100,7 @@ async def requeue(visit: Visit, form: Form) -> Outcome:
             raise InputInvalid("no filter says which dead letters match: choose some, or all")
         if why and visit.settings.hide_bodies:
             raise InputInvalid("reasons are hidden on this console, so nothing is chosen by them: choose by key")
-        matches = _matching(visit, key, why)
+        matches = _filter(visit, key, why)
         everything = one(form, "all") == "yes"
     elif which != "all":
         try:
@@ -149,12 +149,12 @@ class LetterSelection:
 
     everything: bool
     places: set[tuple[str, int, int]] | None
-    wanted: Wanted | None
+    matches: LetterFilter | None
 
     @property
     def are_all(self) -> bool:
         """Whether all open dead letters are chosen; they are then marked as dealt with."""
-        return self.places is None and self.wanted is None
+        return self.places is None and self.matches is None
 
 
 async def _send(visit: Visit, group: str, selection: LetterSelection, everybody: bool, job: ChangeInProgress) -> None:
@@ -172,8 +172,8 @@ async def _send(visit: Visit, group: str, selection: LetterSelection, everybody:
                     if place not in places:
                         continue
                     places.discard(place)
-                elif selection.wanted is not None:
-                    if not selection.wanted(letter):
+                elif selection.matches is not None:
+                    if not selection.matches(letter):
                         continue
                 elif letter.queue in behind:  # sent now, it would be sent again when the failed one is
                     behind[letter.queue] += 1
@@ -221,7 +221,7 @@ async def export(visit: Visit, write: Callable[[str], Awaitable[None]]) -> None:
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
     hides_bodies = visit.settings.hide_bodies
-    matches = _matching(visit, visit.query.get("key", ""), visit.query.get("why", ""))
+    matches = _filter(visit, visit.query.get("key", ""), visit.query.get("why", ""))
     async with read_letters(
         visit.watch.namesrv, group, everything=everything, remoting=visit.watch.remoting
     ) as consumer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, one, require
 from mq.console.views.links import link
 from mq.inspection.deletion_losses import losses_of_group, losses_of_topic
 from mq.protocol.names import is_system_topic
@@ -56,7 +56,7 @@ async def delete_group(visit: Visit, form: Form) -> Outcome:
 
 
 def _confirm(form: Form) -> str:
-    name = required(form, "name")
+    name = require(form, "name")
     if one(form, "typed") != name:
         raise InputInvalid(f"type {name} to confirm: nothing was changed")
     return name

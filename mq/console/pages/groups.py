@@ -10,7 +10,7 @@ import trio
 
 from mq.client.consume.offsets import ConsumeFrom
 from mq.client.message import MessageQueue
-from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, one, require
 from mq.console.views.charts import lag_chart
 from mq.console.views.groups import (
     lag_rows,
@@ -22,11 +22,11 @@ from mq.console.views.groups import (
     removed_member_rows,
     rows,
     settings_of,
-    waiting,
+    waiting_count,
 )
 from mq.console.views.links import link
 from mq.console.views.resets import preview_rows
-from mq.console.views.text import duration, list_page, matching, number
+from mq.console.views.text import duration, list_page, names_with, number
 from mq.inspection.cluster_queries import QueryingAdmin
 
 
@@ -36,7 +36,7 @@ async def group_list(visit: Visit) -> Page:
     progress = await visit.watch.progress.get()
     progress_by_group = progress.value or {}
     part, order = visit.query.get("part", ""), visit.query.get("order", "name")
-    names = matching({*(configs.value or {}), *progress_by_group}, part)
+    names = names_with({*(configs.value or {}), *progress_by_group}, part)
     names = own_groups(names, with_system=visit.query.get("system") == "yes")
     if order == "behind":
         names = most_behind(names, progress_by_group)
@@ -57,25 +57,25 @@ async def group(visit: Visit) -> Page:
     name = visit.name()
     progress = await visit.watch.querying_admin.group_progress(name)
     configs = (await visit.watch.groups.get()).value
-    seen = await visit.watch.members(name).get()
-    members = seen.value or []
+    cached = await visit.watch.members(name).get()
+    members = cached.value or []
     if not progress and not members and configs is not None and name not in configs:
         raise NotFound(f"there is no consumer group {name}")
     own = (configs or {}).get(name, {})
     values = {
         "name": name,
         "queues": lag_rows(progress, members, visit.now_ms),
-        "behind": number(waiting(progress)),
+        "behind": number(waiting_count(progress)),
         "lag": duration(lag_seconds(progress, visit.now_ms)),
         "members": member_rows(members, visit.now_ms),
         "can_remove": not await visit.watch.is_stock(),
         "removed": removed_member_rows((await visit.watch.removed_members(name).get()).value or ()),
-        "reasons": reasons(progress, seen.value, own, visit.now_ms),
-        "chart": lag_chart(visit.watch.lags.of(name, trio.current_time()), trio.current_time()),
+        "reasons": reasons(progress, cached.value, own, visit.now_ms),
+        "chart": lag_chart(visit.watch.lags.get(name, trio.current_time()), trio.current_time()),
         "settings": settings_of(own),
         "enabled": all(each.consume_enable for each in own.values()),
         "topics": sorted({queue.topic for queue in progress}),
-        "fault": fault_of(seen),
+        "fault": fault_of(cached),
     }
     return Page("group.html", name, values)
 
@@ -98,7 +98,7 @@ async def reset_preview(visit: Visit) -> Page:
 
 async def reset(visit: Visit, form: Form) -> Outcome:
     """Reset a group in a topic, as the preview said."""
-    name, topic, to = required(form, "name"), required(form, "topic"), required(form, "to")
+    name, topic, to = require(form, "name"), require(form, "topic"), require(form, "to")
     position = position_of(to, one(form, "time"))
     offsets = await visit.watch.changing_admin.reset_group(name, topic, position)
     text = f"{name} goes on in {topic} at the {_position_text(position)} in {len(offsets)} queues."
@@ -107,7 +107,7 @@ async def reset(visit: Visit, form: Form) -> Outcome:
 
 async def enable(visit: Visit, form: Form) -> Outcome:
     """Let a group consume, or stop it from that."""
-    name = required(form, "name")
+    name = require(form, "name")
     wanted = one(form, "enabled") == "yes"
     configs = (await visit.watch.changing_admin.consumer_groups()).get(name)
     if not configs:

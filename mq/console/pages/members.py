@@ -7,7 +7,7 @@ from typing import Final, get_args
 from mq.client.errors import ClientError
 from mq.console.change_records import Record
 from mq.console.jobs import ChangeInProgress, TooManyJobs
-from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, one, require
 from mq.console.views.links import link
 from mq.console.views.members import Change, consequences, member_rows
 from mq.inspection.group_session import GroupSession
@@ -45,10 +45,10 @@ async def preview(visit: Visit) -> Page:
 
 async def make(visit: Visit, form: Form) -> Outcome:
     """Make a change, in the background."""
-    name = required(form, "name")
+    name = require(form, "name")
     change = change_of(form)
-    if change.typed and one(form, "typed") != change.typed:
-        raise InputInvalid(f"type {change.typed} to confirm that it leaves the group: nothing was changed")
+    if change.confirmation and one(form, "typed") != change.confirmation:
+        raise InputInvalid(f"type {change.confirmation} to confirm that it leaves the group: nothing was changed")
     _check(change, await _view(visit, name))
     what = f"{change.title} in {name}"
 
@@ -91,7 +91,7 @@ def change_of(form: Form) -> Change:
     actions: dict[str, GroupAction] = {each: each for each in get_args(GroupAction)}
     if action not in ("add", "promote", "remove", "replace"):
         raise InputInvalid(f"{action[:40]!r} is not add, promote, remove or replace")
-    change = Change(actions[action], required(form, "node"), one(form, "address"), one(form, "replaced"))
+    change = Change(actions[action], require(form, "node"), one(form, "address"), one(form, "replaced"))
     port = change.address.rpartition(":")[2]
     if action in ("add", "replace") and not (port.isascii() and port.isdigit()):
         raise InputInvalid("the replication address of the new node is HOST:PORT")

@@ -153,7 +153,7 @@ async def message(visit: Visit) -> Page:
         "properties": [] if hides_bodies else property_rows(received_message),
         "body": None
         if hides_bodies
-        else body_of(received_message, BodyForm.of(form), None if whole else BODY_BYTES_MAX),
+        else body_of(received_message, BodyForm.from_name(form), None if whole else BODY_BYTES_MAX),
         "shown": form,
         "hide_bodies": hides_bodies,
     } | await timeline_of(visit, received_message)
@@ -227,9 +227,9 @@ async def _read(
     Bodies are dropped at once: those of a page may be larger than the memory.
     """
     messages: list[FoundMessage] = []
-    remaining = set(ranges)
+    queues = set(ranges)
     unshown: dict[MessageQueue, int] = {}
-    if remaining:
+    if queues:
         with trio.move_on_after(READ_SECONDS):
             async with _reader(visit) as consumer:
                 await consumer.assign(ranges, filter_)
@@ -242,17 +242,17 @@ async def _read(
                             FoundMessage(each.record.store_timestamp_ms, each.queue_offset, each.queue, row)
                         )
                         if len(messages) >= KEPT_MAX:
-                            messages = _first(messages, count, unshown, is_newest=is_newest)
+                            messages = _first_messages(messages, count, unshown, is_newest=is_newest)
                     if consumer.position(each.queue) >= ranges[each.queue][1]:
-                        remaining.discard(each.queue)
-                    if not remaining:
+                        queues.discard(each.queue)
+                    if not queues:
                         break
                 else:
-                    remaining.clear()
-    return _first(messages, count, unshown, is_newest=is_newest), unshown, bool(remaining)
+                    queues.clear()
+    return _first_messages(messages, count, unshown, is_newest=is_newest), unshown, bool(queues)
 
 
-def _first(
+def _first_messages(
     messages: list[FoundMessage], count: int, unshown: dict[MessageQueue, int], *, is_newest: bool
 ) -> list[FoundMessage]:
     """The first ``count`` messages by store time, then by offset. Notes the others in ``unshown``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from mq.client.errors import ClientError
-from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, one, require
 from mq.console.views.change_records import event_rows, record_rows
 from mq.console.views.links import link
 from mq.console.views.overview import alarms, card, cards, current_problems, damage_rows, page_of
@@ -20,15 +20,15 @@ CHANGE_SECONDS = 35.0
 
 async def overview(visit: Visit) -> Page:
     """The page of all broker groups and their problems."""
-    seen = await visit.watch.cluster.get()
-    groups = seen.value or []
+    cached = await visit.watch.cluster.get()
+    groups = cached.value or []
     survey = visit.watch.survey.latest(visit.watch.nursery)
     return Page(
         "overview.html",
         "Overview",
         {
             "cards": cards(groups, visit.watch.history, trio.current_time()),
-            "fault": fault_of(seen),
+            "fault": fault_of(cached),
             "now": [
                 words for group in groups for words in current_problems(group, visit.watch.history, trio.current_time())
             ],
@@ -49,12 +49,12 @@ async def alarm_list(visit: Visit) -> Page:
 async def raft_group(visit: Visit) -> Page:
     """The page of one broker group."""
     name = visit.name()
-    seen = await visit.watch.cluster.get()
-    group = next((each for each in seen.value or () if each.group == name), None)
+    cached = await visit.watch.cluster.get()
+    group = next((each for each in cached.value or () if each.group == name), None)
     if group is None:
-        if seen.fault:
+        if cached.fault:
             return Page(
-                "broker_group.html", name, {"card": None, "fault": seen.fault, "now": [], "voters": [], "damage": []}
+                "broker_group.html", name, {"card": None, "fault": cached.fault, "now": [], "voters": [], "damage": []}
             )
         raise NotFound(f"no broker group {name} is registered at the name servers")
     voters = [
@@ -64,7 +64,7 @@ async def raft_group(visit: Visit) -> Page:
     ]
     values = {
         "card": card(group, visit.watch.history, trio.current_time()),
-        "fault": fault_of(seen),
+        "fault": fault_of(cached),
         "now": current_problems(group, visit.watch.history, trio.current_time()),
         "voters": voters,
         "damage": [] if group.is_stock else damage_rows(group),
@@ -74,7 +74,7 @@ async def raft_group(visit: Visit) -> Page:
 
 async def transfer(visit: Visit, form: Form) -> Outcome:
     """Hand the leadership of a broker group to another voter."""
-    name = required(form, "name")
+    name = require(form, "name")
     node = one(form, "node")
     groups = (await visit.watch.cluster.get()).value or []
     group = next((each for each in groups if each.group == name), None)
@@ -94,10 +94,10 @@ async def transfer(visit: Visit, form: Form) -> Outcome:
 async def readers(visit: Visit) -> Page:
     """The readers for which replicas keep their logs: one request for each replica."""
     cluster, leases = await visit.watch.cluster.get(), await visit.watch.leases.get()
-    seen: OfReplicas[LeaseList] = leases.value or OfReplicas()
+    lists: OfReplicas[LeaseList] = leases.value or OfReplicas()
     values = {
-        "rows": reader_rows(seen, cluster.value or ()),
-        "said": unknown_words(seen),
+        "rows": reader_rows(lists, cluster.value or ()),
+        "said": unknown_words(lists),
         "fault": fault_of(leases) or fault_of(cluster),
     }
     return Page("readers.html", "Bulk readers", values)
@@ -124,7 +124,7 @@ async def replica_settings(visit: Visit) -> Page:
 
 async def change_setting(visit: Visit, form: Form) -> Outcome:
     """Change a setting of a running broker, or of all replicas of its group, until they restart."""
-    address, setting, value = required(form, "name"), required(form, "setting"), one(form, "value")
+    address, setting, value = require(form, "name"), require(form, "setting"), one(form, "value")
     groups = (await visit.watch.cluster.get()).value or []
     group = next((each for each in groups if address in {replica.address for replica in each.replicas}), None)
     if group is None:

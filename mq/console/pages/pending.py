@@ -7,10 +7,10 @@ from typing import Final
 
 from mq.client.errors import BrokerError, MessageRefused
 from mq.client.schedules import ScheduleStatus
-from mq.console.pages.visit import Form, InputInvalid, Outcome, Page, Visit, fault_of, one, required
+from mq.console.pages.visit import Form, InputInvalid, Outcome, Page, Visit, fault_of, one, require
 from mq.console.views.links import link
 from mq.console.views.pending import PendingView, pending_view, schedule_rows
-from mq.console.views.text import list_page, matching
+from mq.console.views.text import list_page, names_with
 from mq.protocol.codes import ResponseCode
 from mq.protocol.requests.pending import KINDS, SHOWN_MAX, PendingKind
 
@@ -25,15 +25,15 @@ async def pending(visit: Visit) -> Page:
     """The waiting messages of all broker groups: one request for each group."""
     kind_name = visit.query.get("kind", "timed")
     kind: PendingKind = next((each for each in KINDS if each == kind_name), "timed")
-    seen = await visit.watch.pending[kind].get()
+    cached = await visit.watch.pending[kind].get()
     view: PendingView | None = None
-    if seen.value is not None:
-        view = pending_view(seen.value, visit.now_ms, SHOWN_MAX)
+    if cached.value is not None:
+        view = pending_view(cached.value, visit.now_ms, SHOWN_MAX)
     values = {
         "kind": kind,
         "kinds": list(TITLES.items()),
         "view": view,
-        "fault": fault_of(seen) or await visit.watch.left_out(),
+        "fault": fault_of(cached) or await visit.watch.left_out(),
     }
     return Page("pending.html", TITLES[kind], values)
 
@@ -41,7 +41,7 @@ async def pending(visit: Visit) -> Page:
 async def recall(visit: Visit, form: Form) -> Outcome:
     """Recall a timed message: it is not delivered."""
     try:
-        message_id = await visit.watch.changing_admin.recall(required(form, "handle"))
+        message_id = await visit.watch.changing_admin.recall(require(form, "handle"))
     except MessageRefused as error:
         raise InputInvalid(str(error)) from error
     return Outcome(link("/pending", kind="timed"), f"Message {message_id} was recalled: nobody gets it.", message_id)
@@ -49,7 +49,7 @@ async def recall(visit: Visit, form: Form) -> Outcome:
 
 async def resume(visit: Visit, form: Form) -> Outcome:
     """Let the producers of a transaction that was given up be asked again."""
-    broker, message_id = required(form, "broker"), required(form, "id")
+    broker, message_id = require(form, "broker"), require(form, "id")
     await visit.watch.changing_admin.resume_transaction(broker, message_id)
     text = f"Transaction {message_id} is open again: its producer group is asked how it ended."
     return Outcome(link("/pending", kind="half"), text, f"{broker}: {message_id}")
@@ -67,7 +67,7 @@ async def schedules(visit: Visit) -> Page:
             raise
         fault = "These brokers have no schedules; Apache RocketMQ's do not know them"
     by_name = {(each.schedule.name, each.broker_name): each for each in statuses}
-    names = set(matching({name for name, _ in by_name}, part))
+    names = set(names_with({name for name, _ in by_name}, part))
     page = list_page([each for (name, _), each in sorted(by_name.items()) if name in names], visit.page)
     values = {"page": page, "rows": schedule_rows(page.rows), "part": part, "fault": fault}
     return Page("schedules.html", "Schedules", values)
@@ -75,7 +75,7 @@ async def schedules(visit: Visit) -> Page:
 
 async def change_schedule(visit: Visit, form: Form) -> Outcome:
     """Pause or resume a schedule, or send its message now."""
-    name, broker = required(form, "name"), required(form, "broker")
+    name, broker = require(form, "name"), require(form, "broker")
     action = one(form, "action")
     own = visit.watch.changing_admin.schedules
     if action == "pause":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, integer, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, integer, one, require
 from mq.console.views.links import link
 from mq.inspection.members import removal_means
 
@@ -34,7 +34,7 @@ async def preview(visit: Visit) -> Page:
 
 async def remove(visit: Visit, form: Form) -> Outcome:
     """Remove a member; the name of its group has to be typed."""
-    name, member = required(form, "name"), required(form, "member")
+    name, member = require(form, "name"), require(form, "member")
     if one(form, "typed") != name:
         raise InputInvalid(f"type {name} to confirm: nothing was changed")
     minutes = integer(form, "minutes", 1, KEEP_OUT_MINUTES_MAX)
@@ -55,7 +55,7 @@ async def remove(visit: Visit, form: Form) -> Outcome:
 
 async def readmit(visit: Visit, form: Form) -> Outcome:
     """Readmit a removed member."""
-    name, member = required(form, "name"), required(form, "member")
+    name, member = require(form, "name"), require(form, "member")
     removal = await visit.watch.changing_admin.removed_members.let_in(name, member, operator=visit.session.user)
     text = f"{member} may be a member of {name} again." if removal.was_member else f"{member} was not kept out."
     return Outcome(link("/group", name=name), text, f"{member} into {name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mq.client.errors import MessageRefused
 from mq.client.message import Message, SendResult
 from mq.client.produce.producer import Producer
-from mq.console.pages.visit import Form, InputInvalid, Outcome, Page, Visit, integer, one, required
+from mq.console.pages.visit import Form, InputInvalid, Outcome, Page, Visit, integer, one, require
 from mq.console.views.links import link
 from mq.inspection.operator_changes import OPERATOR
 from mq.protocol.names import is_system_topic
@@ -21,7 +21,7 @@ async def send_form(visit: Visit) -> Page:
 
 async def send(visit: Visit, form: Form) -> Outcome:
     """Send one message, as its sender would."""
-    topic = required(form, "name")
+    topic = require(form, "name")
     if is_system_topic(topic):
         raise InputInvalid(f"{topic} belongs to the brokers")
     delay = integer(form, "delay", 0, DELAY_SECONDS_MAX) if one(form, "delay") else 0

@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Final
 
 from mq.client.errors import BrokerError, ClientError
-from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, integer, one, required
+from mq.console.pages.visit import Form, InputInvalid, NotFound, Outcome, Page, Visit, fault_of, integer, one, require
 from mq.console.views.links import link
-from mq.console.views.text import list_page, matching
+from mq.console.views.text import list_page, names_with
 from mq.console.views.topics import (
     age_of_last,
     bytes_words,
@@ -38,9 +38,9 @@ SENT: Final = ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")
 
 async def topic_list(visit: Visit) -> Page:
     """A page of the topics with their messages: two requests per broker group, for any number of topics."""
-    seen = await visit.watch.topics.get()
-    configs = seen.value
-    fault = fault_of(seen)
+    cached = await visit.watch.topics.get()
+    configs = cached.value
+    fault = fault_of(cached)
     if configs is None:  # without the permission of an administrator: the names, which every user may see
         names_seen = await visit.watch.names.get()
         names, fault = names_seen.value or [], fault_of(names_seen) or fault
@@ -49,7 +49,7 @@ async def topic_list(visit: Visit) -> Page:
         names = list(configs)
     part, kind = visit.query.get("part", ""), visit.query.get("kind", "ordinary")
     own = own_topics((await visit.watch.cluster.get()).value or ())
-    page = list_page(names_of_kind(matching(names, part), kind, own), visit.page)
+    page = list_page(names_of_kind(names_with(names, part), kind, own), visit.page)
     readable = {
         name: [broker for broker, config in configs[name].items() if config.perm & 4]
         for name in page.rows
@@ -114,7 +114,7 @@ async def new_topic(visit: Visit) -> Page:
 
 async def create(visit: Visit, form: Form) -> Outcome:
     """Create a topic in every broker group."""
-    name = required(form, "name")
+    name = require(form, "name")
     queues = integer(form, "queues", 1, QUEUES_MAX)
     kind = one(form, "type") or None
     try:
@@ -131,7 +131,7 @@ async def create(visit: Visit, form: Form) -> Outcome:
 
 async def change(visit: Visit, form: Form) -> Outcome:
     """Change the queues and the access of a topic; all else stays as it is."""
-    name = required(form, "name")
+    name = require(form, "name")
     queues = integer(form, "queues", 1, QUEUES_MAX)
     perm = sum(bit for word, bit in (("read", 4), ("write", 2)) if word in form.get("access", ()))
     configs = await visit.watch.changing_admin.topic_config(name)
@@ -157,7 +157,7 @@ async def change(visit: Visit, form: Form) -> Outcome:
 
 async def change_attribute(visit: Visit, form: Form) -> Outcome:
     """Set an attribute of a topic in every broker group that has it, or remove it; all else stays as it is."""
-    name, attribute = required(form, "name"), required(form, "attribute")
+    name, attribute = require(form, "name"), require(form, "attribute")
     value = one(form, "value") or None
     if attribute[0] in "+-" or not attribute.isprintable() or not (value or "").isprintable():
         raise InputInvalid(

@@ -85,7 +85,7 @@ class Outcome:
     """The page to show after a change, and the text to show there. ``target`` is for the record of changes."""
 
     to: str
-    said: str
+    message: str
     target: str
 
 
@@ -94,11 +94,11 @@ Build = Callable[[Visit], Awaitable[Page]]
 Change = Callable[[Visit, Form], Awaitable[Outcome]]
 
 
-def fault_of(seen: CachedAnswer[Any]) -> str:
+def fault_of(cached: CachedAnswer[Any]) -> str:
     """Say why there is no newer answer, and how old the shown one is; empty if it is new."""
-    if not seen.fault or seen.value is None:
-        return seen.fault
-    return f"{seen.fault}. What is shown was so {duration(trio.current_time() - seen.at)} ago"
+    if not cached.fault or cached.value is None:
+        return cached.fault
+    return f"{cached.fault}. What is shown was so {duration(trio.current_time() - cached.at)} ago"
 
 
 def one(form: Form, name: str, default: str = "") -> str:
@@ -106,7 +106,7 @@ def one(form: Form, name: str, default: str = "") -> str:
     return (form.get(name) or [default])[-1].strip()
 
 
-def required(form: Form, name: str) -> str:
+def require(form: Form, name: str) -> str:
     """A field that must be filled. Raises InputInvalid."""
     text = one(form, name)
     if not text:
@@ -116,7 +116,7 @@ def required(form: Form, name: str) -> str:
 
 def integer(form: Form, name: str, low: int, high: int) -> int:
     """A number from ``low`` to ``high``, both included. Raises InputInvalid."""
-    text = required(form, name)
+    text = require(form, name)
     if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
         raise InputInvalid(f"{name} is {text[:40]!r}, not a number from {low:,} to {high:,}")
     return int(text)

@@ -9,7 +9,7 @@ from mq.client.dead_letter_requeue import origin_topic
 from mq.console.views.messages import begin_of, message_link
 from mq.console.views.text import number
 from mq.inspection.cluster_queries import MessageCount
-from mq.inspection.dead_letters import Letter, letter_fields, queue_name, why
+from mq.inspection.dead_letters import Letter, death_reason, letter_fields, queue_name
 from mq.protocol.names import DEAD_LETTER_PREFIX
 
 
@@ -44,7 +44,7 @@ def letter_rows(letters: Sequence[Letter], *, hide_bodies: bool) -> list[LetterR
             topic=origin_topic(each) or "-",
             attempts=number(letter_fields(each)["attempts"]),
             keys=" ".join(each.keys),
-            why="" if hide_bodies else why(each),
+            why="" if hide_bodies else death_reason(each),
             begin="" if hide_bodies else begin_of(each.raw_body),
             link=message_link(each),
         )

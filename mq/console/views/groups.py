@@ -82,7 +82,7 @@ def own_groups(names: Sequence[str], *, with_system: bool) -> list[str]:
     return [name for name in names if with_system or name not in SYSTEM_GROUPS]
 
 
-def waiting(progress: Progress) -> int:
+def waiting_count(progress: Progress) -> int:
     """The number of messages that wait, redeliveries included; an offset beyond the end counts as nothing."""
     return sum(max(0, each.end - each.offset) for each in progress.values())
 
@@ -117,7 +117,7 @@ def rows(
             GroupRow(
                 name=name,
                 topics=", ".join(topics[:3]) + (f" and {len(topics) - 3} more" if len(topics) > 3 else "") or "-",
-                behind=number(waiting(own)) if own else "-",
+                behind=number(waiting_count(own)) if own else "-",
                 lag=duration(lag_seconds(own, now_ms)),
                 enabled="yes" if is_enabled else "DISABLED",
                 state="bad" if is_beyond or not is_enabled else "",
@@ -128,7 +128,7 @@ def rows(
 
 def most_behind(names: Sequence[str], progress: Mapping[str, Progress]) -> list[str]:
     """The names, those with most messages waiting first."""
-    return sorted(names, key=lambda name: (-waiting(progress.get(name, {})), name))
+    return sorted(names, key=lambda name: (-waiting_count(progress.get(name, {})), name))
 
 
 def lag_rows(progress: Progress, members: Sequence[Member], now_ms: int) -> list[LagRow]:
@@ -169,7 +169,7 @@ def member_rows(members: Sequence[Member], now_ms: int) -> list[MemberRow]:
             else "not known"
             if each.queues is None
             else ", ".join(map(queue_text, each.queues)) or "none",
-            unfinished=number(each.unfinished),
+            unfinished=number(each.unfinished_count),
             finished=_ago(_last(each, "last_consume_timestamp"), now_ms),
             fetched=_ago(_last(each, "last_pull_timestamp"), now_ms),
         )
@@ -207,12 +207,12 @@ def reasons(
             "Its members subscribe to different things, and what one of them does not want is skipped for all: "
             f"{some_of(lines, 3)}."
         )
-    lagging = {
+    lags = {
         queue: each
         for queue, each in progress.items()
         if each.offset < each.end and not queue.topic.startswith(RETRY_PREFIX)
     }
-    if not lagging:
+    if not lags:
         return texts
     if any(not each.consume_enable for each in configs.values()):
         texts.append("The group is paused: its members get no messages.")
@@ -222,10 +222,10 @@ def reasons(
         return [*texts, "Nobody consumes for it: start its consumers."]
     assigned_queues = {queue for member in members for queue in member.queues or ()}
     are_known = all(each.queues is not None for each in members)
-    if are_known and (alone := [queue for queue in lagging if queue not in assigned_queues]):
+    if are_known and (alone := [queue for queue in lags if queue not in assigned_queues]):
         texts.append(f"No member has {_names(alone)}, where messages wait.")
     for member in members:
-        own = {queue: each for queue, each in (member.queues or {}).items() if queue in lagging}
+        own = {queue: each for queue, each in (member.queues or {}).items() if queue in lags}
         if idle := [queue for queue, each in own.items() if each.cached_msg_count and _is_idle(each, now_ms)]:
             since = min(own[queue].last_consume_timestamp for queue in idle)
             texts.append(

@@ -10,7 +10,7 @@ from mq.protocol.requests.raft_group import GroupAction, GroupView, MemberView
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of the members. ``typed`` is the text that the operator has to type; empty for none."""
+    """A change of the members. ``confirmation`` is the text that the operator has to type; empty for none."""
 
     action: GroupAction
     node: str
@@ -29,7 +29,7 @@ class Change:
                 return f"{self.action.capitalize()} {self.node}"
 
     @property
-    def typed(self) -> str:
+    def confirmation(self) -> str:
         """The id of the leaving member, which the operator types to confirm."""
         return {"remove": self.node, "replace": self.replaced}.get(self.action, "")
 
@@ -84,7 +84,7 @@ def consequences(change: Change, view: GroupView) -> list[str]:
             texts.append(f"Stop {change.replaced} afterwards; it cannot come back with its data.")
         case _:
             pass
-    if (leaver := change.typed) and leaver == view.leader:
+    if (leaver := change.confirmation) and leaver == view.leader:
         texts.append(f"{leaver} leads now: it hands over first.")
     texts += _majority(voters, after)
     return texts

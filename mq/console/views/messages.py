@@ -27,7 +27,7 @@ class BodyForm(enum.Enum):
     HEX = "hex"
 
     @classmethod
-    def of(cls, text: str) -> Self:
+    def from_name(cls, text: str) -> Self:
         """The form of this name, AUTO for an unknown one."""
         try:
             return cls(text)

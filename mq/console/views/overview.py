@@ -97,8 +97,8 @@ def card(group: GroupStatus, history: History, now: float) -> GroupCard:
         rate_in=rate(sent_rate),
         rate_out=rate(read),
         errors=rate(errors),
-        chart=chart(history.of(group.group, now), now),
-        error_chart=error_chart(history.of(group.group, now), now),
+        chart=chart(history.get(group.group, now), now),
+        error_chart=error_chart(history.get(group.group, now), now),
         waiting=", ".join(f"{count:,} {word}" for count, word in counts if count),
         connections=number(leader.connections) if leader is not None else "-",
         replicas=tuple(_row(each, group) for each in group.replicas),
@@ -142,11 +142,11 @@ def damage_rows(group: GroupStatus) -> list[DamageRow]:
         if not replica.figures:
             continue
         scrubs, nbytes = count_of(replica, "logScrubs"), count_of(replica, "logScrubbedBytes")
-        missing = count_of(replica, "missingEntries")
+        missing_count = count_of(replica, "missingEntries")
         if replica.abstaining:
             lacks = "fetches acknowledged entries that it lost, and does not vote meanwhile"
         else:
-            lacks = f"{missing:,} entries that it deleted early, on a full disk" if missing else "nothing"
+            lacks = f"{missing_count:,} entries that it deleted early, on a full disk" if missing_count else "nothing"
         times = f"{scrubs:,} time{'s' if scrubs != 1 else ''}" if scrubs else "not yet to its end"
         rows.append(
             DamageRow(
@@ -154,7 +154,7 @@ def damage_rows(group: GroupStatus) -> list[DamageRow]:
                 verified=f"{times}, {size(nbytes)} intact" if "raftmq.logScrubs" in replica.figures else "not known",
                 restored=number(count_of(replica, "queueBlocksRestored")),
                 missing=lacks,
-                state="bad" if replica.abstaining or missing else "",
+                state="bad" if replica.abstaining or missing_count else "",
             )
         )
     return rows

@@ -24,13 +24,13 @@ class ReaderRow:
     ends: str
 
 
-def reader_rows(seen: OfReplicas[LeaseList], groups: Sequence[GroupStatus]) -> list[ReaderRow]:
+def reader_rows(lists: OfReplicas[LeaseList], groups: Sequence[GroupStatus]) -> list[ReaderRow]:
     """The leases of all replicas, by broker group and address."""
     ends: Mapping[str | None, int | None] = {
         each.address: each.commit_position for group in groups for each in group.replicas
     }
     rows = []
-    for replica, lease_list in sorted(seen.answers.items()):
+    for replica, lease_list in sorted(lists.answers.items()):
         broker, _, address = replica.rpartition(" ")
         for lease in lease_list.leases:
             end = ends.get(address)
@@ -41,14 +41,14 @@ def reader_rows(seen: OfReplicas[LeaseList], groups: Sequence[GroupStatus]) -> l
     return rows
 
 
-def unknown_words(seen: OfReplicas[LeaseList]) -> list[str]:
+def unknown_words(lists: OfReplicas[LeaseList]) -> list[str]:
     """Name the replicas that are missing in the list, as sentences."""
     words = []
-    if seen.unknowing:
+    if lists.unknowing:
         words.append(
-            f"{some_of(sorted(seen.unknowing), 3)} cannot say who reads: brokers of Apache RocketMQ have no bulk "
+            f"{some_of(sorted(lists.unknowing), 3)} cannot say who reads: brokers of Apache RocketMQ have no bulk "
             "readers, and those of earlier releases do not tell them."
         )
-    if seen.silent:
-        words.append(f"{some_of(sorted(seen.silent), 3)} did not answer.")
+    if lists.silent:
+        words.append(f"{some_of(sorted(lists.silent), 3)} did not answer.")
     return words

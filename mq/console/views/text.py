@@ -78,7 +78,7 @@ def list_page(rows: Sequence[T], page_number: int, per_page: int = PER_PAGE) -> 
     return ListPage(rows[(page - 1) * per_page : page * per_page], page, pages, len(rows))
 
 
-def matching(names: Iterable[str], part: str) -> list[str]:
+def names_with(names: Iterable[str], part: str) -> list[str]:
     """The names with a text in them, whatever its case, sorted."""
     folded_part = part.casefold()
     return sorted(name for name in names if folded_part in name.casefold())

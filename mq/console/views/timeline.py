@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mq.client.message import MessageQueue, ReceivedMessage
 from mq.console.views.messages import message_link
-from mq.inspection.dead_letters import why
+from mq.inspection.dead_letters import death_reason
 from mq.inspection.formatting import time_of
 from mq.inspection.tracing import trace_events
 from mq.protocol.messages.trace import MessageTrace
@@ -62,7 +62,7 @@ def timeline(
         if (copy.queue, copy.queue_offset) == (message.queue, message.queue_offset):
             continue
         is_dead = copy.record.topic.startswith(DEAD_LETTER_PREFIX)
-        reason = "" if hide_bodies or not is_dead else why(copy)
+        reason = "" if hide_bodies or not is_dead else death_reason(copy)
         if is_dead:
             what = f"given up by {group}" + (f": {reason}" if reason else "")
         else:

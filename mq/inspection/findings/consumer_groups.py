@@ -31,16 +31,14 @@ def consumer_findings(survey: Survey) -> Iterator[Finding]:
         )
         return
     for group, progress in consumers.after.items():
-        lagging = {
-            queue: each for queue, each in progress.items() if queue in consumers.ends and each.offset < each.end
-        }
+        lags = {queue: each for queue, each in progress.items() if queue in consumers.ends and each.offset < each.end}
         yield from _beyond_end(group, progress)
-        yield from _deleted_unread(group, lagging, consumers)
-        yield from _at_risk(group, lagging, consumers)
-        yield from _at_risk_by_size(group, lagging, consumers)
-        yield from _at_risk_in_log(group, lagging, consumers)
-        yield from _stuck_groups(group, lagging, consumers)
-    yield from _differing(consumers)
+        yield from _deleted_unread(group, lags, consumers)
+        yield from _at_risk(group, lags, consumers)
+        yield from _at_risk_by_size(group, lags, consumers)
+        yield from _at_risk_in_log(group, lags, consumers)
+        yield from _stuck_groups(group, lags, consumers)
+    yield from _disagreements(consumers)
     yield from _dead_letters(consumers)
 
 
@@ -56,10 +54,8 @@ def _beyond_end(group: str, progress: Mapping[MessageQueue, GroupProgress]) -> I
         )
 
 
-def _deleted_unread(
-    group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers
-) -> Iterator[Finding]:
-    counts = {q: consumers.ends[q].min_offset - each.offset for q, each in lagging.items()}
+def _deleted_unread(group: str, lags: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
+    counts = {q: consumers.ends[q].min_offset - each.offset for q, each in lags.items()}
     counts = {queue: count for queue, count in counts.items() if count > 0}
     if counts:
         yield Finding(
@@ -71,10 +67,10 @@ def _deleted_unread(
         )
 
 
-def _at_risk(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
+def _at_risk(group: str, lags: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
     counts = {
         queue: consumers.at_risk[queue] - max(each.offset, consumers.ends[queue].min_offset)
-        for queue, each in lagging.items()
+        for queue, each in lags.items()
         if queue in consumers.at_risk
     }
     counts = {queue: count for queue, count in counts.items() if count > 0}
@@ -96,13 +92,11 @@ def _at_risk(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumer
         )
 
 
-def _at_risk_by_size(
-    group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers
-) -> Iterator[Finding]:
+def _at_risk_by_size(group: str, lags: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
     """The unread messages among the oldest of a topic that keeps some bytes and has deleted messages."""
-    for topic in sorted({queue.topic for queue in lagging} & consumers.topic_bytes.keys()):
+    for topic in sorted({queue.topic for queue in lags} & consumers.topic_bytes.keys()):
         counts: dict[MessageQueue, int] = {}
-        for queue, each in lagging.items():
+        for queue, each in lags.items():
             begin, end = consumers.ends[queue].min_offset, consumers.ends[queue].max_offset
             soon = end - int(AT_RISK * (end - begin))
             if queue.topic == topic and begin > 0 and (count := soon - max(each.offset, begin)) > 0:
@@ -119,14 +113,12 @@ def _at_risk_by_size(
             )
 
 
-def _at_risk_in_log(
-    group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers
-) -> Iterator[Finding]:
+def _at_risk_in_log(group: str, lags: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
     """Find unread messages that are deleted next because the log of their broker group is near its size limit."""
     for broker, limit in sorted(consumers.log_bytes.items()):
         counts = {
             queue: count
-            for queue, each in lagging.items()
+            for queue, each in lags.items()
             if queue.broker_name == broker
             and queue in consumers.soon_by_size
             and (count := consumers.soon_by_size[queue] - max(each.offset, consumers.ends[queue].min_offset)) > 0
@@ -142,17 +134,17 @@ def _at_risk_in_log(
             )
 
 
-def _stuck_groups(group: str, lagging: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
-    if not lagging:
+def _stuck_groups(group: str, lags: Mapping[MessageQueue, GroupProgress], consumers: Consumers) -> Iterator[Finding]:
+    if not lags:
         return
-    waiting = sum(each.end - each.offset for each in lagging.values())
+    lag = sum(each.end - each.offset for each in lags.values())
     config = consumers.configs.get(group)
     members = consumers.members.get(group)
     if config is not None and not config.consume_enable:
         yield Finding(
             Severity.WARNING,
             _subject(group),
-            f"is disabled; {waiting:,} messages wait for it",
+            f"is disabled; {lag:,} messages wait for it",
             f"raftmq consumer-group update {group} --enabled",
             "docs/commands.md",
         )
@@ -161,7 +153,7 @@ def _stuck_groups(group: str, lagging: Mapping[MessageQueue, GroupProgress], con
         yield Finding(
             Severity.WARNING,
             _subject(group),
-            f"has no members; {waiting:,} messages wait for it{_since(lagging, consumers.now_ms)}",
+            f"has no members; {lag:,} messages wait for it{_since(lags, consumers.now_ms)}",
             f"start its consumers; if nobody needs it: raftmq consumer-group delete {group}",
             "docs/troubleshooting.md#a-consumer-stops-without-an-error",
         )
@@ -169,7 +161,7 @@ def _stuck_groups(group: str, lagging: Mapping[MessageQueue, GroupProgress], con
     before = consumers.before.get(group, {})
     queues = {
         queue: each
-        for queue, each in lagging.items()
+        for queue, each in lags.items()
         if queue in before
         and before[queue].offset == each.offset
         and before[queue].offset < before[queue].end
@@ -196,7 +188,7 @@ def _since(queues: Mapping[MessageQueue, GroupProgress], now_ms: int) -> str:
     return f", the last message it consumed is from {time_of(last_ms)}"
 
 
-def _differing(consumers: Consumers) -> Iterator[Finding]:
+def _disagreements(consumers: Consumers) -> Iterator[Finding]:
     for group, members in consumers.differing.items():
         text = some_of([f"{client_id}: {subscribes or 'nothing'}" for client_id, subscribes in members], 3)
         yield Finding(

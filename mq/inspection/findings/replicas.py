@@ -104,13 +104,13 @@ def _name_servers(survey: Survey) -> Iterator[Finding]:
                 "start it, or take it out of the list of name servers",
                 "docs/operations.md",
             )
-    everything = frozenset().union(*answers.values())
+    all_addresses = frozenset().union(*answers.values())
     for address, each in sorted(answers.items()):
-        if missing := sorted(everything - each):
+        if missing_addresses := sorted(all_addresses - each):
             yield Finding(
                 Severity.WARNING,
                 f"name server {address}",
-                f"does not know {', '.join(missing)}, as another name server does",
+                f"does not know {', '.join(missing_addresses)}, as another name server does",
                 "name it in the setting namesrv of these brokers, and check the network between them",
                 "docs/troubleshooting.md#a-broker-group-is-missing-from-the-routes",
             )
@@ -139,7 +139,7 @@ def _name_servers(survey: Survey) -> Iterator[Finding]:
 def _leadership(group: GroupStatus) -> Iterator[Finding]:
     page = "docs/recovery.md#when-there-is-no-leader"
     silent = [_name(each) for each in group.replicas if each.role == UNREACHABLE and each.refusal is None]
-    answering = [each for each in group.replicas if each.role != UNREACHABLE]
+    replicas = [each for each in group.replicas if each.role != UNREACHABLE]
     if group.is_stock:
         return
     if group.leader is None and any(each.refusal is not None for each in group.replicas):
@@ -147,7 +147,7 @@ def _leadership(group: GroupStatus) -> Iterator[Finding]:
             yield Finding(Severity.WARNING, f"replica {name}", "does not answer", "start it", page)
         return
     if group.leader is None:
-        what = "has no leader and accepts no messages" if answering else "has no replica that answers"
+        what = "has no leader and accepts no messages" if replicas else "has no replica that answers"
         start = f"start {', '.join(silent)}; " if silent else ""
         remedy = f"{start}a majority of its replicas must run and reach each other"
         yield Finding(Severity.CRITICAL, f"group {group.group}", what, remedy, page)
@@ -201,11 +201,11 @@ def _archive(group: GroupStatus) -> Iterator[Finding]:
     lag_ms = max((each.archive_lag_ms or 0 for each in group.replicas), default=0)
     if lag_ms < ARCHIVE_STUCK_MS:
         return
-    waiting = max(each.archive_lag_bytes or 0 for each in group.replicas)
+    lag_bytes = max(each.archive_lag_bytes or 0 for each in group.replicas)
     yield Finding(
         Severity.WARNING,
         f"group {group.group}",
-        f"has archived nothing for {lag_ms // 60_000} minutes: {decimal(waiting)} of complete log files wait",
+        f"has archived nothing for {lag_ms // 60_000} minutes: {decimal(lag_bytes)} of complete log files wait",
         "archive_failed in the logs of its replicas has the reason; retention may delete what is not archived",
         "docs/archive.md#when-archiving-fails",
     )
@@ -277,11 +277,11 @@ def _log_state(subject: str, replica: ReplicaStatus, group: GroupStatus) -> Iter
             "wait until it has caught up; if a majority abstains, see raftmq log allow-vote --help",
             "docs/recovery.md#a-damaged-disk",
         )
-    if missing := _count(replica, "missingEntries"):
+    if missing_count := _count(replica, "missingEntries"):
         yield Finding(
             Severity.WARNING,
             subject,
-            f"lacks {missing:,} entries that it deleted early on a full disk",
+            f"lacks {missing_count:,} entries that it deleted early on a full disk",
             "free space on its disk; it fetches what another replica still has",
             "docs/troubleshooting.md#a-replica-deleted-messages-early-because-its-disk-was-full",
         )

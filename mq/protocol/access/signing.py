@@ -136,7 +136,7 @@ def _has_its_lengths(fields: Mapping[str, str], body: bytes, content: bytes) -> 
     return text == lengths(fields, body) and content.startswith((access_key + text).encode("utf-8", "surrogatepass"))
 
 
-def signed(access_key: str, secret_key: str, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
+def sign_fields(access_key: str, secret_key: str, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
     """The header fields of a request with access key and signature."""
     result = {**(fields or {}), ACCESS_KEY: access_key}
     result[SIGNATURE] = Signer(secret_key).signature(result, body).decode()

@@ -69,15 +69,15 @@ class PartialRequests(Generic[ConnectionT]):
         self._on_closed = on_closed
         self._waiting_max = max(1, bytes_max // WAITING_BYTES)
         self._admitted_frames: dict[ConnectionT, _Frame[ConnectionT]] = {}
-        self._waiting: dict[ConnectionT, _Frame[ConnectionT]] = {}
+        self._queue: dict[ConnectionT, _Frame[ConnectionT]] = {}
         self._shortest: list[tuple[int, int, _Frame[ConnectionT]]] = []
         self._number = 0
         self.nbytes = 0
 
     @property
-    def waiting(self) -> int:
+    def waiting_count(self) -> int:
         """Number of waiting frames."""
-        return len(self._waiting)
+        return len(self._queue)
 
     def begin(self, connection: ConnectionT, nbytes: int) -> bool:
         """Admit a frame of ``nbytes`` if there is room. If it returns False, read nothing until `on_admit` is called.
@@ -85,16 +85,16 @@ class PartialRequests(Generic[ConnectionT]):
         If too many wait already, the connection is closed.
         """
         assert connection not in self._admitted_frames, f"a frame of {nbytes} bytes begins within another one"
-        assert connection not in self._waiting, f"a frame of {nbytes} bytes begins while another one waits"
+        assert connection not in self._queue, f"a frame of {nbytes} bytes begins while another one waits"
         frame = _Frame(connection, nbytes)
         if not self._admitted_frames or self.nbytes + nbytes <= self._bytes_max:
             self._admit(frame)
             return True
-        if len(self._waiting) >= self._waiting_max:
-            self._close(connection, f"{len(self._waiting)} large requests wait for memory already")
+        if len(self._queue) >= self._waiting_max:
+            self._close(connection, f"{len(self._queue)} large requests wait for memory already")
             return False
         self._number += 1
-        self._waiting[connection] = frame
+        self._queue[connection] = frame
         heapq.heappush(self._shortest, (nbytes, self._number, frame))
         return False
 
@@ -102,12 +102,12 @@ class PartialRequests(Generic[ConnectionT]):
         """Release the room of a frame that is complete, or never will be; no effect if the connection has none."""
         frame = self._admitted_frames.pop(connection, None)
         if frame is None:
-            if self._waiting.pop(connection, None) is not None and len(self._shortest) > 2 * len(self._waiting) + 64:
+            if self._queue.pop(connection, None) is not None and len(self._shortest) > 2 * len(self._queue) + 64:
                 self._shortest = [each for each in self._shortest if self._waits(each[2])]
                 heapq.heapify(self._shortest)
             return
         self.nbytes -= frame.nbytes
-        if self._waiting:
+        if self._queue:
             self._admit_more()
 
     def close_stalled(self, now: float) -> None:
@@ -121,10 +121,10 @@ class PartialRequests(Generic[ConnectionT]):
             if growth > 0:
                 frame.idle_since = now
             frame.slow_looks = frame.slow_looks + 1 if growth < SLOW_BYTES else 0
-            if now - frame.idle_since >= self._seconds_max or (self._waiting and frame.slow_looks >= SLOW_LOOKS_MAX):
+            if now - frame.idle_since >= self._seconds_max or (self._queue and frame.slow_looks >= SLOW_LOOKS_MAX):
                 self._close(frame.connection, f"of its request of {frame.nbytes} bytes only {nbytes} have arrived")
         # Those that have waited come last: they may just have got the room of one that is closed.
-        for frame in list(self._waiting.values()):
+        for frame in list(self._queue.values()):
             if frame.idle_since is None:
                 frame.idle_since = now
             elif now - frame.idle_since >= self._seconds_max:
@@ -142,7 +142,7 @@ class PartialRequests(Generic[ConnectionT]):
         self.nbytes += frame.nbytes
 
     def _waits(self, frame: _Frame[ConnectionT]) -> bool:
-        return self._waiting.get(frame.connection) is frame
+        return self._queue.get(frame.connection) is frame
 
     def _admit_more(self) -> None:
         while self._shortest:
@@ -152,6 +152,6 @@ class PartialRequests(Generic[ConnectionT]):
                 return
             heapq.heappop(self._shortest)
             if waits:
-                del self._waiting[frame.connection]
+                del self._queue[frame.connection]
                 self._admit(frame)
                 frame.connection.on_admit()

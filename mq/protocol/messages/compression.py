@@ -125,15 +125,15 @@ def _inflate_zstd(body: bytes, bytes_max: int) -> tuple[bytes, bool]:
     zstandard = _zstd()
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
     parts: list[bytes] = []
-    remaining = bytes_max + 1
+    room = bytes_max + 1
     try:
         with decompressor.stream_reader(body, read_across_frames=False) as stream:
-            while remaining and (part := stream.read(remaining)):
+            while room and (part := stream.read(room)):
                 parts.append(part)
-                remaining -= len(part)
+                room -= len(part)
         content = b"".join(parts)
         size = zstandard.frame_content_size(body)
-        if size >= 0 or not remaining:
+        if size >= 0 or not room:
             return content, bool(size == len(content))
         # Without a declared size only the other interface can tell whether the frame ended; the output is limited by
         # now.

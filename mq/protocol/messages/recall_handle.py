@@ -56,7 +56,7 @@ class RecallHandle(NamedTuple):
             raise HandleInvalid("recall handle is invalid") from error
         if len(words) not in (5, 6) or words[0] != _VERSION or not all(words):
             raise HandleInvalid("recall handle is invalid")
-        numbers = [_number(word) for word in (words[3], *words[5:])]
+        numbers = [_parse_int(word) for word in (words[3], *words[5:])]
         return cls(words[1], words[2], numbers[0] - 1, words[4], QueueOffset(numbers[1]) if len(numbers) > 1 else None)
 
 
@@ -74,7 +74,7 @@ def recall_fields(
     return {} if handle is None else {"recallHandle": handle}
 
 
-def _number(word: str) -> int:
+def _parse_int(word: str) -> int:
     if not (word.isascii() and word.isdecimal() and len(word) <= _DIGITS_MAX):
         raise HandleInvalid(f"recall handle is invalid: {word[:40]!r} is not a number")
     return int(word)

@@ -472,12 +472,12 @@ def scan_fixed(
 
 def _bounds(data: memoryview | bytes, at: int) -> tuple[int, int, int, int]:
     """``(size, body start, topic start, properties start)`` of the record at ``at``, all checked against its size."""
-    remaining = len(data) - at
-    if remaining < FIXED:
-        raise RecordError(at, f"{remaining} bytes are left, a record has at least {FIXED}")
+    room = len(data) - at
+    if room < FIXED:
+        raise RecordError(at, f"{room} bytes are left, a record has at least {FIXED}")
     size, magic, _, _, _, sys_flag, body_length = _FOR_DISPATCH.unpack_from(data, at)
-    if not FIXED <= size <= remaining:
-        raise RecordError(at, f"its size is {size}, {remaining} bytes are left and {FIXED} needed")
+    if not FIXED <= size <= room:
+        raise RecordError(at, f"its size is {size}, {room} bytes are left and {FIXED} needed")
     body_start = at + HEAD.size
     if sys_flag & ANY_HOST_IPV6:
         body_start = at + head_of(sys_flag).size

@@ -56,7 +56,7 @@ def sent_range(properties: Mapping[str, str], count: int = 1) -> SequenceRange |
 
     None if they are missing or invalid.
     """
-    producer, first = properties.get(props.PRODUCER_ID, ""), _number(properties.get(props.SEQUENCE, ""))
+    producer, first = properties.get(props.PRODUCER_ID, ""), _parse_int(properties.get(props.SEQUENCE, ""))
     if first is None or first + count - 1 > SEQUENCE_MAX or not 1 <= len(producer) <= PRODUCER_ID_LENGTH_MAX:
         return None
     return SequenceRange(producer, first, first + count - 1)
@@ -68,7 +68,7 @@ def stored_range(properties: Mapping[str, str]) -> SequenceRange | None:
     first = sent_range({**properties, props.SEQUENCE: low})
     if first is None or not dash:
         return first
-    last = _number(high)
+    last = _parse_int(high)
     # A client may write this into a message to a retry topic that looks like a copy.
     return first._replace(last=last) if last is not None and 0 < last - first.first < RANGE_MAX else None
 
@@ -79,7 +79,7 @@ def range_properties(numbers: SequenceRange) -> dict[str, str]:
     return {props.PRODUCER_ID: numbers.producer, props.SEQUENCE: text}
 
 
-def _number(digits: str) -> int | None:
+def _parse_int(digits: str) -> int | None:
     if not 1 <= len(digits) <= _DIGITS_MAX or not (digits.isascii() and digits.isdecimal()):
         return None
     number = int(digits)

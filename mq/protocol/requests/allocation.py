@@ -106,10 +106,10 @@ def share_with_next(
     position = client_ids.index(client_id)
     if len(client_ids) > len(queues):
         return [queues[position % len(queues)]] if queues else []
-    sharing = [client_ids[(position + step) % len(client_ids)] for step in range(min(count + 1, len(client_ids)))]
+    sharers = [client_ids[(position + step) % len(client_ids)] for step in range(min(count + 1, len(client_ids)))]
     if strategy is allocate_consistently:
-        return _of_members(queues, client_ids, set(sharing))  # hashing everything for each of them would take seconds
-    return list(dict.fromkeys(queue for each in sharing for queue in strategy(queues, client_ids, each)))
+        return _of_members(queues, client_ids, set(sharers))  # hashing everything for each of them would take seconds
+    return list(dict.fromkeys(queue for each in sharers for queue in strategy(queues, client_ids, each)))
 
 
 def ring_hash(text: str) -> int:

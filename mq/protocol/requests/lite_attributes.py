@@ -63,7 +63,7 @@ def check_topic_attributes(attributes: Mapping[str, str]) -> None:
         return
     if not is_lite(attributes):
         raise AttributeInvalid(f"{EXPIRATION} is for topics with {MESSAGE_TYPE_ATTRIBUTE}={LITE}")
-    _number(EXPIRATION, text, -1, EXPIRATION_MINUTES_MAX)
+    _parse_int(EXPIRATION, text, -1, EXPIRATION_MINUTES_MAX)
 
 
 def expiration_ms(attributes: Mapping[str, str]) -> int | None:
@@ -80,10 +80,10 @@ def lite_group(attributes: Mapping[str, str]) -> LiteGroup:
     model = attributes.get(MODEL, SHARED)
     if model not in (SHARED, EXCLUSIVE):
         raise AttributeInvalid(f"{MODEL} is {model[:40]!r}; allowed: {SHARED} and {EXCLUSIVE}")
-    quota = _number(CLIENT_QUOTA, attributes.get(CLIENT_QUOTA, str(CLIENT_QUOTA_DEFAULT)), -1, _NUMBER_MAX)
+    quota = _parse_int(CLIENT_QUOTA, attributes.get(CLIENT_QUOTA, str(CLIENT_QUOTA_DEFAULT)), -1, _NUMBER_MAX)
     if (events := attributes.get(CLIENT_EVENTS)) is not None:
         # RocketMQ limits how much news it notes for a client. Here that is never more than the client's subscriptions.
-        _number(CLIENT_EVENTS, events, CLIENT_EVENTS_MIN, _NUMBER_MAX)
+        _parse_int(CLIENT_EVENTS, events, CLIENT_EVENTS_MIN, _NUMBER_MAX)
     parent = attributes.get(BIND_TOPIC, "")
     # Tools set it to any text.
     wildcard = attributes.get(WILDCARD, "false").lower() != "false"
@@ -108,7 +108,7 @@ def _boolean(name: str, attributes: Mapping[str, str]) -> bool:
     return _BOOLEANS[text]
 
 
-def _number(name: str, text: str, low: int, high: int) -> int:
+def _parse_int(name: str, text: str, low: int, high: int) -> int:
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit()) or len(digits) > 19 or not low <= int(text) <= high:
         raise AttributeInvalid(f"{name} is {text[:40]!r}; allowed: {low} to {high}")

@@ -70,7 +70,7 @@ def quota_of(attributes: Mapping[str, str]) -> Quota:
     """The quota of a topic with these attributes; a text that is not such a number means no limit, since earlier
     releases stored any.
     """
-    fields = {field: _number(attributes.get(name, "")) for name, field in ATTRIBUTES.items() if name in attributes}
+    fields = {field: _parse_int(attributes.get(name, "")) for name, field in ATTRIBUTES.items() if name in attributes}
     return Quota(**fields) if fields else NO_QUOTA
 
 
@@ -81,11 +81,11 @@ def check_quotas(attributes: Mapping[str, str]) -> None:
             continue
         if name not in ATTRIBUTES:
             raise AttributeInvalid(f"there is no attribute {name[:60]!r}; there are {', '.join(ATTRIBUTES)}")
-        if text != NO_LIMIT and not _number(text):
+        if text != NO_LIMIT and not _parse_int(text):
             raise AttributeInvalid(f"{name} is {text[:40]!r}; allowed: whole numbers from 1 on, and {NO_LIMIT}")
 
 
-def _number(text: str) -> int:
+def _parse_int(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 16):
         return 0
     number = int(text)

@@ -153,7 +153,7 @@ class _Reader:
         self._data = data
         self._at = 0
 
-    def _number(self) -> int:
+    def _read_int(self) -> int:
         if self._at + _I32.size > len(self._data):
             raise BodyError(f"registration ends at byte {len(self._data)}, within a number")
         (number,) = _I32.unpack_from(self._data, self._at)
@@ -161,7 +161,7 @@ class _Reader:
         return int(number)
 
     def read_sized(self, bytes_max: int = INFLATED_BYTES_MAX) -> bytes:
-        size = self._number()
+        size = self._read_int()
         start = self._at
         if not 0 <= size <= min(bytes_max, len(self._data) - start):
             raise BodyError(f"registration has a part of {size} bytes at byte {start} of {len(self._data)}")
@@ -169,7 +169,7 @@ class _Reader:
         return self._data[start : self._at]
 
     def lines(self) -> Iterator[bytes]:
-        count = self._number()
+        count = self._read_int()
         if not 0 <= count <= TOPICS_MAX:
             raise BodyError(f"registration has {count} topics; maximum: {TOPICS_MAX}")
         for _ in range(count):

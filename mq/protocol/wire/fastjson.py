@@ -88,7 +88,7 @@ class _Reader:
             case '"':
                 return self._string()
             case first if first and first in "-0123456789":
-                return self._number()
+                return self._read_number()
         for word, value in _CONSTANTS.items():
             if self._text.startswith(word, self._at):
                 self._at += len(word)
@@ -127,7 +127,7 @@ class _Reader:
                     raise BodyError(f"JSON has the reference {key.path} as a key")
                 return _encode_key(key).decode()
             case first if first and first in "-0123456789":
-                return str(self._number())
+                return str(self._read_number())
         raise self._error("a key")
 
     def _array(self, depth: int) -> list[Any]:
@@ -153,7 +153,7 @@ class _Reader:
         self._at = match.end()
         return text
 
-    def _number(self) -> int | float:
+    def _read_number(self) -> int | float:
         match = _NUMBER.match(self._text, self._at)
         if match is None or len(match.group()) > 64:
             raise self._error("a number")

@@ -42,12 +42,12 @@ class HeaderFields(msgspec.Struct, gc=False, kw_only=True, rename=wire()):
         """The fields of a header: values as text by wire name, without None."""
         return {
             wire_name: str(value).lower() if isinstance(value, bool) else str(value)
-            for name, wire_name in _spelling(type(self))
+            for name, wire_name in _wire_names(type(self))
             if (value := getattr(self, name)) is not None
         }
 
 
 @cache
-def _spelling(kind: type[HeaderFields]) -> tuple[tuple[str, str], ...]:
+def _wire_names(kind: type[HeaderFields]) -> tuple[tuple[str, str], ...]:
     """Our name and the wire name of each field."""
     return tuple((each.name, each.encode_name) for each in msgspec.structs.fields(kind))

@@ -82,10 +82,10 @@ def read_json(header: memoryview) -> LooseHeader:
     code: int | None = None
     opaque = 0
     try:
-        opaque = _number(loose.opaque, "opaque")
-        code = _number(loose.code, "code")
-        flag = _number(loose.flag, "flag")
-        version = _number(loose.version, "version")
+        opaque = _parse_int(loose.opaque, "opaque")
+        code = _parse_int(loose.code, "code")
+        flag = _parse_int(loose.flag, "flag")
+        version = _parse_int(loose.version, "version")
     except ValueError as error:
         raise HeaderError(code, opaque, str(error)) from error
     fields = loose.extFields or {}
@@ -158,16 +158,16 @@ def _binary_text(data: memoryview, at: int, length: struct.Struct, code: int, op
 def _refusal(data: str, fault: str) -> FrameError | HeaderError:
     try:
         basics = _decode_basics(data)
-        opaque = _number(basics.opaque, "opaque")
+        opaque = _parse_int(basics.opaque, "opaque")
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         return FrameError(f"header of {len(data)} characters is not a JSON header: {error}")
     try:
-        return HeaderError(_number(basics.code, "code"), opaque, fault)
+        return HeaderError(_parse_int(basics.code, "code"), opaque, fault)
     except ValueError:
         return HeaderError(None, opaque, fault)
 
 
-def _number(value: Scalar, name: str) -> int:
+def _parse_int(value: Scalar, name: str) -> int:
     if value is None:
         raise ValueError(f"the header has no {name}")
     try:

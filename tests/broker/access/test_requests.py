@@ -36,7 +36,7 @@ from mq.client import (
 from mq.client.net.credentials import Credentials
 from mq.namesrv.server import serve
 from mq.namesrv.settings import NamesrvSettings
-from mq.protocol.access.signing import signed
+from mq.protocol.access.signing import sign_fields
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.messages.transaction_sets import ConsumedRange, SetMessage, TransactionSet
@@ -95,7 +95,7 @@ async def ask(
     """A request that is signed if a key is given."""
     fields = {name: str(value) for name, value in ext.items()}
     if key is not None:
-        fields = signed(key, secret, fields, body)
+        fields = sign_fields(key, secret, fields, body)
     return await client.request(code, fields, body, serialization=serialization)
 
 
@@ -148,9 +148,9 @@ async def test_connection_survives_refused_signatures(tmp_path: Path) -> None:
             assert answer.code == NO_PERMISSION
             assert fault in str(answer.remark)
             assert "1234567890" not in str(answer.remark)
-        fields = signed("producer", SECRET, SEND, b"x") | {"e": "1"}
+        fields = sign_fields("producer", SECRET, SEND, b"x") | {"e": "1"}
         assert (await client.request(RequestCode.SEND_MESSAGE_V2, fields, b"x")).code == NO_PERMISSION
-        fields = signed("producer", SECRET, SEND, b"x")
+        fields = sign_fields("producer", SECRET, SEND, b"x")
         assert (await client.request(RequestCode.SEND_MESSAGE_V2, fields, b"y")).code == NO_PERMISSION
         assert (await client.request(RequestCode.SEND_MESSAGE_V2, fields, b"x")).code == ResponseCode.SUCCESS
 
@@ -159,12 +159,18 @@ async def test_replayed_signed_request_cannot_be_changed_into_another(tmp_path: 
     """The signed text is the same, divided in another way."""
     async with guarded(tmp_path) as broker:
         client = await broker.connect()
-        delete = signed("administrator", SECRET, {"topic": "R1"}, b"")
+        delete = sign_fields("administrator", SECRET, {"topic": "R1"}, b"")
         for code, recorded, changed, body, fault in (
-            (RequestCode.SEND_MESSAGE_V2, signed("producer", SECRET, SEND, b"pay 5"), {"z": "p"}, b"ay 5", "field 'z'"),
             (
                 RequestCode.SEND_MESSAGE_V2,
-                signed("producer", SECRET, SEND, b"pay 5"),
+                sign_fields("producer", SECRET, SEND, b"pay 5"),
+                {"z": "p"},
+                b"ay 5",
+                "field 'z'",
+            ),
+            (
+                RequestCode.SEND_MESSAGE_V2,
+                sign_fields("producer", SECRET, SEND, b"pay 5"),
                 {"n": "p"},
                 b"ay 5",
                 "another broker, 'p'",
@@ -183,7 +189,7 @@ async def test_good_and_bad_requests_in_one_chunk_are_answered_separately(tmp_pa
     async with guarded(tmp_path) as broker:
         client = await broker.connect()
         frames = b"".join(
-            encode_request(RequestCode.SEND_MESSAGE_V2, number, ext=signed(key, SECRET, SEND, b"x"), body=b"x")
+            encode_request(RequestCode.SEND_MESSAGE_V2, number, ext=sign_fields(key, SECRET, SEND, b"x"), body=b"x")
             for number, key in enumerate(("producer", "consumer", "nobody1", "producer"), 1000)
         )
         await client.stream.send_all(frames)

@@ -14,7 +14,7 @@ from mq.broker.state.format_level import LEVEL_OF_FILTERS
 from mq.client import Credentials, Message, Producer, PushConsumer, WasmFilter
 from mq.client.net.client_core import RemotingSettings
 from mq.filter.programs import CLASS_FILTER, name_of
-from mq.protocol.access.signing import signed
+from mq.protocol.access.signing import sign_fields
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.numbers import QueueOffset
 from mq.protocol.requests.pull import PullExt
@@ -89,7 +89,7 @@ async def test_broker_judges_requests_of_consumers(tmp_path: Path) -> None:
         user = await connect(broker, USER)
 
         async def judged(ext: dict[str, str], keys: tuple[str, str] | None = USER) -> tuple[int, str | None]:
-            fields = ext if keys is None else signed(*keys, ext, b"")
+            fields = ext if keys is None else sign_fields(*keys, ext, b"")
             frame = encode_request(RequestCode.PULL_MESSAGE, 1, ext=fields)
             answer = await admin.request(RequestCode.JUDGE_REQUEST, {"address": "10.0.0.9"}, frame)
             return answer.code, answer.remark
@@ -169,7 +169,7 @@ async def test_checked_permission_belongs_to_its_account(tmp_path: Path) -> None
             codes: list[int] = []
             stream = await trio.open_tcp_stream(host, int(port))
             for key, secret in (("uploads", "user-SECRET-1"), ("nobody", "guessed"), ("consumes", "guessed")):
-                ext = signed(key, secret, fields, b"")
+                ext = sign_fields(key, secret, fields, b"")
                 await stream.send_all(encode_request(RequestCode.PULL_MESSAGE, len(codes) + 1, ext=ext))
                 frame = await stream.receive_some(65536)
                 header = json.loads(frame[8 : 8 + int.from_bytes(frame[5:8], "big")])

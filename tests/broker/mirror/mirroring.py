@@ -87,7 +87,7 @@ async def copy_all(
     found = await extend_mirror(source, target, state, NOTHING, lambda _: None)
     save(path, state)
     copier = Copier(source, target, state, path, **options)  # type: ignore[arg-type]
-    copier.ended = found.ended
+    copier.unreadable_queues = found.unreadable_queues
     stores = 0
     killed = trio.Event()
     store = target.store
@@ -105,7 +105,7 @@ async def copy_all(
         async with trio.open_nursery() as nursery:
             for queue in state.queues:
                 copier.start(queue, nursery)
-            await until(lambda: copier.behind == 0 or killed.is_set() or bool(copier.blocked))
+            await until(lambda: copier.behind == 0 or killed.is_set() or bool(copier.block_reasons))
             nursery.cancel_scope.cancel()
     if not killed.is_set():
         copier.save()

@@ -167,7 +167,7 @@ async def test_offsets_are_moved_and_moved_back(tmp_path: Path) -> None:
         await source.store_offset("billing", queue, 4)
         await copy_all(source, target, path)
         tried = await change_over(source, target, path, dry_run=True)
-        assert [(each.offset, each.goal_offset) for each in tried.moved] == [(4, 7)]
+        assert [(each.offset, each.goal_offset) for each in tried.moves] == [(4, 7)]
         goal = MessageQueue("Orders", queue.broker_name, 0)
         assert await target.group_offset("billing", goal) is None
         await change_over(source, target, path)
@@ -176,7 +176,7 @@ async def test_offsets_are_moved_and_moved_back(tmp_path: Path) -> None:
 
         await target.store_offset("billing", goal, 9)
         again = await change_over(source, target, path)
-        assert [each.goal_offset for each in again.kept] == [7]
+        assert [each.goal_offset for each in again.useless_moves] == [7]
         assert await target.group_offset("billing", goal) == 9
         await go_back(source, target, saved(path), groups=NOTHING, dry_run=False)
         assert await source.group_offset("billing", queue) == 6
@@ -209,12 +209,12 @@ async def test_refused_message_blocks_its_queue_or_is_listed(tmp_path: Path) -> 
         for body in (b"1", bytes(2000), b"3"):
             await producer.send(Message("Orders", body))
         blocked = await copy_all(source, target, path)
-        [why] = blocked.blocked.values()
+        [why] = blocked.block_reasons.values()
         assert "refuses message 1" in why
         assert "message_bytes_max" in why
         assert "--skip-refused" in why
         left_out: list[int] = []
-        await copy_all(source, target, path, on_refused=lambda _, message, __: left_out.append(message.queue_offset))
+        await copy_all(source, target, path, on_refusal=lambda _, message, __: left_out.append(message.queue_offset))
         assert left_out == [1]
         assert await orders(target) == {0: [b"1", b"3"]}
         state = saved(path)
@@ -244,7 +244,7 @@ async def test_topic_recreated_at_the_source_blocks_its_queue(tmp_path: Path) ->
         queue.stretches, queue.next_offset = [(0, 0, 5), (5, 5, 95)], 100
         save(path, state)
         copier = await copy_all(source, target, path, looks_max=1)
-        [why] = copier.blocked.values()
+        [why] = copier.block_reasons.values()
         assert "the source ends at 5, and 100 messages were there before" in why
 
 
@@ -408,7 +408,7 @@ async def test_delayed_messages_pending_at_the_cut_over_arrive_later(tmp_path: P
         await producer.send(Message("Orders", b"later", delay=600.0))
         await copy_all(source, target, path)
         report = await change_over(source, target, path)
-        assert report.waiting == 1
+        assert report.waiting_count == 1
         assert "1 delayed messages and retries wait at the source" in " ".join(
             instructions(report, "old:9876", "new:9876", dry_run=False)
         )

@@ -51,10 +51,10 @@ async def test_copy_with_too_long_properties_blocks_its_queue_or_is_listed(
 
         with mock.patch.object(source, "pull", longer):
             blocked = await copy_all(source, target, path)
-            [why] = blocked.blocked.values()
+            [why] = blocked.block_reasons.values()
             assert "refuses message 0: the properties have 32" in why
             left_out: list[str] = []
-            await copy_all(source, target, path, on_refused=lambda _, __, why: left_out.append(why))
+            await copy_all(source, target, path, on_refusal=lambda _, __, why: left_out.append(why))
         assert len(left_out) == 1
 
 
@@ -65,8 +65,8 @@ async def test_message_with_a_forgotten_number_is_not_left_out(tmp_path: Path) -
         forgotten = BrokerError(ResponseCode.MESSAGE_ILLEGAL, "SEQUENCE_FORGOTTEN: the broker does not know", "b")
         left_out: list[str] = []
         with mock.patch.object(target, "store", mock.AsyncMock(side_effect=forgotten)):
-            copier = await copy_all(source, target, path, on_refused=lambda _, __, why: left_out.append(why))
-        [why] = copier.blocked.values()
+            copier = await copy_all(source, target, path, on_refusal=lambda _, __, why: left_out.append(why))
+        [why] = copier.block_reasons.values()
         assert "Move it away" in why
         assert not left_out
 
@@ -104,7 +104,7 @@ async def test_topic_deleted_at_the_source_does_not_block_the_cut_over(tmp_path:
         await source.delete_topic("Old")
         with trio.fail_after(30):
             report = await change_over(source, target, path)
-        assert [(each.origin.topic, each.goal_offset) for each in report.moved] == [("Orders", 1)]
+        assert [(each.origin.topic, each.goal_offset) for each in report.moves] == [("Orders", 1)]
 
 
 async def test_cut_over_reports_its_progress(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ async def test_mirror_waits_for_a_source_that_is_still_recovering(tmp_path: Path
 
         with mock.patch.object(source, "pull", shorter):
             copier = await copy_all(source, target, path)
-        assert (looks, copier.blocked) == (2, {})
+        assert (looks, copier.block_reasons) == (2, {})
         assert await orders(target) == {0: [b"1", b"2"]}
 
 
@@ -165,7 +165,7 @@ async def test_recreated_topic_that_outgrew_its_copies_blocks_its_queue(
             path.unlink()
         async with created_again(tmp_path / "again", message_count) as again:
             copier = await copy_all(again, target, path, looks_max=1)
-        [why] = copier.blocked.values()
+        [why] = copier.block_reasons.values()
         assert "the source has another message at offset 2 than the one that was copied" in why
         assert "delete topic Orders at the target" in why
         assert await orders(target) == {0: [b"0", b"1", b"2"]}
@@ -178,7 +178,7 @@ async def test_recreated_raftmq_topic_is_copied_behind_its_old_messages(tmp_path
             await source.create_topic("Orders", 1)
             await producer.send(Message("Orders", body))
             copier = await copy_all(source, target, path)
-            assert not copier.blocked
+            assert not copier.block_reasons
             await source.delete_topic("Orders")
         assert await orders(target) == {0: [b"old", b"new"]}
 
@@ -198,7 +198,7 @@ async def test_expired_original_of_the_last_copy_does_not_block_its_queue(tmp_pa
 
         with mock.patch.object(source, "pull", without_the_first):
             copier = await copy_all(source, target, path)
-        assert (asked, copier.blocked) == ([2], {})
+        assert (asked, copier.block_reasons) == ([2], {})
         assert await orders(target) == {0: [b"0", b"1", b"2", b"3"]}
 
 

@@ -15,7 +15,7 @@ from mq.client.net.client_core import RemotingSettings
 from mq.client.users import UserAdmin
 from mq.filter.programs import CLASS_FILTER, name_of
 from mq.protocol import properties as props
-from mq.protocol.access.signing import signed
+from mq.protocol.access.signing import sign_fields
 from mq.protocol.bulk import BulkStatus
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.frames import JSON
@@ -198,7 +198,7 @@ async def test_quota_charges_users_for_filtered_messages(tmp_path: Path) -> None
             async with UserAdmin(kit.namesrv, remoting=admin) as users:
                 await users.put_quota(USER[0], Quota(consume_messages=1))
             server = await _direct(address)
-            answers = [await _ask(server, RequestCode.PULL_MESSAGE, signed(*USER, fields, b"")) for _ in range(2)]
+            answers = [await _ask(server, RequestCode.PULL_MESSAGE, sign_fields(*USER, fields, b"")) for _ in range(2)]
             await server.aclose()
     assert [each["code"] for each in answers] == [0, ResponseCode.PULL_RETRY_IMMEDIATELY]
     assert (answers[1]["remark"], answers[1]["extFields"]["nextBeginOffset"]) == ("QUOTA_EXCEEDED", "0")

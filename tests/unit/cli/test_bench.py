@@ -10,13 +10,13 @@ import pytest
 
 from mq.cli.bench.commands import app
 from mq.cli.bench.loads import Arrivals
-from mq.cli.bench.plan import BODY_BYTES_MIN, Plan, Schedule
-from mq.cli.bench.plot import drawing
+from mq.cli.bench.plan import BODY_BYTES_MIN, BenchPlan, Schedule
+from mq.cli.bench.plot import draw
 from mq.cli.bench.results import DirectionCounts, Latencies, Result
 from mq.cli.errors import CommandFailed
 
 SVG = "{http://www.w3.org/2000/svg}"
-PLAN = Plan("T", body_bytes=40, seconds=1.0, warm_up_seconds=0.0, in_flight=1, run=7)
+PLAN = BenchPlan("T", body_bytes=40, seconds=1.0, warm_up_seconds=0.0, in_flight=1, run=7)
 
 
 def test_body_has_its_size_and_its_number() -> None:
@@ -30,7 +30,7 @@ def test_body_of_another_program_has_no_number(body: bytes) -> None:
 
 
 def test_body_of_another_run_has_no_number() -> None:
-    assert Plan("T", 40, 1.0, 0.0, 1, run=8).number_of(PLAN.body(3)) is None
+    assert BenchPlan("T", 40, 1.0, 0.0, 1, run=8).number_of(PLAN.body(3)) is None
 
 
 def test_requests_due_while_the_sender_waited_keep_their_times() -> None:
@@ -55,30 +55,30 @@ def test_batch_schedule_keeps_the_message_rate() -> None:
 def test_message_is_missing_from_its_acknowledgement_to_its_delivery() -> None:
     arrivals = Arrivals()
     arrivals.on_send(range(2), due_at=1.0)
-    assert arrivals.missing == 0
+    assert arrivals.missing_count == 0
     arrivals.on_acknowledge(range(2))
-    assert arrivals.missing == 2
-    assert arrivals.on_delivery(1, now=1.5)
-    assert arrivals.missing == 1
+    assert arrivals.missing_count == 2
+    assert arrivals.count_delivery(1, now=1.5)
+    assert arrivals.missing_count == 1
     assert arrivals.latencies.as_milliseconds()["max"] == pytest.approx(500, rel=0.01)
 
 
 def test_message_delivered_before_its_acknowledgement_is_not_missing() -> None:
     arrivals = Arrivals()
     arrivals.on_send(range(1), due_at=1.0)
-    assert arrivals.on_delivery(0, now=1.1)
+    assert arrivals.count_delivery(0, now=1.1)
     arrivals.on_acknowledge(range(1))
-    assert arrivals.missing == 0
+    assert arrivals.missing_count == 0
 
 
 def test_latency_counts_only_first_deliveries() -> None:
     arrivals = Arrivals()
     arrivals.on_send(range(1), due_at=1.0)
-    assert arrivals.on_delivery(0, now=1.1)
-    assert not arrivals.on_delivery(0, now=1.2)
+    assert arrivals.count_delivery(0, now=1.1)
+    assert not arrivals.count_delivery(0, now=1.2)
     arrivals.on_send(range(1, 2), due_at=1.0)
     arrivals.forget()
-    assert not arrivals.on_delivery(1, now=1.1)
+    assert not arrivals.count_delivery(1, now=1.1)
     assert arrivals.latencies.count == 0
 
 
@@ -131,7 +131,7 @@ def test_unwritable_result_file_is_refused_before_measuring(tmp_path: Path) -> N
 
 
 def test_picture_has_latencies_and_the_rate_of_each_whole_second() -> None:
-    drawn = ET.fromstring(drawing("a <test>", a_result()))
+    drawn = ET.fromstring(draw("a <test>", a_result()))
     texts = [each.text for each in drawn.iter(f"{SVG}text")]
     assert {"latency, ms", "acknowledged", "99.9 %", "messages per second", "produced"} <= set(texts)
     assert "99.99 %" not in texts, "1,000 messages tell nothing about one in ten thousand"
@@ -143,6 +143,6 @@ def test_picture_has_latencies_and_the_rate_of_each_whole_second() -> None:
 
 
 def test_empty_chart_shows_not_measured() -> None:
-    drawn = ET.fromstring(drawing("nothing", Result(1.0)))
+    drawn = ET.fromstring(draw("nothing", Result(1.0)))
     texts = [each.text for each in drawn.iter(f"{SVG}text")]
     assert texts == ["latency, ms: not measured", "messages per second: not measured"]

@@ -39,7 +39,7 @@ def test_history_consumed_completely_in_order_is_good() -> None:
 
 def test_acknowledged_message_never_consumed_is_reported_lost() -> None:
     story = Story().send(0, Q0, 0).send(1, Q0, 1).get(0, Q0, 0)
-    assert story.history.missing == 1
+    assert story.history.missing_count == 1
     verdict = story.history.verdict()
     assert verdict.lost == 1
     assert not verdict.is_good

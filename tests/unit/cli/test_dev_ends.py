@@ -17,7 +17,7 @@ from mq.cli import dev_disk
 from mq.cli.dev import _say_who_ends
 from mq.cli.dev_disk import check_disk, watch_disk
 from mq.local_cluster import DevCluster, ServersFailed
-from mq.local_cluster.groups import SEGMENT_BYTES, count_groups, group_directory, open_groups, remember_segment_bytes
+from mq.local_cluster.groups import SEGMENT_BYTES, count_groups, group_directory, open_groups, set_segment_bytes
 from mq.local_cluster.ports import PORTS_FILE, Ports
 
 
@@ -72,16 +72,16 @@ async def test_server_that_ends_is_reported_once(autojump_clock: Any) -> None:
 )
 def test_size_of_log_files_stays(tmp_path: Path, first: dict[str, str], again: dict[str, str], expected: str) -> None:
     directory = tmp_path / "new"
-    remember_segment_bytes(directory, first)
+    set_segment_bytes(directory, first)
     (directory / "cluster.json").write_text("{}")
-    remember_segment_bytes(directory, again)
+    set_segment_bytes(directory, again)
     assert again["segment_bytes"] == expected
 
 
 def test_directory_from_before_keeps_its_files(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{}")
     settings: dict[str, str] = {}
-    remember_segment_bytes(tmp_path, settings)
+    set_segment_bytes(tmp_path, settings)
     assert settings == {}
 
 

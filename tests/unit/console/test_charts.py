@@ -52,10 +52,10 @@ def test_history_is_an_hour_long() -> None:
     for number in range(1000):
         history.add([group(putTps="1 1 1")], number * EVERY_SECONDS)
     now = 999 * EVERY_SECONDS
-    assert len(history.of("broker-a", now)) == SECONDS / EVERY_SECONDS
-    assert history.of("broker-a", now + SECONDS + 1) == []
+    assert len(history.get("broker-a", now)) == SECONDS / EVERY_SECONDS
+    assert history.get("broker-a", now + SECONDS + 1) == []
     history.add([group("broker-b")], now + 2 * SECONDS)
-    assert history.of("broker-a", now) == [], "a group that is gone is forgotten"
+    assert history.get("broker-a", now) == [], "a group that is gone is forgotten"
 
 
 def counting(refused: int, failed: int = 0) -> GroupStatus:
@@ -66,7 +66,7 @@ def test_errors_are_a_rate_between_two_looks() -> None:
     history = History()
     for number, (refused, failed) in enumerate([(100, 0), (150, 10), (150, 10), (20, 0), (40, 0)]):
         history.add([counting(refused, failed)], number * 10.0)
-    found = [each.errors for each in history.of("broker-a", 40.0)]
+    found = [each.errors for each in history.get("broker-a", 40.0)]
     assert found == [None, 6.0, 0.0, 0.0, 2.0], "a replica that was restarted counts from 0 again"
     assert history.errors("broker-a", 41.0) == 2.0
     assert history.errors("broker-a", 1000.0) is None, "that was long ago"

@@ -50,13 +50,13 @@ def test_lags_are_kept_for_an_hour() -> None:
     for number in range(200):
         history.add({"mail": waits(number // 10)}, number * EVERY_SECONDS)
     now = 199 * EVERY_SECONDS
-    found = history.of("mail", now)
+    found = history.get("mail", now)
     assert len(found) == SECONDS / EVERY_SECONDS
     assert found[-1] == Lag(now, 19)
     assert found[0] == Lag(140 * EVERY_SECONDS, 14)
-    assert history.of("nobody", now) == []
+    assert history.get("nobody", now) == []
     history.add({}, now + EVERY_SECONDS)
-    assert history.of("mail", now) == [], "a group that is gone is forgotten"
+    assert history.get("mail", now) == [], "a group that is gone is forgotten"
 
 
 def test_lag_history_of_a_group_starts_with_the_group() -> None:
@@ -64,13 +64,13 @@ def test_lag_history_of_a_group_starts_with_the_group() -> None:
     history.add({}, 0.0)
     history.add({"mail": waits(1)}, EVERY_SECONDS)
     history.add({"mail": waits(1)}, 2 * EVERY_SECONDS)
-    assert history.of("mail", 2 * EVERY_SECONDS) == [Lag(EVERY_SECONDS, 1), Lag(2 * EVERY_SECONDS, 1)]
+    assert history.get("mail", 2 * EVERY_SECONDS) == [Lag(EVERY_SECONDS, 1), Lag(2 * EVERY_SECONDS, 1)]
 
 
 def test_offset_beyond_the_end_gives_no_negative_lag() -> None:
     history = LagHistory()
     history.add({"mail": waits(-7)}, 0.0)
-    assert history.of("mail", 0.0) == [Lag(0.0, 0)]
+    assert history.get("mail", 0.0) == [Lag(0.0, 0)]
 
 
 def test_groups_with_a_constant_lag_take_one_point() -> None:
@@ -79,7 +79,7 @@ def test_groups_with_a_constant_lag_take_one_point() -> None:
     for number in range(5):
         history.add(many, number * EVERY_SECONDS)
     assert sum(map(len, history._points.values())) == GROUPS_MAX
-    assert len(history.of("group-0", 4 * EVERY_SECONDS)) == 5
+    assert len(history.get("group-0", 4 * EVERY_SECONDS)) == 5
 
 
 def test_lag_chart_shows_its_highest_point() -> None:
@@ -136,7 +136,7 @@ async def test_lags_are_kept_while_a_broker_group_has_no_leader(autojump_clock: 
         leader = "n1"
         await trio.sleep(100)
         nursery.cancel_scope.cancel()
-    found = watch.lags.of("mail", trio.current_time())
+    found = watch.lags.get("mail", trio.current_time())
     assert {each.waiting for each in found} == {5}
     assert found[-1].at - found[0].at > 300
 

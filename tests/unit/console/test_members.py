@@ -52,9 +52,9 @@ def test_preview_counts_promoted_learners_as_voters_but_not_added_ones() -> None
 
 
 def test_only_removals_need_a_typed_name() -> None:
-    assert Change("replace", "n9", "h:1", "n1").typed == "n1"
-    assert Change("remove", "n1", "", "").typed == "n1"
-    assert Change("add", "n9", "h:1", "").typed == ""
+    assert Change("replace", "n9", "h:1", "n1").confirmation == "n1"
+    assert Change("remove", "n1", "", "").confirmation == "n1"
+    assert Change("add", "n9", "h:1", "").confirmation == ""
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import pytest
 from mq.client.message import MessageQueue
 from mq.console.pages.messages import by_of, next_places
 from mq.console.views.dead_letters import place_of
-from mq.console.views.groups import lag_rows, lag_seconds, most_behind, waiting
+from mq.console.views.groups import lag_rows, lag_seconds, most_behind, waiting_count
 from mq.console.views.links import link
 from mq.console.views.messages import BodyForm, begin_of, body_of
 from mq.console.views.overview import page_of
 from mq.console.views.resets import preview_rows
-from mq.console.views.text import duration, list_page, matching, visible
+from mq.console.views.text import duration, list_page, names_with, visible
 from mq.console.views.topics import kind_of, own_topics, reader_rows, sent_words
 from mq.inspection.cluster import GroupStatus
 from mq.inspection.findings.finding import Finding, Severity
@@ -39,7 +39,7 @@ class _Body:
 
 
 def shown(body: bytes, form: str = "auto", bytes_max: int | None = None) -> tuple[str, str]:
-    found = body_of(_Body(body), BodyForm.of(form), bytes_max)  # type: ignore[arg-type]
+    found = body_of(_Body(body), BodyForm.from_name(form), bytes_max)  # type: ignore[arg-type]
     return found.form, found.text
 
 
@@ -103,7 +103,7 @@ def test_lists_show_the_beginning_of_a_body_on_one_line(body: bytes, begin: str)
 
 def test_offset_beyond_the_end_gives_no_negative_lag() -> None:
     found = {Q0: progress(12, 10), Q1: progress(3, 10)}
-    assert waiting(found) == 7
+    assert waiting_count(found) == 7
     [beyond, behind] = lag_rows(found, [], NOW_MS)
     assert (beyond.behind, beyond.state) == ("beyond the end by 2", "bad")
     assert (behind.behind, behind.state) == ("7", "")
@@ -140,7 +140,7 @@ def test_empty_list_has_one_page() -> None:
 
 
 def test_search_for_names_ignores_case() -> None:
-    assert matching(["Orders", "reorder", "Bills"], "ORDER") == ["Orders", "reorder"]
+    assert names_with(["Orders", "reorder", "Bills"], "ORDER") == ["Orders", "reorder"]
 
 
 @pytest.mark.parametrize(

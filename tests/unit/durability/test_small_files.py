@@ -13,7 +13,7 @@ import trio
 from chaos.watched_files import UnsyncedRest, WatchedFiles, watch_files
 from mq.client.consume.local_offsets import LocalOffsets
 from mq.client.message import MessageQueue
-from mq.local_cluster.groups import remember_segment_bytes
+from mq.local_cluster.groups import set_segment_bytes
 from mq.namesrv.kv_config import KvConfig
 from mq.namesrv.kv_file import FILE_NAME, KvFile, KvFileDamaged
 from raftlog.net.secret_file import create_secret, new_secret, read_secrets, write_secrets
@@ -154,5 +154,5 @@ def test_file_size_of_a_dev_directory_survives_power_cuts(root: Path, tmp_path: 
 
     with watch_files(root) as files:
         cuts = Cuts(files, tmp_path, size, [None, "4096\n"])
-        remember_segment_bytes(root / "dev", {"segment_bytes": "4096"})
+        set_segment_bytes(root / "dev", {"segment_bytes": "4096"})
         cuts.assert_stored("4096\n")

@@ -42,7 +42,7 @@ def found(
     progress: PullProgress, next_offset: int, end: int, now: float, *, passed: int = 0, cut: bool = False
 ) -> None:
     """The broker had messages up to an offset, and the filter let some through."""
-    assert progress.on_response(PullHead(FOUND, next_offset, 0, end, None), now) is None
+    assert progress.take_response(PullHead(FOUND, next_offset, 0, end, None), now) is None
     progress.add_result(FilterResult([memoryview(b"x")] * passed, passed, next_offset, cut), now)
 
 
@@ -53,7 +53,7 @@ def test_filtered_pull_is_answered_with_all_available_messages() -> None:
     assert progress.read_until == 0.0, "the next read must not be held"
     found(progress, 20, 20, 0.01)
     assert progress.is_over()
-    assert progress.answer()[:4] == (FOUND, 20, 0, 20)
+    assert progress.response()[:4] == (FOUND, 20, 0, 20)
 
 
 def test_arrived_messages_are_not_held_for_long() -> None:
@@ -66,7 +66,7 @@ def test_messages_beyond_the_room_come_with_the_next_pull() -> None:
     progress = PullProgress(0, 2, 15.0, 0.0)
     found(progress, 5, 20, 0.0, passed=2, cut=True)
     assert progress.is_over()
-    assert progress.answer().next_offset == 5
+    assert progress.response().next_offset == 5
 
 
 def test_filter_that_rejects_everything_still_advances_after_a_second() -> None:
@@ -76,36 +76,36 @@ def test_filter_that_rejects_everything_still_advances_after_a_second() -> None:
         assert not progress.is_over()
     found(progress, 500, 10_000, 1.0)
     assert progress.is_over()
-    assert progress.answer()[:2] == (AGAIN, 500)
+    assert progress.response()[:2] == (AGAIN, 500)
 
 
 def test_pull_at_the_end_waits_for_its_deadline() -> None:
     progress = PullProgress(7, 32, 15.0, 0.0)
-    progress.on_response(PullHead(NOTHING, 7, 0, 7, None), 14.0)
+    progress.take_response(PullHead(NOTHING, 7, 0, 7, None), 14.0)
     assert not progress.is_over()
-    progress.on_response(PullHead(NOTHING, 7, 0, 7, None), 15.0)
+    progress.take_response(PullHead(NOTHING, 7, 0, 7, None), 15.0)
     assert progress.is_over()
-    assert progress.answer()[:2] == (NOTHING, 7)
+    assert progress.response()[:2] == (NOTHING, 7)
 
 
 def test_pull_fails_only_before_messages_were_examined() -> None:
-    assert PullProgress(0, 32, 15.0, 0.0).on_failure()
+    assert PullProgress(0, 32, 15.0, 0.0).fail()
     progress = PullProgress(0, 32, 15.0, 0.0)
     found(progress, 10, 20, 0.0)
-    assert not progress.on_failure()
-    assert progress.answer()[:2] == (AGAIN, 10)
+    assert not progress.fail()
+    assert progress.response()[:2] == (AGAIN, 10)
 
 
 def test_moved_offset_waits_for_the_next_pull_after_progress() -> None:
     moved = PullHead(ResponseCode.PULL_OFFSET_MOVED, 50, 50, 60, "gone")
-    answer = PullProgress(0, 32, 15.0, 0.0).on_response(moved, 0.0)
+    answer = PullProgress(0, 32, 15.0, 0.0).take_response(moved, 0.0)
     assert answer is not None
     assert answer[:2] == (ResponseCode.PULL_OFFSET_MOVED, 50)
     progress = PullProgress(0, 32, 15.0, 0.0)
     found(progress, 10, 20, 0.0)
-    assert progress.on_response(moved, 0.0) is None
+    assert progress.take_response(moved, 0.0) is None
     assert progress.is_over()
-    assert progress.answer().next_offset == 10
+    assert progress.response().next_offset == 10
 
 
 def test_requested_messages_are_capped_at_the_broker_limit() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.exposition import choose_encoder
 
-from mq.monitoring.families import Families, Family, Histogram, Kind, LabelTexts, _metric, _Once, render
+from mq.monitoring.families import Families, Family, Histogram, Kind, LabelTexts, _metric, _Registry, render
 from tests.support.steps import result_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('"\\\n{},%s '), max_size=8)
@@ -49,7 +49,7 @@ def by_the_library(given: Families, accept: str) -> tuple[str, bytes]:
         if isinstance(family, Family):
             for values, value in family.samples:
                 metrics[-1].add_metric(values, value)  # type: ignore[attr-defined]
-    return content_type, encode(_Once(metrics))
+    return content_type, encode(_Registry(metrics))
 
 
 @given(families(), st.sampled_from(ACCEPTS))

@@ -21,7 +21,7 @@ from mq.namesrv.route_table import RouteTable, TableLimits
 from mq.namesrv.running_config import RunningConfig
 from mq.namesrv.settings import NamesrvSettings
 from mq.protocol.access.plain_acl import AclFileInvalid
-from mq.protocol.access.signing import SIGNED_CODE, signed
+from mq.protocol.access.signing import SIGNED_CODE, sign_fields
 from mq.protocol.codes import RequestCode as Code
 from mq.protocol.codes import ResponseCode
 from mq.protocol.frames import BINARY, JSON, split_frames
@@ -137,9 +137,9 @@ def test_recorded_request_is_refused_under_another_code_or_broker_address() -> N
     changed = BROKER.sign(Code.REGISTER_BROKER, REGISTRATION, BODY) | {"brokerAddr": "192.0.2.7:10911"}
     assert "does not match" in (refusal(Code.REGISTER_BROKER, changed, BODY) or "")
     # A stock broker signs neither code nor lengths; it is accepted, but not with fields that no broker sends.
-    stock = signed(BROKER.access_key, BROKER.secret_key, REGISTRATION, BODY)
+    stock = sign_fields(BROKER.access_key, BROKER.secret_key, REGISTRATION, BODY)
     assert refusal(Code.REGISTER_BROKER, stock, BODY) is None
-    more = signed(BROKER.access_key, BROKER.secret_key, REGISTRATION | {"aaa": "x"}, BODY)
+    more = sign_fields(BROKER.access_key, BROKER.secret_key, REGISTRATION | {"aaa": "x"}, BODY)
     assert "the field 'aaa'" in (refusal(Code.REGISTER_BROKER, more, BODY) or "")
     assert SIGNED_CODE not in stock
 

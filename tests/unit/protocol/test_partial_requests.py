@@ -55,7 +55,7 @@ def test_shortest_waiting_request_is_read_first() -> None:
     receiver.partial_requests.on_frame_end(gone)
     receiver.partial_requests.on_frame_end(first)
     assert [each.reads for each in (long, short, gone)] == [False, True, False]
-    assert (receiver.partial_requests.nbytes, receiver.partial_requests.waiting) == (2 * MIB, 1)
+    assert (receiver.partial_requests.nbytes, receiver.partial_requests.waiting_count) == (2 * MIB, 1)
     receiver.partial_requests.on_frame_end(short)
     assert long.reads
 
@@ -142,7 +142,7 @@ def test_stalled_partial_requests_are_closed() -> None:
         going.unfinished_bytes += SLOW_BYTES
         receiver.partial_requests.close_stalled(now)
     assert [going.closed, waiting.closed] == [False, True]
-    assert receiver.partial_requests.waiting == 0
+    assert receiver.partial_requests.waiting_count == 0
 
 
 def test_waiting_requests_and_their_memory_are_bounded() -> None:
@@ -152,7 +152,7 @@ def test_waiting_requests_and_their_memory_are_bounded() -> None:
     waiting = [receiver.begin(MIB) for _ in range(room)]
     refused = receiver.begin(MIB)
     assert refused.closed
-    assert receiver.partial_requests.waiting == room
+    assert receiver.partial_requests.waiting_count == room
     for _ in range(1000):
         receiver.partial_requests.on_frame_end(waiting.pop(0))
         waiting.append(receiver.begin(MIB))

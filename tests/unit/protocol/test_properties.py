@@ -69,7 +69,7 @@ def test_additions_of_brokers_fit_behind_the_longest_properties() -> None:
     room = props.PROPERTIES_BYTES_MAX - props.SENT_PROPERTIES_BYTES_MAX
     assert len(props.encode(ADDED_LATER).encode()) <= room
     longest = {"n": "v" * (props.SENT_PROPERTIES_BYTES_MAX - 3)}
-    assert props.decode(props.fitted(longest | ADDED_LATER).decode()) == longest | ADDED_LATER
+    assert props.decode(props.fit(longest | ADDED_LATER).decode()) == longest | ADDED_LATER
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ VALUES = st.sampled_from(["v", "v" * 100, "é" * 250, "v" * 20_000, "\ufffd" * 1
 @example({"KEYS": "k" * 32_750} | ADDED_LATER, b"")
 @example({f"\U0001f600{number}" * 20: "v" * 3000 for number in range(12)} | ADDED_LATER, b"x\x01y\x02")
 def test_fitted_properties_fit_and_count_omitted_ones(properties: dict[str, str], suffix: bytes) -> None:
-    encoded = props.fitted(properties, suffix)
+    encoded = props.fit(properties, suffix)
     assert len(encoded) <= props.PROPERTIES_BYTES_MAX
     assert encoded.endswith(suffix)
     kept = props.decode(encoded.removesuffix(suffix).decode())

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.client.net.credentials import Credentials
-from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNATURE, Signer, header_fields, lengths, signed
+from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNATURE, Signer, header_fields, lengths, sign_fields
 from mq.protocol.frames import BINARY, JSON
 from mq.protocol.incoming.chunks import decode_chunk, headers_of
 from mq.protocol.wire.encoding import encode_request
@@ -22,14 +22,14 @@ FIELDS = st.dictionaries(TEXT, TEXT, max_size=6)
 
 def test_signature_equals_that_of_the_java_client() -> None:
     """`AclUtils.calSignature` over the values in the order of their names, then the body."""
-    fields = signed("RocketMQ", "12345678", {"topic": "T", "a": "x", "queueId": "3"}, b"body")
+    fields = sign_fields("RocketMQ", "12345678", {"topic": "T", "a": "x", "queueId": "3"}, b"body")
     content = b"RocketMQ" + b"x" + b"3" + b"T" + b"body"  # AccessKey, a, queueId, topic
     assert fields[SIGNATURE] == b64encode(hmac.new(b"12345678", content, sha1).digest()).decode()
 
 
 @given(FIELDS, st.binary(max_size=20), st.sampled_from([JSON, BINARY]))
 def test_signatures_are_verified_in_both_encodings(fields: dict[str, str], body: bytes, serialization: int) -> None:
-    ext = signed("RocketMQ", "12345678", fields, body)
+    ext = sign_fields("RocketMQ", "12345678", fields, body)
     frame = encode_request(34, 7, ext=ext, body=body, serialization=serialization)
     (incoming,), _ = decode_chunk(frame)
     (header,) = headers_of(frame)
@@ -45,7 +45,7 @@ def test_signatures_are_verified_in_both_encodings(fields: dict[str, str], body:
     [{"topic": "U"}, {"extra": "x"}, {ACCESS_KEY: "RocketMX"}, {SIGNATURE: ""}, {SIGNATURE: "no base64 \u1234"}],
 )
 def test_changed_request_is_not_signed(change: dict[str, str]) -> None:
-    fields = signed("RocketMQ", "12345678", {"topic": "T"}, b"")
+    fields = sign_fields("RocketMQ", "12345678", {"topic": "T"}, b"")
     assert Signer("12345678").is_signed(fields, b"")
     assert not Signer("12345678").is_signed(fields | change, b"")
 
@@ -54,8 +54,8 @@ def test_message_queries_may_omit_unique_key_from_the_signature() -> None:
     """RocketMQ's clients up to 4.9.3 add it after they have signed, later ones before."""
     query, flag = {"topic": "T", "key": "k"}, {"_UNIQUE_KEY_QUERY": "true"}
     for fields in (
-        signed("RocketMQ", "12345678", query, b"") | flag,
-        signed("RocketMQ", "12345678", query | flag, b""),
+        sign_fields("RocketMQ", "12345678", query, b"") | flag,
+        sign_fields("RocketMQ", "12345678", query | flag, b""),
     ):
         assert Signer("12345678").is_signed(fields, b"")
         assert not Signer("12345679").is_signed(fields, b"")

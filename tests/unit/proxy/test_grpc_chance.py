@@ -176,7 +176,7 @@ class ByChance:
         server = self.loop.server
         assert self.loop.failed is None, str(self.loop.failed)
         assert not server.streams
-        assert self.loop.partial_requests.nbytes == self.loop.partial_requests.waiting == 0
+        assert self.loop.partial_requests.nbytes == self.loop.partial_requests.waiting_count == 0
         assert server._http2._window_in + server._http2._window_update_bytes == LIMITS.connection_window_bytes
 
 
@@ -252,7 +252,7 @@ def feed_damaged(seed: int) -> None:
             break
     loop.server.on_loss()
     assert not loop.server.streams
-    assert loop.partial_requests.nbytes == loop.partial_requests.waiting == 0
+    assert loop.partial_requests.nbytes == loop.partial_requests.waiting_count == 0
 
 
 def test_damaged_frames_are_refused_and_end_their_calls() -> None:

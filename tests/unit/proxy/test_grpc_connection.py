@@ -408,7 +408,7 @@ def test_large_messages_wait_for_memory_and_still_arrive() -> None:
     loop.client.send(second, data[WINDOW:], end=True)
     loop.turn()
     assert [messages_of(loop, call) for call in loop.begun] == [[bytes(100_000)]] * 2
-    assert loop.partial_requests.nbytes == loop.partial_requests.waiting == 0
+    assert loop.partial_requests.nbytes == loop.partial_requests.waiting_count == 0
 
 
 def test_message_that_never_arrives_whole_ends_its_call() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mq.broker.access.control import AccessControl
 from mq.client.net.credentials import Credentials
 from mq.compiled import IS_COMPILED
-from mq.protocol.access.signing import Signer, signed
+from mq.protocol.access.signing import Signer, sign_fields
 from tests.support.model_log import HOST
 from tests.support.odd_properties import PROPERTIES
 from tests.support.send_paths import BODY_BYTES_MAX, FORMS, Broker, Connection, frame, properties
@@ -50,7 +50,7 @@ def signed_frame(
     if own:
         values["extFields"] = Credentials(access_key, secret_key).sign(310, values["extFields"], body)
     else:
-        values["extFields"] = signed(access_key, secret_key, values["extFields"], body)
+        values["extFields"] = sign_fields(access_key, secret_key, values["extFields"], body)
     fields = values["extFields"]
     match wrong:
         case "field":

@@ -60,7 +60,7 @@ def test_topic_that_the_mirror_has_created_grows_with_its_original() -> None:
     second = plan({"T": {"a": topic("T", 3)}}, {"T": {"g1": there}}, first.queues)
     assert [(each.broker, each.config.write_queue_nums, each.config.perm) for each in second.topics] == [("g1", 3, 7)]
     third = plan({"T": {"a": topic("T", 3)}}, {"T": {"g1": topic("T", 1)}}, first.queues)
-    assert "has 1 queues" in third.refused["T"]
+    assert "has 1 queues" in third.refusals["T"]
     assert not third.queues
     assert not third.topics
 
@@ -68,27 +68,27 @@ def test_topic_that_the_mirror_has_created_grows_with_its_original() -> None:
 def test_removed_source_queues_end_unless_their_whole_broker_group_is_missing() -> None:
     source = {"T": {"a": topic("T", 2), "b": topic("T", 2)}, "U": {"a": topic("U", 1), "b": topic("U", 1)}}
     known = plan(source).queues
-    assert not plan(source, {}, known).ended
+    assert not plan(source, {}, known).unreadable_queues
     smaller = {"T": {"a": topic("T", 1)}, "U": {"a": topic("U", 1), "b": topic("U", 1)}}
-    ended = plan(smaller, {}, known).ended
+    ended = plan(smaller, {}, known).unreadable_queues
     assert {str(each) for each in known if each.number in ended} == {"T a/1", "T b/0", "T b/1"}
     without_b = {"T": {"a": topic("T", 2)}, "U": {"a": topic("U", 1)}}
-    assert not plan(without_b, {}, known).ended
+    assert not plan(without_b, {}, known).unreadable_queues
 
 
 def test_write_only_queues_are_mirrored_once_readable() -> None:
     only_read = plan({"T": {"a": topic("T", queues=1, read=4)}})
-    assert (len(only_read.queues), only_read.ended) == (4, frozenset())
+    assert (len(only_read.queues), only_read.unreadable_queues) == (4, frozenset())
     only_written = plan({"T": {"a": topic("T", queues=4, read=1)}})
-    assert (len(only_written.queues), only_written.ended) == (4, frozenset({1, 2, 3}))
+    assert (len(only_written.queues), only_written.unreadable_queues) == (4, frozenset({1, 2, 3}))
     later = plan({"T": {"a": topic("T", queues=4)}}, {"T": {"g1": topic("T", 4)}}, only_written.queues)
-    assert (later.queues, later.ended) == ([], frozenset())
+    assert (later.queues, later.unreadable_queues) == ([], frozenset())
 
 
 def test_target_topic_with_too_few_queues_stops_only_itself() -> None:
     source = {name: {"a": topic(name), "b": topic(name)} for name in ("S", "T", "U")}
     found = plan(source, {"T": {"g1": topic("T", 2)}})
-    assert found.refused == {
+    assert found.refusals == {
         "T": "topic T has 2 queues in g1 at the target, and 4 are needed: raftmq topic update T --queues 4. Or leave "
         "it out: raftmq mirror --exclude T"
     }
@@ -101,15 +101,15 @@ def test_target_topic_with_too_few_queues_stops_only_itself() -> None:
 
 def test_topic_refused_by_one_target_group_is_created_in_none() -> None:
     found = plan({"T": {"a": topic("T"), "b": topic("T")}}, {"T": {"b": topic("T", 1)}}, brokers=("a", "b"))
-    assert "has 1 queues in b" in found.refused["T"]
+    assert "has 1 queues in b" in found.refusals["T"]
     assert not found.topics
     assert not found.queues
 
 
 def test_unwritable_target_topic_is_refused() -> None:
     found = plan({"T": {"a": topic("T")}}, {"T": {"g1": topic("T", perm=4)}})
-    assert "not writable" in found.refused["T"]
-    assert "--perm rw" in found.refused["T"]
+    assert "not writable" in found.refusals["T"]
+    assert "--perm rw" in found.refusals["T"]
 
 
 def test_unreadable_topic_is_left_out_with_its_reason() -> None:
