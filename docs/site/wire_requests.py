@@ -37,7 +37,7 @@ def code_of(kind: type[msgspec.Struct]) -> int:
 def about(kind: type[msgspec.Struct]) -> str:
     """The first line of a docstring behind a colon, without the code at its beginning; often a code says it all."""
     first = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-    told = re.sub(r"^\d+[^:.]*[:.] ?", "", first).removesuffix(".")
+    told = re.sub(r"^(Request code )?\d+[^:.]*[:.] ?", "", first).removesuffix(".")
     return told and ": " + told.replace("``", "`").replace("|", r"\|")
 
 

@@ -1,4 +1,4 @@
-"""The RocketMQ remoting protocol as pure functions and values: frames, headers, message records, bodies.
+"""Encodes and decodes the RocketMQ remoting protocol: frames, headers, message records, bodies. Pure functions.
 
 Nothing here does I/O, reads a clock or imports another part of the project. All integers on the wire are big-endian.
 

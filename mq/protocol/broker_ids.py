@@ -1,4 +1,4 @@
-"""The broker ids of replicas in routes."""
+"""Computes the broker ids of replicas, as routes name them."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ LEADER_ID: Final = 0
 
 
 def broker_id_of(node_id: str) -> int:
-    """The broker id of a replica that does not lead; only the leader has `LEADER_ID`."""
+    """Return the broker id of a replica that does not lead; only the leader has `LEADER_ID`."""
     return int(node_id[1:]) + 1

@@ -1,4 +1,4 @@
-"""Bodies of our own requests 9006 and 9007 for bulk reads of topics; `docs/wire-protocol.md` draws them.
+"""Encodes and decodes the bodies of our own requests 9006 and 9007, bulk reads; `docs/wire-protocol.md` draws them.
 
 Brokers and Spark executors share this module: it needs only the standard library.
 """
@@ -34,11 +34,11 @@ _WITHOUT_RECORDS: Final = 2
 
 
 class BulkError(ProtocolError):
-    """A body of these requests that is inconsistent."""
+    """The body of a bulk read's request or response is inconsistent."""
 
 
 class ReadRange(NamedTuple):
-    """The requested range of a queue: queue offsets from ``start`` up to but not including ``end``."""
+    """The requested part of a queue: queue offsets from ``start`` up to but not including ``end``."""
 
     queue_id: int
     start: QueueOffset
@@ -46,7 +46,7 @@ class ReadRange(NamedTuple):
 
 
 class BulkStatus(IntEnum):
-    """The kind of answer to a bulk read. The response code is SUCCESS in all cases."""
+    """The kind of response to a bulk read. The response code is SUCCESS in all cases."""
 
     RECORDS = 0
     NOT_FOLLOWER = 1
@@ -63,7 +63,7 @@ class BulkStatus(IntEnum):
 
 
 class BulkResponse(NamedTuple):
-    """An answer to a bulk read.
+    """The response to a bulk read.
 
     Attributes:
         offsets: by queue id. RECORDS: where to continue, for each queue that was examined. BEHIND: the end of the queue
@@ -87,12 +87,12 @@ class BulkResponse(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The details of an answer without records."""
+        """The explanation in a response that has no records."""
         return str(self.data, "utf-8", "replace")
 
 
 class PlannedQueue(NamedTuple):
-    """The content of a queue: messages from ``first`` up to but not including ``end``, about ``nbytes`` in total."""
+    """The extent of a queue: messages from ``first`` up to but not including ``end``, about ``nbytes`` in total."""
 
     queue_id: int
     first: QueueOffset
@@ -101,7 +101,7 @@ class PlannedQueue(NamedTuple):
 
 
 class PlannedPlace(NamedTuple):
-    """A physical offset of the log, and for each queue the queue offset of the first message after it."""
+    """A physical offset of the log, with the queue offset of the first message after it in each queue."""
 
     position: PhysicalOffset
     offsets: tuple[QueueOffset, ...]
@@ -111,12 +111,12 @@ class PlannedPlace(NamedTuple):
 
 
 def encode_ranges(ranges: Iterable[ReadRange]) -> bytes:
-    """The body of a bulk read."""
+    """Encode the body of a bulk read request."""
     return b"".join(_RANGE.pack(*each) for each in ranges)
 
 
 def decode_ranges(body: bytes | memoryview) -> list[ReadRange]:
-    """Decode the body. Raises BulkError, also for impossible ranges."""
+    """Decode the body of a bulk read request. Raises BulkError, also for impossible ranges."""
     count, rest = divmod(len(body), _RANGE.size)
     if rest or not 1 <= count <= RANGES_MAX:
         raise BulkError(
@@ -139,7 +139,7 @@ def encode_answer_head(
     without_bodies: bool = False,
     flags: int = 0,
 ) -> bytes:
-    """The part before the records in an answer that has some, or that skips unwanted ones."""
+    """Encode the part before the records, of a response that has records or skips filtered ones."""
     flags |= _WITHOUT_BODIES if without_bodies else 0
     head = _HEAD.pack(BulkStatus.RECORDS, flags, len(offsets), len(sizes))
     places = b"".join(_QUEUE_OFFSET.pack(*each) for each in offsets.items())
@@ -147,21 +147,21 @@ def encode_answer_head(
 
 
 def encode_offsets(offsets: dict[int, QueueOffset]) -> bytes:
-    """An answer without records: where to continue after messages that all exist."""
+    """Encode a response without records that says where to continue, after messages that all exist."""
     return encode_answer_head(offsets, (), (), flags=_WITHOUT_RECORDS)
 
 
 def encode_no_records(
     status: BulkStatus, *, offsets: dict[int, QueueOffset] | None = None, pause_ms: int = 0, text: str = ""
 ) -> bytes:
-    """An answer without records."""
+    """Encode a response without records, with a status and an explanation."""
     offsets = offsets or {}
     head = _HEAD.pack(status, 0, len(offsets), pause_ms)
     return b"".join((head, *(_QUEUE_OFFSET.pack(*each) for each in offsets.items()), text.encode()))
 
 
 def decode_answer(body: bytes | bytearray | memoryview) -> BulkResponse:
-    """Decode the body of an answer, without parsing its records. Raises BulkError."""
+    """Decode the body of a response, without parsing its records. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _HEAD.size:
         raise BulkError(f"the answer ends after {len(view)} bytes")
@@ -194,7 +194,7 @@ _STATUSES: Final = frozenset(map(int, BulkStatus))
 
 
 def encode_plan(queues: Sequence[PlannedQueue], places: Sequence[PlannedPlace]) -> bytes:
-    """The body of the answer to a planning request. Each place has an offset for every queue."""
+    """Encode the body of the response to a planning request. Each place has an offset for every queue."""
     return b"".join(
         (
             _PLAN_HEAD.pack(len(queues), len(places)),
@@ -206,7 +206,7 @@ def encode_plan(queues: Sequence[PlannedQueue], places: Sequence[PlannedPlace]) 
 
 
 def decode_plan(body: bytes | memoryview) -> tuple[list[PlannedQueue], list[PlannedPlace]]:
-    """Decode the body. Raises BulkError."""
+    """Decode the body of the response to a planning request. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _PLAN_HEAD.size:
         raise BulkError(f"the plan ends after {len(view)} bytes")

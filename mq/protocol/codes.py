@@ -28,7 +28,7 @@ LANGUAGE_NAMES: Final[dict[int, str]] = {number: name for name, number in LANGUA
 
 
 class RequestCode(IntEnum):
-    """Codes of frames without flag bit 0."""
+    """Codes of requests, which are the frames without flag bit 0."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -226,7 +226,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """Results of requests. 209 to 211 have other meanings in 4.9 (access control) than in 5.x; these are 5.x's."""
+    """Codes of responses. 209 to 211 are those of 5.x; in 4.9 they concern access control."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

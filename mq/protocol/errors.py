@@ -1,4 +1,4 @@
-"""Errors in data from the other side."""
+"""The exceptions for invalid data from the other side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class ProtocolError(Exception):
 
 
 class FrameError(ProtocolError):
-    """The stream can no longer be split into frames: close the connection, no answer is possible."""
+    """The stream cannot be split into frames any more: close the connection without a response."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -16,7 +16,7 @@ class FrameError(ProtocolError):
 
 
 class HeaderError(ProtocolError):
-    """One request is malformed, but the stream is not: answer with SYSTEM_ERROR and this remark, and continue.
+    """One request is malformed, but the stream is intact: respond with SYSTEM_ERROR and this remark, and continue.
 
     ``code`` is None if the request code is missing. ``opaque`` is 0 if it is missing.
     """
@@ -29,8 +29,8 @@ class HeaderError(ProtocolError):
 
 
 class BodyError(ProtocolError):
-    """A body does not match its request or response code."""
+    """A body does not fit the code of its request or response."""
 
 
 class ReplyError(ProtocolError):
-    """The header of a reply lacks a field, or has an invalid one."""
+    """The header of a response lacks a field, or has an invalid one."""

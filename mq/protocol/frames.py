@@ -1,4 +1,4 @@
-"""Frames: 4 bytes length of the rest, 1 byte header encoding, 3 bytes header length, header, body."""
+"""Splits and encodes frames: 4 bytes length of the rest, 1 header encoding, 3 header length, header, body."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HTTP_START: Final = int.from_bytes(b"HTTP")
 def split_frames(
     data: memoryview, *, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX
 ) -> tuple[list[tuple[int, memoryview, memoryview]], int]:
-    """Split all complete frames from a received chunk.
+    """Split all complete frames off a received chunk.
 
     Returns:
         ``(serialization, header, body)`` of every complete frame, as views of ``data``, and their total size in bytes.
@@ -71,12 +71,12 @@ def split_frames(
 
 
 def encode_frame(serialization: int, header: bytes, body: bytes = b"") -> bytes:
-    """One frame as sent over the wire."""
+    """Encode one frame as it is sent over the wire."""
     return b"".join((encode_prefix(serialization, len(header), len(body)), header, body))
 
 
 def encode_prefix(serialization: int, header_bytes: int, body_bytes: int) -> bytes:
-    """The 8 bytes before a header; header and body may then be sent as separate buffers."""
+    """Encode the 8 bytes before a header, so that header and body can be sent as separate buffers."""
     assert header_bytes <= 0xFFFFFF, f"header of {header_bytes} bytes"
     return _PREFIX.pack(4 + header_bytes + body_bytes, serialization << 24 | header_bytes)
 

@@ -1,4 +1,4 @@
-"""Java's string hash, and the hash of tags by which brokers filter."""
+"""Computes Java's string hash, and the hash of tags by which brokers filter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POWERS: list[int] = [1]
 
 
 def java_string_hash(text: str) -> int:
-    """``String.hashCode`` of ``text``: over UTF-16 code units, wrapped to a signed 32-bit number."""
+    """Compute Java's ``String.hashCode`` of ``text``: over UTF-16 code units, as a signed 32-bit number."""
     data = text.encode("utf-16-be", "surrogatepass")
     count = len(data) // 2
     while len(_POWERS) < count:
@@ -23,7 +23,7 @@ def java_string_hash(text: str) -> int:
 
 
 def tag_code(tags: str) -> int:
-    """The number that brokers filter by: the hash of a message's TAGS value, 0 without tags."""
+    """Return the number by which brokers filter a message: the hash of its TAGS value, 0 without tags."""
     # There are few distinct tags; a long text is not a tag, and caching it would cost memory.
     return _cached_hash(tags) if len(tags) <= _CACHED_CHARACTERS_MAX else java_string_hash(tags)
 

@@ -1,4 +1,4 @@
-"""The two kinds of message ids: offset message ids name a stored record, unique keys a message of a producer."""
+"""The two kinds of message ids: an offset message id names a stored record, a unique key a message of a producer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mq.protocol.numbers import PhysicalOffset
 
 
 class MessageIdInvalid(ProtocolError):
-    """A text is not an offset message id."""
+    """The text is not an offset message id."""
 
 
 class OffsetMessageId(NamedTuple):
@@ -25,7 +25,7 @@ class OffsetMessageId(NamedTuple):
 
 
 def offset_message_id(host: bytes, port: int, physical_offset: PhysicalOffset) -> str:
-    """The id of one stored record: upper-case hex of 4 or 16 address bytes, port and physical offset."""
+    """Format the id of one stored record: upper-case hex of 4 or 16 address bytes, port and physical offset."""
     return f"{host.hex().upper()}{port:08X}{physical_offset:016X}"
 
 
@@ -67,7 +67,7 @@ class UniqKeyGenerator:
         self._counter = 0
 
     def next(self) -> str:
-        """A new key."""
+        """Return a new unique key."""
         now_ms = self._wall_clock_ms()
         if not self._month_start_ms <= now_ms < self._month_end_ms:
             self._start_month(now_ms)

@@ -1,4 +1,4 @@
-"""Valid names of topics and groups, and the names of system topics."""
+"""Checks names of topics and groups, and composes the names of system topics."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _ALLOWED: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 class NameRefused(ProtocolError):
-    """The name is not valid for a topic or group. ``reason`` says why."""
+    """The name is not valid for a topic or group. ``reason`` is the cause."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -93,7 +93,7 @@ def check_group(group: str) -> None:
 
 
 def check_queue_name(topic: str) -> None:
-    """Raises NameRefused unless ``topic`` is the name of a topic, or of the queue of a lite topic."""
+    """Raises NameRefused unless ``topic`` is a valid name of a topic, or of the queue of a lite topic."""
     if topic.startswith(LITE_PREFIX):
         parent, _, lite = topic[len(LITE_PREFIX) :].partition("$")
         check_topic(parent)
@@ -103,48 +103,48 @@ def check_queue_name(topic: str) -> None:
 
 
 def check_lite_topic(lite: str) -> None:
-    """Raises NameRefused unless ``lite`` has 1 to 64 of the characters that names of topics have."""
+    """Raises NameRefused unless ``lite`` has 1 to 64 of the characters that are allowed in topic names."""
     _check("lite topic", lite, LITE_NAME_MAX)
 
 
 def lite_queue(parent: str, lite: str) -> str:
-    """The name under which the queue of a lite topic is stored."""
+    """Return the name under which brokers store the queue of a lite topic."""
     return f"{LITE_PREFIX}{parent}${lite}"
 
 
 def is_lite_queue(topic: str) -> bool:
-    """Whether this is the queue of a lite topic."""
+    """Whether ``topic`` is the name of a lite topic's queue."""
     return topic.startswith(LITE_PREFIX)
 
 
 def split_lite_queue(queue: str) -> tuple[str, str]:
-    """The parent topic and the name of the lite topic whose queue this is."""
+    """Split the name of a lite topic's queue into the parent topic and the lite topic."""
     parent, _, lite = queue[len(LITE_PREFIX) :].partition("$")
     return parent, lite
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether this is a system topic, which clients may not create or delete."""
+    """Whether ``topic`` is a system topic, which clients may not create or delete."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
 
 
 def retry_topic(group: str) -> str:
-    """The topic of failed messages of ``group`` that will be redelivered."""
+    """Return the topic of the messages that failed in ``group`` and will be redelivered."""
     return RETRY_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
-    """The topic of messages that failed in ``group`` at every attempt."""
+    """Return the topic of the messages that failed in ``group`` at every attempt."""
     return DEAD_LETTER_PREFIX + group
 
 
 def reply_topic(cluster: str) -> str:
-    """The topic in which replies within a cluster are sent and stored."""
+    """Return the topic to which consumers of a cluster send replies."""
     return cluster + REPLY_TOPIC_SUFFIX
 
 
 def pop_retry_topic(group: str, topic: str) -> str:
-    """The topic of messages of ``topic`` that ``group`` popped and did not acknowledge in time.
+    """Return the topic of the messages of ``topic`` that ``group`` popped but did not acknowledge in time.
 
     Messages from this topic return to it.
     """
@@ -167,7 +167,7 @@ def retry_topic_readers(name: str, groups: Container[str], topics: Container[str
 
 
 def topics_of_group(group: str, groups: Container[str], topics: Collection[str]) -> list[str]:
-    """The retry and dead letter topics of ``group``: first those that it pops, of ``topics``.
+    """Return the retry and dead letter topics of ``group``; first the retry topics of its pops, among ``topics``.
 
     Without those that another one of ``groups`` may use, too, see `retry_topic_readers`.
     """
@@ -181,7 +181,7 @@ def topics_of_group(group: str, groups: Container[str], topics: Collection[str])
 
 
 def fitted_topic(name: str) -> str:
-    """A topic name composed of others; replaced by a shorter one if it is too long."""
+    """Return a composed topic name, shortened to a prefix and a hash if it is too long."""
     if len(name) <= TOPIC_BYTES_MAX:
         return name
     import hashlib  # here: with OpenSSL's part it takes half a megabyte of a client's memory

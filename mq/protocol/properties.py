@@ -1,4 +1,4 @@
-"""Message properties: ``name 0x01 value 0x02``, repeated; the last 0x02 may be missing.
+"""Encodes and decodes message properties: ``name 0x01 value 0x02``, repeated; the last 0x02 may be missing.
 
 A name may occur more than once, because a client, a batch or the broker added it again. As in RocketMQ, every reader
 takes the last occurrence with a value: `decode`, `find` and `value_of` agree.
@@ -205,7 +205,7 @@ RESERVED: Final = frozenset(
 
 
 class PropertyInvalid(ProtocolError):
-    """An invalid application property. ``name`` is its name."""
+    """A property set by the application is invalid. ``name`` is the property's name."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"property {name!r} {reason}")
@@ -214,18 +214,18 @@ class PropertyInvalid(ProtocolError):
 
 
 def encode(properties: Mapping[str, str]) -> str:
-    """The encoded ``properties``, in their order. Names and values must not contain the two separators."""
+    """Encode ``properties`` in their order. Names and values must not contain the two separators."""
     return "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
 
 
 def safe_value(text: str) -> str:
-    """Any text, such as that of an exception, as the value of a property: one line, 512 bytes at most."""
+    """Turn any text, such as that of an exception, into a property value: one line of at most 512 bytes."""
     line = text.translate(_CONTROLS).encode("utf-8", "replace")
     return line[:SAFE_BYTES_MAX].decode("utf-8", "ignore").strip()
 
 
 def fit(properties: Mapping[str, str], suffix: bytes = b"") -> bytes:
-    """The encoded ``properties`` of a copy of a stored message, and ``suffix``: `PROPERTIES_BYTES_MAX` bytes at most.
+    """Encode the properties of a copy of a stored message, and add ``suffix``: `PROPERTIES_BYTES_MAX` bytes at most.
 
     If they are longer, the largest ones are left out, reserved names of ordinary size last. Then `OMITTED` says how
     many, how many bytes they have, and some names.
@@ -253,7 +253,7 @@ def fit(properties: Mapping[str, str], suffix: bytes = b"") -> bytes:
 
 
 def decode(text: str) -> dict[str, str]:
-    """The properties in ``text``. Pieces without name or value are dropped; of equal names the last one wins."""
+    """Decode properties. Pieces without name or value are dropped; of equal names the last one wins."""
     properties: dict[str, str] = {}
     for piece in text.split(VALUE_END):
         name, _, value = piece.partition(NAME_END)
@@ -263,7 +263,7 @@ def decode(text: str) -> dict[str, str]:
 
 
 def real_queue_id(text: str | None) -> int:
-    """The queue id in `REAL_QUEUE_ID`; 0 for an invalid one, which only a faulty replica stores."""
+    """Parse the value of `REAL_QUEUE_ID`. Returns 0 for an invalid one, which only a faulty replica stores."""
     if text is None or not (text.isascii() and text.isdecimal()) or len(text) > _INT32_DIGITS:
         return 0
     number = int(text)
@@ -271,7 +271,7 @@ def real_queue_id(text: str | None) -> int:
 
 
 def find(text: str, name: str) -> str | None:
-    """The value of one property, without decoding the others; None without one, as in `decode`."""
+    """Return the value of one property without decoding the others; None if it is missing."""
     prefix = name + NAME_END
     at = text.rfind(prefix)
     while at >= 0:
@@ -285,7 +285,7 @@ def find(text: str, name: str) -> str | None:
 
 
 def value_of(encoded: bytes, name: bytes, begin: int = 0, end: int | None = None) -> bytes:
-    """Works like `find`, in the bytes ``encoded[begin:end]``; ``name`` ends with its separator. Empty if missing."""
+    """Return the value of a property in ``encoded[begin:end]``, empty without one. ``name`` ends with its separator."""
     end = len(encoded) if end is None else end
     at = encoded.rfind(name, begin, end)
     while at >= 0:
@@ -299,13 +299,13 @@ def value_of(encoded: bytes, name: bytes, begin: int = 0, end: int | None = None
 
 
 def without(text: str, name: str) -> str:
-    """``text`` with all properties of this name removed."""
+    """Remove all properties called ``name`` from encoded properties."""
     start = name + NAME_END
     return VALUE_END.join(piece for piece in text.split(VALUE_END) if not piece.startswith(start))
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a property name is reserved."""
+    """Whether applications may not set a property of this name."""
     return name in RESERVED or name.startswith("__RMQ.TRANSIENT.")
 
 
@@ -326,5 +326,5 @@ def check_user_properties(properties: Mapping[str, str]) -> None:
 
 
 def of_cluster(cluster: str) -> dict[str, str]:
-    """The properties that a broker adds to each message. 5.x consumers trace only messages with a region."""
+    """Return the properties that a broker adds to each message. 5.x consumers trace only messages with a region."""
     return {CLUSTER: cluster, MESSAGE_REGION: REGION, TRACE_ON: "true"}

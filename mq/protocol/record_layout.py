@@ -1,4 +1,4 @@
-"""The places of the fields in a stored record; `mq.protocol.messages.records` reads and writes whole records.
+"""The positions of the fields in a stored record; `mq.protocol.messages.records` reads and writes whole records.
 
 ::
 
@@ -41,5 +41,5 @@ _HEAD_V6: Final = {
 
 
 def head_of(sys_flag: int) -> struct.Struct:
-    """The layout of a record's head, up to and including the body length, by its system flag."""
+    """Return the layout of a record's head for its system flag, up to and including the body length."""
     return HEAD if not sys_flag & ANY_HOST_IPV6 else _HEAD_V6[sys_flag & ANY_HOST_IPV6]

@@ -1,4 +1,4 @@
-"""The header of a send in its short form: fields have one letter each, in request codes 310, 320 and 325."""
+"""The short header of a send, in request codes 310, 320 and 325: each field is named by one letter."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def send_header(
     reconsume_times: str = "0",
     batch: str = "false",
 ) -> dict[str, str]:
-    """The header fields of a send. The letters stand here once more: a lookup of each would cost every message."""
+    """Return the header fields of a send. Repeats the letters, since a lookup of each would cost every message."""
     return {
         "a": producer_group,
         "b": topic,

@@ -1,4 +1,4 @@
-"""Bodies of our own request 9009 for the ends of many topics; `docs/wire-protocol.md` draws them.
+"""Encodes and decodes the bodies of our own request 9009, ends of many topics; `docs/wire-protocol.md` draws them.
 
 Brokers and Spark's driver share this module: it needs only the standard library.
 """
@@ -27,7 +27,7 @@ _LONG: Final = 8
 
 
 class TopicEnds(NamedTuple):
-    """The queues of a topic from id 0 on: each has messages from its first offset up to but not including its end."""
+    """The queues of a topic in order of ids: first offset and end of each. Messages are before the end."""
 
     identity: str
     firsts: Sequence[QueueOffset]
@@ -35,13 +35,13 @@ class TopicEnds(NamedTuple):
 
 
 def encode_topics(topics: Iterable[str]) -> bytes:
-    """The body of the request: names of topics."""
+    """Encode the names of topics as the body of the request."""
     names = [name.encode() for name in topics]
     return b"".join(chain.from_iterable((_LENGTH.pack(len(name)), name) for name in names))
 
 
 def decode_topics(body: bytes | memoryview) -> list[str]:
-    """Decode the body. Raises BulkError, also for a topic that is named twice."""
+    """Decode the body of the request. Raises BulkError, also for a topic that is named twice."""
     data = bytes(body)
     topics: list[str] = []
     at = 0
@@ -63,7 +63,7 @@ def decode_topics(body: bytes | memoryview) -> list[str]:
 
 
 def encode_ends(topics: Sequence[TopicEnds]) -> bytes:
-    """The body of the answer: the ends of the topics that fit, in the order of the request."""
+    """Encode the body of the response: the ends of as many topics as fit, in the order of the request."""
     identities = [each.identity.encode() for each in topics]
     heads = [_TOPIC.pack(len(each.ends), len(name)) for each, name in zip(topics, identities, strict=True)]
     longs = array("q", chain.from_iterable(each.firsts for each in topics))
@@ -75,7 +75,7 @@ def encode_ends(topics: Sequence[TopicEnds]) -> bytes:
 
 
 def decode_ends(body: bytes | memoryview) -> list[TopicEnds]:
-    """Decode the body. Raises BulkError."""
+    """Decode the body of the response. Raises BulkError."""
     view = memoryview(body)
     if len(view) < _HEAD.size:
         raise BulkError(f"the ends of topics stop after {len(view)} bytes")

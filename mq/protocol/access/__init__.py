@@ -1,1 +1,1 @@
-"""Signatures of requests, and the rules of who may make them."""
+"""Computes and checks the signatures of requests, and knows who may make which request."""

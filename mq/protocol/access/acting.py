@@ -1,4 +1,4 @@
-"""Requests that a gRPC proxy makes for a user: fields that our proxy adds to them, and brokers check.
+"""Requests that a gRPC proxy makes for a user: the header fields that our proxy adds and that brokers check.
 
 A client of the gRPC protocol signs only the time of its call: HMAC-SHA1 with its secret key. The proxy does not know
 the key. It passes the signature on, in a request that it signs as itself, and the broker checks both.
@@ -37,11 +37,11 @@ class ActsFor(NamedTuple):
     address: str
 
     def fields(self) -> dict[str, str]:
-        """The header fields."""
+        """Return the header fields that name the user."""
         return {_USER: self.user, _TIME: self.time, _SIGNATURE: self.signature, _ADDRESS: self.address}
 
     def is_signed(self, signer: Signer) -> bool:
-        """Whether the client has the secret key of `signer`. Compares in constant time."""
+        """Whether the user's signature was made with the secret key of `signer`. Compares in constant time."""
         try:
             signature = b64encode(bytes.fromhex(self.signature))
         except ValueError:
@@ -50,7 +50,7 @@ class ActsFor(NamedTuple):
 
 
 def acts_for(fields: Mapping[str, str]) -> ActsFor | None:
-    """The user for whom a request is made; None if the sender speaks for itself."""
+    """Return the user for whom a proxy makes a request; None if the sender makes the request for itself."""
     user = fields.get(_USER)
     if user is None:
         return None

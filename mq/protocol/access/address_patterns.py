@@ -1,4 +1,4 @@
-"""Address patterns of white lists. Pure.
+"""Compiles the address patterns of white lists. Pure.
 
 RocketMQ's syntax: ``*`` matches all; ``192.168.1.7``; ``192.168.1.*`` and ``192.168.*.*``; ``192.168.1.10-20``;
 ``192.168.1.{7,9}``; several patterns separated by commas. IPv6 addresses are complete or end in ``*``. In addition,

@@ -1,4 +1,4 @@
-"""Knows the fields that a signed request may have, and whether it may have a body.
+"""Knows which header fields each kind of signed request may have, and whether it may have a body.
 
 The signature of a RocketMQ client covers one text, and not where a value ends and the next begins. An attacker who
 recorded a request could move bytes from a value, or from the body, into a field that is never read. So a broker refuses
@@ -84,7 +84,7 @@ _BROKER_NAMES: Final = {
 
 
 def unexpected_part(request: Any, fields: Mapping[str, str], body: bytes, broker_name: str | None) -> str | None:
-    """Name the part of a signed request that no request of its kind has; None if there is no such part.
+    """Name a field or body that a signed request has and that no request of its kind has; None if there is none.
 
     Clients of RocketMQ 5 name the broker to which they send; nothing reads that.
     """

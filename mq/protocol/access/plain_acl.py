@@ -1,4 +1,4 @@
-"""RocketMQ's ``plain_acl.yml``, the file with a broker's accounts. Pure, apart from the YAML parser.
+"""Parses ``plain_acl.yml``, RocketMQ's file with the accounts of a broker. Pure, apart from the YAML parser.
 
 Unknown content is refused, so that a misspelled permission cannot silently become another one.
 """
@@ -44,7 +44,7 @@ Permissions = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class PlainAccount:
-    """One account. ``white_remote_address`` is the pattern from the file."""
+    """One account in the file. ``white_remote_address`` is the address pattern as the file has it."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -62,9 +62,7 @@ class PlainAccount:
 
 @dataclass(frozen=True, slots=True)
 class PlainAcl:
-    """The file: accounts with distinct access keys, and patterns of addresses that may do anything without an
-    account.
-    """
+    """The content of the file: accounts with distinct access keys, and address patterns that need no account."""
 
     accounts: list[PlainAccount]
     white_remote_addresses: list[str]

@@ -57,7 +57,7 @@ _decode: Final = msgspec.json.Decoder(_Signed).decode
 
 
 def header_fields(serialization: int, header: bytes) -> Mapping[str, str]:
-    """The fields of a header as text, by wire name; empty for an invalid header."""
+    """Return the fields of an encoded header as text, by wire name; no fields for an invalid header."""
     if serialization == JSON:
         try:
             return _decode(header).extFields
@@ -88,7 +88,7 @@ class Signer:
         self._outer = sha1(self.key.translate(_OUTER_PAD), usedforsecurity=False)
 
     def signature(self, fields: Mapping[str, str], body: bytes) -> bytes:
-        """The signature of a request with these header fields, including the access key, and this body."""
+        """Compute the signature of a request from its body and its header fields, which include the access key."""
         return self._signature_of(_content(fields, body))
 
     def _signature_of(self, content: bytes) -> bytes:
@@ -98,7 +98,7 @@ class Signer:
         return b2a_base64(outer.digest(), newline=False)
 
     def is_signed(self, fields: Mapping[str, str], body: bytes) -> bool:
-        """Whether the signature in the fields is right. Compares it in constant time."""
+        """Whether ``fields`` have the right signature for this request. Compares in constant time."""
         signature = fields.get(SIGNATURE, "").encode("utf-8", "surrogatepass")
         content = _content(fields, body)
         if compare_digest(signature, self._signature_of(content)):
@@ -110,7 +110,7 @@ class Signer:
 
 
 def lengths(fields: Mapping[str, str], body: bytes) -> str:
-    """The value of `LENGTHS` for a request; lengths are in bytes."""
+    """Return the value of the field `LENGTHS` for a request; lengths are in bytes."""
     names = sorted(name for name in fields if name not in _NOT_COUNTED)
     return f"{LENGTHS_MARK}{','.join([f'{name}={_size(fields[name])}' for name in names])};{len(body)}"
 
@@ -137,7 +137,7 @@ def _has_its_lengths(fields: Mapping[str, str], body: bytes, content: bytes) -> 
 
 
 def sign_fields(access_key: str, secret_key: str, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
-    """The header fields of a request with access key and signature."""
+    """Return a request's header fields with access key and signature added."""
     result = {**(fields or {}), ACCESS_KEY: access_key}
     result[SIGNATURE] = Signer(secret_key).signature(result, body).decode()
     return result

@@ -1,1 +1,1 @@
-"""Decodes bytes of connections to typed requests and responses."""
+"""Decodes the bytes that connections receive into typed requests and responses."""

@@ -1,4 +1,4 @@
-"""Headers to responses and requests, for clients: brokers send them requests of eight classes.
+"""Decodes headers for clients, to which brokers send responses and eight kinds of requests.
 
 A client imports the families of these when such a request comes, and no others: all of them together take several MiB.
 """
@@ -17,8 +17,8 @@ from mq.protocol.wire.request import Request
 
 
 def decode_from_broker(serialization: int, header: memoryview) -> Request | UnknownRequest | Response:
-    """Read the header of one frame; which of the three it is says flag bit 0. A request that no client handles is an
-    `UnknownRequest`.
+    """Decode the header of one frame. Bit 0 of its flag tells responses from requests; a request that no client handles
+    becomes an `UnknownRequest`.
 
     Raises:
         FrameError: these bytes are not a header at all.

@@ -1,4 +1,4 @@
-"""The types of decoded headers, and the slow way to decode headers that no typed pass accepts.
+"""The types of decoded headers, and the slow decoder for headers that the typed decoders do not accept.
 
 Nearly every header is plain compact JSON, which one typed pass reads: `server_decoding` has the pass of servers, which
 get any request, and `client_decoding` the pass of clients. Whatever that pass refuses (the binary encoding, numbers
@@ -29,7 +29,7 @@ is strict for them: a typed pass takes ``1e3`` for a number, and Java takes ``ma
 
 
 class UnknownRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request whose code has no class: its fields as they came, names as on the wire."""
+    """A request whose code has no class here. Its fields are as received, with the names on the wire."""
 
     code: int
     opaque: int
@@ -40,7 +40,7 @@ class UnknownRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer. ``remark`` is text for humans, mostly on errors."""
+    """A response. ``remark`` is text for people, mostly of errors."""
 
     code: I32
     opaque: I32
@@ -58,7 +58,7 @@ decode_response: Final = msgspec.json.Decoder(Response).decode
 def read_loosely(
     serialization: int, header: memoryview, class_of: Callable[[int], type[Request] | None]
 ) -> Request | UnknownRequest | Response:
-    """Read the header of one frame without a typed pass. `class_of` has the class of a request's code.
+    """Decode the header of one frame field by field. `class_of` returns the class for a request's code.
 
     Raises:
         FrameError: these bytes are not a header at all.
@@ -89,7 +89,7 @@ def read_loosely(
 
 
 def is_strict(request: type[Request]) -> bool:
-    """Whether each header of this request must be read field by field, never decoded into the struct directly."""
+    """Whether every header of this kind of request must be decoded field by field, never directly into the struct."""
     return request.__module__ == _STRICT
 
 

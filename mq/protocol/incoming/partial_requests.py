@@ -1,4 +1,4 @@
-"""Limits the memory of incomplete requests over all clients.
+"""Limits the memory that incomplete requests of all clients take together.
 
 A frame states its length first, and a sender may stop in its middle. So a frame of more than a few KiB is *admitted*
 before more of it is read: its full length counts until it is complete. Without room, further frames wait and their
@@ -27,13 +27,13 @@ class Receiving(Hashable, Protocol):
 
     @property
     def unfinished_bytes(self) -> int:
-        """The received bytes of the connection's incomplete frame."""
+        """The number of bytes received so far of the connection's incomplete frame."""
         ...
 
     def close(self, reason: str, /) -> None: ...
 
     def on_admit(self) -> None:
-        """Called when the waiting frame is admitted: continue reading."""
+        """Continue to read: the frame that waited for memory has been admitted."""
         ...
 
 
@@ -52,7 +52,7 @@ class _Frame(Generic[ConnectionT]):
 
 
 class PartialRequests(Generic[ConnectionT]):
-    """The incomplete frames of all connections, at most one per connection.
+    """Admits the incomplete frames of all connections within a memory limit, at most one frame per connection.
 
     Args:
         bytes_max: limit for admitted frames; waiting ones take at most as much again. A single frame always fits.
@@ -76,11 +76,11 @@ class PartialRequests(Generic[ConnectionT]):
 
     @property
     def waiting_count(self) -> int:
-        """Number of waiting frames."""
+        """The number of frames that wait for memory."""
         return len(self._queue)
 
     def begin(self, connection: ConnectionT, nbytes: int) -> bool:
-        """Admit a frame of ``nbytes`` if there is room. If it returns False, read nothing until `on_admit` is called.
+        """Admit a frame of ``nbytes`` if there is memory for it. If this returns False, do not read before `on_admit`.
 
         If too many wait already, the connection is closed.
         """
@@ -99,7 +99,7 @@ class PartialRequests(Generic[ConnectionT]):
         return False
 
     def on_frame_end(self, connection: ConnectionT) -> None:
-        """Release the room of a frame that is complete, or never will be; no effect if the connection has none."""
+        """Release the memory of the connection's frame, which is complete or never will be; no effect without one."""
         frame = self._admitted_frames.pop(connection, None)
         if frame is None:
             if self._queue.pop(connection, None) is not None and len(self._shortest) > 2 * len(self._queue) + 64:
@@ -111,7 +111,7 @@ class PartialRequests(Generic[ConnectionT]):
             self._admit_more()
 
     def close_stalled(self, now: float) -> None:
-        """Close connections without progress; called about once a second with monotonic seconds."""
+        """Close connections that receive nothing. Call it about once a second, with monotonic seconds."""
         for frame in list(self._admitted_frames.values()):
             nbytes = frame.connection.unfinished_bytes
             growth, frame.received = nbytes - frame.received, nbytes

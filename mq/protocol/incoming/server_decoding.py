@@ -1,4 +1,4 @@
-"""Headers to typed requests and responses, for servers, which get requests of all families; see `headers`."""
+"""Decodes headers for servers, which get requests of all families; see `headers`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from mq.protocol.wire.request import Request
 
 
 def decode_header(serialization: int, header: memoryview) -> Request | UnknownRequest | Response:
-    """Read the header of one frame; which of the three it is says flag bit 0.
+    """Decode the header of one frame. Bit 0 of its flag tells responses from requests.
 
     Raises:
         FrameError: these bytes are not a header at all.
@@ -124,7 +124,7 @@ assert len(_BY_CODE) == len(REQUEST_CLASSES), "two request classes have the same
 
 @cache
 def typed_decoder() -> Callable[[memoryview | bytes], Request]:
-    """The typed pass: decodes the header of a request in compact JSON. Raises MsgspecError, UnicodeDecodeError.
+    """Return the fast decoder for request headers in compact JSON. It raises MsgspecError, UnicodeDecodeError.
 
     It is made when first used: making it takes longer than importing the rest of this package.
     """

@@ -1,1 +1,1 @@
-"""Messages as they are stored and sent: records, batches, and what their properties mean."""
+"""Messages as they are stored and sent: records, batches, and the meaning of their properties."""

@@ -21,7 +21,7 @@ BATCHED_BYTES_MIN: Final = _FIXED
 
 
 class BatchedMessage(NamedTuple):
-    """One message of a batch; ``properties`` are text as in `mq.protocol.properties`."""
+    """One message of a batch. ``properties`` is text encoded as in `mq.protocol.properties`."""
 
     body: bytes
     properties: str
@@ -29,7 +29,7 @@ class BatchedMessage(NamedTuple):
 
 
 def encode_batch(messages: Iterable[BatchedMessage]) -> bytes:
-    """The body of a batch. Raises BodyError if the properties of a message are too long for it."""
+    """Encode the body of a batch. Raises BodyError if the properties of a message are too long for it."""
     parts: list[bytes] = []
     for message in messages:
         text = message.properties.encode()
@@ -46,14 +46,14 @@ def encode_batch(messages: Iterable[BatchedMessage]) -> bytes:
 
 
 def decode_batch(data: memoryview | bytes) -> list[BatchedMessage]:
-    """The messages of a batch. Raises BodyError."""
+    """Decode the body of a batch. Raises BodyError."""
     return [
         BatchedMessage(body, str(properties, "utf-8", "replace"), flag) for flag, body, properties in split_batch(data)
     ]
 
 
 def split_batch(data: memoryview | bytes, count_max: int | None = None) -> list[tuple[int, bytes, bytes]]:
-    """Flag, body and encoded properties of each message of a batch.
+    """Split the body of a batch into flag, body and encoded properties of each message.
 
     Raises BodyError, also for more than ``count_max`` messages; the rest is not parsed.
     """

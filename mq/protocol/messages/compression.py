@@ -1,4 +1,4 @@
-"""Bodies compressed by producers. Brokers store and forward them unchanged; consumers inflate them."""
+"""Compresses and inflates message bodies. Producers compress, brokers store bodies unchanged, consumers inflate."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _LIBRARIES: Final = {"lz4": "lz4", "zstd": "zstandard"}
 
 
 class DecompressionError(ProtocolError):
-    """A body cannot be inflated, or becomes larger than allowed."""
+    """A body cannot be inflated, or would become larger than allowed."""
 
 
 class CodecMissing(ProtocolError):
-    """The library for a codec is not installed; the body is as good as any."""
+    """The library for a codec is not installed. The body itself need not be damaged."""
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(f"bodies compressed with {codec} need another package: pip install 'raftmq[{codec}]'")
@@ -67,8 +67,8 @@ def _zstd() -> Any:
 
 
 def deflate(codec: Codec, body: bytes) -> tuple[int, bytes]:
-    """The bits of the system flag and the compressed body; 0 and ``body`` itself if compression does not make it
-    smaller. Raises CodecMissing.
+    """Compress a body. Returns the bits for the system flag and the compressed body, or 0 and ``body`` itself if that
+    would not be smaller. Raises CodecMissing.
     """
     match codec:
         case "zlib":
@@ -83,7 +83,7 @@ def deflate(codec: Codec, body: bytes) -> tuple[int, bytes]:
 
 
 def inflate(sys_flag: int, body: bytes, bytes_max: int) -> bytes:
-    """The original body; ``body`` itself if it is not compressed.
+    """Return the original body: inflated, or ``body`` itself if it is not compressed.
 
     Never produces more than ``bytes_max`` bytes, whatever the body claims. Raises DecompressionError, CodecMissing.
     """

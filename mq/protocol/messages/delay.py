@@ -1,4 +1,4 @@
-"""Delays of messages: by a delay level (property DELAY), or until a requested time (timers).
+"""Computes the due times of delayed messages: by delay level (property DELAY), or by a requested time (timers).
 
 Messages of the default levels wait in the schedule topic, with a queue for each level. All others wait in the timer
 topic, whose queues are a wheel: one for each minute of the day (UTC) at which a message is due. Each message is
@@ -49,7 +49,7 @@ _DUE_DIGITS_MAX: Final = 18
 
 
 def delay_level(text: str) -> int:
-    """The level in a DELAY property, 0 for none. Raises ValueError if it is not a number."""
+    """Parse the level in a DELAY property, 0 for none. Raises ValueError if it is not a number."""
     return max(int(text), 0)
 
 
@@ -72,7 +72,7 @@ def parse_levels(text: str) -> tuple[int, ...]:
 
 
 def format_levels(levels_ms: Sequence[int]) -> str:
-    """A table of levels as text, each in the largest unit that divides it, up to hours."""
+    """Format a table of levels as text, each level in the largest unit that divides it, up to hours."""
     return " ".join(_format_span(level_ms) for level_ms in levels_ms)
 
 
@@ -84,7 +84,7 @@ def _format_span(span_ms: int) -> str:
 
 
 def due_ms(store_timestamp_ms: int, queue_id: int) -> int:
-    """The due time of a message in this queue of the schedule topic; queue n holds level n + 1. Epoch milliseconds.
+    """Return when a message in this queue of the schedule topic is due, in epoch ms. Queue n has level n + 1.
 
     A queue without a level has no delay.
     """
@@ -92,7 +92,7 @@ def due_ms(store_timestamp_ms: int, queue_id: int) -> int:
 
 
 def timer_slot(due_ms: int) -> int:
-    """The queue of the timer topic for messages due at ``due_ms``, also for their copies."""
+    """Return the queue id of the timer topic for messages that are due at ``due_ms``, and for their copies."""
     return due_ms // TIMER_SLOT_MS % TIMER_SLOTS
 
 

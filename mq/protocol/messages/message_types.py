@@ -1,4 +1,4 @@
-"""Types of messages that a topic takes, and priorities of messages. Pure.
+"""The types of messages that a topic accepts, and the priorities of messages. Pure.
 
 A priority is a number from 0 on in the property `PRIORITY`; each queue of a topic has the messages of one level:
 messages of priority 0 are in queue 0, and messages of the last level and above in the last queue.
@@ -41,11 +41,11 @@ _EXCLUDED: Final = {
 
 
 class PriorityInvalid(ProtocolError):
-    """A message whose priority cannot be kept."""
+    """The priority of a message is not valid."""
 
 
 def parse_priority(text: str) -> int:
-    """A priority from 0 to 2147483647. Raises PriorityInvalid."""
+    """Parse a priority from 0 to 2147483647. Raises PriorityInvalid."""
     number = int(text) if _NUMBER.fullmatch(text) and len(text) <= _DIGITS_MAX else INT32_MAX + 1
     if number > INT32_MAX:
         raise PriorityInvalid(f"the priority {text[:40]!r} is not a number from 0 to {INT32_MAX}")
@@ -53,7 +53,7 @@ def parse_priority(text: str) -> int:
 
 
 def priority_of(properties: Mapping[str, str]) -> int | None:
-    """The priority of a message to send, None without one.
+    """Return the priority of a message that is to be sent; None if it has none.
 
     Raises PriorityInvalid for an invalid one, and for a message that also has a sharding key, a delay or a lite topic:
     each of these chooses the queue in another way.
@@ -69,7 +69,7 @@ def priority_of(properties: Mapping[str, str]) -> int | None:
 
 
 def stored_priority(properties: Mapping[str, str]) -> int | None:
-    """The priority of a stored message; None without one, or for one that no broker would take today."""
+    """Return the priority of a stored message; None if it has none, or one that brokers no longer accept."""
     try:
         text = properties.get(props.PRIORITY)
         return None if text is None else parse_priority(text)
@@ -78,28 +78,28 @@ def stored_priority(properties: Mapping[str, str]) -> int | None:
 
 
 def level_of(priority: int, queues: int) -> int:
-    """The queue for a priority, of a topic with this number of writable queues, at least 1."""
+    """Return the queue id for a priority, in a topic with ``queues`` writable queues (at least 1)."""
     return min(priority, queues - 1)
 
 
 def lowest_level(queues: int, *, ascending: bool) -> int:
-    """The queue of the least urgent messages, where those without a priority belong. ``ascending``: a larger priority
-    is more urgent.
+    """Return the queue id of the least urgent messages, which also gets those without a priority. ``ascending``: a
+    larger priority is more urgent.
     """
     return 0 if ascending else queues - 1
 
 
 def takes_priorities(attributes: Mapping[str, str]) -> bool:
-    """Whether a topic with these attributes is one for messages with priorities."""
+    """Whether a topic with these attributes is for messages with priorities."""
     return attributes.get(MESSAGE_TYPE_ATTRIBUTE) == PRIORITY
 
 
 def is_factor(text: str) -> bool:
-    """Whether a group may have this factor."""
+    """Whether ``text`` is a valid priority factor of a group."""
     return _NUMBER.fullmatch(text) is not None and len(text) <= 3 and int(text) <= FACTOR_MAX
 
 
 def factor_of(attributes: Mapping[str, str]) -> int:
-    """The number out of a hundred pops of a group with these attributes that get the most urgent messages first."""
+    """Return how many of a hundred pops of a group with these attributes get the most urgent messages first."""
     text = attributes.get(PRIORITY_FACTOR, "")
     return int(text) if is_factor(text) else FACTOR_MAX

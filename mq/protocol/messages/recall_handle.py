@@ -1,4 +1,4 @@
-"""The handle for recalling a delayed message: Base64 of RocketMQ's five words and one of ours.
+"""Encodes and decodes the handle for recalling a delayed message: Base64 of RocketMQ's five words and one of ours.
 
 ``v1 <topic> <broker name> <due ms + 1> <unique key> <queue offset>``. Stock clients parse the first five words to find
 the broker; the sixth is the place where the message was stored first. A handle is client input: verify everything in
@@ -23,11 +23,11 @@ _DIGITS_MAX: Final = 18
 
 
 class HandleInvalid(ProtocolError):
-    """A text is not a handle."""
+    """The text is not a recall handle."""
 
 
 class RecallHandle(NamedTuple):
-    """The content of a handle. ``queue_offset`` is None if it is missing."""
+    """The content of a recall handle. ``queue_offset`` is None if the handle lacks it."""
 
     topic: str
     broker_name: str
@@ -36,7 +36,7 @@ class RecallHandle(NamedTuple):
     queue_offset: QueueOffset | None = None
 
     def encode(self) -> str | None:
-        """The text; None if a name contains a blank, so that it could not be parsed."""
+        """Encode the handle as text; None if a name contains a blank, which could not be parsed again."""
         words = [_VERSION, self.topic, self.broker_name, str(self.due_ms + 1), self.unique_key]
         if any(" " in word or not word for word in words):
             return None
@@ -63,7 +63,7 @@ class RecallHandle(NamedTuple):
 def recall_fields(
     broker_name: str, topic: str, properties: Mapping[str, str], queue_offset: QueueOffset, unique_key: str
 ) -> dict[str, str]:
-    """The fields in the answer to a send for a message that waits in the timer wheel, for ``topic``.
+    """Return the response fields for a send to ``topic`` whose message waits in the timer wheel.
 
     Empty if it cannot be recalled: with a delay level, or in a retry topic.
     """

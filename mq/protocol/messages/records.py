@@ -1,4 +1,4 @@
-"""The stored form of a message: in the log, and byte for byte in answers to consumers.
+"""Encodes and decodes records: the form in which the log stores messages and brokers return them to consumers.
 
 The layout is in `mq.protocol.record_layout`.
 """
@@ -101,7 +101,7 @@ _TAGS: Final = b"TAGS\x01"
 
 
 class RecordError(ProtocolError):
-    """Bytes that are not a valid record. ``offset`` is where it starts in the input."""
+    """The bytes are not a valid record. ``offset`` is where the record starts in the input."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"record at byte {offset}: {reason}")
@@ -117,7 +117,7 @@ class Host(NamedTuple):
 
 
 class StoredMessage(msgspec.Struct, frozen=True, gc=False):
-    """A decoded record. The body is as stored: see `mq.protocol.messages.compression`. Times are epoch milliseconds."""
+    """A decoded record. Times are epoch milliseconds. The body may be compressed: see `messages.compression`."""
 
     topic: str
     queue_id: int
@@ -137,13 +137,13 @@ class StoredMessage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def offset_message_id(self) -> str:
-        """The id of this record, by which a broker finds it."""
+        """The id by which a broker finds this record."""
         ip_bytes = ipaddress.ip_address(self.store_host.ip).packed
         return offset_message_id(ip_bytes, self.store_host.port, self.physical_offset)
 
 
 class RawRecord(NamedTuple):
-    """The parts of a record that a copy keeps byte for byte."""
+    """The parts of a record that a copy of it repeats byte for byte."""
 
     flag: int
     sys_flag: int
@@ -158,17 +158,17 @@ class RawRecord(NamedTuple):
 
 
 def record_size(body_bytes: int, topic_bytes: int, properties_bytes: int) -> int:
-    """Size of a version 1 record with IPv4 hosts."""
+    """Return the size of a version 1 record with IPv4 hosts, in bytes."""
     return FIXED + body_bytes + topic_bytes + properties_bytes
 
 
 def encode_host(ip: str, port: int) -> bytes:
-    """A host in the format of records: 4 or 16 address bytes, then 4 bytes port."""
+    """Encode an address as records have it: 4 or 16 address bytes, then 4 bytes port."""
     return ipaddress.ip_address(ip).packed + _SIZE.pack(port)
 
 
 def head_of_broker(store_host: bytes) -> tuple[struct.Struct, int]:
-    """The head of records that a broker with this address writes, whose born hosts have IPv4; and its system flag."""
+    """Return the layout and system flag of the records that a broker with this address writes for clients with IPv4."""
     flag = STORE_HOST_IPV6 if len(store_host) == IPV6_HOST_BYTES else 0
     return head_of(flag), flag
 
@@ -190,7 +190,7 @@ def encode_record(
     reconsume_times: int = 0,
     prepared_offset: PhysicalOffset = LOG_BEGIN,
 ) -> bytes:
-    """One record; version 2 if the topic has more than 127 bytes. Hosts are results of `encode_host`.
+    """Encode one record, of version 2 if the topic has more than 127 bytes. Hosts are results of `encode_host`.
 
     The host bits of ``sys_flag`` are set by the hosts' lengths.
     """
@@ -226,7 +226,7 @@ def encode_record(
 
 
 def encode_message(message: StoredMessage, topic: str, queue_id: int, properties: str) -> bytes:
-    """The record of a message as if it were in this queue, with these properties; its place in the log is unchanged."""
+    """Encode a message as a record of this queue, with these properties. Its place in the log stays."""
     return encode_record(
         topic=topic,
         queue_id=queue_id,
@@ -246,7 +246,7 @@ def encode_message(message: StoredMessage, topic: str, queue_id: int, properties
 
 
 def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> StoredMessage:
-    """Decode the record that starts at ``offset``; more may follow. Invalid UTF-8 becomes replacement characters.
+    """Decode the record at ``offset``; more data may follow it. Invalid UTF-8 becomes replacement characters.
 
     Raises:
         RecordError: it is damaged or incomplete, or (with ``verify``) its body does not match its checksum.
@@ -279,12 +279,12 @@ def decode_record(data: memoryview, *, verify: bool = True, offset: int = 0) -> 
 
 
 def position_of(data: bytes) -> PhysicalOffset:
-    """The physical offset of a record, as it stands in it."""
+    """Read the physical offset that is stored in a record."""
     return PhysicalOffset(_I64.unpack_from(data, _PHYSICAL_OFFSET_AT)[0])
 
 
 def split_record(data: bytes) -> RawRecord:
-    """The parts of one record. Raises RecordError if it or its body is damaged."""
+    """Split one record into its parts. Raises RecordError if the record or its body is damaged."""
     size, body_start, _, text_start = _bounds(data, 0)
     head = head_of(_SIZE.unpack_from(data, SYS_FLAG_AT)[0]).unpack_from(data)
     body_end = body_start + head[14]
@@ -297,7 +297,7 @@ def split_record(data: bytes) -> RawRecord:
 
 
 def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[StoredMessage]:
-    """All records in ``data``, which contains nothing else: the body of a pull's answer. Raises RecordError.
+    """Decode all records in ``data``, the body of the response to a pull. Raises RecordError.
 
     Runs for every message that a client receives, so the usual layout has its own loop: 2.5 us instead of 3.5.
     """
@@ -353,13 +353,13 @@ def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[Sto
 
 
 def properties_text(data: memoryview | bytes, offset: int = 0) -> str:
-    """The encoded properties of the record that starts at ``offset``, without parsing the rest. Raises RecordError."""
+    """Return the encoded properties of the record at ``offset``, without parsing the rest. Raises RecordError."""
     size, _, _, text_start = _bounds(data, offset)
     return str(data[text_start : offset + size], "utf-8", "replace")
 
 
 def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
-    """``(offset, size)`` of all records in ``data``, which contains nothing else. Raises RecordError."""
+    """Yield ``(offset, size)`` of each record in ``data``, which contains nothing else. Raises RecordError."""
     view = memoryview(data)
     at = 0
     while at < len(view):
@@ -369,7 +369,7 @@ def iter_sizes(data: memoryview | bytes) -> Iterator[tuple[int, int]]:
 
 
 def scan_bodies(data: bytes) -> Iterator[tuple[int, int, QueueOffset, int, int, int, int]]:
-    """Find the parts of all records in ``data``, which contains nothing else: for filters.
+    """Find the parts that filters need of each record in ``data``, which contains nothing else.
 
     Yields ``(offset in data, end, queue offset, system flag, body start, body end, properties start)``.
     Raises RecordError.
@@ -384,8 +384,7 @@ def scan_bodies(data: bytes) -> Iterator[tuple[int, int, QueueOffset, int, int, 
 
 
 def latest_store_timestamp(data: memoryview | bytes) -> int:
-    """The latest store time of all records in ``data``, which contains nothing else, in ms since 1970; 0 without
-    records.
+    """Return the latest store time of the records in ``data``, in ms since 1970; 0 without records.
 
     Raises RecordError.
     """
@@ -436,9 +435,7 @@ def check_records(data: memoryview | bytes, position: PhysicalOffset, checked: i
 
 
 def check_place(offset: int, position: PhysicalOffset, stored_position: PhysicalOffset) -> None:
-    """Raises RecordError unless the record at ``offset``, which is at ``position`` in the log, contains that
-    position.
-    """
+    """Raise RecordError if the record at ``offset`` stores another log position than ``position``, where it is."""
     if stored_position != position:
         raise RecordError(offset, f"it lies at {position} in the log, and names the position {stored_position}")
 
@@ -446,7 +443,7 @@ def check_place(offset: int, position: PhysicalOffset, stored_position: Physical
 def scan_fixed(
     data: memoryview | bytes,
 ) -> Iterator[tuple[int, int, int, QueueOffset, PhysicalOffset, int, bytes, int]]:
-    """The fields that dispatch needs, of all records in ``data``, which contains nothing else.
+    """Read the fields that dispatch needs, of each record in ``data``, which contains nothing else.
 
     Yields ``(offset in data, size, queue id, queue offset, physical offset, system flag, topic, tag code)``.
     Raises RecordError.
@@ -509,7 +506,7 @@ def _host(data: bytes) -> Host:
 
 
 def tag_code_of(text: bytes) -> int:
-    """The tag code of a record with these encoded properties."""
+    """Return the tag code of a record from its encoded properties."""
     tags = props.value_of(text, _TAGS)
     return _hash_of(tags) if len(tags) <= 128 else java_string_hash(tags.decode("utf-8", "replace"))
 

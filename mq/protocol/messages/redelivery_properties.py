@@ -1,4 +1,4 @@
-"""The properties with which a redelivered message and a dead letter describe themselves. Pure."""
+"""The properties that tell the origin and failures of redelivered messages and dead letters. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mq.protocol.messages.records import StoredMessage
 
 
 def with_origin(message: StoredMessage, broker_name: str) -> dict[str, str]:
-    """The properties of the first copy of a message, with the place of its original; a later copy keeps them."""
+    """Return a message's properties with the place of the original added, unless it is a copy that has it already."""
     origin = {props.RETRY_TOPIC: message.topic, props.ORIGIN_MESSAGE_ID: message.offset_message_id}
     place = {
         props.ORIGIN_BROKER: broker_name,
@@ -29,7 +29,7 @@ def dead_letter(
     failure: str | None = None,
     given_up_by: str | None = None,
 ) -> dict[str, str]:
-    """The properties of a dead letter of a group, from the properties of the message `with_origin`.
+    """Return the properties of a group's dead letter, made from properties that `with_origin` returned.
 
     Args:
         reason: why it was given up, in a few words.

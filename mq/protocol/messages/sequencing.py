@@ -29,7 +29,7 @@ _DIGITS_MAX: Final = len(str(SEQUENCE_MAX))
 
 
 class SequenceRange(NamedTuple):
-    """A range of messages of a producer, from ``first`` to ``last``, both inclusive."""
+    """The sequence numbers of a producer's messages from ``first`` to ``last``, both inclusive."""
 
     producer: str
     first: int
@@ -37,7 +37,7 @@ class SequenceRange(NamedTuple):
 
     @property
     def message_count(self) -> int:
-        """The number of messages."""
+        """The number of messages in the range."""
         return self.last - self.first + 1
 
     def __str__(self) -> str:
@@ -47,12 +47,12 @@ class SequenceRange(NamedTuple):
 
 
 def is_generated(producer: str) -> bool:
-    """Whether this producer id was generated for one process."""
+    """Whether the client generated this producer id for one process."""
     return producer.startswith(GENERATED_MARK)
 
 
 def sent_range(properties: Mapping[str, str], count: int = 1) -> SequenceRange | None:
-    """The sequence numbers in the properties of a sent message, or of a batch of ``count`` messages.
+    """Read the sequence numbers of a sent message, or of a batch of ``count`` messages, from its properties.
 
     None if they are missing or invalid.
     """
@@ -63,7 +63,7 @@ def sent_range(properties: Mapping[str, str], count: int = 1) -> SequenceRange |
 
 
 def stored_range(properties: Mapping[str, str]) -> SequenceRange | None:
-    """The range of messages that begins with a record with these properties; None if it is missing or invalid."""
+    """Return the sequence numbers in the properties of a range's first record; None if missing or invalid."""
     low, dash, high = properties.get(props.SEQUENCE, "").partition("-")
     first = sent_range({**properties, props.SEQUENCE: low})
     if first is None or not dash:
@@ -74,7 +74,7 @@ def stored_range(properties: Mapping[str, str]) -> SequenceRange | None:
 
 
 def range_properties(numbers: SequenceRange) -> dict[str, str]:
-    """The properties of the first record of these messages."""
+    """Return the properties that announce these sequence numbers in their first record."""
     text = str(numbers.first) if numbers.first == numbers.last else f"{numbers.first}-{numbers.last}"
     return {props.PRODUCER_ID: numbers.producer, props.SEQUENCE: text}
 

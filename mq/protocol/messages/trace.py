@@ -1,4 +1,4 @@
-"""Trace records about messages, written by producers and consumers in the format of Java's client.
+"""Encodes and decodes the trace records of producers and consumers, in the format of Java's client.
 
 A trace message contains many records, each a kind and fields in a fixed order. A missing text is written as ``null``,
 so a text of these four letters is read as missing. Separators of records and fields cannot occur in a text; they are
@@ -67,8 +67,8 @@ class ContextCode(IntEnum):
 
 
 class SendTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """A message was sent (``Pub``). ``keys`` is separated by blanks; ``kind`` is a `MessageKind`, unless it is
-    newer.
+    """A producer sent a message (``Pub``). Blanks separate the ``keys``; ``kind`` is a `MessageKind`, or a newer
+    number.
     """
 
     timestamp_ms: int
@@ -88,7 +88,7 @@ class SendTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandlingBegun(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer starts to handle a message (``SubBefore``). ``request_id`` links to its end."""
+    """A consumer began to handle a message (``SubBefore``). The record of its end has the same ``request_id``."""
 
     timestamp_ms: int
     region: str | None = None
@@ -101,7 +101,7 @@ class HandlingBegun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandlingEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer has handled a message (``SubAfter``). Old clients do not write the last three fields."""
+    """A consumer finished handling a message (``SubAfter``). Old clients do not write the last three fields."""
 
     request_id: str = ""
     message_id: str = ""
@@ -114,7 +114,7 @@ class HandlingEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer commits or rolls back (``EndTransaction``).
+    """A producer committed or rolled back a transaction (``EndTransaction``).
 
     ``state`` is COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW; ``from_check`` says that it follows a check-back.
     """
@@ -134,7 +134,7 @@ class TransactionEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recalled(msgspec.Struct, frozen=True, kw_only=True):
-    """A delayed message was recalled (``Recall``)."""
+    """A producer recalled a delayed message (``Recall``)."""
 
     timestamp_ms: int
     region: str | None = None
@@ -148,7 +148,7 @@ TraceRecord = SendTrace | HandlingBegun | HandlingEnded | TransactionEnded | Rec
 
 
 def encode_trace(record: TraceRecord) -> str:
-    """One record with its separator. An unknown client host is omitted."""
+    """Encode one record with its separator. An unknown client host is omitted."""
     names = record.__struct_fields__
     values = [getattr(record, name) for name in names]
     if names[-1] == "client_host" and values[-1] is None:
@@ -157,7 +157,7 @@ def encode_trace(record: TraceRecord) -> str:
 
 
 def decode_trace(text: str) -> tuple[list[TraceRecord], int]:
-    """The records of a trace message, and the number of invalid pieces."""
+    """Decode the records of a trace message. Returns them and the number of invalid pieces."""
     records: list[TraceRecord] = []
     unreadable = 0
     for piece in text.split(_RECORD):
@@ -236,7 +236,7 @@ class _TraceMessage(NamedTuple):
 
 
 def trace_messages(records: Iterable[TraceRecord]) -> Iterator[_TraceMessage]:
-    """Make messages of trace records, which can be found by the ids and keys of the messages they describe.
+    """Pack trace records into messages that can be found by the ids and keys of the messages they describe.
 
     If there are too many keys for one message, some are omitted; ids never are.
     """
@@ -279,14 +279,14 @@ def _key_bytes(key: str) -> int:
 
 
 class TracedHandling(msgspec.Struct, frozen=True, kw_only=True):
-    """One handling of a message by a consumer. ``ended`` is None if it did not end, or was not recorded."""
+    """The handling of a message by a consumer. ``ended`` is None if there is no record of its end."""
 
     begun: HandlingBegun
     ended: HandlingEnded | None
 
 
 class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """The traced events of a message, in chronological order."""
+    """The recorded events of a message, in chronological order."""
 
     message_id: str
     sent: tuple[SendTrace, ...] = ()
@@ -298,12 +298,12 @@ class MessageTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def found(self) -> bool:
-        """Whether there is any record of the message."""
+        """Whether there is any trace record of the message."""
         return bool(self.sent or self.handled or self.transactions or self.recalled)
 
 
 def build_trace(message_id: str, records: Iterable[TraceRecord], unreadable: int = 0) -> MessageTrace:
-    """Build the trace of one message from records of many messages; duplicates are ignored."""
+    """Build the trace of one message from the records of many messages. Duplicate records are ignored."""
     of_it = [each for each in dict.fromkeys(records) if message_id in each.message_id.split(",")]
     ends = {each.request_id: each for each in of_it if isinstance(each, HandlingEnded)}
     starts = [each for each in of_it if isinstance(each, HandlingBegun)]

@@ -1,4 +1,4 @@
-"""The body of request code 9011, which is also the body of its half message: messages, and consumer offsets.
+"""Encodes and decodes the body of request code 9011 and of its half message: messages and consumer offsets.
 
 ``version:1 (1), length:4, offsets as JSON, messages``; the messages are as in a batch (`mq.protocol.messages.batch`),
 each with its topic and queue in the properties REAL_TOPIC and REAL_QID, as a half message has them.
@@ -30,7 +30,7 @@ _Offset = Annotated[QueueOffset, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class ConsumedRange(msgspec.Struct, frozen=True, rename=wire(first="from", end="to")):
-    """The messages that a transaction consumed: of a queue from ``first`` to before ``end``, by a consumer group."""
+    """The offsets of a queue from ``first`` up to but not including ``end`` that a transaction consumed for a group."""
 
     group: str
     topic: str
@@ -40,7 +40,7 @@ class ConsumedRange(msgspec.Struct, frozen=True, rename=wire(first="from", end="
 
 
 class SetMessage(NamedTuple):
-    """One message of a transaction, and the queue for it."""
+    """One message of a transaction, and the queue that gets it."""
 
     topic: str
     queue_id: int
@@ -51,13 +51,13 @@ class SetMessage(NamedTuple):
 
 
 class TransactionSet(NamedTuple):
-    """Messages that become visible together, and offsets that advance with them."""
+    """Messages that become visible together, and consumer offsets that advance at the same moment."""
 
     messages: Sequence[SetMessage]
     offsets: Sequence[ConsumedRange]
 
     def encode(self) -> bytes:
-        """The body. Raises BodyError if the properties of a message are too long."""
+        """Encode the body. Raises BodyError if the properties of a message are too long."""
         offsets = msgspec.json.encode(self.offsets)
         return _HEAD.pack(_VERSION, len(offsets)) + offsets + encode_batch(map(_to_batched, self.messages))
 
@@ -79,7 +79,7 @@ class TransactionSet(NamedTuple):
 
 
 def set_bytes(messages: Iterable[SetMessage]) -> int:
-    """Bytes of the messages in a body."""
+    """Return how many bytes these messages take in a body."""
     return len(encode_batch(map(_to_batched, messages)))
 
 

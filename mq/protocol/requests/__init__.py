@@ -1,4 +1,4 @@
-"""The requests, a module for each family: a code's request, header fields, reply and bodies stand together.
+"""The requests, one module per family. A code's request, header fields, response and bodies are defined together.
 
 - `broker`: 25, 26, 28, 306, 315, 316, 329
 - `topics`: 17, 18, 21, 202, 215, 305, 351

@@ -1,4 +1,4 @@
-"""The accounts of a broker's ``acl_file``, for people to see: our own 9028. Secret keys are in no answer."""
+"""Our own request 9028, which shows operators the accounts in a broker's ``acl_file``, without secret keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ListAccounts(Request, tag=int(Code.LIST_ACCOUNTS)):
 
 
 class AccountInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An account of the file.
+    """One account of the accounts file.
 
     Attributes:
         addresses: the pattern of addresses that need no signature; empty for none.
@@ -35,7 +35,7 @@ class AccountInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccountList(Body, kw_only=True):
-    """The file of one replica. Without one (``has_file`` False), it does not check who sends requests.
+    """The accounts file of one replica. A replica without one (``has_file`` False) does not check who sends requests.
 
     ``addresses`` are the patterns of addresses that may do anything without an account.
     """

@@ -1,4 +1,4 @@
-"""Allocation of a topic's queues to the members of a group. Pure, with the same result everywhere.
+"""Allocates the queues of a topic to the members of a group. Pure: every member computes the same result.
 
 Members compute it themselves, or ask a broker (request code 400). All members of a group must use the same strategy.
 """
@@ -16,7 +16,7 @@ VIRTUAL_NODES: Final = 10
 
 
 class Queue(Protocol):
-    """One queue of a topic in one broker group."""
+    """A queue of a topic in one broker group."""
 
     @property
     def topic(self) -> str: ...
@@ -31,7 +31,7 @@ QueueT = TypeVar("QueueT", bound=Queue)
 
 
 def allocate_averagely(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
-    """The contiguous share of `client_id`; sizes differ by at most one, the first members get the larger ones.
+    """Return the contiguous share of `client_id`. Sizes differ by at most one; the first members get the larger shares.
 
     `queues` and `client_ids` must be sorted in the same way on every member, or shares overlap. A member not in
     `client_ids` gets nothing. Source: AllocateMessageQueueAveragely.
@@ -45,14 +45,14 @@ def allocate_averagely(queues: Sequence[Q], client_ids: Sequence[str], client_id
 
 
 def allocate_in_circle(queues: Sequence[Q], client_ids: Sequence[str], client_id: str) -> list[Q]:
-    """Every n-th queue for n members (round-robin)."""
+    """Return every n-th queue for a group of n members (round-robin)."""
     if client_id not in client_ids:
         return []
     return list(queues[client_ids.index(client_id) :: len(client_ids)])
 
 
 def allocate_consistently(queues: Sequence[QueueT], client_ids: Sequence[str], client_id: str) -> list[QueueT]:
-    """Allocate by consistent hashing: when a member joins or leaves, hardly any queue moves between the others."""
+    """Return the queues of `client_id` by consistent hashing: few queues move when a member joins or leaves."""
     return _of_members(queues, client_ids, {client_id})
 
 
@@ -96,7 +96,7 @@ def share_with_next(
     client_id: str,
     count: int,
 ) -> list[QueueT]:
-    """The queues that a popping member reads: its own, and the queues of the ``count`` members behind it.
+    """Return the queues from which a popping member reads: its own, and those of the next ``count`` members.
 
     With more members than queues, each gets one queue, and several get the same one. Each queue occurs once, in any
     order.
@@ -113,7 +113,7 @@ def share_with_next(
 
 
 def ring_hash(text: str) -> int:
-    """The position of a text on the ring of consistent hashing."""
+    """Return the position of a text on the ring of consistent hashing."""
     import hashlib  # here: with OpenSSL's part it takes half a megabyte of a client's memory
 
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")

@@ -1,4 +1,4 @@
-"""Queues that a broker assigns to the members of a group, and whether these pull or pop."""
+"""Requests about the queues that a broker assigns to group members, and whether these pull or pop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mq.protocol.wire.request import Request
 
 
 class QueryAssignment(Request, tag=int(Code.QUERY_ASSIGNMENT)):
-    """Request code 400: return the queues of a group member; the member is in the body."""
+    """Request code 400: return the queues of the group member in the body."""
 
 
 class AssignmentQuery(Body, rename=wire()):
-    """A member's query for its queues (request code 400)."""
+    """A group member that asks for its queues (body of request code 400)."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -26,20 +26,20 @@ class AssignmentQuery(Body, rename=wire()):
 
 
 class QueueAssignment(Body, rename=wire()):
-    """One queue, and whether to PULL or to POP it. Queue id -1 stands for any queue of the broker group."""
+    """A queue, and whether the member shall PULL or POP it. Queue id -1 means any queue of the broker group."""
 
     message_queue: QueueRef
     mode: str = "PULL"
 
 
 class QueueAssignments(Body, rename=wire(assignments="messageQueueAssignments")):
-    """The answer to 400; None: unknown, and the previous assignment stays."""
+    """The assigned queues (response to 400). None: unknown, so that the member keeps its previous queues."""
 
     assignments: list[QueueAssignment] | None = None
 
 
 class SetMessageRequestMode(Request, tag=int(Code.SET_MESSAGE_REQUEST_MODE)):
-    """Request code 401: set whether a group pulls or pops; it is in the body."""
+    """Request code 401: set whether a group pulls or pops the messages of a topic, as the body says."""
 
 
 class MessageRequestMode(Body, rename=wire()):

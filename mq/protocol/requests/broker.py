@@ -1,4 +1,4 @@
-"""A broker's settings and figures, and its cleaning."""
+"""Requests for a broker's settings and figures, and for its cleanup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class GetBrokerRuntimeInfo(Request, tag=int(Code.GET_BROKER_RUNTIME_INFO)):
-    """28: status figures of a broker."""
+    """Request code 28: return the status figures of a broker."""
 
 
 class KVTable(Body):
@@ -34,21 +34,21 @@ class DeleteExpiredCommitlog(Request, tag=int(Code.DELETE_EXPIRED_COMMITLOG)):
 
 
 class UpdateBrokerConfig(Request, tag=int(Code.UPDATE_BROKER_CONFIG)):
-    """25: change settings of a running broker; they are in the body."""
+    """Request code 25: change the settings of a running broker to those in the body."""
 
 
 class GetBrokerConfig(Request, tag=int(Code.GET_BROKER_CONFIG)):
-    """26: the settings of a broker."""
+    """Request code 26: return the settings of a broker."""
 
 
 class VersionReply(Reply):
-    """The version of a broker's configuration (26), as JSON."""
+    """The response to request code 26: the version of the broker's configuration, as JSON."""
 
     version: str
 
 
 class StatsExt(Ext):
-    """The name of the figure, and its subject: a topic, ``topic@group`` or a cluster."""
+    """The header of request code 315: the name and subject (topic, ``topic@group`` or cluster) of a figure."""
 
     stats_name: str
     stats_key: str
@@ -61,7 +61,7 @@ class ViewBrokerStatsData(Request, tag=int(Code.VIEW_BROKER_STATS_DATA)):
 
 
 class StatsOver(Body):
-    """A figure over a period: total, per second, and per call."""
+    """A figure over a period of time: its total, per second, and per call."""
 
     sum: int = 0
     tps: float = 0.0

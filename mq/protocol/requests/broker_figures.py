@@ -1,4 +1,4 @@
-"""Status of a broker (request code 28): figures by RocketMQ's names, and ours prefixed with ``raftmq.``."""
+"""The status of a broker (request code 28): figures with RocketMQ's names, and ours with the prefix ``raftmq.``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OWN_PREFIX: Final = "raftmq."
 
 
 class StockFigures(HeaderFields, kw_only=True, rename=wire(end_transaction_queue_size="EndTransactionQueueSize")):
-    """Figures that stock tools expect; sizes in bytes, times in epoch milliseconds, rates as three numbers in a text.
+    """The figures that stock tools expect: sizes in bytes, times in epoch milliseconds, rates as text of three numbers.
 
     A stock broker has queues in front of its thread pools. Here one thread serves requests at once, so these queues are
     reported as empty, except the queue of sends, which has the sends that wait for the next round.
@@ -69,12 +69,12 @@ class StockFigures(HeaderFields, kw_only=True, rename=wire(end_transaction_queue
 
 
 def delay_progress(levels: Mapping[int, tuple[int, int]]) -> dict[str, str]:
-    """The figures of each delay level: the numbers of delivered and of stored messages."""
+    """Format the figures of the delay levels: for each, the offset of the next delivery and the end of the queue."""
     return {f"scheduleMessageOffset_{level}": f"{delivered},{end}" for level, (delivered, end) in levels.items()}
 
 
 class OwnFigures(HeaderFields, rename=lambda name: OWN_PREFIX + camel_case(name)):
-    """Figures of a replica; positions are physical offsets."""
+    """Our own figures of a replica. Positions are physical offsets."""
 
     cluster: str
     group: str
@@ -120,7 +120,7 @@ class OwnFigures(HeaderFields, rename=lambda name: OWN_PREFIX + camel_case(name)
 
 
 class PeerFigures(msgspec.Struct, rename=wire()):
-    """A peer's progress, as known to the leader."""
+    """The progress of another replica, as the leader knows it."""
 
     match_index: int
     active: bool
@@ -128,7 +128,7 @@ class PeerFigures(msgspec.Struct, rename=wire()):
 
 
 def counter_figures(counters: Mapping[str, int]) -> dict[str, str]:
-    """A broker's counters as figures. The part of a name after a dot is a client's name and is not converted."""
+    """Convert a broker's counters to figures. In a name, the part after a dot is a client's name and stays as it is."""
     figures: dict[str, str] = {}
     for name, value in counters.items():
         ours, dot, client = name.partition(".")

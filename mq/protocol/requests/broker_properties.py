@@ -1,4 +1,4 @@
-"""Broker settings for operators' tools (request codes 25 and 26), by RocketMQ's names."""
+"""Broker settings with RocketMQ's names, for operators' tools (request codes 25 and 26)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BrokerProperties(
         dledger_peers="dLegerPeers",
     ),
 ):
-    """Settings that stock brokers have, too; times in milliseconds, sizes in bytes, ratios in percent.
+    """The settings that stock brokers have, too: times in milliseconds, sizes in bytes, ratios in percent.
 
     Those with a default have the same value on all our brokers.
     """

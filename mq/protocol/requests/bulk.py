@@ -19,7 +19,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class PlanTopicExt(Ext):
-    """A topic and the first queue id of the requested queues.
+    """The header of request code 9006: a topic, and the first of the requested queue ids.
 
     With ``detail`` the answer contains sizes of queues and their offsets at the beginnings of log files. With
     ``current`` the replica first asks the leader for the commit index.
@@ -38,7 +38,7 @@ class PlanTopic(Request, tag=int(Code.PLAN_TOPIC)):
 
 
 class BulkReadExt(Ext):
-    """The request of a bulk read, apart from the ranges in the body.
+    """The header of request code 9007. The ranges to read are in the body.
 
     ``topic_identity`` empty matches any; ``bytes_max`` limits the records in the answer; without ``bodies`` these are
     removed from records. With ``offsets_only`` the answer only says up to which offsets messages exist, unless tags are
@@ -57,13 +57,13 @@ class BulkReadExt(Ext):
 
 
 class BulkRead(Request, tag=int(Code.BULK_READ)):
-    """Request code 9007, our own: return messages of some queues of a topic in log order."""
+    """Request code 9007, our own: return the messages of some queues of a topic in log order."""
 
     ext: BulkReadExt = msgspec.field(name="extFields")
 
 
 class HoldLogExt(Ext):
-    """A lease: this replica keeps its log from the physical offset ``position`` on for this many seconds.
+    """A lease: the replica keeps its log from the physical offset ``position`` on for this number of seconds.
 
     The same ``lease_id`` renews or moves it; 0 seconds release it.
     """
@@ -74,17 +74,17 @@ class HoldLogExt(Ext):
 
 
 class HoldLog(Request, tag=int(Code.HOLD_LOG)):
-    """Request code 9008, our own: keep log files for a reader."""
+    """Request code 9008, our own: keep the log files that a reader still needs."""
 
     ext: HoldLogExt = msgspec.field(name="extFields")
 
 
 class ListLeases(Request, tag=int(Code.LIST_LEASES)):
-    """Request code 9029, our own: return the readers for which this replica keeps its log."""
+    """Request code 9029, our own: return the readers for which this replica keeps log files."""
 
 
 class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A reader: the log is kept for it from ``position`` on, for ``seconds`` from now."""
+    """A reader with a lease: the replica keeps the log from ``position`` on for it, for ``seconds`` from now."""
 
     lease_id: str
     position: PhysicalOffset
@@ -92,26 +92,26 @@ class LeaseInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseList(Body, kw_only=True):
-    """The leases of one replica, the one that holds most first (request code 9029)."""
+    """The leases of one replica; the lease that keeps most of the log comes first (request code 9029)."""
 
     leases: Sequence[LeaseInfo]
 
 
 class AskTopicEndsExt(Ext):
-    """Whether the replica first asks the leader for the commit index (``current``). The body names the topics."""
+    """The header of request code 9009. ``current``: the replica first asks the leader for the commit index."""
 
     current: bool = False
 
 
 class AskTopicEnds(Request, tag=int(Code.ASK_TOPIC_ENDS)):
-    """Request code 9009, our own: return the first and last offsets of the queues of many topics."""
+    """Request code 9009, our own: return the first and last offsets of the queues of the topics in the body."""
 
     ext: AskTopicEndsExt = msgspec.field(name="extFields", default_factory=AskTopicEndsExt)
 
 
 class TopicPlanReply(Reply):
-    """Fields besides the plan of a topic (9006): identities of topic and log, and where the next page begins, -1 for
-    none.
+    """The response header of request code 9006: identities of topic and log, and the queue id at which the next page
+    begins (-1: none).
 
     The fields of the archive are set if the group has one: its place, and the last archived entry, whose file ends at
     ``archive_position``.
@@ -133,13 +133,13 @@ class TopicPlanReply(Reply):
 
 
 class TopicEndsReply(Reply):
-    """The role of the answering replica."""
+    """The response header of request code 9009: the role of the replica that responds."""
 
     role: str
 
 
 class LogLeaseReply(Reply):
-    """The number of seconds for which the log is kept, and the physical offset at which it begins."""
+    """The response to request code 9008: for how many seconds the log is kept, and from which physical offset on."""
 
     seconds: int
     base_position: PhysicalOffset64

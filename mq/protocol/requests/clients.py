@@ -1,4 +1,4 @@
-"""Reports of clients to brokers: heartbeats, subscriptions, members of groups, locks of queues."""
+"""Requests in which clients report to brokers: heartbeats, subscriptions, members of groups, locks of queues."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class HeartBeat(Request, tag=int(Code.HEART_BEAT)):
-    """34: a heartbeat of a client; its groups and subscriptions are in the body."""
+    """Request code 34: a heartbeat of a client, with its groups and subscriptions in the body."""
 
 
 class SubscriptionData(
     Body, gc=False, rename=wire(expression="subString", version="subVersion", tags="tagsSet", codes="codeSet")
 ):
-    """A group's subscription to a topic. ``version`` grows with each change; ``codes`` are the hashes of its tags.
+    """A group's subscription to a topic. ``version`` grows with each change; ``codes`` are the hashes of the tags.
 
     A heartbeat may contain thousands. They refer only to texts and numbers, so the garbage collector does not track
     them: scanning a few such heartbeats took 0.2 s.
@@ -38,7 +38,7 @@ class SubscriptionData(
 
 
 class ConsumerData(Body, rename=wire(group="groupName", subscriptions="subscriptionDataSet")):
-    """A consumer group in a heartbeat."""
+    """A client's membership in a consumer group, as a heartbeat reports it."""
 
     group: str
     subscriptions: Sequence[SubscriptionData] = ()
@@ -49,7 +49,7 @@ class ConsumerData(Body, rename=wire(group="groupName", subscriptions="subscript
 
 
 class ProducerData(Body, rename=wire(group="groupName")):
-    """A producer group in a heartbeat."""
+    """A client's membership in a producer group, as a heartbeat reports it."""
 
     group: str
 
@@ -58,7 +58,7 @@ HEARTBEAT_NAMES: Final = {"client_id": "clientID", "consumers": "consumerDataSet
 
 
 class HeartbeatData(Body, rename=wire(**HEARTBEAT_NAMES)):
-    """A client and its groups (request code 34)."""
+    """The body of a heartbeat: a client and its groups (request code 34)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
@@ -68,8 +68,8 @@ class HeartbeatData(Body, rename=wire(**HEARTBEAT_NAMES)):
 
 
 class ClientBehindProxy(Body, rename=wire()):
-    """A client of a proxy, as a member of a consumer group: one of many on the proxy's connection. Our own clients that
-    pop name themselves so, too, without an address.
+    """A member of a consumer group whose requests come over a proxy's connection. Our own popping clients describe
+    themselves so, too, without an address.
 
     ``subscriptions`` are its topics, each with the expression and its type.
     """
@@ -89,7 +89,7 @@ class HeartbeatOfProxy(HeartbeatData, rename=wire(proxied_clients="raftmqClients
 
 
 class UnregisterClientExt(Ext, rename=wire(client_id="clientID")):
-    """A client leaves its producer group, its consumer group, or both."""
+    """The header of request code 35: a client leaves its producer group, its consumer group, or both."""
 
     client_id: str
     producer_group: str | None = None
@@ -97,47 +97,47 @@ class UnregisterClientExt(Ext, rename=wire(client_id="clientID")):
 
 
 class UnregisterClient(Request, tag=int(Code.UNREGISTER_CLIENT)):
-    """35: a client unregisters."""
+    """Request code 35: remove a client from its groups."""
 
     ext: UnregisterClientExt = msgspec.field(name="extFields")
 
 
 class ConsumerGroupExt(Ext):
-    """One consumer group."""
+    """The header of a request about one consumer group."""
 
     consumer_group: str
 
 
 class GetConsumerListByGroup(Request, tag=int(Code.GET_CONSUMER_LIST_BY_GROUP)):
-    """38: the client ids of a group."""
+    """Request code 38: return the client ids of a group's members."""
 
     ext: ConsumerGroupExt = msgspec.field(name="extFields")
 
 
 class ConsumerList(Body, rename=wire(consumer_ids="consumerIdList")):
-    """The client ids of a group (request code 38)."""
+    """The client ids of a group's members (request code 38)."""
 
     consumer_ids: Sequence[str] = ()
 
 
 class ConsumerListReply(Reply):
-    """38: whether members of the group do not all subscribe to the same; not RocketMQ's, and missing if they do."""
+    """The response header of 38, not RocketMQ's: says that the members' subscriptions differ. Missing if they agree."""
 
     raftmq_subscriptions_differ: bool | None = None
 
 
 class NotifyConsumerIdsChanged(Request, tag=int(Code.NOTIFY_CONSUMER_IDS_CHANGED)):
-    """40, broker to client, one-way: the members of a group have changed."""
+    """Request code 40, broker to client, one-way: the members of a group have changed."""
 
     ext: ConsumerGroupExt = msgspec.field(name="extFields")
 
 
 class LockBatchMq(Request, tag=int(Code.LOCK_BATCH_MQ)):
-    """41: lock queues for ordered consumption; they are in the body."""
+    """Request code 41: lock the queues in the body for ordered consumption."""
 
 
 class QueueLocks(Body, rename=wire(group="consumerGroup", queues="mqSet")):
-    """Queues that a client of a group locks, or unlocks (request codes 41 and 42)."""
+    """Queues that a member of a group locks or unlocks (request codes 41 and 42)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
@@ -147,21 +147,21 @@ class QueueLocks(Body, rename=wire(group="consumerGroup", queues="mqSet")):
 
 
 class LockedQueues(Body, rename=wire(queues="lockOKMQSet")):
-    """The requested queues that the client now holds (request code 41)."""
+    """The requested queues that the client has locked now (request code 41)."""
 
     queues: Sequence[QueueRef] = ()
 
 
 class UnlockBatchMq(Request, tag=int(Code.UNLOCK_BATCH_MQ)):
-    """42: unlock queues; they are in the body."""
+    """Request code 42: unlock the queues in the body."""
 
 
 class CheckClientConfig(Request, tag=int(Code.CHECK_CLIENT_CONFIG)):
-    """46: check whether a subscription is valid; it is in the body."""
+    """Request code 46: check whether the subscription in the body is valid."""
 
 
 class CheckClientConfigBody(Body, rename=wire(subscription="subscriptionData")):
-    """A client's query whether a subscription is valid (request code 46)."""
+    """A client and the subscription that it wants checked (request code 46)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 

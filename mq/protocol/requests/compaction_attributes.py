@@ -1,4 +1,4 @@
-"""The attributes of a topic that keeps the newest message of each key, as RocketMQ and Kafka name them. Pure."""
+"""Attributes of compacted topics, which keep the newest message of each key, as RocketMQ and Kafka name them. Pure."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def is_compacted(attributes: Mapping[str, str]) -> bool:
 
 
 def delete_retention_ms(attributes: Mapping[str, str]) -> int:
-    """Milliseconds for which tombstones of a compacted topic stay; the default for a text that is not a duration."""
+    """Return for how many ms a compacted topic keeps tombstones; the default if the attribute is not a duration."""
     text = attributes.get(DELETE_RETENTION, "")
     return int(text) if _is_duration(text) else DELETE_RETENTION_MS
 
 
 def check_compaction(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeInvalid for attributes that no topic can have together."""
+    """Raise AttributeInvalid if these attributes are not valid together."""
     policy = attributes.get(CLEANUP_POLICY, DELETE)
     if policy.upper() not in (DELETE, COMPACTION):
         raise AttributeInvalid(f"{CLEANUP_POLICY} is {policy[:40]!r}; allowed: {DELETE} and {COMPACTION}")
@@ -62,13 +62,13 @@ def check_compaction(attributes: Mapping[str, str]) -> None:
 
 
 def key_of(properties: str) -> str | None:
-    """The key of a message with these encoded properties: the whole text of KEYS, as in RocketMQ; None without one."""
+    """Return the key in a message's encoded properties: the whole text of KEYS, as in RocketMQ; None without one."""
     key = props.find(properties, props.KEYS)
     return None if key is None or not key.strip() else key
 
 
 def carried_from_ms(properties: str) -> int | None:
-    """The store time of a carried message's original, in milliseconds since 1970; None for an original."""
+    """Return when the original of a message that compaction copied was stored, in epoch ms; None for an original."""
     _, _, text = (props.find(properties, props.CARRIED) or "").partition(" ")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
 

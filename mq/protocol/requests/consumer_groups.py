@@ -1,4 +1,4 @@
-"""Consumer groups: their configuration, members and subscriptions; producer groups, too."""
+"""Requests about consumer groups: their configuration, members and subscriptions. Also about producer groups."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class UpdateAndCreateSubscriptionGroup(Request, tag=int(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)):
-    """Request code 200: create or change a consumer group; it is in the body."""
+    """Request code 200: create or change the consumer group in the body."""
 
 
 class GroupRetryPolicy(Body):
-    """The retry delays of a group. Only the default steps are supported."""
+    """The retry delays of a group. Brokers support only the default steps."""
 
     type: str = "CUSTOMIZED"
 
 
 class SubscriptionGroupConfig(Body, rename=wire()):
-    """A consumer group (request codes 200 and 352)."""
+    """The configuration of a consumer group (request codes 200 and 352)."""
 
     group_name: str
     consume_enable: bool = True
@@ -45,7 +45,7 @@ class SubscriptionGroupConfig(Body, rename=wire()):
 
 
 class UpdateAndCreateSubscriptionGroupList(Request, tag=int(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)):
-    """Request code 225: create or change consumer groups; they are in the body."""
+    """Request code 225: create or change the consumer groups in the body."""
 
 
 class SubscriptionGroupList(Body, rename=wire(groups="groupConfigList")):
@@ -59,7 +59,7 @@ class GetAllSubscriptionGroupConfig(Request, tag=int(Code.GET_ALL_SUBSCRIPTIONGR
 
 
 class GroupCountReply(Reply):
-    """The number of consumer groups (201)."""
+    """The response header of request code 201: the number of consumer groups."""
 
     total_group_num: int
 
@@ -73,7 +73,7 @@ class SubscriptionGroupTable(Body, rename=wire(groups="subscriptionGroupTable"))
 
 
 class GroupExt(Ext):
-    """One consumer group."""
+    """The header of a request about one consumer group."""
 
     group: str
 
@@ -85,7 +85,7 @@ class GetSubscriptionGroupConfig(Request, tag=int(Code.GET_SUBSCRIPTIONGROUP_CON
 
 
 class DeleteSubscriptionGroupExt(Ext):
-    """One consumer group; either flag also deletes its offsets: 4.9 and 5.x use different names."""
+    """The header of request code 207. Either flag also deletes the group's offsets; 4.9 and 5.x name it differently."""
 
     group_name: str
     remove_offset: bool = False
@@ -105,7 +105,7 @@ class GetConsumerConnectionList(Request, tag=int(Code.GET_CONSUMER_CONNECTION_LI
 
 
 class ClientConnectionData(Body, rename=wire(subscriptions="raftmqSubscriptions")):
-    """One connection of a client.
+    """A member of a group and its connection.
 
     ``subscriptions`` are only there for a client behind a proxy: its own, each with topic, expression and type.
     """
@@ -128,7 +128,7 @@ class ConsumerConnection(Body, rename=wire(connections="connectionSet", subscrip
 
 
 class ProducerGroupExt(Ext):
-    """One producer group."""
+    """The header of request code 204: a producer group."""
 
     producer_group: str
 
@@ -150,7 +150,7 @@ class GetAllProducerInfo(Request, tag=int(Code.GET_ALL_PRODUCER_INFO)):
 
 
 class ProducerInfo(Body, rename=wire(remote_ip="remoteIP", last_update_ms="lastUpdateTimestamp")):
-    """One connection of a producer group."""
+    """A member of a producer group and its connection (request code 328)."""
 
     client_id: str
     remote_ip: str
@@ -166,7 +166,7 @@ class ProducerTable(Body):
 
 
 class QueryTopicConsumeByWho(Request, tag=int(Code.QUERY_TOPIC_CONSUME_BY_WHO)):
-    """Request code 300: return the consumer groups of a topic."""
+    """Request code 300: return the consumer groups that read a topic."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 
@@ -184,7 +184,7 @@ class QueryTopicsByConsumer(Request, tag=int(Code.QUERY_TOPICS_BY_CONSUMER)):
 
 
 class GroupAndTopicExt(GroupExt):
-    """One consumer group and one topic."""
+    """The header of a request about a consumer group and a topic."""
 
     topic: str
 
@@ -204,13 +204,13 @@ class GroupSubscriptionData(Body, rename=wire(subscription="subscriptionData")):
 
 
 class GroupForbiddenExt(GroupAndTopicExt):
-    """``readable`` None only queries."""
+    """The header of request code 353. If ``readable`` is None, the permission is only returned, not changed."""
 
     readable: bool | None = None
 
 
 class UpdateAndGetGroupForbidden(Request, tag=int(Code.UPDATE_AND_GET_GROUP_FORBIDDEN)):
-    """Request code 353: return whether a group may read a topic."""
+    """Request code 353: set or return whether a group may read a topic."""
 
     ext: GroupForbiddenExt = msgspec.field(name="extFields")
 

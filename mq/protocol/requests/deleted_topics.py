@@ -1,4 +1,4 @@
-"""Our own requests 9019 and 9023, for deleted topics that can be restored."""
+"""Our own requests 9019 and 9023, which list and restore deleted topics."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mq.protocol.wire.request import Request
 
 
 class ListDeletedTopics(Request, tag=int(Code.LIST_DELETED_TOPICS)):
-    """Request code 9019, our own: return the deleted topics that can be restored; answered by the leader."""
+    """Request code 9019, our own, to a leader: return the deleted topics that can be restored."""
 
 
 class RestoreTopic(Request, tag=int(Code.RESTORE_TOPIC)):
-    """Request code 9023, our own: bring back a deleted topic."""
+    """Request code 9023, our own: restore a deleted topic."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 
 
 class DeletedTopicInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A deleted topic. Times are milliseconds since 1970.
+    """A deleted topic that can be restored. Times are milliseconds since 1970.
 
     ``by`` says who deleted it. ``messages`` are the stored messages; from ``until_ms`` on, retention has deleted the
     last of them, if its settings stay as they are and the disk does not fill. ``groups`` had offsets in it.

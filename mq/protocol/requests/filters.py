@@ -1,4 +1,4 @@
-"""Filter servers and their consumers."""
+"""Requests of filter servers and of their consumers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class RegisterFilterServerExt(Ext, rename=wire(address="filterServerAddr")):
-    """The address at which consumers reach the filter server: HOST:PORT."""
+    """The header of request code 301: the address, HOST:PORT, at which consumers reach the filter server."""
 
     address: str
 
@@ -23,14 +23,14 @@ class RegisterFilterServer(Request, tag=int(Code.REGISTER_FILTER_SERVER)):
 
 
 class FilterServerRegistered(Reply):
-    """The broker at which the filter server is registered (301)."""
+    """The response to request code 301: the broker at which the filter server is registered."""
 
     broker_name: str
     broker_id: I64
 
 
 class RegisterFilterClassExt(Ext, rename=wire(class_name="className", class_crc="classCRC")):
-    """A filter program; it is in the body.
+    """The header of request code 302, which describes the filter program in the body.
 
     ``class_name`` is the name of a Java class for Java source, else a `mq.filter.programs.ProgramName`. ``class_crc``
     is the CRC-32 of the body without its highest bit.
@@ -43,13 +43,13 @@ class RegisterFilterClassExt(Ext, rename=wire(class_name="className", class_crc=
 
 
 class RegisterMessageFilterClass(Request, tag=int(Code.REGISTER_MESSAGE_FILTER_CLASS)):
-    """Request code 302, consumer to filter server: upload the program that filters the messages of its group."""
+    """Request code 302, consumer to filter server: upload the program that filters messages for its group."""
 
     ext: RegisterFilterClassExt = msgspec.field(name="extFields")
 
 
 class FilterExt(Ext):
-    """The filter of a consumer group for a topic; ``program`` is a `mq.filter.programs.ProgramName`."""
+    """A consumer group's filter for a topic. ``program`` is a `mq.filter.programs.ProgramName` as text."""
 
     consumer_group: str
     topic: str
@@ -57,20 +57,20 @@ class FilterExt(Ext):
 
 
 class PutFilter(Request, tag=int(Code.PUT_FILTER)):
-    """Request code 9020, our own: set this filter for the topic as the group's filter; the program is in the body."""
+    """Request code 9020, our own: make the program in the body the group's filter for the topic."""
 
     ext: FilterExt = msgspec.field(name="extFields")
 
 
 class GetFilter(Request, tag=int(Code.GET_FILTER)):
-    """Request code 9021, our own: return the group's filter; if a program is named, only if it is the filter."""
+    """Request code 9021, our own: return the group's filter. If the request names a program, return only that one."""
 
     ext: FilterExt = msgspec.field(name="extFields")
 
 
 class FilterVersion(Reply):
-    """The number of changes of a group's filter for a topic (9021), and its `mq.filter.programs.ProgramName`, which
-    release 0.1.0 does not say.
+    """The response header of 9021: how often the filter was changed, and its `mq.filter.programs.ProgramName`, which
+    release 0.1.0 omits.
     """
 
     version: I64
@@ -78,7 +78,7 @@ class FilterVersion(Reply):
 
 
 class JudgeRequestExt(Ext):
-    """The address, without the port, of the sender of the request whose frame is in the body.
+    """The header of request code 9022: the address, without port, of the client whose request frame is in the body.
 
     ``messages`` and ``record_bytes`` were given to the sender by this request: a limited user is charged for them.
     """
@@ -89,13 +89,13 @@ class JudgeRequestExt(Ext):
 
 
 class Judged(Reply):
-    """The request is allowed (9022): whether its user has a quota, and when that is paid."""
+    """The response to 9022: the request is allowed. Says whether the user has a quota, and how long to wait for it."""
 
     is_limited: bool = False
     wait_ms: I64 = 0
 
 
 class JudgeRequest(Request, tag=int(Code.JUDGE_REQUEST)):
-    """Request code 9022, our own: return whether the sender may make a request, by its signature and permissions."""
+    """Request code 9022, our own: return whether signature and permissions allow a client's request."""
 
     ext: JudgeRequestExt = msgspec.field(name="extFields")

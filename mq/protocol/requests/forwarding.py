@@ -1,4 +1,4 @@
-"""Frames of our own request 9002, by which a replica that does not lead forwards a client's request to the leader.
+"""Encodes frames of our own request 9002, in which a follower forwards a client's request to the leader.
 
 The body of the request is the client's request as a complete frame, the body of its answer the complete frame for the
 client. The code of the answer says how the request ended:
@@ -28,11 +28,11 @@ _EXT: Final = b'"extFields":'
 
 
 class TooLarge(ValueError):
-    """The request does not fit into a frame together with ours around it."""
+    """The request is too large to be put into a forwarding frame."""
 
 
 class ForwardEncoder:
-    """Encodes request 9002; ``identity`` is the identity of the replicated log."""
+    """Encodes request 9002. ``identity`` is the identity of the replicated log."""
 
     __slots__ = ("_header",)
 
@@ -67,7 +67,7 @@ class ForwardEncoder:
         client_id: str = "",
         user: str = "",
     ) -> tuple[bytes, int]:
-        """Encode a request as a frame; returns it, and the position of the client's request in it.
+        """Encode a request as a frame. Returns the frame, and the position of the client's request in it.
 
         Unknown header fields are omitted: no handler sees them on any replica.
 
@@ -91,7 +91,7 @@ class ForwardEncoder:
 
 
 class WrapEncoder:
-    """Encodes the answers that contain a client's answer."""
+    """Encodes responses to request 9002, each with the response for the client inside."""
 
     __slots__ = ("_header",)
 
@@ -101,13 +101,13 @@ class WrapEncoder:
         self._header = header.replace(b'"opaque":0,', b'"opaque":%d,')
 
     def encode(self, opaque: int, inner: bytes) -> bytes:
-        """Encode an answer as a complete frame; ``inner`` is a complete frame, too, or empty."""
+        """Encode a response as a complete frame. ``inner`` is the client's complete frame, or empty."""
         header = self._header % opaque
         return b"".join((encode_prefix(JSON, len(header), len(inner)), header, inner))
 
 
 def mark_forwarded(frame: bytes, leader: str) -> bytes:
-    """The answer for a client, with the leader's address: our own SDK then refreshes the route at once.
+    """Add the leader's address to the client's response, so that our own SDK refreshes its route at once.
 
     Only JSON headers get it. Other clients ignore the unknown field.
     """

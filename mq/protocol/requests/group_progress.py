@@ -1,4 +1,4 @@
-"""Progress of consumer groups: how far they are behind, and how operators move them."""
+"""Requests about the progress of consumer groups: how far they are behind, and how operators move their offsets."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class GetAllConsumerOffset(Request, tag=int(Code.GET_ALL_CONSUMER_OFFSET)):
-    """43: every group's offsets."""
+    """Request code 43: return the offsets of all groups."""
 
 
 class GetAllDelayOffset(Request, tag=int(Code.GET_ALL_DELAY_OFFSET)):
-    """45: the delivery progress of each delay level."""
+    """Request code 45: return the delivery progress of each delay level."""
 
 
 class DelayOffsets(Body, rename=wire()):
@@ -32,8 +32,8 @@ class DelayOffsets(Body, rename=wire()):
 
 
 class ConsumeStatsExt(Ext):
-    """One consumer group; without a topic, all topics in which it has offsets. ``topic_list`` is separated by
-    semicolons.
+    """The header of request code 208: a group, and a topic or none for all of its topics. Semicolons separate
+    ``topic_list``.
     """
 
     consumer_group: str
@@ -51,7 +51,7 @@ class GroupProgress(
     Body,
     rename=wire(end="brokerOffset", offset="consumerOffset", last_ms="lastTimestamp", pulled="pullOffset"),
 ):
-    """A queue and a group: the offset of the next message to be stored, and of the next one to be consumed.
+    """A group's progress in a queue: the offset of the next message to be stored, and of the next one to be consumed.
 
     ``last_ms`` is the store time of the last consumed message, 0 without one. ``pulled`` is the offset up to which
     messages were popped, 0 from brokers before RocketMQ 5.
@@ -64,18 +64,18 @@ class GroupProgress(
 
 
 def read_progress(body: bytes | memoryview) -> dict[QueueRef, GroupProgress]:
-    """Decode the answer to request code 208. Raises BodyError."""
+    """Decode the response to request code 208. Raises BodyError."""
     return decode_queue_table(body, GroupProgress)
 
 
 class BrokerConsumeStatsExt(Ext):
-    """Only topics that are, or are not, ordered."""
+    """The header of request code 317: whether to return only ordered topics, or only the others."""
 
     is_order: bool = False
 
 
 class GetBrokerConsumeStats(Request, tag=int(Code.GET_BROKER_CONSUME_STATS)):
-    """Request code 317: return what 208 returns, for all groups."""
+    """Request code 317: return the offsets and queue ends of all groups, as 208 does for one."""
 
     ext: BrokerConsumeStatsExt = msgspec.field(name="extFields")
 
@@ -89,7 +89,7 @@ class _AllProgress(Body, rename=wire(groups="consumeStatsList")):
 
 
 def read_all_progress(body: bytes | memoryview) -> dict[str, dict[QueueRef, GroupProgress]]:
-    """Decode the answer to request code 317, by group. Raises BodyError."""
+    """Decode the response to request code 317, by group. Raises BodyError."""
     document = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     progress: dict[str, dict[QueueRef, GroupProgress]] = {}
     try:
@@ -105,7 +105,7 @@ def read_all_progress(body: bytes | memoryview) -> dict[str, dict[QueueRef, Grou
 
 
 class CorrectionOffsetExt(Ext):
-    """Groups in ``filter_groups`` are ignored; names are separated by commas."""
+    """The header of request code 308. Groups in ``filter_groups``, separated by commas, are ignored."""
 
     compare_group: str
     topic: str
@@ -119,13 +119,13 @@ class QueryCorrectionOffset(Request, tag=int(Code.QUERY_CORRECTION_OFFSET)):
 
 
 class CorrectionOffsets(Body, rename=wire(offsets="correctionOffsets")):
-    """Offsets by queue id (request code 308)."""
+    """The lowest offsets, by queue id (request code 308)."""
 
     offsets: dict[int, int]
 
 
 class CloneGroupOffsetExt(Ext, rename=wire(source="srcGroup", target="destGroup")):
-    """Without a topic, all topics in which the source has offsets."""
+    """The header of request code 314: two groups, and a topic or none for all topics of the source group."""
 
     source: str
     target: str
@@ -140,7 +140,7 @@ class CloneGroupOffset(Request, tag=int(Code.CLONE_GROUP_OFFSET)):
 
 
 class OffsetsWereResetExt(Ext, rename=wire(timestamp_ms="timestamp", force="isForce")):
-    """``timestamp_ms`` -1 means the end. Without ``force`` offsets only move backwards."""
+    """A group's new position in a topic. ``timestamp_ms`` -1: the end. Without ``force`` offsets only move back."""
 
     topic: str
     group: str
@@ -149,20 +149,20 @@ class OffsetsWereResetExt(Ext, rename=wire(timestamp_ms="timestamp", force="isFo
 
 
 class ResetOffsetExt(OffsetsWereResetExt, rename=wire(timestamp_ms="timestamp", force="isForce")):
-    """``queue_id`` below 0 means all queues."""
+    """The header of request code 222. A ``queue_id`` below 0 means all queues."""
 
     queue_id: I32 = -1
     offset: QueueOffset64 | None = None
 
 
 class InvokeBrokerToResetOffset(Request, tag=int(Code.INVOKE_BROKER_TO_RESET_OFFSET)):
-    """Request code 222: set the offsets of a group by store time."""
+    """Request code 222: set a group's offsets to the messages that were stored at a time."""
 
     ext: ResetOffsetExt = msgspec.field(name="extFields")
 
 
 class SkipMessageExt(Ext):
-    """A message at which a group stands, and who skips it."""
+    """The header of request code 9010: the message at which a group is stuck, and the operator who skips it."""
 
     group: str
     topic: str
@@ -172,19 +172,19 @@ class SkipMessageExt(Ext):
 
 
 class SkipMessage(Request, tag=int(Code.SKIP_MESSAGE)):
-    """Request code 9010, our own: make a message a dead letter of a group, and move the group behind it."""
+    """Request code 9010, our own: make a message a dead letter of a group, and continue the group after it."""
 
     ext: SkipMessageExt = msgspec.field(name="extFields")
 
 
 class MessageSkipped(Reply):
-    """The offset at which the group continues, and the topic with the dead letter (9010)."""
+    """The response to request code 9010: the offset at which the group continues, and the topic of the dead letter."""
 
     next_offset: QueueOffset64
     dead_letter_topic: str
 
 
 class ResetConsumerClientOffset(Request, tag=int(Code.RESET_CONSUMER_CLIENT_OFFSET)):
-    """Request code 220, broker to client, one-way: continue from the offsets in the body."""
+    """Request code 220, broker to client, one-way: continue consuming from the offsets in the body."""
 
     ext: OffsetsWereResetExt = msgspec.field(name="extFields")

@@ -1,4 +1,4 @@
-"""Lite topics. The codes do not fit the binary header, so they come in JSON."""
+"""Requests about lite topics. Their codes do not fit the binary header, so clients send them in JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PopLiteExt(
         says_subscriptions="raftmqSaysSubscriptions",
     ),
 ):
-    """The client and its group, the parent topic, and how many messages it wants at most.
+    """The header of request code 200070: the client, its group, the parent topic, and the maximum number of messages.
 
     Messages stay invisible to others for ``invisible_ms``. The request may be held for ``poll_ms`` from its arrival on.
     A request with the ``attempt_id`` of an earlier one gets the same messages again. ``says_subscriptions``: the client
@@ -50,11 +50,11 @@ class PopLiteMessage(Request, tag=int(Code.POP_LITE_MESSAGE)):
 
 
 class ControlLiteSubscriptions(Request, tag=int(Code.LITE_SUBSCRIPTION_CTL)):
-    """Request code 200071: change what clients subscribe to; the body is a `LiteSubscriptionSet`."""
+    """Request code 200071: change the subscriptions of clients. The body is a `LiteSubscriptionSet`."""
 
 
 class Action(Enum):
-    """The kind of a client's report of its subscriptions: a change, or all of them."""
+    """The content of a client's report: a change of its subscriptions, or all of them."""
 
     PARTIAL_ADD = "PARTIAL_ADD"
     PARTIAL_REMOVE = "PARTIAL_REMOVE"
@@ -63,7 +63,7 @@ class Action(Enum):
 
 
 class OffsetKind(Enum):
-    """The way in which a client says where its group continues."""
+    """The unit in which a client says where its group starts to read."""
 
     POLICY = "POLICY"
     OFFSET = "OFFSET"
@@ -72,8 +72,8 @@ class OffsetKind(Enum):
 
 
 class OffsetOption(Body):
-    """The place at which a group continues in the lite topics of a request: at offset ``value``, ``value`` messages
-    before the end, or at the first message that was stored at the time ``value`` (ms since the epoch) or later.
+    """The place at which a group starts to read the lite topics of a request: offset ``value``, ``value`` messages
+    before the end, or the first message stored at or after ``value`` (ms since the epoch).
     """
 
     type: OffsetKind
@@ -81,7 +81,7 @@ class OffsetOption(Body):
 
 
 class LiteSubscription(Body, rename=wire(lite_topics="liteTopicSet")):
-    """The lite topics that one client subscribes to, or unsubscribes from. ``topic`` is the parent."""
+    """Lite topics to which a client subscribes, or from which it unsubscribes. ``topic`` is their parent."""
 
     action: Action
     client_id: str
@@ -93,7 +93,7 @@ class LiteSubscription(Body, rename=wire(lite_topics="liteTopicSet")):
 
 
 class LiteSubscriptionSet(Body, rename=wire(subscriptions="subscriptionSet")):
-    """The body of request code 200071."""
+    """The subscriptions of several clients (body of request code 200071)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
@@ -101,7 +101,7 @@ class LiteSubscriptionSet(Body, rename=wire(subscriptions="subscriptionSet")):
 
 
 class AckLiteExt(Ext):
-    """A message by its receipt in ``extra_info``, and its lite topic."""
+    """The header of request code 200072: a message, named by its receipt in ``extra_info``, and its lite topic."""
 
     consumer_group: str
     topic: str
@@ -118,7 +118,7 @@ class AckLiteMessage(Request, tag=int(Code.ACK_LITE_MESSAGE)):
 
 
 class NotifyUnsubscribeLiteExt(Ext):
-    """The client and its group, and the lite topic that it no longer gets."""
+    """The header of request code 200073: the client, its group, and the lite topic that another client reads now."""
 
     lite_topic: str
     consumer_group: str
@@ -126,13 +126,13 @@ class NotifyUnsubscribeLiteExt(Ext):
 
 
 class NotifyUnsubscribeLite(Request, tag=int(Code.NOTIFY_UNSUBSCRIBE_LITE)):
-    """Request code 200073, broker to client: note that another client of the group reads a lite topic now."""
+    """Request code 200073, broker to client: another client of the group reads this lite topic now."""
 
     ext: NotifyUnsubscribeLiteExt = msgspec.field(name="extFields")
 
 
 class GetBrokerLiteInfo(Request, tag=int(Code.GET_BROKER_LITE_INFO)):
-    """Request code 200074: return figures of all lite topics of a broker, and the topics and groups with some."""
+    """Request code 200074: return figures of a broker's lite topics, and the topics and groups that have some."""
 
 
 class BrokerLiteInfo(
@@ -149,7 +149,7 @@ class BrokerLiteInfo(
         groups="groupMeta",
     ),
 ):
-    """The answer to request code 200074.
+    """Figures of all lite topics of a broker (response to request code 200074).
 
     ``topic_count`` of at most ``topics_max`` lite topics exist. From ``open_count`` of them, groups have popped
     messages that are not acknowledged yet. ``queue_count`` are the queues of all topics, ``offset_count`` the offsets
@@ -170,19 +170,19 @@ class BrokerLiteInfo(
 
 
 class ParentTopicExt(Ext):
-    """A topic that has lite topics."""
+    """The header of request code 200075: a topic that has lite topics."""
 
     topic: str
 
 
 class GetParentTopicInfo(Request, tag=int(Code.GET_PARENT_TOPIC_INFO)):
-    """Request code 200075: return the number of lite topics of a topic, and the groups that are bound to it."""
+    """Request code 200075: return the number of lite topics of a topic, and the groups that are bound to the topic."""
 
     ext: ParentTopicExt = msgspec.field(name="extFields")
 
 
 class ParentTopicInfo(Body, rename=wire(expiration_minutes="ttl", broker_count="lmqNum", topic_count="liteTopicCount")):
-    """The answer to request code 200075: ``broker_count`` is of all lite topics, ``topic_count`` of the topic's own."""
+    """The response to 200075. ``topic_count`` counts the lite topics of the topic, ``broker_count`` the broker's."""
 
     topic: str
     expiration_minutes: int = -1
@@ -192,7 +192,7 @@ class ParentTopicInfo(Body, rename=wire(expiration_minutes="ttl", broker_count="
 
 
 class LiteTopicExt(Ext):
-    """A lite topic and its parent."""
+    """The header of request code 200076: a lite topic and its parent."""
 
     parent_topic: str
     lite_topic: str
@@ -205,14 +205,14 @@ class GetLiteTopicInfo(Request, tag=int(Code.GET_LITE_TOPIC_INFO)):
 
 
 class LiteSubscriber(Body, rename=wire()):
-    """A client of a group; ``*`` stands for the clients of a group that reads all lite topics."""
+    """A client that subscribes to a lite topic; ``*`` stands for all clients of a group that reads every one."""
 
     client_id: str
     group: str
 
 
 class LiteTopicInfo(Body, rename=wire(subscribers="subscriber", ends="topicOffset", is_there="shardingToBroker")):
-    """The answer to request code 200076. ``is_there``: whether the broker has messages of the lite topic."""
+    """The response to request code 200076. ``is_there``: whether the broker stores messages of the lite topic."""
 
     parent_topic: str
     lite_topic: str
@@ -222,7 +222,7 @@ class LiteTopicInfo(Body, rename=wire(subscribers="subscriber", ends="topicOffse
 
 
 class LiteClientExt(Ext):
-    """A client of a group; of its subscriptions, ``max_count`` are wanted at most."""
+    """The header of request code 200077: a client of a group, and the maximum number of subscriptions to return."""
 
     parent_topic: str
     group: str
@@ -245,7 +245,7 @@ class LiteClientInfo(
         lite_topics="liteTopicSet",
     ),
 ):
-    """The answer to request code 200077.
+    """The subscriptions of a client (response to request code 200077).
 
     ``topic_count`` is -1 for a client that has not sent its subscriptions. ``lite_topics`` is ``*`` for one that
     reads all. The broker heard from it last at ``heard_ms``; ``consumed_ms`` is always 0.
@@ -261,7 +261,7 @@ class LiteClientInfo(
 
 
 class LiteGroupExt(Ext, rename=wire(top_count="topK")):
-    """A group; a lite topic, or the ``top_count`` lite topics in which the group is behind most."""
+    """The header of 200078: a group, and one lite topic or the ``top_count`` ones in which the group is behind most."""
 
     group: str
     lite_topic: str | None = None
@@ -269,13 +269,13 @@ class LiteGroupExt(Ext, rename=wire(top_count="topK")):
 
 
 class GetLiteGroupInfo(Request, tag=int(Code.GET_LITE_GROUP_INFO)):
-    """Request code 200078: return how far behind a group is."""
+    """Request code 200078: return how far a group is behind in lite topics."""
 
     ext: LiteGroupExt = msgspec.field(name="extFields")
 
 
 class LiteLag(Body, rename=wire(lag="lagCount", oldest_ms="earliestUnconsumedTimestamp")):
-    """A lite topic with ``lag`` messages that a group has not consumed; the first one was stored at ``oldest_ms``."""
+    """A lite topic with ``lag`` messages not consumed by a group. The oldest of them was stored at ``oldest_ms``."""
 
     lite_topic: str
     lag: int = 0
@@ -292,7 +292,7 @@ class LiteGroupInfo(
         oldest="lagTimestampTopK",
     ),
 ):
-    """The answer to request code 200078: of the lite topic that was asked for, or of all.
+    """The lag of a group in the requested lite topic, or in all of them (response to request code 200078).
 
     ``lag`` messages are not consumed, and the first of them was stored at ``oldest_ms`` (-1: there is none).
     ``longest`` are the lite topics with the longest lag, ``oldest`` the lite topics that have waited longest. For a
@@ -310,20 +310,20 @@ class LiteGroupInfo(
 
 
 class LiteDispatchExt(Ext):
-    """A group, and one of its clients or none for all."""
+    """The header of request code 200079: a group, and one of its clients, or none for all clients."""
 
     group: str
     client_id: str | None = None
 
 
 class TriggerLiteDispatch(Request, tag=int(Code.TRIGGER_LITE_DISPATCH)):
-    """Request code 200079: serve clients' waiting pops now, in case news of a message was lost."""
+    """Request code 200079: serve the waiting pops of these clients now, in case an arrival was missed."""
 
     ext: LiteDispatchExt = msgspec.field(name="extFields")
 
 
 class Policy(IntEnum):
-    """The values of `OffsetKind.POLICY`."""
+    """The values of an `OffsetOption` of kind `OffsetKind.POLICY`."""
 
     LAST = 0
     """Where the group left off; a group that was not there before begins at the first message."""

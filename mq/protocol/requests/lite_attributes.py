@@ -1,4 +1,4 @@
-"""Attributes of topics and consumer groups for lite topics, as RocketMQ names them.
+"""Attributes of topics and consumer groups that concern lite topics, as RocketMQ names them.
 
 A topic with the message type LITE is the *parent* of any number of lite topics, which come into being with their first
 message. A consumer group reads lite topics of the one parent that it is bound to.
@@ -32,11 +32,11 @@ _BOOLEANS: Final = {"true": True, "false": False}
 
 
 class AttributeInvalid(ProtocolError):
-    """An attribute has a value that is not allowed; the text names both."""
+    """An attribute has a value that is not allowed. The text names attribute and value."""
 
 
 class LiteGroup(NamedTuple):
-    """The attributes of a consumer group for lite topics, parsed."""
+    """The parsed attributes of a consumer group that concern lite topics."""
 
     parent: str
     """The topic whose lite topics the group reads; empty for a group that reads none."""
@@ -57,7 +57,7 @@ def is_lite(attributes: Mapping[str, str]) -> bool:
 
 
 def check_topic_attributes(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeInvalid for an invalid expiration, or of a topic that has no lite topics."""
+    """Raise AttributeInvalid for an invalid expiration, or for one of a topic that has no lite topics."""
     text = attributes.get(EXPIRATION)
     if text is None:
         return
@@ -67,7 +67,7 @@ def check_topic_attributes(attributes: Mapping[str, str]) -> None:
 
 
 def expiration_ms(attributes: Mapping[str, str]) -> int | None:
-    """Milliseconds after its last message at which a lite topic ends; None for never.
+    """Return how many ms after its last message a lite topic expires; None for never.
 
     0 is none as well: a lite topic would end with its first message.
     """

@@ -1,4 +1,4 @@
-"""Many queues in one request: their ends, when their newest messages were stored, and offsets by time. Our own 9030."""
+"""Our own request 9030: ends of many queues, store times of their newest messages, and offsets by time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ QUEUES_MAX: Final = 32 * 1024
 
 
 class AskQueues(Request, tag=int(Code.ASK_QUEUES)):
-    """Request code 9030, our own: return the ends of many queues; the topics are in the body."""
+    """Request code 9030, our own: return the ends of the queues of the topics in the body."""
 
 
 class QueueQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """Queues of a topic; all without ``queues``.
+    """The requested queues of a topic; all of its queues if ``queues`` is None.
 
     ``since_ms``: for each of these queues, also the offset of the first message that was stored at this time or later,
     in epoch milliseconds; a single time is used for all queues. ``position``: also the offset of the first message at
@@ -37,7 +37,7 @@ class QueueQuestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueQuestions(Body, kw_only=True):
-    """The topics to look at (request code 9030)."""
+    """The requested queues of many topics (body of request code 9030)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
@@ -45,8 +45,8 @@ class QueueQuestions(Body, kw_only=True):
 
 
 class QueueSight(msgspec.Struct, frozen=True, array_like=True):
-    """A queue: its first offset, the one after its last, the store time of its last message (0: none), and the offsets
-    by time and by position, if they were asked for.
+    """A queue: its first offset, the offset after its last message, that message's store time (0: none), and the
+    offsets by time and by position if requested.
     """
 
     queue_id: int
@@ -58,7 +58,7 @@ class QueueSight(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueSights(Body, kw_only=True):
-    """The queues of the topics that fit, in the order of the request; none of an unknown topic.
+    """The queues of as many topics as fit, in the order of the request; an unknown topic has none.
 
     Left out are queues that this replica cannot tell about now: some of their messages are in an archive, or gone.
     """

@@ -1,4 +1,4 @@
-"""The members of many consumer groups, as one replica knows them from their heartbeats. Our own 9031."""
+"""Our own request 9031: the members of many consumer groups, as one replica knows them from heartbeats."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ GROUPS_MAX: Final = 1000
 
 
 class AskMembers(Request, tag=int(Code.ASK_MEMBERS)):
-    """Request code 9031, our own: return the members of many groups; the question is in the body."""
+    """Request code 9031, our own: return the members of the groups in the body."""
 
 
 class MembersQuestion(Body, kw_only=True):
-    """The members of these groups; with ``differing`` also the groups whose members subscribe to different things.
+    """The groups whose members are requested; ``differing`` adds the groups whose members have different subscriptions.
 
     With ``queues``, which goes with one group, the broker asks each member which queues it has.
     """
@@ -34,7 +34,7 @@ class MembersQuestion(Body, kw_only=True):
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A member of a consumer group.
+    """A member of a consumer group, as one replica knows it.
 
     Attributes:
         subscribes: what its last heartbeat said, as text; two that subscribe to the same have the same text.
@@ -48,7 +48,7 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MembersOfGroups(Body, kw_only=True):
-    """The members of each named group that has some.
+    """The members by group. Groups without members are left out.
 
     ``differing``: of each group whose members subscribe to different things, one member for each of these, at most ten.
     """

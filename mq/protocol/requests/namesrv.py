@@ -1,4 +1,4 @@
-"""Name servers: routes, clusters, topics, their key-value table and their settings."""
+"""Requests to name servers: routes, clusters, topics, their key-value table and their settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class RouteExt(Ext):
-    """One topic. With ``accept_standard_json_only`` numeric keys must be quoted, as our answers always do."""
+    """The header of request code 105: a topic. ``accept_standard_json_only``: quote numeric keys, as we always do."""
 
     topic: str
     accept_standard_json_only: bool = False
@@ -38,7 +38,7 @@ class QueueData(Body, rename=wire()):
 
 
 class BrokerData(Body, rename=wire()):
-    """A broker group: ``host:port`` of each broker by its id. Id 0 is the leader."""
+    """A broker group, with the ``host:port`` of each broker by its id. The leader has id 0."""
 
     broker_name: str
     broker_addrs: dict[I64, str]
@@ -60,7 +60,7 @@ class GetBrokerClusterInfo(Request, tag=int(Code.GET_BROKER_CLUSTER_INFO)):
 
 
 class ClusterInfo(Body, rename=wire(brokers="brokerAddrTable", clusters="clusterAddrTable")):
-    """All broker groups by name, and the names of the groups in each cluster (request code 106)."""
+    """All broker groups by name, and the names of the broker groups in each cluster (request code 106)."""
 
     brokers: dict[str, BrokerData] = msgspec.field(default_factory=dict)
     clusters: dict[str, list[str]] = msgspec.field(default_factory=dict)
@@ -71,7 +71,7 @@ class GetAllTopicListFromNameserver(Request, tag=int(Code.GET_ALL_TOPIC_LIST_FRO
 
 
 class DeleteTopicInNamesrvExt(Ext):
-    """One topic, in all clusters or in one."""
+    """The header of request code 216: a topic, and a cluster or none for all clusters."""
 
     topic: str
     cluster_name: str | None = None
@@ -84,7 +84,7 @@ class DeleteTopicInNamesrv(Request, tag=int(Code.DELETE_TOPIC_IN_NAMESRV)):
 
 
 class BrokerNameExt(Ext):
-    """One broker group."""
+    """The header of a request about one broker group."""
 
     broker_name: str
 
@@ -96,7 +96,7 @@ class WipeWritePermOfBroker(Request, tag=int(Code.WIPE_WRITE_PERM_OF_BROKER)):
 
 
 class WipedTopicsReply(Reply):
-    """The number of topics that a broker group lost its write permission for (205)."""
+    """The response to request code 205: the number of topics for which the broker group lost write permission."""
 
     wipe_topic_count: int
 
@@ -108,61 +108,61 @@ class AddWritePermOfBroker(Request, tag=int(Code.ADD_WRITE_PERM_OF_BROKER)):
 
 
 class AddedTopicsReply(Reply):
-    """The number of topics that a broker group got its write permission for (327)."""
+    """The response to request code 327: the number of topics for which the broker group got write permission."""
 
     add_topic_count: int
 
 
 class NamespaceExt(Ext):
-    """A namespace of the key-value table."""
+    """The header of request code 219: a namespace of the key-value table."""
 
     namespace: str
 
 
 class KvKeyExt(NamespaceExt):
-    """A key of the key-value table."""
+    """The header of request codes 101 and 102: a key of the key-value table."""
 
     key: str
 
 
 class KvExt(KvKeyExt):
-    """A key of the key-value table and its value."""
+    """The header of request code 100: a key of the key-value table, and the value to store."""
 
     value: str
 
 
 class PutKvConfig(Request, tag=int(Code.PUT_KV_CONFIG)):
-    """Request code 100: store a value."""
+    """Request code 100: store a value in the key-value table."""
 
     ext: KvExt = msgspec.field(name="extFields")
 
 
 class GetKvConfig(Request, tag=int(Code.GET_KV_CONFIG)):
-    """Request code 101: read a value."""
+    """Request code 101: return a value of the key-value table."""
 
     ext: KvKeyExt = msgspec.field(name="extFields")
 
 
 class DeleteKvConfig(Request, tag=int(Code.DELETE_KV_CONFIG)):
-    """Request code 102: delete a value."""
+    """Request code 102: delete a value of the key-value table."""
 
     ext: KvKeyExt = msgspec.field(name="extFields")
 
 
 class GetKvlistByNamespace(Request, tag=int(Code.GET_KVLIST_BY_NAMESPACE)):
-    """Request code 219: return all values of a namespace."""
+    """Request code 219: return all keys and values of a namespace."""
 
     ext: NamespaceExt = msgspec.field(name="extFields")
 
 
 class RegisterTopicInNamesrv(Request, tag=int(Code.REGISTER_TOPIC_IN_NAMESRV)):
-    """Request code 217: register a topic; its queues are in the body."""
+    """Request code 217: register a topic, whose queues are in the body."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 
 
 class ClusterExt(Ext):
-    """One cluster."""
+    """The header of request code 224: a cluster."""
 
     cluster: str
 
@@ -174,23 +174,23 @@ class GetTopicsByCluster(Request, tag=int(Code.GET_TOPICS_BY_CLUSTER)):
 
 
 class GetSystemTopicListFromNs(Request, tag=int(Code.GET_SYSTEM_TOPIC_LIST_FROM_NS)):
-    """Request code 304: return topics named like clusters and broker groups."""
+    """Request code 304: return the system topics, which have the names of clusters and broker groups."""
 
 
 class GetUnitTopicList(Request, tag=int(Code.GET_UNIT_TOPIC_LIST)):
-    """Request code 311: return topics of units."""
+    """Request code 311: return the topics that belong to a unit."""
 
 
 class GetHasUnitSubTopicList(Request, tag=int(Code.GET_HAS_UNIT_SUB_TOPIC_LIST)):
-    """Request code 312: return topics subscribed by a unit."""
+    """Request code 312: return the topics to which a unit subscribes."""
 
 
 class GetHasUnitSubUnunitTopicList(Request, tag=int(Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)):
-    """Request code 313: return topics subscribed by a unit that do not belong to a unit."""
+    """Request code 313: return the topics to which a unit subscribes and that belong to no unit."""
 
 
 class UpdateNamesrvConfig(Request, tag=int(Code.UPDATE_NAMESRV_CONFIG)):
-    """Request code 318: change settings of a running name server; they are in the body."""
+    """Request code 318: change the settings of a running name server to those in the body."""
 
 
 class GetNamesrvConfig(Request, tag=int(Code.GET_NAMESRV_CONFIG)):
@@ -198,19 +198,19 @@ class GetNamesrvConfig(Request, tag=int(Code.GET_NAMESRV_CONFIG)):
 
 
 class MemberGroupExt(Ext, rename=wire(cluster="clusterName")):
-    """One broker group."""
+    """The header of request code 901: a broker group."""
 
     cluster: str
     broker_name: str
 
 
 class GetBrokerMemberGroup(Request, tag=int(Code.GET_BROKER_MEMBER_GROUP)):
-    """Request code 901: return the brokers of a group."""
+    """Request code 901: return the brokers of a broker group."""
 
     ext: MemberGroupExt = msgspec.field(name="extFields")
 
 
 class BrokerMemberGroup(Body, rename=wire(group="brokerMemberGroup")):
-    """The brokers of a group (request code 901)."""
+    """The brokers of a broker group (request code 901)."""
 
     group: BrokerData

@@ -1,4 +1,4 @@
-"""The configuration of a name server: its settings as operators' tools see them (318, 319), and its key-value file."""
+"""A name server's settings as operators' tools see them (request codes 318 and 319), and its key-value file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORBIDDEN: Final = frozenset({"configBlackList", "configStorePath", "kvConfigPat
 
 
 class NamesrvProperties(HeaderFields, kw_only=True):
-    """Settings that stock name servers have too; times in milliseconds."""
+    """The settings that stock name servers have, too. Times are in milliseconds."""
 
     listen_port: int
     bind_address: str
@@ -27,6 +27,6 @@ class NamesrvProperties(HeaderFields, kw_only=True):
 
 
 class KvConfigTable(Body, rename=wire(namespaces="configTable")):
-    """RocketMQ's ``kvConfig.json``: values by namespace and key."""
+    """The content of RocketMQ's ``kvConfig.json``: values by namespace and key."""
 
     namespaces: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Offsets of queues, and stored offsets of consumer groups."""
+"""Requests about the offsets of queues, and the stored offsets of consumer groups."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class QueryConsumerOffsetExt(Ext):
-    """A group's offset to query. With ``set_zero_if_not_found`` false, a group without a stored offset is told so, also
-    on a young queue.
+    """The header of 14. ``set_zero_if_not_found`` false: a group without an offset gets an error, also on a young
+    queue.
     """
 
     consumer_group: str
@@ -22,19 +22,19 @@ class QueryConsumerOffsetExt(Ext):
 
 
 class QueryConsumerOffset(Request, tag=int(Code.QUERY_CONSUMER_OFFSET)):
-    """14: a group's offset."""
+    """Request code 14: return the stored offset of a group in a queue."""
 
     ext: QueryConsumerOffsetExt = msgspec.field(name="extFields")
 
 
 class OffsetReply(Reply):
-    """A queue offset (14, 29, 30, 31)."""
+    """The response to request codes 14, 29, 30 and 31: a queue offset."""
 
     offset: QueueOffset64
 
 
 class UpdateConsumerOffsetExt(Ext):
-    """``commit_offset`` is the group's next offset.
+    """The header of request code 15. ``commit_offset`` is the offset of the next message for the group.
 
     With ``forward_only``, a stored offset at or beyond it is a success; stock clients do not send it.
     """
@@ -47,13 +47,13 @@ class UpdateConsumerOffsetExt(Ext):
 
 
 class UpdateConsumerOffset(Request, tag=int(Code.UPDATE_CONSUMER_OFFSET)):
-    """15: store a group's offset; usually one-way."""
+    """Request code 15: store the offset of a group in a queue. Clients usually send it one-way."""
 
     ext: UpdateConsumerOffsetExt = msgspec.field(name="extFields")
 
 
 class SearchOffsetExt(Ext, rename=wire(timestamp_ms="timestamp", boundary="boundaryType")):
-    """One queue and a store time in epoch milliseconds. ``boundary`` is "lower" (default) or "upper"."""
+    """The header of 29: a queue, a store time in epoch ms, and ``boundary``, "lower" (default) or "upper"."""
 
     topic: str
     queue_id: I32
@@ -62,37 +62,37 @@ class SearchOffsetExt(Ext, rename=wire(timestamp_ms="timestamp", boundary="bound
 
 
 class SearchOffsetByTimestamp(Request, tag=int(Code.SEARCH_OFFSET_BY_TIMESTAMP)):
-    """29: the first offset stored at or after a time."""
+    """Request code 29: return the offset of the first message that was stored at or after a time."""
 
     ext: SearchOffsetExt = msgspec.field(name="extFields")
 
 
 class QueueExt(Ext):
-    """One queue."""
+    """The header of a request about one queue."""
 
     topic: str
     queue_id: I32
 
 
 class GetMaxOffset(Request, tag=int(Code.GET_MAX_OFFSET)):
-    """30: the offset of the next message."""
+    """Request code 30: return the offset that the next message of a queue will get."""
 
     ext: QueueExt = msgspec.field(name="extFields")
 
 
 class GetMinOffset(Request, tag=int(Code.GET_MIN_OFFSET)):
-    """31: the first readable offset."""
+    """Request code 31: return the first readable offset of a queue."""
 
     ext: QueueExt = msgspec.field(name="extFields")
 
 
 class GetEarliestMsgStoretime(Request, tag=int(Code.GET_EARLIEST_MSG_STORETIME)):
-    """32: the store time of the first readable message."""
+    """Request code 32: return the store time of the first readable message of a queue."""
 
     ext: QueueExt = msgspec.field(name="extFields")
 
 
 class TimestampReply(Reply):
-    """Store time of a queue's oldest message (32), in ms since the epoch."""
+    """The response to request code 32: the store time of a queue's oldest message, in ms since the epoch."""
 
     timestamp: I64

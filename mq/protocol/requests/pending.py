@@ -1,4 +1,4 @@
-"""Our own request 9017, for messages that wait to become visible."""
+"""Our own request 9017, which shows the messages that are stored but not visible yet."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ SHOWN_MAX: Final = 100
 
 
 class AskPendingExt(Ext):
-    """``kind`` is one of `KINDS`: delayed and timed messages; half messages; transactions that were given up."""
+    """The header of 9017. ``kind`` (`KINDS`): delayed and timed messages, half messages, or given-up transactions."""
 
     kind: str
     count: I32 = 50
 
 
 class AskPending(Request, tag=int(Code.ASK_PENDING)):
-    """Request code 9017, our own: return the number of waiting messages, how long they wait, and the first of them."""
+    """Request code 9017, our own: return the number of waiting messages of a kind, their waits, and the first ones."""
 
     ext: AskPendingExt = msgspec.field(name="extFields")
 
 
 class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that waits. Times are milliseconds since 1970.
+    """A message that is not visible yet. Times are milliseconds since 1970.
 
     ``checks`` counts check-backs with its producer group, ``group``; ``is_put_off`` says that they were put off, as
     the producer asked, or because it could not be read. ``handle`` recalls it; empty if it cannot be recalled.
@@ -54,7 +54,7 @@ class PendingMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingInfo(Body, kw_only=True):
-    """The waiting messages of a broker group.
+    """The messages of a broker group that are not visible yet.
 
     ``total`` is the number of all, ``looked_at`` of the messages that ``counts`` and ``messages`` are about. ``counts``
     is of timed messages: the number that is due within each number of seconds, and not within a smaller one; messages

@@ -1,4 +1,4 @@
-"""Consumers that pop messages. The codes do not fit the binary header, so they come in JSON."""
+"""Requests of consumers that pop messages. Their codes do not fit the binary header, so clients send them in JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PopExt(
         client_id="raftmqClientId",
     ),
 ):
-    """The maximum number of messages, and the queue; -1 stands for any.
+    """The header of request code 200050: the queue (-1: any) and the maximum number of messages.
 
     The messages stay invisible to others for ``invisible_ms``. The request may be held for ``poll_ms`` from its arrival
     on; ``born_ms``, when the client sent it by its own clock, decides nothing. ``init_mode`` is where a new group
@@ -48,7 +48,7 @@ class PopExt(
 
 
 class PopMessage(Request, tag=int(Code.POP_MESSAGE)):
-    """Request code 200050: pop messages, which are then invisible to other members for a while."""
+    """Request code 200050: pop messages, which hides them from other members of the group for a while."""
 
     ext: PopExt = msgspec.field(name="extFields")
 
@@ -62,7 +62,7 @@ _POP_NAMES: Final = {
 
 
 class PopTimes(Reply, rename=wire(**_POP_NAMES)):
-    """Pop time, invisible time, and queue of the revive topic (200051)."""
+    """The response to request code 200051: pop time, invisible time, and queue of the revive topic."""
 
     pop_time_ms: I64
     invisible_ms: I64
@@ -70,7 +70,7 @@ class PopTimes(Reply, rename=wire(**_POP_NAMES)):
 
 
 class PopReply(PopTimes, rename=wire(**_POP_NAMES)):
-    """The result of a pop (200050): pop time, invisible time, and where each part begins in its queue.
+    """The response header of 200050: pop time, invisible time, and the first offset of each part in its queue.
 
     `mq.protocol.requests.receipts` encodes and decodes ``start_offset_info``, ``msg_offset_info`` and ``order_counts``;
     ``rest_num`` is the number of remaining messages.
@@ -83,7 +83,7 @@ class PopReply(PopTimes, rename=wire(**_POP_NAMES)):
 
 
 class AckExt(Ext):
-    """A message by its receipt in ``extra_info``; ``lite_topic`` if it is in one."""
+    """The header of 200051: a message, named by its receipt in ``extra_info``, and its lite topic if any."""
 
     consumer_group: str
     topic: str
@@ -100,7 +100,7 @@ class AckMessage(Request, tag=int(Code.ACK_MESSAGE)):
 
 
 class PeekExt(Ext, rename=wire(max_messages="maxMsgNums")):
-    """The number of messages, and the queue; -1 stands for any."""
+    """The header of request code 200052: the queue (-1: any) and the number of messages."""
 
     consumer_group: str
     topic: str
@@ -115,7 +115,7 @@ class PeekMessage(Request, tag=int(Code.PEEK_MESSAGE)):
 
 
 class ChangeInvisibleExt(Ext, rename=wire(invisible_ms="invisibleTime")):
-    """A message by its receipt, and its new invisible time from now on."""
+    """The header of 200053: a message, named by its receipt, and the invisible time that it gets from now on."""
 
     consumer_group: str
     topic: str
@@ -135,7 +135,7 @@ class ChangeMessageInvisibleTime(Request, tag=int(Code.CHANGE_MESSAGE_INVISIBLET
 
 
 class NotificationExt(Ext, rename=wire(poll_ms="pollTime", born_ms="bornTime")):
-    """The queue; -1 stands for any. Times as in `PopExt`."""
+    """The header of request code 200054: a queue (-1: any). Times are as in `PopExt`."""
 
     consumer_group: str
     topic: str
@@ -147,20 +147,20 @@ class NotificationExt(Ext, rename=wire(poll_ms="pollTime", born_ms="bornTime")):
 
 
 class Notification(Request, tag=int(Code.NOTIFICATION)):
-    """Request code 200054: wait until there are messages to pop."""
+    """Request code 200054: respond when there are messages to pop."""
 
     ext: NotificationExt = msgspec.field(name="extFields")
 
 
 class NotificationReply(Reply, rename=wire(has_message="hasMsg")):
-    """Whether there is something to pop (200054), and whether too many requests wait already."""
+    """The response to 200054: whether there are messages to pop, and whether too many requests wait already."""
 
     has_message: bool
     polling_full: bool
 
 
 class PollingInfoExt(Ext):
-    """One queue of a group; -1 stands for any."""
+    """The header of request code 200055: a group and a queue (-1: any)."""
 
     consumer_group: str
     topic: str
@@ -168,16 +168,16 @@ class PollingInfoExt(Ext):
 
 
 class PollingInfo(Request, tag=int(Code.POLLING_INFO)):
-    """Request code 200055: return the number of held pops."""
+    """Request code 200055: return how many pops of a group wait for messages."""
 
     ext: PollingInfoExt = msgspec.field(name="extFields")
 
 
 class PollingInfoReply(Reply):
-    """The number of held pops of a group (200055)."""
+    """The response to request code 200055: the number of pops of a group that wait."""
 
     polling_num: int
 
 
 class BatchAckMessage(Request, tag=int(Code.BATCH_ACK_MESSAGE)):
-    """Request code 200151: acknowledge many messages; the body is a `mq.protocol.requests.receipts.BatchAck`."""
+    """Request code 200151: acknowledge the messages in the body, a `mq.protocol.requests.receipts.BatchAck`."""

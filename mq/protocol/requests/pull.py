@@ -1,4 +1,4 @@
-"""Pulls: messages of one queue from an offset on."""
+"""Requests to pull messages of one queue from an offset on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PULL_ANSWERS: Final = frozenset(
 class PullExt(
     Ext, rename=wire(max_messages="maxMsgNums", suspend_timeout_ms="suspendTimeoutMillis", max_bytes="maxMsgBytes")
 ):
-    """The messages to pull. ``sys_flag``: 1 commit ``commit_offset``, 2 may be held, 4 use the subscription given here.
+    """The header of a pull. Bits of ``sys_flag``: 1 store ``commit_offset``, 2 may wait, 4 use this subscription.
 
     With ``forward_only`` the reader expects the group to be at or beyond ``commit_offset``, wherever it reads; stock
     clients do not send it.
@@ -49,14 +49,14 @@ class PullExt(
 
 
 class PullMessage(Request, tag=int(Code.PULL_MESSAGE)):
-    """11: messages of one queue from an offset on."""
+    """Request code 11: return messages of one queue from an offset on."""
 
     ext: PullExt = msgspec.field(name="extFields")
 
 
 class PullReply(Reply, rename=wire(suggested_broker_id="suggestWhichBrokerId")):
-    """The offset at which a pull continues (11), the ends of the queue, and the replica for the next pull; 0 is the
-    leader.
+    """The response header of 11: the offset of the next pull, the ends of the queue, and the replica for the next pull
+    (0: the leader).
     """
 
     next_begin_offset: QueueOffset64
@@ -66,6 +66,6 @@ class PullReply(Reply, rename=wire(suggested_broker_id="suggestWhichBrokerId")):
 
 
 class LitePullMessage(Request, tag=int(Code.LITE_PULL_MESSAGE)):
-    """Request code 361: pull as 11 does, for a consumer with queues that it assigned to itself."""
+    """Request code 361: pull like 11, for a consumer that assigned its queues itself."""
 
     ext: PullExt = msgspec.field(name="extFields")

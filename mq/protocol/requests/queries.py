@@ -1,4 +1,4 @@
-"""Queries of messages by key, id and place in a queue, and of the age of messages."""
+"""Requests that find messages by key, id or place in a queue, or return the age of messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class QueryMessageExt(
     Ext,
     rename=wire(messages_max="maxNum", begin_ms="beginTimestamp", end_ms="endTimestamp", unique="_UNIQUE_KEY_QUERY"),
 ):
-    """Messages by key. With ``unique`` the key is a UNIQ_KEY. Times are epoch milliseconds."""
+    """The header of 12: the key, and the period in epoch ms. ``unique``: the key is a UNIQ_KEY."""
 
     topic: str
     key: str
@@ -30,7 +30,7 @@ class QueryMessageExt(
 
 
 class QueryMessage(Request, tag=int(Code.QUERY_MESSAGE)):
-    """12: messages by key."""
+    """Request code 12: return the messages of a topic that have a key."""
 
     ext: QueryMessageExt = msgspec.field(name="extFields")
 
@@ -38,27 +38,27 @@ class QueryMessage(Request, tag=int(Code.QUERY_MESSAGE)):
 class FoundByKeyReply(
     Reply, rename=wire(updated_ms="indexLastUpdateTimestamp", end_position="indexLastUpdatePhyoffset")
 ):
-    """The time until which, and the physical offset up to which, a search by key has covered messages (12)."""
+    """The response header of 12: the time and the physical offset up to which the search has covered messages."""
 
     updated_ms: I64
     end_position: PhysicalOffset64
 
 
 class ViewMessageByIdExt(Ext, rename=wire(physical_offset="offset")):
-    """The physical offset of the wanted record."""
+    """The header of request code 33: the physical offset of a record."""
 
     physical_offset: PhysicalOffset64
     topic: str | None = None
 
 
 class ViewMessageById(Request, tag=int(Code.VIEW_MESSAGE_BY_ID)):
-    """33: one record by its physical offset."""
+    """Request code 33: return the record at a physical offset."""
 
     ext: ViewMessageByIdExt = msgspec.field(name="extFields")
 
 
 class ConsumeTimeSpanExt(Ext):
-    """A topic and a consumer group."""
+    """The header of request code 303: a topic and a consumer group."""
 
     topic: str
     group: str
@@ -88,7 +88,7 @@ class TimeSpan(
         delay_ms="delayTime",
     ),
 ):
-    """Store times of the first and last message of a queue, and of the last one that a group consumed; -1 for none.
+    """Store times in a queue: of its first and last message, and of the last one that a group consumed; -1 for none.
 
     ``delay_ms`` is how long the group's next message has been waiting; 0 without one.
     """
@@ -101,13 +101,13 @@ class TimeSpan(
 
 
 class TimeSpans(Body, rename=wire(spans="consumeTimeSpanSet")):
-    """One for each queue of a topic (request code 303)."""
+    """The store times of each queue of a topic (request code 303)."""
 
     spans: Sequence[TimeSpan] = ()
 
 
 class QueryConsumeQueueExt(Ext):
-    """Entries of a consume queue from ``index`` on."""
+    """The header of request code 321: a queue, and the first entry to return (``index``)."""
 
     topic: str
     queue_id: I32
@@ -117,7 +117,7 @@ class QueryConsumeQueueExt(Ext):
 
 
 class QueryConsumeQueue(Request, tag=int(Code.QUERY_CONSUME_QUEUE)):
-    """Request code 321: return the content of a consume queue."""
+    """Request code 321: return entries of a consume queue."""
 
     ext: QueryConsumeQueueExt = msgspec.field(name="extFields")
 
@@ -128,7 +128,7 @@ class QueueEntry(
         physical_offset="physicOffset", nbytes="physicSize", tag_code="tagsCode", is_wanted="eval", message="msg"
     ),
 ):
-    """One entry of a consume queue. ``is_wanted``: whether it matches the group's subscription."""
+    """One entry of a consume queue. ``is_wanted``: whether the group's subscription matches it."""
 
     physical_offset: PhysicalOffset
     nbytes: int
@@ -140,7 +140,7 @@ class QueueEntry(
 
 
 class ConsumeQueueView(Body, rename=wire(entries="queueData", min_offset="minQueueIndex", max_offset="maxQueueIndex")):
-    """A part of a consume queue (request code 321)."""
+    """Entries of a consume queue (request code 321)."""
 
     entries: Sequence[QueueEntry] = ()
     min_offset: QueueOffset = FIRST_OFFSET

@@ -1,4 +1,4 @@
-"""Quotas of topics and users: their names, meanings, and how they are written. Pure.
+"""Names, meanings and text format of the quotas of topics and users. Pure.
 
 A rate is per second. Each broker group applies them for itself, and each replica counts the requests that it serves.
 """
@@ -45,7 +45,7 @@ class Quota(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     @property
     def limits_sends(self) -> bool:
-        """Whether a send has to be looked at."""
+        """Whether any of the limits applies to sends."""
         return bool(self.produce_messages or self.produce_bytes or self.stored_bytes)
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ def quota_of(attributes: Mapping[str, str]) -> Quota:
 
 
 def check_quotas(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeInvalid for an attribute whose name begins with `PREFIX` and that is not a quota."""
+    """Raise AttributeInvalid for an attribute whose name begins with `PREFIX` but which is not a valid quota."""
     for name, text in attributes.items():
         if not name.startswith(PREFIX):
             continue

@@ -1,4 +1,4 @@
-"""Quotas of users, and who is throttled: our own 9024 and 9025."""
+"""Our own requests 9024 and 9025: quotas of users, and the users that are throttled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mq.protocol.wire.request import Request
 
 
 class PutUserQuota(Request, tag=int(Code.PUT_USER_QUOTA)):
-    """Request code 9024, our own: replace a user's quota with the `UserQuota` in the body, or remove it."""
+    """Request code 9024, our own: replace a user's quota by the `UserQuota` in the body, or remove it."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
@@ -30,7 +30,7 @@ class UserQuota(Body, kw_only=True):
 
 
 class NamedQuota(msgspec.Struct, frozen=True, kw_only=True):
-    """A user's quota; ``connections`` are those to this replica now."""
+    """A user's quota. ``connections`` counts the user's connections to this replica now."""
 
     user: str
     quota: Quota
@@ -38,7 +38,7 @@ class NamedQuota(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Throttled(msgspec.Struct, frozen=True, kw_only=True):
-    """A user or topic that this replica has throttled.
+    """A user or topic that this replica throttled, and how often.
 
     Attributes:
         kind: user or topic.
@@ -56,7 +56,7 @@ class Throttled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuotaList(Body, kw_only=True):
-    """The quotas of users of a broker group, and who is throttled by one replica."""
+    """The quotas of a broker group's users, and the users and topics that this replica throttles."""
 
     users: Sequence[NamedQuota]
     throttled: Sequence[Throttled] = ()

@@ -1,4 +1,4 @@
-"""Our own request 9001, by which operators show and change a Raft group's members.
+"""Our own request 9001, with which operators show and change the members of a Raft group.
 
 Unknown to stock clients and brokers. The request's body is a `GroupCommand`; the answer always has code SUCCESS and a
 `GroupAnswer` as its body, which describes the result or the reason of a refusal.
@@ -19,12 +19,12 @@ MemberRole = Literal["voter", "learner", "incoming", "outgoing"]
 
 
 class ManageGroup(Request, tag=int(Code.MANAGE_GROUP)):
-    """Request code 9001, our own: show or change the group's members; the command is in the body."""
+    """Request code 9001, our own: carry out the command in the body, which shows or changes the group's members."""
 
 
 class GroupCommand(Body):
-    """An operator's command. ``add`` needs ``node`` and ``address`` (HOST:PORT of its replication port), ``replace``
-    the learner ``node`` and the voter ``replaced``; ``transfer`` without ``node`` lets the leader choose.
+    """An operator's command. ``add`` needs ``node`` and ``address`` (HOST:PORT for replication), ``replace`` the
+    learner ``node`` and the voter ``replaced``. For ``transfer`` without ``node`` the leader chooses one.
     """
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
@@ -36,7 +36,7 @@ class GroupCommand(Body):
 
 
 class MemberView(Body):
-    """A member as seen by the answering replica. Unknown numbers are -1: only a leader knows them.
+    """A member of the group, as the responding replica knows it. Unknown numbers are -1: only a leader knows them.
 
     ``reason`` says why the answering replica's last connection attempt failed, empty while it is connected.
     """
@@ -54,7 +54,7 @@ class MemberView(Body):
 
 
 class GroupView(Body):
-    """The group as seen by the answering replica. ``disk_used`` is a fraction of 1; ``leader`` is empty if unknown."""
+    """The group as the responding replica knows it. ``disk_used``: a fraction of 1. ``leader``: empty if unknown."""
 
     node_id: str
     cluster: str
@@ -70,7 +70,7 @@ class GroupView(Body):
     members: Sequence[MemberView] = ()
 
     def member(self, node_id: str) -> MemberView | None:
-        """The member with this id, None if there is none."""
+        """Return the member with this id; None if there is none."""
         return next((member for member in self.members if member.node_id == node_id), None)
 
 

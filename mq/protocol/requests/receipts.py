@@ -1,4 +1,4 @@
-"""Receipts of popped messages: encoded in answers of brokers, returned by clients.
+"""Encodes and decodes receipts of popped messages, which brokers issue and clients return.
 
 A receipt is eight fields separated by blanks: start offset and pop time of the checkpoint, invisible time, revive
 queue, mark, broker name, queue id, and the message's offset. The mark says which topic the queue belongs to. RocketMQ's
@@ -44,11 +44,11 @@ _DIGITS_MAX: Final = 18
 
 
 class ReceiptError(ProtocolError):
-    """A receipt that no broker issued."""
+    """The text is not a receipt that a broker issued."""
 
 
 class Receipt(NamedTuple):
-    """One popped message."""
+    """Names one popped message, so that the client can acknowledge it."""
 
     start: QueueOffset
     pop_time_ms: int
@@ -60,7 +60,7 @@ class Receipt(NamedTuple):
     offset: QueueOffset
 
     def encode(self) -> str:
-        """The text in the property POP_CK."""
+        """Encode the receipt as the value of the property POP_CK."""
         return " ".join(map(str, self))
 
     @classmethod
@@ -83,7 +83,7 @@ class Receipt(NamedTuple):
 
 
 class ReceiptReader:
-    """Decodes receipts; consecutive receipts of one pop and queue in a third of the time.
+    """Decodes receipts. Consecutive receipts of one pop and queue take a third of the time.
 
     They differ in their last field only: the text before it is kept from one to the next.
     """
@@ -105,12 +105,12 @@ class ReceiptReader:
 
 
 def mark_of(topic: str) -> str:
-    """The mark of a topic in receipts."""
+    """Return the mark by which receipts tell a topic from its retry topics."""
     return RETRY if topic.startswith(RETRY_PREFIX) else NORMAL
 
 
 def queue_info(rows: Iterable[tuple[str, int, QueueOffset, Iterable[QueueOffset]]]) -> tuple[str, str]:
-    """The header fields ``startOffsetInfo`` and ``msgOffsetInfo`` about queues: mark, queue id, start, offsets."""
+    """Format ``startOffsetInfo`` and ``msgOffsetInfo`` from the mark, queue id, start and offsets of queues."""
     starts, offsets = [], []
     for mark, queue_id, start, of_messages in rows:
         starts.append(f"{mark} {queue_id} {start}")
@@ -119,7 +119,7 @@ def queue_info(rows: Iterable[tuple[str, int, QueueOffset, Iterable[QueueOffset]
 
 
 def count_info(mark: str, queue_id: int, counts: Mapping[QueueOffset, int]) -> str:
-    """The header field ``orderCountInfo`` for a queue: how often messages were popped before, by their offsets."""
+    """Format the header field ``orderCountInfo`` for a queue: how often messages were popped before, by offset."""
     if not counts:
         return ""
     rows = [f"{mark} {queue_id} {min(counts.values())}"]
@@ -128,7 +128,7 @@ def count_info(mark: str, queue_id: int, counts: Mapping[QueueOffset, int]) -> s
 
 
 def read_count_info(text: str) -> dict[tuple[str, int, QueueOffset], int]:
-    """``orderCountInfo`` by mark, queue id and offset; offset -1 stands for all messages of a queue without an entry.
+    """Parse ``orderCountInfo``: counts by mark, queue id and offset. Offset -1 means all messages without an entry.
 
     If a queue has entries, messages without one were never popped before. Raises ReceiptError.
     """
@@ -164,7 +164,7 @@ class AckRow(
         encoded_bits="b",
     ),
 ):
-    """Messages of one checkpoint. ``topic`` is the normal one, ``mark`` selects the actual one."""
+    """Acknowledged messages of one checkpoint. ``topic`` is the original topic; ``mark`` tells retry topics from it."""
 
     group: str
     topic: str
@@ -178,7 +178,7 @@ class AckRow(
 
     @property
     def bits(self) -> int:
-        """Bit ``i`` stands for the message at ``start + i``. Raises ReceiptError."""
+        """The acknowledged messages: bit ``i`` stands for the message at ``start + i``. Raises ReceiptError."""
         return decode_bits(self.encoded_bits)
 
 
@@ -210,7 +210,7 @@ class _LongAckRow(
 
 
 class BatchAck(Body, rename=wire()):
-    """The body of request code 200151."""
+    """The acknowledgements of many messages (body of request code 200151)."""
 
     dialect_values_max: ClassVar[int] = CLIENT_VALUES_MAX
 
@@ -233,12 +233,12 @@ class _LongBatchAck(Body, rename=wire()):
 
 
 def encode_bits(bits: int) -> str:
-    """A set of numbers as Base64 of its bytes, lowest first."""
+    """Encode a bit set as Base64 of its bytes, lowest byte first."""
     return base64.b64encode(bits.to_bytes((bits.bit_length() + 7) // 8, "little")).decode()
 
 
 def decode_bits(text: str | list[int]) -> int:
-    """Decode a set of `encode_bits`, or a list of bytes, which the Rust client sends. Raises ReceiptError."""
+    """Decode the result of `encode_bits`, or a list of bytes, which the Rust client sends. Raises ReceiptError."""
     if len(text) > 2 * BITS_BYTES_MAX:
         raise ReceiptError(f"the set of messages has {len(text)} {'characters' if isinstance(text, str) else 'bytes'}")
     try:

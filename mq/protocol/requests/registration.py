@@ -1,4 +1,4 @@
-"""Registration of brokers at name servers. Topics are in the body of request code 103, JSON or compressed.
+"""Requests that register brokers at name servers. The body of request code 103 has the topics, as JSON or compressed.
 
 The compressed form is a zlib stream of length-prefixed parts: the data version, the number of topics, a line per topic,
 the filter servers. 5.x brokers append a part that is not needed here.
@@ -24,7 +24,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class BrokerExt(Ext, rename=wire(address="brokerAddr", cluster="clusterName")):
-    """One broker process: its group ("broker name"), its id in the group (0 is the leader) and its ``host:port``."""
+    """The header of a request about one broker: its group, its id in the group (0: leader), its ``host:port``."""
 
     broker_name: str
     address: str
@@ -36,7 +36,7 @@ class RegisterBrokerExt(
     BrokerExt,
     rename=wire(ha_server_address="haServerAddr", heartbeat_timeout_ms="heartbeatTimeoutMillis", whole="raftmqWhole"),
 ):
-    """``body_crc32`` is masked with 0x7FFFFFFF; 0 means that it was not computed.
+    """The header of request code 103. ``body_crc32`` is masked with 0x7FFFFFFF; 0 means that it was not computed.
 
     ``whole`` is our own: the body contains all topics of the group, so missing ones were deleted.
     """
@@ -50,13 +50,13 @@ class RegisterBrokerExt(
 
 
 class RegisterBroker(Request, tag=int(Code.REGISTER_BROKER)):
-    """Request code 103: register a broker; its topics are in the body."""
+    """Request code 103: register a broker with the topics in the body."""
 
     ext: RegisterBrokerExt = msgspec.field(name="extFields")
 
 
 class RegistrationReply(Reply, rename=wire(ha_server_address="haServerAddr", leader_address="masterAddr")):
-    """The leader of a broker's group (103)."""
+    """The response to request code 103: the leader of the broker's group."""
 
     ha_server_address: str
     leader_address: str
@@ -69,13 +69,13 @@ class UnregisterBroker(Request, tag=int(Code.UNREGISTER_BROKER)):
 
 
 class QueryDataVersion(Request, tag=int(Code.QUERY_DATA_VERSION)):
-    """Request code 322: return whether the name server has this version of the topics; the version is in the body."""
+    """Request code 322: return whether the name server has the version of the broker's topics that is in the body."""
 
     ext: BrokerExt = msgspec.field(name="extFields")
 
 
 class HeartbeatExt(BrokerExt, rename=wire(address="brokerAddr", cluster="clusterName")):
-    """A broker, and the time for which it is taken for alive."""
+    """The header of request code 904: a broker, and after how long without a heartbeat it counts as dead."""
 
     broker_id: I64 = -1
     heartbeat_timeout_millis: I64 | None = None
@@ -83,7 +83,7 @@ class HeartbeatExt(BrokerExt, rename=wire(address="brokerAddr", cluster="cluster
 
 
 class BrokerHeartbeat(Request, tag=int(Code.BROKER_HEARTBEAT)):
-    """Request code 904: announce that a broker is alive, without changes."""
+    """Request code 904: report that a broker is alive and that its topics are unchanged."""
 
     ext: HeartbeatExt = msgspec.field(name="extFields")
 
@@ -184,7 +184,7 @@ class RegisterBrokerBody(msgspec.Struct):
     filter_servers: Sequence[str] = ()
 
     def encode(self) -> bytes:
-        """The uncompressed form: JSON. Encoded in small parts: no other thread runs while one is encoded."""
+        """Encode the uncompressed form, JSON, in small parts: encoding a part blocks all other threads."""
         whole = _UncompressedBody(self.filter_servers, TopicConfigTable({}, self.data_version)).encode()
         head, mark, tail = whole.rpartition(_NO_TOPICS)
         names = sorted(self.topics)
@@ -193,7 +193,7 @@ class RegisterBrokerBody(msgspec.Struct):
         return b"".join((head, mark[:-1], b",".join(parts), mark[-1:], tail))
 
     def encode_compressed(self) -> bytes:
-        """The compressed form. It cannot represent a topic's ``order``."""
+        """Encode the compressed form, which cannot contain a topic's ``order``."""
         lines = [_topic_line(topic).encode() for topic in self.topics.values()]
         parts = [_with_size(self.data_version.encode()), _I32.pack(len(lines))]
         parts += map(_with_size, lines)

@@ -1,4 +1,4 @@
-"""Requests of operators' tools that a broker relays to a client of a consumer group."""
+"""Requests of operators' tools that a broker relays to a member of a consumer group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mq.protocol.wire.request import Request
 
 
 class ConsumerStatusExt(GroupAndTopicExt, rename=wire(client_id="clientAddr")):
-    """``client_id`` limits it to this client."""
+    """The header of request code 223: a group, a topic, and a client (``client_id``) or none for all members."""
 
     client_id: str | None = None
 
@@ -28,20 +28,20 @@ class InvokeBrokerToGetConsumerStatus(Request, tag=int(Code.INVOKE_BROKER_TO_GET
 
 
 class GetConsumerStatusFromClient(Request, tag=int(Code.GET_CONSUMER_STATUS_FROM_CLIENT)):
-    """Request code 221, broker to client: return your in-memory offsets."""
+    """Request code 221, broker to client: return the offsets that the client has in memory."""
 
     ext: ConsumerStatusExt = msgspec.field(name="extFields")
 
 
 class RunningInfoExt(ConsumerGroupExt, rename=wire(stack="jstackEnable")):
-    """One member; with ``stack`` also the stacks of its threads."""
+    """The header of 307: a member of a group, and whether to return the stacks of its threads (``stack``)."""
 
     client_id: str
     stack: bool = False
 
 
 class GetConsumerRunningInfo(Request, tag=int(Code.GET_CONSUMER_RUNNING_INFO)):
-    """Request code 307, relayed to the client: return its state."""
+    """Request code 307, relayed to the client: return the state of the consumer."""
 
     ext: RunningInfoExt = msgspec.field(name="extFields")
 
@@ -70,7 +70,7 @@ class ProcessQueueInfo(Body, rename=wire(cached_mib="cachedMsgSizeInMiB", droppe
 
 
 def read_member_queues(body: bytes | memoryview) -> dict[QueueRef, ProcessQueueInfo]:
-    """The queues in a consumer's running info (request code 307). Raises BodyError."""
+    """Decode the queues in a consumer's running info (response to request code 307). Raises BodyError."""
     info = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     table = read_queue_table(info.get("mqTable") or {}) if isinstance(info, dict) else {}
     try:
@@ -80,7 +80,7 @@ def read_member_queues(body: bytes | memoryview) -> dict[QueueRef, ProcessQueueI
 
 
 def read_subscriptions(body: bytes, *, values_max: int) -> list[SubscriptionData]:
-    """The subscriptions in a consumer's running info (request code 307). Raises BodyError."""
+    """Decode the subscriptions in a consumer's running info (response to request code 307). Raises BodyError."""
     info = fastjson.parse(body, values_max=values_max)
     subscriptions = info.get("subscriptionSet") if isinstance(info, dict) else None
     try:
@@ -90,7 +90,7 @@ def read_subscriptions(body: bytes, *, values_max: int) -> list[SubscriptionData
 
 
 class ConsumeDirectlyExt(ConsumerGroupExt, rename=wire(message_id="msgId")):
-    """``message_id`` is an offset message id. Further fields between brokers and tools are not needed."""
+    """The header of 309. ``message_id`` is an offset message id. RocketMQ's further fields are not needed."""
 
     client_id: str | None = None
     message_id: str | None = None
@@ -101,13 +101,13 @@ class ConsumeDirectlyExt(ConsumerGroupExt, rename=wire(message_id="msgId")):
 
 
 class ConsumeMessageDirectly(Request, tag=int(Code.CONSUME_MESSAGE_DIRECTLY)):
-    """Request code 309, relayed to the client with the record as its body: consume this message now."""
+    """Request code 309, relayed to the client with the record in the body: consume this message now."""
 
     ext: ConsumeDirectlyExt = msgspec.field(name="extFields")
 
 
 class ConsumeResult(Body, rename=wire(spent_ms="spentTimeMills")):
-    """The result of passing one message to a consumer (request code 309)."""
+    """The result of consuming the message of request code 309."""
 
     consume_result: str
     order: bool = False

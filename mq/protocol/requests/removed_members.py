@@ -1,4 +1,4 @@
-"""Members of consumer groups that an operator removes for a while: our own 9026 and 9027."""
+"""Our own requests 9026 and 9027, with which operators remove members from consumer groups for a while."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ A Java client keeps its queues when the list is empty or missing, and gives them
 
 
 class RemoveMemberExt(Ext, rename=wire(keep_out_ms="keepOutMs")):
-    """A client of a consumer group, and for how long it stays out; 0 lets it in again."""
+    """The header of 9026: a client of a consumer group, and for how long it may not join; 0 lets it join again."""
 
     group: str
     client_id: str
@@ -35,25 +35,25 @@ class RemoveMemberExt(Ext, rename=wire(keep_out_ms="keepOutMs")):
 
 
 class RemoveMember(Request, tag=int(Code.REMOVE_MEMBER)):
-    """Request code 9026, our own: remove a client from a group, and keep it out for a while."""
+    """Request code 9026, our own: remove a client from a group, and refuse it as a member for a while."""
 
     ext: RemoveMemberExt = msgspec.field(name="extFields")
 
 
 class MemberRemoved(Reply):
-    """The answer of one replica; ``was_member``: it knew the client as a member, or kept it out."""
+    """The response of one replica to 9026. ``was_member``: the replica knew the client as a member, or as removed."""
 
     was_member: bool
 
 
 class ListKeptOut(Request, tag=int(Code.LIST_KEPT_OUT)):
-    """Request code 9027, our own: return the clients that a replica keeps out of a group."""
+    """Request code 9027, our own: return the clients that were removed from a group and may not join yet."""
 
     ext: ConsumerGroupExt = msgspec.field(name="extFields")
 
 
 class KeptOutMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A client that is kept out of a group for ``seconds`` more; ``connected``: it would be a member otherwise."""
+    """A removed client that may join again in ``seconds``. ``connected``: otherwise it would be a member now."""
 
     client_id: str
     seconds: float
@@ -63,13 +63,13 @@ class KeptOutMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeptOutList(Body, kw_only=True):
-    """The clients that a replica keeps out of a group (request code 9027)."""
+    """The removed clients that may not join a group yet (request code 9027)."""
 
     members: Sequence[KeptOutMember] = ()
 
 
 class KeptOutReply(Reply, rename=wire(kept_out_ms="raftmqKeptOutMs", reason="raftmqKeptOutReason")):
-    """Tells a client that is kept out for how many milliseconds, and why. Other clients do not look at it."""
+    """Tells a removed client for how many milliseconds it may not join, and why. Other clients ignore these fields."""
 
     kept_out_ms: I64 = 0
     reason: str = ""

@@ -1,4 +1,4 @@
-"""Requests between the replicas of a group, all our own; replication itself has a protocol of its own."""
+"""Our own requests between the replicas of a group. Replication itself uses another protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Forward(Request, tag=int(Code.FORWARD)):
 
 
 class AnnounceReplicaExt(Ext):
-    """A replica and its client address ``host:port``; ``identity`` is the identity of the replicated log."""
+    """The header of 9004: a replica, its client address ``host:port``, and the replicated log's ``identity``."""
 
     identity: str
     node_id: str
@@ -39,14 +39,14 @@ class AnnounceReplicaExt(Ext):
 
 
 class AnnounceReplica(Request, tag=int(Code.ANNOUNCE_REPLICA)):
-    """Request code 9004, our own, to the leader of a group: report the sender's client address."""
+    """Request code 9004, our own, to the leader of a group: report the client address of the sender."""
 
     ext: AnnounceReplicaExt = msgspec.field(name="extFields")
 
 
 class ReportArchivedExt(Ext):
-    """The archive at ``url`` has the log up to the entry ``index`` of ``term``, which ends before the physical offset
-    ``pos``; ``chain`` is that after the entry. ``identity`` is that of the replicated log.
+    """The header of 9018: the archive at ``url`` has the log up to entry ``index`` of ``term``, which ends before
+    physical offset ``pos``. ``chain`` is the checksum chain after that entry, ``identity`` the replicated log's.
 
     ``begin_pos`` is where the archive begins; -1 if the sender does not know. ``manifest`` is "older" if the manifest
     has less than the group knows to be archived, "whole" if it has all of that again, and empty without news.
@@ -74,7 +74,7 @@ class ReportArchivedExt(Ext):
 
 
 class ReportArchivedReply(Reply):
-    """The retention of archived messages in the group; -1: not all members have reported theirs. 0: without limit."""
+    """The response to 9018: the group's retention of archived messages; 0: no limit, -1: not all members reported."""
 
     kept_seconds: int = -1
     kept_bytes: int = -1
@@ -87,7 +87,7 @@ class ReportArchived(Request, tag=int(Code.REPORT_ARCHIVED)):
 
 
 class AuthenticateReplicaExt(Ext):
-    """``call`` and ``bound`` in the first request of a connection; the others in the second one. Bytes are hexadecimal.
+    """The header of 9005, in hexadecimal: a connection's first request has ``call`` and ``bound``, the second the rest.
 
     ``bound``: the proofs cover the listener's certificate. ``identity`` is the identity of the replicated log,
     ``node_id`` the calling replica, ``address`` the address that it dialled.
@@ -102,12 +102,12 @@ class AuthenticateReplicaExt(Ext):
 
 
 class AuthenticateReplica(Request, tag=int(Code.AUTHENTICATE_REPLICA)):
-    """Request code 9005, our own, between replicas: prove that both know the secret (`raftlog.net.authentication`)."""
+    """Request code 9005, our own: prove to another replica that both know the secret (`raftlog.net.authentication`)."""
 
     ext: AuthenticateReplicaExt = msgspec.field(name="extFields")
 
 
 class ChallengeReply(Reply):
-    """The challenge for another replica to prove itself (9005), in hexadecimal."""
+    """The response to 9005: the challenge, in hexadecimal, by which the other replica has to prove itself."""
 
     challenge: str

@@ -1,4 +1,4 @@
-"""Replies: a consumer answers a message, and the broker delivers the reply to the requester."""
+"""Requests that carry replies: a consumer replies to a message, and the broker delivers the reply to the requester."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class SendReplyMessage(SendMessage, tag=int(Code.SEND_REPLY_MESSAGE)):
-    """Request code 324: send a reply, with the field names of 10."""
+    """Request code 324: send a reply, with the long field names of code 10."""
 
     ext: SendExtLong = msgspec.field(name="extFields")
 
 
 class ReplyStored(Reply, rename=wire(message_id="msgId", region="MSG_REGION", trace_on="TRACE_ON")):
-    """A consumer's reply was delivered (324, 325), and its place if it was stored."""
+    """The response to 324 and 325: the reply was delivered; with its place, if it was stored."""
 
     region: str
     trace_on: bool
@@ -28,13 +28,13 @@ class ReplyStored(Reply, rename=wire(message_id="msgId", region="MSG_REGION", tr
 
 
 class SendReplyMessageV2(SendMessageV2, tag=int(Code.SEND_REPLY_MESSAGE_V2)):
-    """Request code 325: send a reply, with the field names of 310."""
+    """Request code 325: send a reply, with the short field names of code 310."""
 
     ext: SendExt = msgspec.field(name="extFields")
 
 
 class PushReplyExt(Ext, rename=wire(born_timestamp_ms="bornTimestamp", store_timestamp_ms="storeTimestamp")):
-    """A reply without its body. ``born_host`` and ``store_host`` are ``ip:port`` of the replier and of the broker."""
+    """The header of a reply; ``born_host`` and ``store_host`` are ``ip:port`` of the replying client and the broker."""
 
     producer_group: str
     topic: str
@@ -53,20 +53,20 @@ class PushReplyExt(Ext, rename=wire(born_timestamp_ms="bornTimestamp", store_tim
 
 
 class PushReplyMessageToClient(Request, tag=int(Code.PUSH_REPLY_MESSAGE_TO_CLIENT)):
-    """Request code 326, broker to client: take the reply to one of your messages from the body."""
+    """Request code 326, broker to client: deliver the reply to a message that this client sent."""
 
     ext: PushReplyExt = msgspec.field(name="extFields")
 
 
 class RelayReplyExt(PushReplyExt, kw_only=True):
-    """The recipient of the reply; ``identity`` is the identity of the replicated log."""
+    """The header of 9003: a reply and its recipient. ``identity`` is the identity of the replicated log."""
 
     identity: str
     client_id: str
 
 
 class RelayReply(Request, tag=int(Code.RELAY_REPLY)):
-    """Request code 9003, our own, between replicas of a group: push this reply to a client if it is connected to you.
+    """Request code 9003, our own, between replicas: push this reply to the client if it is connected to you.
 
     SUCCESS: it has the reply; CONSUMER_NOT_ONLINE: it is not connected here; anything else: it is, but did not accept
     the reply.

@@ -1,4 +1,4 @@
-"""The attributes of a topic that say how many of its messages are kept: by age, as RocketMQ names it, and by size."""
+"""Attributes that limit how long, or how many bytes of, a topic's messages are kept. RocketMQ has the first."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ RESERVE_BYTES_MIN: Final = 1024 * 1024
 
 
 def reserve_bytes(attributes: Mapping[str, str]) -> int | None:
-    """The number of bytes of messages that a topic with these attributes keeps; None for no limit, and for a text that
-    is not such a number: earlier releases stored any.
+    """Return how many bytes of messages a topic with these attributes keeps. None: no limit, or not a number, which
+    earlier releases stored.
     """
     text = attributes.get(RESERVE_BYTES, "")
     if not (text.isascii() and text.isdigit() and len(text) <= 18) or int(text) < RESERVE_BYTES_MIN:
@@ -27,7 +27,7 @@ def reserve_bytes(attributes: Mapping[str, str]) -> int | None:
 
 
 def check_reserve_bytes(attributes: Mapping[str, str]) -> None:
-    """Raises AttributeInvalid for a limit that no topic with these attributes can have."""
+    """Raise AttributeInvalid if a topic with these attributes cannot have its limit of bytes."""
     text = attributes.get(RESERVE_BYTES)
     if text in (None, "-1"):
         return
@@ -40,8 +40,8 @@ def check_reserve_bytes(attributes: Mapping[str, str]) -> None:
 
 
 def reserve_hours(attributes: Mapping[str, str]) -> int | None:
-    """The number of hours for which a topic with these attributes keeps messages; None for as long as the broker keeps
-    its log, and for a text that is not such a number: earlier releases stored any.
+    """Return for how many hours a topic with these attributes keeps messages. None: as long as the broker keeps its
+    log, or not a number, which earlier releases stored.
     """
     text = attributes.get(RESERVE_TIME, "")
     if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) == 0:

@@ -1,4 +1,4 @@
-"""Our own requests 9012 to 9016, for schedules. The definition of one is in the replicated state, too."""
+"""Our own requests 9012 to 9016 for schedules, and the definition of a schedule, which is replicated state, too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DUE_MS: Final = "RAFTMQ_SCHEDULE_DUE"
 
 
 class PutScheduleExt(Ext):
-    """The version that the schedule must have: `ANY_VERSION`, or `NO_VERSION` for one that must not exist."""
+    """The header of 9012: the version that the schedule must have, or `ANY_VERSION`, or `NO_VERSION` for none."""
 
     expected_version: I64 = ANY_VERSION
 
@@ -50,13 +50,13 @@ class PutSchedule(Request, tag=int(Code.PUT_SCHEDULE)):
 
 
 class ScheduleChanged(Reply):
-    """The schedule's version from now on (9012 and 9015)."""
+    """The response to 9012 and 9015: the new version of the schedule."""
 
     version: I64
 
 
 class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A message that a broker sends by a rule: ``cron``, ``every_ms`` or ``at_ms``.
+    """A message, and the rule by which a broker sends it: ``cron``, ``every_ms`` or ``at_ms``.
 
     Times are milliseconds since 1970, 0 for none. Ticks are at ``start_ms`` or later, and before ``end_ms``.
     """
@@ -87,23 +87,23 @@ class ScheduleDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """The application that keeps it up to date, such as one with Celery; empty for none."""
 
     def encode(self) -> bytes:
-        """The JSON text."""
+        """Encode the definition as JSON."""
         return msgspec.json.encode(self, order="sorted")
 
     def rule(self) -> tuple[object, ...]:
-        """The rule that decides when the schedule ticks."""
+        """Return the values that decide when the schedule ticks."""
         return self.cron, self.time_zone, self.cron_days, self.every_ms, self.anchor_ms, self.at_ms
 
     @property
     def nbytes(self) -> int:
-        """The size that is charged to the limit of a broker group: about the bytes of the schedule in a snapshot."""
+        """The size that counts against the broker group's limit: about the bytes of the schedule in a snapshot."""
         texts = (self.name, self.topic, self.tags, self.cron, self.time_zone, self.owner, *self.keys)
         pairs = sum(len(name) + len(value) for name, value in self.properties.items())
         return 200 + len(self.body) + sum(map(len, texts)) + pairs
 
 
 def decode_definition(body: bytes | memoryview) -> ScheduleDefinition:
-    """The body of 9012. Raises BodyError for a field that this version does not know: it would be lost."""
+    """Decode the body of 9012. Raises BodyError for a field that this version does not know and would lose."""
     try:
         return msgspec.json.decode(body, type=ScheduleDefinition)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -111,7 +111,7 @@ def decode_definition(body: bytes | memoryview) -> ScheduleDefinition:
 
 
 class DeleteScheduleExt(Ext):
-    """A schedule, and the version that it must have."""
+    """The header of 9013: a schedule, and the version that it must have."""
 
     name: str
     expected_version: I64 = ANY_VERSION
@@ -124,7 +124,7 @@ class DeleteSchedule(Request, tag=int(Code.DELETE_SCHEDULE)):
 
 
 class ListSchedulesExt(Ext):
-    """``name`` for one schedule, else those behind ``after`` in the order of names, of ``owner`` if that is given."""
+    """The header of 9014: the schedule ``name``, or the schedules after ``after`` by name, of ``owner`` if given."""
 
     name: str = ""
     after: str = ""
@@ -134,13 +134,13 @@ class ListSchedulesExt(Ext):
 
 
 class ListSchedules(Request, tag=int(Code.LIST_SCHEDULES)):
-    """Request code 9014, our own: show schedules with their next ``ticks``."""
+    """Request code 9014, our own: return schedules, each with its next ``ticks``."""
 
     ext: ListSchedulesExt = msgspec.field(name="extFields", default_factory=ListSchedulesExt)
 
 
 class SwitchScheduleExt(Ext):
-    """A schedule, and whether it is to tick."""
+    """The header of 9015: a schedule, and whether it shall tick."""
 
     name: str
     enabled: bool
@@ -153,7 +153,7 @@ class SwitchSchedule(Request, tag=int(Code.SWITCH_SCHEDULE)):
 
 
 class TriggerScheduleExt(Ext):
-    """A schedule."""
+    """The header of 9016: a schedule."""
 
     name: str
 
@@ -165,7 +165,7 @@ class TriggerSchedule(Request, tag=int(Code.TRIGGER_SCHEDULE)):
 
 
 class ScheduleInfo(Body, omit_defaults=True):
-    """A schedule as a broker shows it.
+    """A schedule with its state, as a broker returns it.
 
     ``version`` changes with each change of the definition. Everything due up to ``settled_ms`` is sent or skipped.
     ``error`` says why this broker cannot compute its ticks.
@@ -183,7 +183,7 @@ class ScheduleInfo(Body, omit_defaults=True):
 
 
 class ScheduleList(Body):
-    """A page of schedules by name; ``more`` says that others follow. Bodies are left out unless they are asked for."""
+    """A page of schedules in order of names. ``more``: others follow. Message bodies are left out unless requested."""
 
     schedules: Sequence[ScheduleInfo] = ()
     more: bool = False

@@ -1,4 +1,4 @@
-"""Messages to a broker: sent one by one or in batches, sent back by a consumer, recalled."""
+"""Requests that send messages to a broker, singly or in batches, send failed ones back, or recall delayed ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class SendExt(Ext, rename=wire(**SEND_FIELDS)):
-    """A message without its body. ``queue_id`` below 0: the broker chooses; ``flag`` is the application's."""
+    """The header of a message to send. ``queue_id`` below 0: the broker chooses; ``flag`` is the application's."""
 
     producer_group: str
     topic: str
@@ -47,7 +47,7 @@ class SendExtLong(
         broker_name="bname",
     ),
 ):
-    """`SendExt` with the long wire names of request code 10."""
+    """The header of a send, with the long field names of request code 10."""
 
     # An inherited field keeps its wire name, so each one is declared again.
     producer_group: str
@@ -67,13 +67,13 @@ class SendExtLong(
 
 
 class SendMessage(Request, tag=int(Code.SEND_MESSAGE)):
-    """10: one message, as Go clients send it."""
+    """Request code 10: send one message, as Go clients do."""
 
     ext: SendExtLong = msgspec.field(name="extFields")
 
 
 class SendMessageV2(Request, tag=int(Code.SEND_MESSAGE_V2)):
-    """Request code 310: send one message, as Java clients send it."""
+    """Request code 310: send one message, as Java clients do."""
 
     ext: SendExt = msgspec.field(name="extFields")
 
@@ -86,7 +86,7 @@ before.
 
 
 class SendBatchMessage(Request, tag=int(Code.SEND_BATCH_MESSAGE)):
-    """Request code 320: send many messages to one queue; they are in the body."""
+    """Request code 320: send the messages in the body to one queue."""
 
     ext: SendExt = msgspec.field(name="extFields")
 
@@ -100,7 +100,7 @@ class SendBackExt(
         attempts="raftmqAttempts",
     ),
 ):
-    """A message that failed in a consumer group. ``physical_offset`` is not a queue offset.
+    """The header of request code 36: a message that failed in a consumer group, by its physical offset.
 
     ``failure`` and ``attempts`` are our own: the text of the exception, and how often the message was delivered.
     """
@@ -117,13 +117,13 @@ class SendBackExt(
 
 
 class ConsumerSendMsgBack(Request, tag=int(Code.CONSUMER_SEND_MSG_BACK)):
-    """36: redeliver this message later."""
+    """Request code 36: redeliver a message later."""
 
     ext: SendBackExt = msgspec.field(name="extFields")
 
 
 class RecallExt(Ext, rename=wire(broker_name="bname")):
-    """A delayed message that was sent to ``topic``; the handle is from the answer to its send."""
+    """The header of 370: a delayed message, by its topic and the handle from the response to its send."""
 
     topic: str
     recall_handle: str
@@ -138,7 +138,7 @@ class RecallMessage(Request, tag=int(Code.RECALL_MESSAGE)):
 
 
 class RecallReply(Reply, rename=wire(message_id="msgId")):
-    """The recalled message (370)."""
+    """The response to request code 370: the id of the recalled message."""
 
     message_id: str
 

@@ -1,4 +1,4 @@
-"""Settings as a text of lines ``name=value``: bodies of request codes 25, 26, 318 and 319."""
+"""Encodes and decodes settings as lines ``name=value``, the body of request codes 25, 26, 318 and 319."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PROPERTIES_LINES_MAX: Final = 1000
 
 
 def encode_properties(values: Mapping[str, str]) -> bytes:
-    """Settings as a text of lines ``name=value``, sorted."""
+    """Encode settings as lines ``name=value``, sorted by name."""
     return "".join(f"{name}={values[name]}\n" for name in sorted(values)).encode()
 
 
 def decode_properties(data: bytes | memoryview) -> dict[str, str]:
-    """Parse lines ``name=value``; blank lines and lines that begin with # or ! are ignored."""
+    """Parse lines ``name=value``. Blank lines and lines that begin with # or ! are ignored."""
     try:
         lines = bytes(data).decode().splitlines()
     except UnicodeDecodeError as error:

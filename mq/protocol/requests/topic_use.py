@@ -1,4 +1,4 @@
-"""The bytes of a topic's queues, and its latest senders. Our own 9032."""
+"""Our own request 9032: the size of a topic's queues, and the latest senders of the topic."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from mq.protocol.wire.request import Request
 
 
 class AskTopicUse(Request, tag=int(Code.ASK_TOPIC_USE)):
-    """Request code 9032, our own: return the bytes of the queues of a topic, and who has sent its newest messages."""
+    """Request code 9032, our own: return the bytes in each queue of a topic, and who sent its newest messages."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 
 
 class QueueSize(msgspec.Struct, frozen=True, array_like=True):
-    """A queue and the bytes of its messages as stored; without ``is_exact`` from some of them."""
+    """A queue and the stored bytes of its messages; an estimate from some messages if ``is_exact`` is False."""
 
     queue_id: int
     nbytes: int
@@ -27,7 +27,7 @@ class QueueSize(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sender(msgspec.Struct, frozen=True, kw_only=True):
-    """A sender of some of the newest messages.
+    """A client that sent some of the newest messages of a topic.
 
     Attributes:
         address: without the port; empty if the record has none, as for an IPv6 address.

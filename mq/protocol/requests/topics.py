@@ -1,4 +1,4 @@
-"""Topics of a broker: their queues, permissions and attributes."""
+"""Requests about a broker's topics: their queues, permissions and attributes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mq.protocol.wire.request import Ext, Request
 
 
 class UpdateAndCreateTopicExt(Ext):
-    """A topic. ``perm`` is a sum of 4 read, 2 write, 1 inherit."""
+    """The header of request code 17: a topic. ``perm`` is a sum of 4 read, 2 write, 1 inherit."""
 
     topic: str
     default_topic: str
@@ -30,19 +30,19 @@ class UpdateAndCreateTopicExt(Ext):
 
 
 class UpdateAndCreateTopic(Request, tag=int(Code.UPDATE_AND_CREATE_TOPIC)):
-    """17: create a topic or change its queues."""
+    """Request code 17: create a topic, or change its queues."""
 
     ext: UpdateAndCreateTopicExt = msgspec.field(name="extFields")
 
 
 class TopicExt(Ext):
-    """One topic."""
+    """The header of a request about one topic."""
 
     topic: str
 
 
 class DeleteTopicInBrokerExt(TopicExt, rename=wire(access_key="AccessKey")):
-    """A topic. ``operator``, which only our tools send, and ``access_key`` of the signature say who deletes it.
+    """The header of 215. ``operator`` (only our tools send it) and the signature's ``access_key`` tell who deletes.
 
     ``restorable``, which only our tools send, says that it may be restored.
     """
@@ -59,17 +59,17 @@ class DeleteTopicInBroker(Request, tag=int(Code.DELETE_TOPIC_IN_BROKER)):
 
 
 class GetAllTopicConfig(Request, tag=int(Code.GET_ALL_TOPIC_CONFIG)):
-    """21: all topics of a broker."""
+    """Request code 21: return all topics of a broker."""
 
 
 class TopicCountReply(Reply):
-    """The number of topics (21)."""
+    """The response header of request code 21: the number of topics."""
 
     total_topic_num: int
 
 
 class DataVersion(Body, rename=wire(timestamp_ms="timestamp")):
-    """The version of a broker's topics. Versions are equal only if all three numbers agree."""
+    """The version of a broker's topics. Two versions are equal only if all three numbers are."""
 
     counter: I64 = 0
     timestamp_ms: I64 = 0
@@ -90,14 +90,14 @@ class TopicConfig(Body, rename=wire()):
 
 
 class TopicConfigTable(Body, rename=wire(topics="topicConfigTable")):
-    """All topics of a broker (request code 21), and the inner part of a registration."""
+    """All topics of a broker (request code 21); also a part of a registration."""
 
     topics: dict[str, TopicConfig] = msgspec.field(default_factory=dict)
     data_version: DataVersion = msgspec.field(default_factory=DataVersion)
 
 
 class UpdateAndCreateTopicList(Request, tag=int(Code.UPDATE_AND_CREATE_TOPIC_LIST)):
-    """18: create or change topics; they are in the body."""
+    """Request code 18: create or change the topics in the body."""
 
 
 class TopicConfigList(Body, rename=wire(topics="topicConfigList")):
@@ -107,7 +107,7 @@ class TopicConfigList(Body, rename=wire(topics="topicConfigList")):
 
 
 class TopicOfBrokerExt(TopicExt):
-    """One topic; ``lo`` belongs to static topics, which we do not have."""
+    """The header of request code 351: a topic. ``lo`` is for static topics, which we do not have."""
 
     lo: bool | None = None
 
@@ -119,19 +119,19 @@ class GetTopicConfig(Request, tag=int(Code.GET_TOPIC_CONFIG)):
 
 
 class TopicConfigReply(Reply):
-    """A field besides a topic's configuration (351): its identity."""
+    """The response header of request code 351: the identity of the topic."""
 
     topic_identity: str = ""
 
 
 class GetTopicStatsInfo(Request, tag=int(Code.GET_TOPIC_STATS_INFO)):
-    """Request code 202: return the ends of a topic's queues."""
+    """Request code 202: return the first and last offsets of a topic's queues."""
 
     ext: TopicExt = msgspec.field(name="extFields")
 
 
 class QueueEnds(Body, rename=wire(last_update_ms="lastUpdateTimestamp")):
-    """A queue: its first offset, the one after its last, and the store time of its last message (0: none)."""
+    """A queue: its first offset, the offset after its last message, and that message's store time (0: none)."""
 
     min_offset: QueueOffset = FIRST_OFFSET
     max_offset: QueueOffset = FIRST_OFFSET
@@ -139,17 +139,17 @@ class QueueEnds(Body, rename=wire(last_update_ms="lastUpdateTimestamp")):
 
 
 def topic_stats_of(rows: bytes) -> bytes:
-    """Build a topic's statistics from rows that are encoded already."""
+    """Encode a topic's statistics (response to request code 202) from rows that are encoded already."""
     return b'{"offsetTable":{%s},"topicPutTps":0.0}' % rows
 
 
 def topic_stats(queues: Mapping[QueueRef, QueueEnds]) -> bytes:
-    """The answer to request code 202."""
+    """Encode the response to request code 202."""
     return topic_stats_of(b",".join(queue_row(ref, ends.encode()) for ref, ends in queues.items()))
 
 
 def read_topic_stats(body: bytes | memoryview) -> dict[QueueRef, QueueEnds]:
-    """Decode the answer to request code 202. Raises BodyError."""
+    """Decode the response to request code 202. Raises BodyError."""
     return decode_queue_table(body, QueueEnds)
 
 

@@ -1,4 +1,4 @@
-"""Transactions: half messages, their ends, and check-backs."""
+"""Requests about transactions: to store half messages, to commit or roll back, and to check back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mq.protocol.wire.request import Ext, Request
 class EndTransactionExt(
     Ext, rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset")
 ):
-    """The end of a half message. ``commit_or_rollback`` is 8 to commit, 12 to roll back, 0 for unknown."""
+    """The header of 37: the outcome of a half message. ``commit_or_rollback``: 8 commit, 12 roll back, 0 unknown."""
 
     producer_group: str
     half_queue_offset: QueueOffset64
@@ -26,20 +26,20 @@ class EndTransactionExt(
 
 
 class EndTransaction(Request, tag=int(Code.END_TRANSACTION)):
-    """37: commit or roll back; one-way."""
+    """Request code 37, one-way: commit or roll back a transaction."""
 
     ext: EndTransactionExt = msgspec.field(name="extFields")
 
 
 class TransactionStaged(Reply):
-    """The place of the half message of a transaction, by which 37 ends it (9011)."""
+    """The response to 9011: the place of the stored half message, which request code 37 names."""
 
     half_queue_offset: QueueOffset64
     half_physical_offset: PhysicalOffset64
 
 
 class StageTransactionExt(Ext):
-    """A transaction of several messages; they are in the body. ``transaction_id`` is chosen by the client."""
+    """The header of 9011: a transaction with the messages in the body. The client chooses ``transaction_id``."""
 
     producer_group: str
     transaction_id: str
@@ -47,7 +47,7 @@ class StageTransactionExt(Ext):
 
 
 class StageTransaction(Request, tag=int(Code.STAGE_TRANSACTION)):
-    """Request code 9011, our own: store the messages and offsets in the body as one half message; 37 ends it."""
+    """Request code 9011, our own: store the messages and offsets in the body as one half message, for 37 to end."""
 
     ext: StageTransactionExt = msgspec.field(name="extFields")
 
@@ -56,7 +56,7 @@ class CheckTransactionStateExt(
     Ext,
     rename=wire(half_queue_offset="tranStateTableOffset", half_physical_offset="commitLogOffset", broker_name="bname"),
 ):
-    """A half message, as named in `EndTransactionExt`; ``msg_id`` is its UNIQ_KEY, and so is the other one.
+    """The header of 39: a half message, named as in `EndTransactionExt`. Both ids are its UNIQ_KEY.
 
     ``broker_name`` names the broker that asks, whose group has the message.
     """
@@ -71,19 +71,19 @@ class CheckTransactionStateExt(
 
 
 class CheckTransactionState(Request, tag=int(Code.CHECK_TRANSACTION_STATE)):
-    """39, broker to client, one-way: check back on the transaction of the message in the body. Answered with a 37."""
+    """Request code 39, broker to client, one-way: send the outcome of the message in the body, with a 37."""
 
     ext: CheckTransactionStateExt = msgspec.field(name="extFields")
 
 
 class ResumeCheckHalfMessageExt(Ext, rename=wire(message_id="msgId")):
-    """``message_id`` is the message's place; only newer tools send the topic."""
+    """The header of 323. ``message_id`` is the message's place; only newer tools send the topic."""
 
     message_id: str
     topic: str | None = None
 
 
 class ResumeCheckHalfMessage(Request, tag=int(Code.RESUME_CHECK_HALF_MESSAGE)):
-    """Request code 323: restart check-backs for a half message that was given up."""
+    """Request code 323: check back again on a half message that was given up."""
 
     ext: ResumeCheckHalfMessageExt = msgspec.field(name="extFields")

@@ -1,4 +1,4 @@
-"""Users and their policies, RocketMQ's ACL 2.0."""
+"""Requests about users and their policies, RocketMQ's ACL 2.0."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SUBJECT_PREFIX: Final = "User:"
 
 
 class UserExt(Ext, rename=wire(name="username")):
-    """One user."""
+    """The header of a request about one user."""
 
     name: str
 
 
 class CreateUser(Request, tag=int(Code.AUTH_CREATE_USER)):
-    """Request code 3001: create a user; the body has the password and the type."""
+    """Request code 3001: create a user with the password and type in the body."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
 
 class UpdateUser(Request, tag=int(Code.AUTH_UPDATE_USER)):
-    """Request code 3002: change a user; fields missing in the body are not changed."""
+    """Request code 3002: change a user. Fields that the body lacks are not changed."""
 
     ext: UserExt = msgspec.field(name="extFields")
 
@@ -51,7 +51,7 @@ class GetUser(Request, tag=int(Code.AUTH_GET_USER)):
 
 
 class ListUsersExt(Ext, rename=wire(name_part="filter")):
-    """Users with ``name_part`` in their names."""
+    """The header of request code 3005. Returned are users with ``name_part`` in their names."""
 
     name_part: str = ""
 
@@ -63,12 +63,12 @@ class ListUsers(Request, tag=int(Code.AUTH_LIST_USER)):
 
 
 def encode_all(values: Sequence[Body]) -> bytes:
-    """A list, for answers to 3005 and 3010."""
+    """Encode the users or policies in the response to request code 3005 or 3010."""
     return b"[" + b",".join(value.encode() for value in values) + b"]"
 
 
 class UserInfo(Body, rename=wire(name="username"), omit_defaults=True):
-    """A user. ``password`` is only sent to brokers. None leaves a field unchanged."""
+    """A user. ``password`` is only sent to brokers. A field that is None stays as it is in a change."""
 
     name: str = ""
     password: str | None = msgspec.field(default=None)
@@ -80,18 +80,18 @@ class UserInfo(Body, rename=wire(name="username"), omit_defaults=True):
 
 
 def decode_users(body: bytes | memoryview) -> list[UserInfo]:
-    """The answer to 3005. Raises BodyError."""
+    """Decode the response to request code 3005. Raises BodyError."""
     return decode_as(list[UserInfo], body) if len(body) else []
 
 
 class SubjectExt(Ext, rename=wire()):
-    """The owner of the policies: ``User:`` and a name."""
+    """The header of a request about a user's policies; the subject is ``User:`` and the name."""
 
     subject: str
 
 
 class CreateAcl(Request, tag=int(Code.AUTH_CREATE_ACL)):
-    """Request code 3006: add the policies in the body to the user's; a policy for the same resource is replaced."""
+    """Request code 3006: add the policies in the body to a user; each replaces a policy for the same resource."""
 
     ext: SubjectExt = msgspec.field(name="extFields")
 
@@ -103,7 +103,7 @@ class UpdateAcl(Request, tag=int(Code.AUTH_UPDATE_ACL)):
 
 
 class DeleteAclExt(SubjectExt, rename=wire()):
-    """Policies for ``resource``, or all of them; ``policy_type`` Custom or Default."""
+    """The header of 3008: the policies for ``resource``, or all of the user's; ``policy_type`` is Custom or Default."""
 
     policy_type: str = ""
     resource: str = ""
@@ -122,20 +122,20 @@ class GetAcl(Request, tag=int(Code.AUTH_GET_ACL)):
 
 
 class ListAclsExt(Ext, rename=wire()):
-    """Policies of users with one text in ``User:NAME`` and the other one in the resource."""
+    """The header of 3010: returned are policies with one text in ``User:NAME`` and the other in the resource."""
 
     subject_filter: str = ""
     resource_filter: str = ""
 
 
 class ListAcls(Request, tag=int(Code.AUTH_LIST_ACL)):
-    """Request code 3010: list the policies of users."""
+    """Request code 3010: return the policies of users."""
 
     ext: ListAclsExt = msgspec.field(name="extFields", default_factory=ListAclsExt)
 
 
 class PolicyEntryInfo(Body, rename=wire(source_ips="sourceIps")):
-    """Allows or denies actions on a resource, from all addresses or from ``source_ips``."""
+    """An entry of a policy: allows or denies actions on a resource, from all addresses or from ``source_ips``."""
 
     resource: str = ""
     actions: Sequence[str] = ()
@@ -144,19 +144,19 @@ class PolicyEntryInfo(Body, rename=wire(source_ips="sourceIps")):
 
 
 class PolicyInfo(Body, rename=wire(), omit_defaults=True):
-    """Policies of one type: Custom, or Default, which applies if no custom one matches."""
+    """A user's policies of one type: Custom, or Default, which applies if no custom policy matches."""
 
     policy_type: str | None = None
     entries: Sequence[PolicyEntryInfo] = ()
 
 
 class AclInfo(Body, rename=wire(), omit_defaults=True):
-    """The policies of a user; ``subject`` is ``User:`` and its name."""
+    """The policies of a user. ``subject`` is ``User:`` and the user's name."""
 
     subject: str = ""
     policies: Sequence[PolicyInfo] = ()
 
 
 def decode_acls(body: bytes | memoryview) -> list[AclInfo]:
-    """The answer to 3010. Raises BodyError."""
+    """Decode the response to request code 3010. Raises BodyError."""
     return decode_as(list[AclInfo], body) if len(body) else []

@@ -1,1 +1,1 @@
-"""Builds frames, headers and bodies of all requests."""
+"""Encodes and decodes frames, headers and bodies of all requests."""

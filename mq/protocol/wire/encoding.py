@@ -1,4 +1,4 @@
-"""Requests and responses to whole frames. JSON is compact and has the keys in the order in which Java writes them."""
+"""Encodes requests and responses as whole frames. JSON is compact, with the keys in Java's order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def encode_header(
     language: str = LANGUAGE,
     version: int = MQ_VERSION,
 ) -> bytes:
-    """Encode a header, in JSON or binary. The binary encoding holds codes up to 32767 only."""
+    """Encode a header in JSON or binary. The binary encoding only has codes up to 32767."""
     if serialization == BINARY:
         return _encode_binary(code, opaque, flag, remark, ext, language, version)
     return _encode_json(_JsonHeader(code, ext, flag, language, opaque, remark, "JSON", version))
@@ -65,7 +65,7 @@ def encode_request(
     language: str = LANGUAGE,
     version: int = MQ_VERSION,
 ) -> bytes:
-    """A request as a whole frame. ``ext`` has the names of the wire; all values are text, also numbers and booleans."""
+    """Encode a request as a whole frame. ``ext`` has the names on the wire; all values are text, even numbers."""
     flag = ONEWAY_FLAG if oneway else 0
     header = encode_header(code, opaque, flag, ext=ext, serialization=serialization, language=language, version=version)
     return encode_frame(serialization, header, body)
@@ -80,13 +80,13 @@ def encode_response(
     body: bytes = b"",
     serialization: int = JSON,
 ) -> bytes:
-    """A response as a whole frame. ``opaque`` and ``serialization`` are taken from the request."""
+    """Encode a response as a whole frame, with the ``opaque`` and ``serialization`` of its request."""
     header = encode_header(code, opaque, RESPONSE_FLAG, remark=remark, ext=ext, serialization=serialization)
     return encode_frame(serialization, header, body)
 
 
 def encode_success(opaque: int, serialization: int = JSON) -> bytes:
-    """The response that only says that the request was served, as a whole frame."""
+    """Encode a successful response without further content, as a whole frame."""
     if serialization != JSON:
         return encode_response(opaque, 0, serialization=serialization)
     header = _SUCCESS % opaque
@@ -104,7 +104,7 @@ def pull_response_header(
     body_bytes: int,
     serialization: int = JSON,
 ) -> bytes:
-    """Frame prefix and header of the answer to a pull; ``body_bytes`` of stored records follow as buffers of their own.
+    """Encode the start of a pull's response, up to the records, whose ``body_bytes`` follow in other buffers.
 
     ``remark`` is the name of the store's status, or the reason of a refusal.
     """
@@ -142,7 +142,7 @@ _FIELD: Final = re.compile(rb"%016X|%d|%s")
 
 
 class SendReplyTemplate:
-    """The answer to a stored message, the most frequent answer of a broker.
+    """Encodes the response to a send, the most frequent response of a broker.
 
     ``store_host`` is the broker's address as records store it: 4 or 16 address bytes and 4 bytes port.
     """
@@ -155,8 +155,7 @@ class SendReplyTemplate:
 
     @property
     def parts(self) -> list[bytes]:
-        """The text of the header before, between and behind its fields: physical offset, queue id, queue offset,
-        transaction id, opaque."""
+        """The header's text around its fields: physical offset, queue id, queue offset, transaction id, opaque."""
         return _FIELD.split(self._template)
 
     def render(
@@ -168,7 +167,7 @@ class SendReplyTemplate:
         transaction_id: bytes,
         serialization: int = JSON,
     ) -> bytes:
-        """The whole frame. ``transaction_id`` is the message's UNIQ_KEY, which may be any text in UTF-8."""
+        """Encode the whole frame. ``transaction_id`` is the message's UNIQ_KEY, which may be any text in UTF-8."""
         if serialization == JSON:
             if not transaction_id.isalnum():
                 transaction_id = _json_text(transaction_id.decode())[1:-1].encode()
@@ -186,7 +185,7 @@ class SendReplyTemplate:
         serialization: int = JSON,
         more: Mapping[str, str] | None = None,
     ) -> bytes:
-        """Encode the answer to a batch; ``queue_offset`` is its first message's, keys and ids are joined by commas.
+        """Encode the response to a batch. ``queue_offset`` is that of its first message; commas join keys and ids.
 
         ``more`` are further fields of the header.
         """
@@ -202,7 +201,7 @@ class SendReplyTemplate:
         return encode_response(opaque, 0, ext=ext, serialization=serialization)
 
     def batch_header_bytes(self, count: int, unique_keys: bytes) -> int:
-        """The most bytes of a header of `render_batch` for ``count`` messages, with any ``more``."""
+        """Return the maximum size of the header of `render_batch` for ``count`` messages, with any ``more``."""
         ids = count * (len(self._host) + len("0123456789ABCDEF,"))
         keys = _JSON_ESCAPE_BYTES_MAX * len(unique_keys)
         if keys > _KEYS_BYTES_EXACT:

@@ -1,4 +1,4 @@
-"""Parser for the JSON dialect of Java nodes.
+"""Parses the JSON dialect of Java nodes.
 
 It is JSON with three extensions: keys may be unquoted numbers, keys may be objects, and ``{"$ref": "$.path"}`` refers
 to another part of the same text. The result is plain Python: number keys become text, an object key becomes its compact
@@ -33,7 +33,7 @@ _encode_key: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def parse(data: bytes | memoryview, *, values_max: int = VALUES_MAX) -> Any:
-    """The value in ``data``.
+    """Parse the value in ``data``.
 
     Raises:
         BodyError: it is neither JSON nor this dialect, is nested deeper than 32 levels, has more than ``values_max``

@@ -1,4 +1,4 @@
-"""Wire names of our fields: in camel case, except those with another name.
+"""Maps our field names to names on the wire: camel case, except where another name is given.
 
 `I32` and `I64` are the ranges of Java's int and long: a number outside is refused on input, before it could be sent to
 a client that cannot parse it.
@@ -24,22 +24,22 @@ PhysicalOffset64 = Annotated[PhysicalOffset, msgspec.Meta(ge=INT64_MIN, le=INT64
 
 
 def wire(**special: str) -> Callable[[str], str]:
-    """A ``rename`` for a Struct: ``our_name="nameOnTheWire"`` for each exception, camel case for the rest."""
+    """Return a ``rename`` for a Struct: ``our_name="nameOnTheWire"`` for each exception, camel case for the rest."""
 
     return lambda name: special.get(name) or camel_case(name)
 
 
 def camel_case(name: str) -> str:
-    """``queue_id`` as ``queueId``."""
+    """Convert a name such as ``queue_id`` to ``queueId``."""
     first, *others = name.split("_")
     return first + "".join(word.capitalize() for word in others)
 
 
 class HeaderFields(msgspec.Struct, gc=False, kw_only=True, rename=wire()):
-    """Base of the header fields of requests and of replies."""
+    """Base of the header fields of requests and of responses."""
 
     def fields(self) -> dict[str, str]:
-        """The fields of a header: values as text by wire name, without None."""
+        """Return the header fields: values as text by wire name, without those that are None."""
         return {
             wire_name: str(value).lower() if isinstance(value, bool) else str(value)
             for name, wire_name in _wire_names(type(self))

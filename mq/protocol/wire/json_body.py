@@ -1,4 +1,4 @@
-"""Encoding and decoding of all JSON bodies.
+"""Encodes and decodes all JSON bodies.
 
 We write compact JSON with sorted keys, every field present and numbers as quoted keys: some clients parse the text by
 hand or know no defaults. Input may omit fields, and may be in the dialect of `mq.protocol.wire.fastjson`.
@@ -23,7 +23,7 @@ _encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder(order="sorted")
 
 
 class Body(msgspec.Struct):
-    """Base of all bodies.
+    """Base of all JSON bodies.
 
     ``dialect_values_max``: maximum values in a text that is not plain JSON; parsing a thousand takes about 4 ms, which
     blocks everything else.
@@ -32,7 +32,7 @@ class Body(msgspec.Struct):
     dialect_values_max: ClassVar[int] = fastjson.VALUES_MAX
 
     def encode(self) -> bytes:
-        """The JSON text."""
+        """Encode the body as JSON."""
         try:
             return _encode(self)
         except TypeError:
@@ -45,7 +45,7 @@ class Body(msgspec.Struct):
 
 
 def decode_as(kind: type[T], data: bytes | memoryview, *, values_max: int = fastjson.VALUES_MAX) -> T:
-    """``data`` as a value of type ``kind``: plain JSON first, then Java's dialect. Raises BodyError."""
+    """Decode ``data`` to a value of type ``kind``: as plain JSON, else in Java's dialect. Raises BodyError."""
     try:
         return msgspec.json.decode(data, type=kind, strict=False)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Untyped header parsing: the binary encoding, and JSON that only Java's lenient parser accepts.
+"""Decodes headers without types: in the binary encoding, and in JSON that only Java's lenient parser accepts.
 
 The result is the same for both: numbers as ints, all ext fields as text.
 """
@@ -23,7 +23,7 @@ _I16: Final = struct.Struct(">h")
 
 
 class LooseHeader(NamedTuple):
-    """Any header. ``language`` is None if the number or name is unknown."""
+    """The header of any request or response. ``language`` is None if its number or name is unknown."""
 
     code: int
     opaque: int

@@ -1,4 +1,4 @@
-"""Queues as values, and tables with queues as keys.
+"""Encodes and decodes tables whose keys are queues.
 
 Java writes such a table with objects as keys, ``{{"brokerName":"b","queueId":0,"topic":"T"}:5}``, which is not JSON. Go
 clients accept only this form, and only if it is compact.
@@ -21,7 +21,7 @@ _encode: Final[Callable[[object], bytes]] = msgspec.json.Encoder(order="sorted")
 
 
 class QueueRef(msgspec.Struct, rename=wire(), frozen=True, order=True):
-    """One queue of one broker group."""
+    """A queue of a topic in one broker group."""
 
     topic: str
     broker_name: str
@@ -29,7 +29,7 @@ class QueueRef(msgspec.Struct, rename=wire(), frozen=True, order=True):
 
 
 class OffsetRow(msgspec.Struct, rename=wire(), frozen=True):
-    """A queue and an offset, in the format of C++ clients."""
+    """A queue and an offset, in the format for C++ clients."""
 
     topic: str
     broker_name: str
@@ -47,12 +47,12 @@ def queue_row(queue: QueueRef, value: bytes) -> bytes:
 
 
 def queue_table(rows: Iterable[tuple[QueueRef, bytes]]) -> bytes:
-    """Encode a queue table; its values are JSON texts."""
+    """Encode a queue table from rows of `queue_row`, whose values are JSON texts."""
     return b"{" + b",".join([queue_row(key, value) for key, value in rows]) + b"}"
 
 
 def offset_table_body(offsets: Mapping[QueueRef, int], *, as_list: bool = False) -> bytes:
-    """The body with offsets of queues in requests 220 and 222; ``as_list`` for C++ clients."""
+    """Encode the body of requests 220 and 222: offsets of queues, as a list for C++ clients."""
     if as_list:
         rows = [OffsetRow(ref.topic, ref.broker_name, ref.queue_id, offset) for ref, offset in sorted(offsets.items())]
         return _OffsetRows(rows).encode()
@@ -61,7 +61,7 @@ def offset_table_body(offsets: Mapping[QueueRef, int], *, as_list: bool = False)
 
 
 def read_queue_table(value: object) -> dict[QueueRef, Any]:
-    """The queues and values of a table, from the parsed body of `mq.protocol.wire.fastjson`. Raises BodyError."""
+    """Decode the queues and values of a table that `mq.protocol.wire.fastjson` has parsed. Raises BodyError."""
     if isinstance(value, list):  # the format of C++ clients
         try:
             rows = msgspec.convert(value, list[OffsetRow], strict=False)
@@ -74,28 +74,28 @@ def read_queue_table(value: object) -> dict[QueueRef, Any]:
 
 
 def read_offset_rows(body: bytes | memoryview) -> dict[str, Any]:
-    """The rows of an offset table whose keys are texts; none if the body has no table. Raises BodyError."""
+    """Decode the rows of an offset table with text keys; returns none if the body has no table. Raises BodyError."""
     value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     rows = value.get("offsetTable") if isinstance(value, dict) else None
     return rows if isinstance(rows, dict) else {}
 
 
 def read_offset_table(body: bytes | memoryview) -> dict[QueueRef, int]:
-    """Decode an offset table; invalid offsets are skipped. Raises BodyError."""
+    """Decode an offset table. Skips invalid offsets. Raises BodyError."""
     value = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     table = read_queue_table(value.get("offsetTable") if isinstance(value, dict) else None)
     return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset >= 0}
 
 
 def read_member_offsets(body: bytes | memoryview) -> dict[QueueRef, int]:
-    """The offsets in a consumer's answer to request code 221; invalid ones are skipped. Raises BodyError."""
+    """Decode the offsets in a consumer's response to request code 221. Skips invalid offsets. Raises BodyError."""
     value = fastjson.parse(body) if body else {}
     table = read_queue_table(value.get("messageQueueTable") or {}) if isinstance(value, dict) else {}
     return {ref: offset for ref, offset in table.items() if isinstance(offset, int) and offset in _LONG}
 
 
 def read_offsets_file(data: bytes) -> dict[QueueRef, int]:
-    """Works like `read_offset_table`, but strict, for a file that contains only offsets. Raises BodyError."""
+    """Decode a file that has only an offset table. Raises BodyError, unlike `read_offset_table` for any bad offset."""
     value = fastjson.parse(data, values_max=fastjson.TRUSTED_VALUES_MAX)
     if not isinstance(value, dict) or "offsetTable" not in value:
         raise BodyError("the table of offsets is missing")
@@ -110,7 +110,7 @@ T = TypeVar("T")
 
 
 def decode_queue_table(body: bytes | memoryview, kind: type[T]) -> dict[QueueRef, T]:
-    """The values of a body whose field ``offsetTable`` has queues as keys. Raises BodyError."""
+    """Decode the values of a body whose field ``offsetTable`` has queues as keys. Raises BodyError."""
     document = fastjson.parse(body, values_max=fastjson.TRUSTED_VALUES_MAX)
     if not isinstance(document, dict):
         raise BodyError(f"body of {len(body)} bytes is not a table of queues")

@@ -1,4 +1,4 @@
-"""The base of the header fields of all replies; the replies are beside their requests in `mq.protocol.requests`.
+"""The base of the header fields of all responses, which are next to their requests in `mq.protocol.requests`.
 
 A field without a default is required. Unknown fields are ignored: brokers of other releases send more.
 """
@@ -14,14 +14,14 @@ from mq.protocol.wire.fields import HeaderFields
 
 
 class Reply(HeaderFields):
-    """Base of the header fields of replies."""
+    """Base of the header fields of responses."""
 
 
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
 
 def read_reply(kind: type[ReplyT], ext: dict[str, str]) -> ReplyT:
-    """The header fields of a reply. Raises ReplyError if one is missing or invalid."""
+    """Decode the header fields of a response. Raises ReplyError if a field is missing or invalid."""
     try:
         return msgspec.convert(ext, kind, strict=False)
     except msgspec.ValidationError as error:

@@ -16,7 +16,7 @@ class Ext(HeaderFields):
 
 
 class Request(msgspec.Struct, gc=False, kw_only=True, tag_field="code"):
-    """Common to all requests. ``flag`` bit 1 means one-way; ``language`` is a name in `LANGUAGES`."""
+    """Base of all requests. ``flag`` bit 1 means one-way; ``language`` is a name in `LANGUAGES`."""
 
     opaque: I32 = 0
     flag: I32 = 0
@@ -25,5 +25,5 @@ class Request(msgspec.Struct, gc=False, kw_only=True, tag_field="code"):
 
     @property
     def code(self) -> int:
-        """The request code, the same for all instances of a class."""
+        """The request code, which is the same for all instances of a class."""
         return int(self.__struct_config__.tag)  # type: ignore[arg-type]

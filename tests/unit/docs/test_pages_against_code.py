@@ -122,6 +122,6 @@ def test_site_lists_each_request_with_its_header() -> None:
     rows = {line.split("|")[1].strip(): line for line in lines if line.count("|") == 4 and "`" in line}
     assert len(rows) == len(REQUEST_CLASSES)
     pull = rows[str(int(RequestCode.PULL_MESSAGE))]
-    assert "`PULL_MESSAGE`: messages of one queue from an offset on (`pull`)" in pull
+    assert "`PULL_MESSAGE`: return messages of one queue from an offset on (`pull`)" in pull
     assert "`queueOffset` int" in pull
     assert "*`maxMsgBytes` int*" in pull, "it may be left out"
