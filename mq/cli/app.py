@@ -1,4 +1,4 @@
-"""The whole command line, with every command imported: for tests and generated docs."""
+"""The whole command line with every command imported, for tests and for the generated docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options with NAME=VALUE: attributes of topics and consumer groups, and properties of messages."""
+"""Parses options NAME=VALUE: attributes of topics and consumer groups, and properties of messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Properties = Annotated[
 
 
 def attributes_of(texts: Iterable[str]) -> dict[str, str | None]:
-    """Parse attributes; None as the value of those to remove. Raises CommandFailed."""
+    """Parse attributes. An attribute that shall be removed gets the value None. Raises CommandFailed."""
     attributes: dict[str, str | None] = {}
     for each in texts:
         name, equals, value = (part.strip() for part in each.partition("="))
@@ -39,12 +39,12 @@ def as_changes(attributes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def after(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The attributes after changes."""
+    """Return the attributes with the changes applied."""
     return {name: value for name, value in {**before, **changes}.items() if value is not None}
 
 
 def properties_of(texts: Iterable[str]) -> dict[str, str]:
-    """Parse ``NAME=VALUE`` texts as properties of a message. Raises CommandFailed."""
+    """Parse ``NAME=VALUE`` texts to properties of a message. Raises CommandFailed."""
     properties: dict[str, str] = {}
     for each in texts:
         name, equals, value = each.partition("=")

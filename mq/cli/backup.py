@@ -68,7 +68,7 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 def open_store(target: str, endpoint_url: str | None, disk: Disk) -> BackupStore:
-    """The store of a backup, by the form of its name.
+    """Open the store of a backup: a directory or a bucket, as the form of its name says.
 
     Raises:
         CommandFailed: it is unusable; exit code 2.
@@ -186,7 +186,7 @@ def verify(target: Target, as_json: Json = False, endpoint_url: EndpointUrl = No
 
 
 class Pace:
-    """Limits the rate (`CopyRate`), and prints progress now and then."""
+    """Limits the rate of copying (`CopyRate`), and prints the progress from time to time."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Pace:
         self._rate = CopyRate(bytes_per_second, clock=clock, sleep=sleep)
 
     def on_copy(self, nbytes: int) -> None:
-        """Count `nbytes` more copied bytes; sleeps if that was too fast."""
+        """Count `nbytes` copied bytes. Sleeps if the copy is ahead of its rate."""
         self.nbytes += nbytes
         now = self._clock()
         if now > self._told_at + PROGRESS_SECONDS:
@@ -213,7 +213,7 @@ class Pace:
 
 
 def yield_processors() -> None:
-    """Give other programs on this machine precedence on the processors."""
+    """Lower this process's priority, so that other programs get the processors first."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(NICE, os.getpriority(os.PRIO_PROCESS, 0)))
 

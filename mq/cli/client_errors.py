@@ -13,7 +13,7 @@ from mq.protocol.names import NameRefused
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Turn client errors, and invalid addresses and names, into a message and an exit code."""
+    """Turn errors of the client, invalid addresses and invalid names into a message and an exit code."""
     try:
         yield
     except ClientError as error:

@@ -34,7 +34,7 @@ def convert_file(
 
 
 def read_conf(file: Path) -> ConvertedConf:
-    """Parse a broker.conf, and check the values. Raises CommandFailed."""
+    """Parse a broker.conf and check its values. Raises CommandFailed."""
     try:
         conf = convert(file.read_text(), file.absolute().parent)
     except ConfInvalid as error:

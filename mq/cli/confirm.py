@@ -1,4 +1,4 @@
-"""Asks on a terminal before something is lost; scripts are not asked."""
+"""Asks a person at a terminal for confirmation before something is lost. Scripts are not asked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def confirm(
     question: str = "Delete it?",
     on_no: str = "nothing was deleted",
 ) -> None:
-    """Go on, unless a person at the terminal says no: then it raises CommandFailed, and nothing is changed.
+    """Ask for confirmation at a terminal. Raises CommandFailed if the person says no; then nothing has changed.
 
     ``loss`` says what is lost; it is called only if a person is asked.
     """

@@ -104,7 +104,7 @@ def update(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Update settings of a consumer group. It changes those given, in every broker group.
+    """Update settings of a consumer group. It changes the given settings in every broker group.
 
     Exit code 1 if there is no such group.
     """
@@ -297,7 +297,7 @@ def remove_member(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Remove a member, and keep it out for a while. Other members take its queues at once.
+    """Remove a member, and refuse it as a member for a while. Other members take over its queues at once.
 
     On a terminal it says what happens and asks. Exit code 1 if there is no such member; a client that connects later
     under this id is kept out all the same with --yes.
@@ -349,7 +349,7 @@ def readmit_member(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Let a removed member in again. Exit code 1 if it is not kept out."""
+    """Let a removed member join again. Exit code 1 if it was not removed."""
 
     async def main(admin: Admin) -> Removal:
         return await admin.removed_members.let_in(group, member, operator=operator_name())
@@ -455,7 +455,7 @@ def _queues(member: Member) -> str:
 
 
 def behind(progress: GroupProgress) -> str:
-    """The number of messages that a group has yet to consume from a queue, or that its offset is beyond the end."""
+    """Format how many messages a group has yet to consume from a queue, or say that its offset is beyond the end."""
     if progress.offset > progress.end:
         return f"beyond the end by {progress.offset - progress.end:,}"
     return f"{progress.end - progress.offset:,}"

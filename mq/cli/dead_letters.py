@@ -263,7 +263,7 @@ def dismiss(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Take dead letters out of the list. It takes all of a group, or those until a time; they stay in their topic.
+    """Remove dead letters from the list. It dismisses all of a group, or those until a time; they stay in their topic.
 
     `raftmq dlq list --all` shows them as long as retention keeps them.
     """

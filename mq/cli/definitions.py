@@ -1,4 +1,4 @@
-"""`raftmq export`: topics, consumer groups, schedules and offsets as one JSON document, written and read.
+"""`raftmq export`: writes and reads topics, consumer groups, schedules and offsets as one JSON document.
 
 Fields that an earlier format lacks are None: an import leaves such a setting as it is.
 """
@@ -37,7 +37,7 @@ REQUESTS_AT_ONCE: Final = 16
 
 
 class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a topic in one broker group. ``perm`` has bit 2 for writing and bit 4 for reading."""
+    """The settings of a topic in one broker group. ``perm`` has bit 2 for writing and bit 4 for reading."""
 
     read_queues: int
     write_queues: int
@@ -49,7 +49,7 @@ class Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a consumer group, the same in all broker groups."""
+    """The settings of a consumer group, which are the same in all broker groups."""
 
     enabled: bool = True
     broadcast: bool = True
@@ -73,7 +73,7 @@ class Offset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Definitions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of one document; settings of topics are by broker group."""
+    """The content of one document. The settings of topics are by broker group."""
 
     format: int
     topics: dict[str, dict[str, Topic]]
@@ -145,7 +145,7 @@ def parse_definitions(file: Path) -> Definitions:
 async def read_definitions(
     admin: CatalogueAdmin, *, with_offsets: bool, left_out: list[str], advance: Advance
 ) -> Definitions:
-    """The existing definitions; ``left_out`` gets settings that the document cannot contain. Raises ClientError."""
+    """Read the definitions from the cluster. ``left_out`` gets settings that they cannot have. Raises ClientError."""
     info = await admin.cluster_info()
     advance("topics", 0, 4)
     own = {*info.clusters, *info.brokers, *map(reply_topic, info.clusters)}
@@ -195,7 +195,7 @@ async def _schedules(admin: Admin) -> dict[str, dict[str, ScheduleDefinition]]:
 
 
 async def stored_offsets(admin: CatalogueAdmin, groups: Iterable[str]) -> dict[str, dict[MessageQueue, int]]:
-    """The stored offsets of groups, also those that are 0. Raises ClientError."""
+    """Return the stored offsets of groups, also those that are 0. Raises ClientError."""
     try:
         return await admin.group_offsets()
     except BrokerError as error:
@@ -249,7 +249,7 @@ def _topic(config: TopicConfig) -> Topic:
 
 
 def group_of(config: SubscriptionGroupConfig) -> Group:
-    """The settings of a consumer group that a broker has, as a document has them."""
+    """Convert a broker's settings of a consumer group to those of a document."""
     return Group(
         enabled=config.consume_enable,
         broadcast=config.consume_broadcast_enable,

@@ -100,7 +100,7 @@ def demo(
 
 
 def next_steps(directory: Path, key: int) -> str:
-    """Instructions for the data of a demonstration: look at it (a message has this key), or remove it."""
+    """Say how to look at the data of a demonstration, where a message has the key ``key``, or how to remove it."""
     program = "raftmq" if shutil.which("raftmq") is not None else f"{shlex.quote(sys.executable)} -m mq.cli"
     place = shlex.quote(str(directory))
     return (
@@ -126,12 +126,12 @@ class DemoResult:
 
     @property
     def is_good(self) -> bool:
-        """Whether no promise was broken, and the leader did change."""
+        """Whether no promise was broken and another replica became leader."""
         return self.verdict.is_good and self.old_leader != self.new_leader and self.failover_seconds is not None
 
 
 def table_of(outcome: DemoResult) -> Table:
-    """The outcome as text."""
+    """Format the outcome as a table."""
     verdict = outcome.verdict
     failover = outcome.failover_seconds
     failed_over = "never" if failover is None else f"{failover:.2f} s"

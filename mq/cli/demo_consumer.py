@@ -1,4 +1,4 @@
-"""One consumer of the demonstration, in a separate process: prints one line per message.
+"""One consumer process of the demonstration. It prints one line per message.
 
 A line is ``broker_name queue_id queue_offset number crc32``; `parse_line` parses it. A message is acknowledged only
 after its line was written to the pipe, so that messages which the parent has not read are redelivered.
@@ -19,7 +19,7 @@ BATCH_MESSAGES_MAX = 256
 
 
 class ConsumedLine(NamedTuple):
-    """A consumer process's report of one message."""
+    """A consumer process's report about one message."""
 
     broker_name: str
     queue_id: int
@@ -29,7 +29,7 @@ class ConsumedLine(NamedTuple):
 
 
 def parse_line(line: bytes) -> ConsumedLine:
-    """Parse a consumer's line, without the line feed."""
+    """Parse a line that a consumer printed, without the line feed."""
     broker_name, queue_id, queue_offset, number, crc = line.split()
     return ConsumedLine(broker_name.decode(), int(queue_id), int(queue_offset), int(number), int(crc))
 
@@ -41,7 +41,7 @@ def _line_of(message: ReceivedMessage) -> str:
 
 
 async def consume(namesrv: str, topic: str, group: str) -> None:
-    """Consume until cancelled."""
+    """Consume messages and print them, until cancelled."""
     output = sys.stdout.fileno()
 
     consumer = PushConsumer(namesrv, group, consume_from="first")

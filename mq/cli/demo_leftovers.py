@@ -1,4 +1,4 @@
-"""Data that the demonstration leaves for the console to show: a lagging consumer group, and dead letters.
+"""Leaves data for the console to show after the demonstration: a lagging consumer group, and dead letters.
 
 The consumer is a process of its own, whose log says that it failed.
 """
@@ -20,7 +20,7 @@ SECONDS_MAX: Final = 30.0
 
 
 async def leave_work(cluster: DevCluster, topic: str) -> None:
-    """Let a group fail at some messages, which become its dead letters, and stop before the others.
+    """Let a group fail at some messages, which become its dead letters, and end before the others are consumed.
 
     After `SECONDS_MAX` it continues with less. If cancelled, the consumer is killed.
     """
@@ -31,7 +31,7 @@ async def leave_work(cluster: DevCluster, topic: str) -> None:
 
 
 async def consume(namesrv: str, topic: str, group: str) -> None:
-    """Fail at `FAILURES` messages, then end."""
+    """Consume messages: fail at the first `FAILURES`, then end."""
     consumer = PushConsumer(namesrv, group=group, ordered=False, max_reconsume_times=0, consume_from="first")
     failure_count = 0
 

@@ -21,7 +21,7 @@ def source_directory() -> Path:
 
 
 def source_lines(directory: Path, count: int) -> list[bytes]:
-    """The first ``count`` nonblank lines, or all if there are fewer."""
+    """Return the first ``count`` nonblank lines, or all lines if there are fewer."""
     return list(islice(_lines(directory), count))
 
 
@@ -34,7 +34,7 @@ def _lines(directory: Path) -> Iterator[bytes]:
 
 
 def tag_of(line: bytes) -> str:
-    """The kind of a line, used as the message's tag."""
+    """Return the kind of a line, which is the message's tag."""
     words = line.split(maxsplit=1)
     match words[0]:
         case b"def" | b"async" | b"class":

@@ -1,4 +1,4 @@
-"""Records the events of the demonstration, and checks the promises of the product. Pure.
+"""Records the events of the demonstration, and checks that the product kept its promises. Pure.
 
 A message is identified by its number: the position of the line in the text. Recorded are acknowledgements with the
 place where the message is stored, failed sends, and every delivery.
@@ -25,7 +25,7 @@ class Queue(NamedTuple):
 
 
 class Acknowledgement(NamedTuple):
-    """The acknowledged place of a message. ``first_attempt``: no earlier attempt had failed."""
+    """The place of an acknowledged message. ``first_attempt``: no earlier attempt to send it had failed."""
 
     queue: Queue
     queue_offset: int
@@ -34,7 +34,7 @@ class Acknowledgement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemoVerdict:
-    """Counts of events; the lists describe the first few violations."""
+    """Counts of events; ``examples`` describe the first few violations."""
 
     sent: int
     acknowledged: int
@@ -60,7 +60,7 @@ _EXAMPLES_MAX = 5
 
 @dataclass(slots=True)
 class History:
-    """Records events; `verdict` evaluates them. Messages must be sent with rising numbers."""
+    """Records events, which `verdict` evaluates. Messages must be sent with rising numbers."""
 
     sent: int = 0
     acknowledgements: dict[int, Acknowledgement] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class History:
         self.acknowledgements[number] = Acknowledgement(queue, queue_offset, first_attempt)
 
     def on_delivery(self, consumer: str, queue: Queue, queue_offset: int, number: int, *, intact: bool) -> None:
-        """Record that a consumer got message ``number``; ``intact`` says whether its body is the sent line."""
+        """Record that a consumer got message ``number``. ``intact``: its body is the line that was sent."""
         self.deliveries += 1
         self.consumed.add(number)
         if not intact:
@@ -106,7 +106,7 @@ class History:
 
     @property
     def missing_count(self) -> int:
-        """Acknowledged messages that have not been consumed (yet)."""
+        """The number of acknowledged messages that were not consumed yet."""
         return sum(number not in self.consumed for number in self.acknowledgements)
 
     def verdict(self) -> DemoVerdict:

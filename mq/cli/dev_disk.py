@@ -1,4 +1,4 @@
-"""Warnings of `raftmq dev` about a disk that is nearly full: all its replicas share it, and refuse messages then."""
+"""Warns in `raftmq dev` of a nearly full disk, which all of its replicas share and at which they refuse messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROOM = 0.02
 
 
 class DiskRatios(Protocol):
-    """The settings of a broker that are needed here; see `BrokerSettings`."""
+    """The limits of disk use in a broker's settings; see `BrokerSettings`."""
 
     @property
     def disk_expire_ratio(self) -> float: ...
@@ -30,7 +30,7 @@ class DiskRatios(Protocol):
 
 
 class DiskState(IntEnum):
-    """The state of a disk, by what brokers do then."""
+    """The state of a disk, by how brokers react to it."""
 
     ROOM = 0
     DELETES = 1
@@ -42,7 +42,7 @@ class DiskState(IntEnum):
 
 
 def state_of(used: float, ratios: DiskRatios) -> DiskState:
-    """The state of a disk with this used fraction."""
+    """Return the state of a disk of which the fraction ``used`` is used."""
     if used >= ratios.disk_pause_ratio:
         return DiskState.PAUSES
     if used >= ratios.disk_full_ratio:
@@ -51,7 +51,7 @@ def state_of(used: float, ratios: DiskRatios) -> DiskState:
 
 
 def disk_text(directory: Path, usage: tuple[int, int], ratios: DiskRatios) -> str:
-    """Say what brokers do at this use of the disk (free and total bytes), and what helps."""
+    """Say how brokers react to this use of the disk (free and total bytes), and what helps."""
     free, total = usage
     used = used_part(free, total)
     text = f"the disk of {directory} is {math.floor(used * 100)} % full, with {free / 1e9:,.1f} GB free: "
@@ -76,7 +76,7 @@ def disk_text(directory: Path, usage: tuple[int, int], ratios: DiskRatios) -> st
 def check_disk(
     directory: Path, ratios: DiskRatios, *, is_new: bool, usage: Callable[[Path], tuple[int, int]] = disk_usage
 ) -> str | None:
-    """A warning before brokers start in a directory, None if there is enough room.
+    """Return a warning to show before brokers start in a directory; None if there is enough room.
 
     ``is_new``: nothing is stored there, so that brokers would have to store something at once.
 
@@ -96,7 +96,7 @@ def check_disk(
 
 
 async def watch_disk(directory: Path, ratios: DiskRatios, say: Callable[[str], None]) -> None:
-    """Say what brokers do about the disk whenever that changes; runs until cancelled."""
+    """Report how brokers react to the use of the disk, whenever that changes. Runs until cancelled."""
     last = None
     while True:
         usage = disk_usage(directory)

@@ -1,4 +1,4 @@
-"""Restarts one replica of a running `raftmq dev`, on request of another process.
+"""Restarts one replica of a running `raftmq dev` when another process requests it.
 
 The request is a file in the directory of its group, and so is the answer. Any user who may write there may ask.
 """
@@ -26,7 +26,7 @@ _REPLICA: Final = re.compile(r"n[0-9]+")
 
 
 def find_group(directory: Path, groups: list[tuple[str, Path]], node: str) -> tuple[Path, str]:
-    """The directory of the group, and the id of the replica, that NODE or GROUP:NODE names.
+    """Find the group's directory and the replica's id for NODE or GROUP:NODE.
 
     ``groups`` are the names and directories of the groups in ``directory``. Raises ServersFailed.
     """
@@ -43,7 +43,7 @@ def find_group(directory: Path, groups: list[tuple[str, Path]], node: str) -> tu
 
 
 async def ask_restart(home: Path, node_id: str) -> None:
-    """Have the process that runs the group in ``home`` restart a replica, and wait until it serves again.
+    """Have the process that runs the group in ``home`` restart a replica. Waits until the replica serves again.
 
     If cancelled, the restart may still happen. Raises ServersFailed, OSError.
     """
@@ -79,7 +79,7 @@ async def _request_restart(home: Path, node_id: str) -> str:
 
 
 async def serve_restarts(clusters: list[DevCluster]) -> None:
-    """Restart replicas as they are asked for, one after the other. Runs until cancelled."""
+    """Restart replicas on request, one after the other. Runs until cancelled."""
     while True:
         for cluster in clusters:
             for node_id in cluster.node_ids:

@@ -1,4 +1,4 @@
-"""The entry point of `raftmq`: names of all commands, and loading of the one to run.
+"""The entry point of `raftmq`: knows the names of all commands, and imports only the one to run.
 
 Only the module of that command is imported. The others are stubs with names and help, for `--help`, shell completion,
 and typer's suggestions for misspelled names.
@@ -70,9 +70,7 @@ GROUPS = {
 
 
 def build(names: Collection[str]) -> typer.Typer:
-    """The application in which only the commands and groups in ``names`` can run; others have only a name and
-    help.
-    """
+    """Build the application. Only commands and groups in ``names`` can run; the others have just a name and help."""
     app = typer.Typer(
         name="raftmq",
         help="A message broker that speaks the RocketMQ protocol and keeps every message in a Raft log.",
@@ -94,7 +92,7 @@ def build(names: Collection[str]) -> typer.Typer:
 
 
 def wanted_by(arguments: Sequence[str]) -> set[str]:
-    """The command or group named in a command line, if any."""
+    """Return the command or group that a command line names; empty if it names none."""
     for argument in arguments:
         if not argument.startswith("-"):
             return {argument} & (COMMANDS.keys() | GROUPS.keys())

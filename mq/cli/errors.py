@@ -1,4 +1,4 @@
-"""Errors of commands, and exit codes."""
+"""The errors of commands, and their exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CommandFailed(Exception):
 
 
 def or_exit(run: Callable[[], object]) -> None:
-    """Run a command: CommandFailed becomes one line on standard error and the exit code of the process."""
+    """Run a command. On CommandFailed, print one line to standard error and exit with its code."""
     try:
         run()
     except CommandFailed as failed:
@@ -45,7 +45,7 @@ def run_trio(main: Callable[[], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def lone_errors() -> AsyncIterator[None]:
-    """Raise a single exception of the block without its exception groups."""
+    """If the block raises a single exception within exception groups, raise it without them."""
     try:
         yield
     except BaseExceptionGroup as group:

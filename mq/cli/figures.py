@@ -57,12 +57,12 @@ _UNITS: Final = tuple(
 
 
 def unit_of(name: str) -> str:
-    """The unit of a figure; empty for texts, and if the name does not tell."""
+    """Return the unit of a figure; empty for texts and if the name does not tell the unit."""
     return next((unit for pattern, unit in _UNITS if pattern.search(name)), "")
 
 
 def readable(name: str, text: str) -> str:
-    """A figure formatted for people: digits in groups of three, times as dates."""
+    """Format a figure for people: digits in groups of three, times as dates."""
     unit = unit_of(name)
     if unit == _TIME:
         # Brokers report 0 or -1 for "never".
@@ -75,7 +75,7 @@ def readable(name: str, text: str) -> str:
 
 
 def figures_table(figures: Mapping[str, Mapping[str, str]]) -> Table:
-    """The figures of some replicas, one column per node id; raftmq's own figures first."""
+    """Format the figures of replicas as a table: one column per node id, raftmq's own figures first."""
     table = BorderlessTable(box=None, padding=(0, 1, 0, 0))
     table.add_column("name", no_wrap=True)
     table.add_column("unit")

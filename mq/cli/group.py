@@ -74,7 +74,7 @@ def promote(node: Node, group: Group = None, as_json: Json = False, namesrv: Nam
 
 @app.command("remove")
 def remove(node: Node, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Remove a voter or a learner. A leader that is removed hands over first."""
+    """Remove a voter or a learner. A leader first transfers leadership."""
     _finish(_run(namesrv, group, lambda session: session.remove(node)), as_json)
 
 

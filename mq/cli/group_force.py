@@ -1,4 +1,4 @@
-"""`raftmq group force`: one replica of a group that lost its majority continues alone."""
+"""`raftmq group force`: lets one replica of a group continue alone after the majority is lost."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class ForcePlan:
 
     @property
     def other_members(self) -> tuple[str, ...]:
-        """The other members, which would be removed."""
+        """The other members, which forcing the group would remove."""
         return () if self.conf is None else tuple(sorted(self.conf.members - {self.node_id}))
 
     def in_words(self) -> Iterator[str]:
-        """The plan as lines of text."""
+        """Describe the plan in lines of text."""
         yield f"replica {self.node_id}, log {self.cluster_id}"
         yield f"  its log: entries {self.first_index} to {self.last_index}, the last of term {self.last_term}"
         yield f"  known to be committed: entries up to {self.commit_index}"

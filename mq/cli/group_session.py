@@ -1,4 +1,4 @@
-"""A session with a broker group for a command."""
+"""Opens a session with a broker group for a command."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ from mq.inspection.group_session import GroupSession
 async def open_session(
     namesrv: str, group: str | None, *, on_progress: Callable[[str], None]
 ) -> AsyncIterator[GroupSession]:
-    """A session through these name servers; see `GroupSession`."""
+    """Open a session with a group through these name servers; see `GroupSession`."""
     async with lone_errors(), Admin(namesrv) as admin:
         yield GroupSession(admin, group, on_progress)

@@ -1,4 +1,4 @@
-"""A broker group's members as a table."""
+"""Formats the members of a broker group as a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mq.protocol.requests.raft_group import GroupView, MemberView
 
 
 def table_of(view: GroupView) -> Table:
-    """The members, as known to the answering replica."""
+    """Format the members as a table, as the responding replica knows them."""
     leader = f"led by {view.leader} in term {view.term}" if view.leader else "NO LEADER"
     entries = f"entries {view.base_index + 1:,} to {view.last_index:,}, committed {view.commit_index:,}"
     disk = f"disk of {view.node_id} {view.disk_used:.0%} used"
@@ -33,7 +33,7 @@ def table_of(view: GroupView) -> Table:
 
 
 def state_of(member: MemberView) -> str:
-    """The leader's replication state for a member, as text."""
+    """Describe how far the leader's replication to a member is."""
     if not member.state:
         return "-"
     words = {"probe": "comparing logs", "replicate": "following", "reset": "fetching segments"}

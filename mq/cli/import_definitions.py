@@ -1,4 +1,4 @@
-"""`raftmq import`: creates and updates what an exported document contains.
+"""`raftmq import`: creates and updates the topics, groups, schedules and offsets of an exported document.
 
 A document may be imported again and again: anything that is as it says is left alone, and so are offsets that groups
 have passed since.
@@ -267,7 +267,7 @@ async def _put_topic(admin: Admin, broker: str, config: TopicConfig) -> None:
 
 
 def group_config(name: str, group: Group, now: Group | None = None) -> SubscriptionGroupConfig:
-    """The configuration to send to a broker; its attributes are changes of the group's present ones."""
+    """Return the configuration to send to a broker, whose attributes are changes of the group's present ones."""
     attributes, current = group.attributes or {}, (now.attributes if now is not None else None) or {}
     settings = {
         "consume_enable": group.enabled,

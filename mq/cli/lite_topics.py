@@ -23,7 +23,7 @@ Group = Annotated[str, typer.Argument(metavar="CONSUMER_GROUP")]
 
 @app.command("list")
 def list_topics(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """List the topics that have lite topics. It shows how many, when they end, and which groups read them."""
+    """List the topics that have lite topics. It shows how many, when these expire, and which groups read them."""
 
     async def main(admin: Admin) -> list[tuple[str, ParentTopicInfo]]:
         parents = {topic for info in (await admin.lite.brokers()).values() for topic in info.expirations}
@@ -178,7 +178,7 @@ def dispatch(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Let brokers look for messages now. They look in all lite topics that the clients of a group subscribe to.
+    """Make brokers look for messages now. They look in all lite topics to which the clients of a group subscribe.
 
     Brokers also do so every 15 s: use it only for a client that gets no messages although some are waiting.
     """

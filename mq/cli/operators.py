@@ -1,4 +1,4 @@
-"""The name of the operator who runs a command: for messages and logs of changes."""
+"""Names the operator who runs a command, for messages and logs of changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 
 def operator_name() -> str:
-    """The user and the machine, as ``ann@ops-1``."""
+    """Return the user and the machine, as in ``ann@ops-1``."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError, ImportError):  # no such user in this container

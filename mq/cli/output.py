@@ -1,4 +1,4 @@
-"""Output conventions of all commands: JSON, and the format of times.
+"""The output conventions of all commands: JSON, and the format of times.
 
 ``--json`` prints one indented document with snake_case names; lists are arrays. A command that runs until it is stopped
 prints one object per line instead. A time is ISO 8601 in UTC with milliseconds, in text and in JSON, and commands
@@ -24,7 +24,7 @@ def print_json(value: object) -> None:
 
 
 def print_json_array(rows: Iterable[object]) -> None:
-    """Print ``rows`` as one array, row by row: they may not fit into memory."""
+    """Print ``rows`` as one JSON array, row by row, since all together may not fit into memory."""
     before = "["
     for row in rows:
         text = json.dumps(row, indent=2).replace("\n", "\n  ")
@@ -34,7 +34,7 @@ def print_json_array(rows: Iterable[object]) -> None:
 
 
 def parse_time(text: str) -> dt.datetime:
-    """Parse an ISO 8601 time, local without a time zone: ``2026-03-01T09:30``, ``2026-03-01T09:30:00.000Z``.
+    """Parse an ISO 8601 time such as ``2026-03-01T09:30:00.000Z``; without a time zone it is local.
 
     Raises `typer.BadParameter` for anything else.
     """

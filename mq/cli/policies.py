@@ -108,7 +108,7 @@ def delete(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Delete policies of a user. It deletes those for a resource, or all of them, in every broker group."""
+    """Delete policies of a user in every broker group. It deletes those for a resource, or all."""
 
     async def main(admin: UserAdmin) -> None:
         policies = await admin.policies(name, resource)

@@ -1,4 +1,4 @@
-"""`raftmq produce` and `raftmq consume`: messages as lines of text."""
+"""`raftmq produce` and `raftmq consume`: send and print messages as lines of text."""
 
 from __future__ import annotations
 
@@ -124,14 +124,14 @@ def produce(
 
 
 class Lines:
-    """Splits input into numbered lines without line feeds; empty lines have numbers but are omitted."""
+    """Splits input into numbered lines without line feeds. Empty lines are omitted, but count in the numbers."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._number = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The lines completed by ``data``; empty data means the end, which also completes a line without line feed."""
+        """Return the lines that ``data`` completes. Empty data is the end, and completes a line without line feed."""
         *complete, self._rest = (self._rest + data).split(b"\n")
         if not data:
             complete, self._rest = [*complete, self._rest], b""
@@ -144,13 +144,13 @@ class Lines:
 
 
 class Whole:
-    """Takes all of the input as one body."""
+    """Makes one body of the whole input."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Works like `Lines.feed`. Raises CommandFailed when no message can be so large."""
+        """Works like `Lines.feed`. Raises CommandFailed if the input is too large for a message."""
         self._data += data
         if len(self._data) > BODY_BYTES_MAX:
             raise CommandFailed(f"--whole: the input is more than the {BODY_BYTES_MAX:,} bytes that a message may have")
@@ -247,6 +247,6 @@ async def _check(topic: str, group: str, namesrv: str) -> None:
 
 
 def print_bytes(data: bytes) -> None:
-    """Print without a buffer: a message is acknowledged right after, and must not be lost if this process dies."""
+    """Print without a buffer: the message is acknowledged right after, and must not be lost if this process dies."""
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]

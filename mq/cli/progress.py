@@ -1,4 +1,4 @@
-"""A bar that shows on a terminal how far a long command is; scripts see nothing of it."""
+"""Shows the progress of a long command as a bar on a terminal; scripts do not get it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Advance = Callable[[str, int, int], None]
 
 @contextmanager
 def progress_bar() -> Iterator[Advance]:
-    """A bar on standard error, which vanishes at the end; nothing if that is not a terminal."""
+    """Show a bar on standard error, if that is a terminal. The bar vanishes at the end."""
     if not sys.stderr.isatty():
         yield lambda what, done, total: None
         return

@@ -1,4 +1,4 @@
-"""`raftmq proxy`: check the settings of a proxy for gRPC clients, then become that proxy."""
+"""`raftmq proxy`: checks the settings of a proxy for gRPC clients, then becomes that proxy."""
 
 from __future__ import annotations
 

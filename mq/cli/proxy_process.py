@@ -1,4 +1,4 @@
-"""The proxy process that `raftmq proxy` turns into: it loads only the modules that serve, to save memory.
+"""The process that `raftmq proxy` becomes. To save memory, it imports only the modules that serve.
 
     python -m mq.cli.proxy_process CONFIGURATION LOG_LEVEL [--until-stdin-closes]
 

@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 
 
 class ConfInvalid(Exception):
-    """The file is invalid; the message names the line and the reason."""
+    """The file is invalid. The message names the line and the reason."""
 
 
 class ConvertedConf(NamedTuple):
-    """Settings by our names, and a sentence for each key that was not converted.
+    """Settings with our names, and a sentence for each key that was not converted.
 
     ``origins`` says from which line and key each setting comes.
     """
@@ -190,7 +190,7 @@ _ADDRESS_KEYS: Final = ("listenPort", "brokerIP1", "aclEnable")
 
 
 def convert(text: str, directory: Path) -> ConvertedConf:
-    """Read settings from the text of a ``broker.conf`` in ``directory``. Raises ConfInvalid."""
+    """Convert the text of a ``broker.conf`` in ``directory`` to settings. Raises ConfInvalid."""
     lines = _parse(text)
     settings: dict[str, Any] = {}
     warnings: list[str] = []
@@ -267,7 +267,7 @@ def _add_address(lines: Mapping[str, _ConfLine], settings: dict[str, Any], origi
 
 
 def to_toml(conf: ConvertedConf) -> str:
-    """The converted settings as our settings file, with the warnings as comments."""
+    """Format the converted settings as our settings file, with the warnings as comments."""
     rows = [f"{name} = {_toml(value)}" for name, value in sorted(conf.settings.items())]
     return "\n".join([*(f"# {warning}" for warning in conf.warnings), *rows, ""])
 

@@ -1,4 +1,4 @@
-"""Runs the requests of a command with an open `Admin`."""
+"""Runs the requests of a command with an `Admin` that is open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def run_with(kind: type[AdminT], namesrv: str, ask: Callable[[AdminT], Awaitable[T]]) -> T:
-    """Open an admin of this kind and return the result of `ask`. Raises CommandFailed if the client has failed."""
+    """Open an admin of this kind and return the result of `ask`. Raises CommandFailed if the client fails."""
 
     async def main() -> T:
         async with kind(namesrv) as admin:

@@ -41,7 +41,7 @@ async def cancel_on_signal(
     on_stop: Callable[[], None] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Cancel ``scope`` on SIGINT and SIGTERM, calling ``on_stop`` at the first one. Runs until cancelled itself."""
+    """Cancel ``scope`` on SIGINT and SIGTERM, and call ``on_stop`` at the first one. Runs until it is cancelled."""
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for _ in signals:
@@ -53,7 +53,7 @@ async def cancel_on_signal(
 
 
 async def cancel_on_stdin_end(scope: trio.CancelScope) -> None:
-    """Cancel ``scope`` when standard input ends. Runs until cancelled itself."""
+    """Cancel ``scope`` when standard input ends. Runs until it is cancelled."""
     # The parent process holds the other end of this pipe. The kernel closes it even if the parent is killed, so no
     # server outlives a crashed `raftmq dev`. The blocked thread is a daemon: it does not delay the exit.
     while await trio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096, abandon_on_cancel=True):

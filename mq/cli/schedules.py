@@ -1,4 +1,4 @@
-"""`raftmq schedule`: messages that the brokers send by a rule."""
+"""`raftmq schedule`: manages messages that the brokers send at times given by a rule."""
 
 from __future__ import annotations
 
@@ -166,13 +166,13 @@ def show(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesr
 
 @app.command("pause")
 def pause(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Send no ticks of a schedule until it is resumed."""
+    """Pause a schedule. It sends no messages until it is resumed."""
     _change("paused", Schedules.pause, name, group, namesrv, as_json=as_json)
 
 
 @app.command("resume")
 def resume(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Send the ticks of a schedule from now on. Those of the time of the pause are not sent."""
+    """Resume a schedule. Ticks during the pause are not sent."""
     _change("resumed", Schedules.resume, name, group, namesrv, as_json=as_json)
 
 
@@ -184,7 +184,7 @@ def trigger(name: Name, group: Group = None, as_json: Json = False, namesrv: Nam
 
 @app.command("delete")
 def delete(name: Name, group: Group = None, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Delete a schedule. The messages that it has sent stay."""
+    """Delete a schedule. The messages that it sent stay."""
 
     run_with(Admin, namesrv, lambda admin: admin.schedules.delete(name, broker=group))
     if as_json:

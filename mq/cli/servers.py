@@ -200,7 +200,7 @@ def _fault(fault: ErrorDetails) -> str:
 
 
 def load_settings(load: Callable[[], T], config: Path | None = None) -> T:
-    """The result of ``load``. Raises CommandFailed with file, setting and error if settings are invalid."""
+    """Return the result of ``load``. For invalid settings, raises CommandFailed with file, setting and error."""
     where = f"{config}: " if config is not None else ""
     try:
         return load()

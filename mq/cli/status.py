@@ -1,4 +1,4 @@
-"""`raftmq status`: shows every broker group, its replicas, and their progress."""
+"""`raftmq status`: shows every broker group, its replicas, and the progress of each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def status(
 
 
 def table_of(group: GroupStatus) -> Table:
-    """A group as a table."""
+    """Format a broker group as a table."""
     durability = {
         "quorum-fsync": "acknowledged = on disk on a majority (quorum-fsync)",
         "quorum-memory": "acknowledged = in memory of a majority, NOT yet on disk (quorum-memory)",

@@ -1,4 +1,4 @@
-"""Tables of commands: without borders, and never cut off at the width of a terminal."""
+"""Formats the tables of commands: without borders, and never cut off at the width of a terminal."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class BorderlessTable(Table):
 
 
 def visible(text: str) -> str:
-    """The text with control characters as escapes: they would change colors, the title or the lines of a terminal."""
+    """Return the text with control characters as escapes: a terminal would change its colors, title or lines."""
     return "".join(
         each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode() for each in text
     )
 
 
 def borderless_table(*headings: str, numbers: Collection[str] = (), title: str | None = None) -> Table:
-    """An empty table; the columns in ``numbers`` are aligned to the right."""
+    """Return an empty table, in which the columns in ``numbers`` are aligned to the right."""
     table = BorderlessTable(box=None, padding=(0, 1, 0, 0), title_justify="left")
     if title is not None:
         table.title = table_title(title)
@@ -45,13 +45,13 @@ def borderless_table(*headings: str, numbers: Collection[str] = (), title: str |
 
 
 def table_title(text: str) -> Text:
-    """A title that may be longer than its table."""
+    """Return a title that may be longer than its table."""
     return Text(text, style="italic", no_wrap=True, overflow="ignore")
 
 
 def print_table(table: Table) -> None:
-    """Print a table as wide as its content: rich would shorten addresses and times to fit them into 80 columns, also
-    in a pipe. A narrower terminal wraps the lines.
+    """Print a table as wide as its content. A narrower terminal wraps the lines; rich would shorten addresses and
+    times.
     """
     console = Console(highlight=False)
     content = Console(width=10_000).measure(table).maximum

@@ -1,4 +1,4 @@
-"""`raftmq top`: refreshes rates, lag and leaders of all broker groups."""
+"""`raftmq top`: shows rates, lag and leaders of all broker groups, and refreshes them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAG_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of one replica per second since the previous query; None if unknown."""
+    """The rates of one replica, per second since the previous query; None if unknown."""
 
     stored: float | None = None
     consumed: float | None = None
@@ -179,7 +179,7 @@ class _View:
 
 
 async def lags_of(namesrv: str) -> list[Lag]:
-    """The lag of consumer groups, largest first. Raises ClientError."""
+    """Return the lags of consumer groups, the largest first. Raises ClientError."""
     lags: dict[tuple[str, str], int] = {}
     async with Admin(namesrv) as admin:
         for name in await admin.consumer_groups():

@@ -1,4 +1,4 @@
-"""The settings of a topic in the broker groups, and what `raftmq topic create` gives to the groups that lack it."""
+"""Decides which settings `raftmq topic create` gives a topic in the broker groups that lack it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUEUES = 8
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """The settings of a topic in one broker group; None where the broker chooses, or no value was given.
+    """The settings of a topic in one broker group. None: the broker chooses, or no value was given.
 
     No option of the command sets the filter type and the flags; ``attributes`` are the others than the message type.
     """
@@ -31,7 +31,7 @@ class TopicSettings:
 
     @classmethod
     def from_config(cls, config: TopicConfig) -> TopicSettings:
-        """The settings of an existing topic."""
+        """Return the settings of an existing topic."""
         kind = config.attributes.get(MESSAGE_TYPE_ATTRIBUTE)
         others = tuple(sorted(each for each in config.attributes.items() if each[0] != MESSAGE_TYPE_ATTRIBUTE))
         queues = config.read_queue_nums, config.write_queue_nums
@@ -52,7 +52,7 @@ class TopicSettings:
 def settings_to_create(
     topic: str, choice: TopicSettings, configs: Mapping[str, TopicConfig], groups: Iterable[str]
 ) -> tuple[TopicSettings, list[str]]:
-    """The settings for the broker groups that lack a topic, and the names of these groups, sorted.
+    """Return the settings for the broker groups that lack a topic, and the sorted names of these groups.
 
     Settings that ``choice`` leaves open are taken from the groups that have the topic, ``configs``; if none has it:
     8 queues, readable and writable. ``groups`` are those in which it shall be.
@@ -104,24 +104,24 @@ def _fill_in(settings: TopicSettings, pattern: TopicSettings) -> TopicSettings:
 
 
 def shape(configs: Mapping[str, TopicConfig]) -> str:
-    """The settings of a topic in each broker group, as text."""
+    """Describe the settings of a topic in each broker group as text."""
     return "; ".join(f"{TopicSettings.from_config(config)} in {broker}" for broker, config in sorted(configs.items()))
 
 
 def perm_bits(perm: str) -> int:
-    """The number for rw, r, w or none. Raises CommandFailed."""
+    """Return the number for rw, r, w or none. Raises CommandFailed."""
     if perm not in PERMS:
         raise CommandFailed(f"--perm {perm!r} is not one of {', '.join(PERMS)}")
     return PERMS[perm]
 
 
 def perm_words(perm: int) -> str:
-    """The word for a number, or the number."""
+    """Return the word for a permission number, or the number if it has no word."""
     return next((name for name, bits in PERMS.items() if bits == perm), str(perm))
 
 
 def kind_of(message_type: str | None) -> str | None:
-    """The message type as brokers know it. Raises CommandFailed."""
+    """Return the message type as brokers name it. Raises CommandFailed."""
     if message_type is not None and message_type.upper() not in MESSAGE_TYPES:
         raise CommandFailed(f"--message-type {message_type!r} is not one of {', '.join(MESSAGE_TYPES).lower()}")
     return None if message_type is None else message_type.upper()

@@ -46,7 +46,7 @@ DriverMemory = Annotated[
 
 @app.command("run")
 def run(file: File, master: Master = None, driver_memory: DriverMemory = None, as_json: JsonLines = False) -> None:
-    """Write new messages into the table. Each is written once, as often as the pipeline's trigger says.
+    """Write new messages into the table, each one once. The pipeline's trigger says how often.
 
     Run it again after it was stopped or killed: it continues where the table ends. Exit code 1 if it stopped at an
     offset, which it prints, 2 if it was refused before anything was written.
@@ -190,8 +190,8 @@ def _result(command: str, file: Path, master: str | None, driver_memory: str | N
 def start(
     command: str, file: Path, pipeline: Pipeline, master: str | None, driver_memory: str | None
 ) -> subprocess.Popen[str]:
-    """Start Spark's driver with one of our programs. Raises CommandFailed if Spark, Java, a package or anything else
-    that the cluster needs is missing.
+    """Start Spark's driver with one of our programs. Raises CommandFailed if Spark, Java, a package or another
+    requirement is missing.
     """
     from spark.access import for_executors
     from spark.installed import missing

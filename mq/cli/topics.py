@@ -313,7 +313,7 @@ def delete(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Delete a topic in every broker group. Its messages, consumer offsets and retry topics of groups that pop go, too.
+    """Delete a topic in every broker group. Its messages, consumer offsets and retry topics of pops are deleted, too.
 
     On a terminal it says what is lost and asks. Until retention deletes its messages, `raftmq topic restore` brings it
     back, unless it has lite topics, and a message does not create it. Exit code 1 if there is no such topic.
@@ -389,7 +389,7 @@ def list_deleted(as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
 
 @app.command("restore")
 def restore(topic: Topic, as_json: Json = False, namesrv: Namesrv = NAMESRV) -> None:
-    """Restore a deleted topic. It has its settings, its messages that are still there, and the groups' offsets again.
+    """Restore a deleted topic. Its settings, its remaining messages and the groups' offsets come back.
 
     Exit code 1, and nothing is changed, if it cannot be restored: a topic that was created again after its deletion
     cannot, and neither can one whose messages retention has deleted.
@@ -495,8 +495,8 @@ def stats(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show how many messages were sent or consumed. It shows those of a topic, or of a group in it, in the last minute,
-    hour and day.
+    """Show how many messages were sent or consumed in a topic. It counts those of the last minute, hour and day; with a
+    group, only the group's.
     """
     kind, key = ("TOPIC_PUT", topic) if group is None else ("GROUP_GET", f"{topic}@{group}")
 

@@ -1,4 +1,4 @@
-"""`raftmq group upgrade-check`: the version of each member, and whether the next one can be replaced now."""
+"""`raftmq group upgrade-check`: shows the version of each member, and whether the next one can be replaced now."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _group_named(groups: list[GroupStatus], name: str | None) -> GroupStatus:
 
 
 def table_of(report: UpgradeReport) -> Table:
-    """The members as a table."""
+    """Format the members as a table."""
     leader = f"led by {report.leader}" if report.leader else "NO LEADER"
     headings = ("node", "role", "software", "replication", "levels", "lag", "state")
     title = f"{report.group} in {report.cluster}: {leader}, format level {_or_dash(report.format_level)}"
@@ -72,7 +72,7 @@ def table_of(report: UpgradeReport) -> Table:
 
 
 def conclusions(report: UpgradeReport) -> list[str]:
-    """Conclusions from the table, as sentences."""
+    """Return the conclusions from the table, as sentences."""
     lines = []
     level, available = report.format_level, report.level_available
     if report.features_on:

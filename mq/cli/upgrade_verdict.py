@@ -1,4 +1,4 @@
-"""Decides whether a member of a broker group can be stopped and upgraded now. Pure, from the replicas' figures.
+"""Decides from the replicas' figures whether a member of a broker group can be stopped and upgraded now. Pure.
 
 A member may be stopped if a majority of voters is healthy without it: they answer, follow the end of the log, have
 applied it, and may vote. Then the group keeps accepting messages, and one of them can lead at once.
@@ -21,7 +21,7 @@ EARLIER: Final = "earlier"
 
 @dataclass(frozen=True, slots=True)
 class MemberReport:
-    """A member: its software, its state, and why it must not be stopped now; empty if it may be.
+    """A member: its software, its state, and why it must not be stopped now; no reasons if it may be.
 
     ``format_level`` is its current level, ``level_newest`` the highest that its software supports, ``level_max`` the
     highest that it reports: lower if its settings limit it. Numbers are None for a member that does not answer.
@@ -44,7 +44,7 @@ class MemberReport:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeReport:
-    """A group: its members, whether one of them can be stopped now, and which one to replace next.
+    """A group: its members, whether one can be stopped now, and which member to replace next.
 
     It is not ``safe`` while ``next`` is stopped already: that one has to return first. ``reason`` says why not.
 
@@ -67,12 +67,12 @@ class UpgradeReport:
     members: tuple[MemberReport, ...]
 
     def as_json(self) -> dict[str, object]:
-        """The verdict as JSON."""
+        """Return the verdict for JSON."""
         return asdict(self)
 
 
 def upgrade_report(group: GroupStatus) -> UpgradeReport:
-    """The report from all replicas of a group."""
+    """Judge from the status of all replicas whether a member of the group can be upgraded now."""
     leader = next((each for each in group.replicas if each.node_id == group.leader), None)
     roles: dict[str, str] = json.loads(leader.figures.get("raftmq.members", "{}")) if leader else {}
     statuses = {each.node_id: each for each in group.replicas}

@@ -1,4 +1,4 @@
-"""`raftmq user`: create, change, list, limit and delete the users of broker groups."""
+"""`raftmq user`: creates, changes, lists, limits and deletes the users of broker groups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def list_users(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Show the users and their types. It shows those of all broker groups, and never passwords.
+    """Show the users of all broker groups and their types. It never shows passwords.
 
     Accounts of a broker's acl_file are not among them.
     """
@@ -76,7 +76,7 @@ def create(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Create a user in every broker group. It may do nothing until `raftmq acl put` says what.
+    """Create a user in every broker group. It has no permissions until `raftmq acl put` grants some.
 
     Exit code 1, and nothing is changed, if there is one of that name.
     """

@@ -1,4 +1,4 @@
-"""`raftmq bench`: produces, consumes, or both, and prints the measurements."""
+"""The commands of `raftmq bench`: produce, consume, or both, and print the measurements."""
 
 from __future__ import annotations
 

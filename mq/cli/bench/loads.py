@@ -1,4 +1,4 @@
-"""The loads: produce, consume, or both, through the SDK like user programs."""
+"""Puts load on a cluster: produces, consumes, or both, through the SDK as applications do."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ _UNSENT = "not sent"
 
 
 class Arrivals:
-    """Messages still to be delivered, and latencies of delivered ones. Pure."""
+    """Knows the sent messages that were not delivered yet, and measures the latencies of the others. Pure."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Ignore everything sent so far."""
+        """Forget everything that was sent so far."""
         self.latencies = Latencies()
         self._due: dict[int, float] = {}
         self._acknowledged_numbers: set[int] = set()
 
     def on_send(self, numbers: range, due_at: float) -> None:
-        """Note sent messages and the time ``due_at``, in seconds, at which they were due."""
+        """Record that these messages were sent, and when they were due (``due_at``, in seconds)."""
         self._due.update(dict.fromkeys(numbers, due_at))
 
     def on_acknowledge(self, numbers: range) -> None:
-        """Note that messages are stored, so that they must be delivered."""
+        """Record that these messages are stored: they must be delivered."""
         self._acknowledged_numbers.update(number for number in numbers if number in self._due)
 
     def count_delivery(self, number: int, now: float) -> bool:
@@ -66,7 +66,7 @@ class Arrivals:
 
     @property
     def missing_count(self) -> int:
-        """Acknowledged messages that were not delivered yet."""
+        """The number of acknowledged messages that were not delivered yet."""
         return len(self._acknowledged_numbers)
 
 
@@ -180,7 +180,7 @@ async def produce(plan: BenchPlan, namesrv: str) -> Result:
 
 
 async def consume(plan: BenchPlan, namesrv: str) -> Result:
-    """Read the messages of the topic, from the first one on, for the seconds of the plan at most. Commits no offset.
+    """Read the topic from its first message on, for the seconds of the plan at most. Commits no offset.
 
     Raises ClientError, CommandFailed if the topic is empty.
     """

@@ -1,4 +1,4 @@
-"""The plan of a benchmark, and the due times of its messages. Pure."""
+"""Plans a benchmark: its messages and their due times. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BODY_BYTES_MIN = _HEAD.size
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """Messages of ``body_bytes`` to ``topic``, for ``seconds`` after a warm-up that is not measured.
+    """The load: messages of ``body_bytes`` to ``topic`` for ``seconds``, after a warm-up that is not measured.
 
     Attributes:
         in_flight: messages, or batches, that may wait for acknowledgement at once.
@@ -35,11 +35,11 @@ class BenchPlan:
     linger: float | None = None
 
     def body(self, number: int) -> bytes:
-        """The body of a message; `number_of` extracts the number."""
+        """Return the body of a message, from which `number_of` gets the number."""
         return _HEAD.pack(self.run, number).ljust(self.body_bytes, b"x")
 
     def number_of(self, body: bytes) -> int | None:
-        """The number of a message of this run; None for any other message."""
+        """Return the number of a message of this run; None for any other message."""
         if len(body) < BODY_BYTES_MIN:
             return None
         run, number = _HEAD.unpack_from(body)
@@ -47,7 +47,7 @@ class BenchPlan:
 
 
 class Schedule:
-    """Due times of requests in an open loop, in seconds from the beginning.
+    """The due times of requests in an open loop, in seconds since the start.
 
     A latency counts from the due time of its request. So a server that stalls for a second is charged with all requests
     due in that second, including those sent only after it (no coordinated omission).
@@ -63,11 +63,11 @@ class Schedule:
         return self._next * self._interval
 
     def next_due(self) -> float:
-        """The due time of the next request, which is sent now."""
+        """Return the due time of the next request, and advance to the request after it."""
         at = self.next_at
         self._next += 1
         return at
 
     def due_before(self, elapsed: float) -> int:
-        """The number of remaining requests that are due before that time."""
+        """Return how many of the requests that remain are due before ``elapsed`` seconds."""
         return max(0, math.ceil(elapsed / self._interval) - self._next)

@@ -24,7 +24,7 @@ Line = Sequence[tuple[float, float]]
 
 
 class Spread(NamedTuple):
-    """The least and the most that was measured at a place of the axis."""
+    """The least and the greatest measured value at one place of the axis."""
 
     at: float
     least: float
@@ -32,7 +32,7 @@ class Spread(NamedTuple):
 
 
 def draw(title: str, result: Result) -> str:
-    """The picture of a result. A panel without data says so."""
+    """Draw a result as SVG. A panel without data says so."""
     latencies = {
         name: _percentiles(each)
         for name, each in (("acknowledged", result.acknowledged), ("delivered", result.delivered))
@@ -59,7 +59,7 @@ def draw(title: str, result: Result) -> str:
 
 
 def svg(title: str, elements: Sequence[str], width: int = WIDTH, height: int = HEIGHT) -> str:
-    """A picture as a file: elements on a white ground."""
+    """Return a complete SVG file: these elements on a white ground."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
@@ -97,7 +97,7 @@ def panel(
     ticks: Mapping[float, str],
     spreads: Mapping[str, Sequence[Spread]] | None = None,
 ) -> list[str]:
-    """Lines by name over one axis with names at its ticks.
+    """Draw lines by name over one axis, whose ticks have names.
 
     Args:
         place: from where on, and how wide.

@@ -1,4 +1,4 @@
-"""Results of a benchmark, as text and as JSON. Pure."""
+"""Formats the results of a benchmark as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _DIGITS = 3
 
 
 class Latencies:
-    """Latencies: a histogram from 1 us to 2 min, exact to three digits."""
+    """A histogram of latencies from 1 us to 2 min, exact to three digits."""
 
     def __init__(self) -> None:
         self.histogram = HdrHistogram(1, _LATENCY_US_MAX, _DIGITS)
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """Add a latency, measured with ``count`` messages."""
+        """Add a latency that ``count`` messages had."""
         self.histogram.record_value(min(max(1, round(seconds * 1e6)), _LATENCY_US_MAX), count)
 
     @property
@@ -28,7 +28,7 @@ class Latencies:
         return int(self.histogram.get_total_count())
 
     def as_milliseconds(self) -> dict[str, float]:
-        """The latencies ``p50`` to ``p99_9``, and ``max``."""
+        """Return the percentiles ``p50`` to ``p99_9`` and ``max``, in milliseconds."""
         names = [f"p{percentile:g}".replace(".", "_") if percentile < 100 else "max" for percentile in PERCENTILES]
         values = [self.histogram.get_value_at_percentile(percentile) / 1000 for percentile in PERCENTILES]
         return dict(zip(names, values, strict=True))
@@ -36,7 +36,7 @@ class Latencies:
 
 @dataclass(slots=True)
 class DirectionCounts:
-    """Messages of one direction within the measured time; ``by_second`` counts them from the first one on."""
+    """Counts the messages of one direction. ``by_second`` counts them per second, from the first message on."""
 
     messages: int = 0
     body_bytes: int = 0
@@ -44,7 +44,7 @@ class DirectionCounts:
     first_at: float | None = None
 
     def add(self, messages: int, body_bytes: int, now: float) -> None:
-        """Count messages at the time ``now``, in seconds of any clock."""
+        """Count messages at the time ``now``, in seconds of a clock of the caller's choice."""
         self.messages += messages
         self.body_bytes += body_bytes
         if self.first_at is None:
@@ -53,7 +53,7 @@ class DirectionCounts:
         self.by_second[second] = self.by_second.get(second, 0) + messages
 
     def as_json(self, seconds: float) -> dict[str, float]:
-        """Totals, and rates over `seconds`."""
+        """Return the totals, and the rates over `seconds`."""
         return {
             "messages": self.messages,
             "messages_per_second": round(self.messages / seconds, 1),
@@ -63,7 +63,7 @@ class DirectionCounts:
 
 @dataclass(slots=True)
 class Result:
-    """Measurements over ``seconds``, without the warm-up.
+    """The measurements of ``seconds``, without the warm-up.
 
     Attributes:
         failed: messages without acknowledgement: certainly not stored, maybe stored, or due and never sent.
@@ -85,11 +85,11 @@ class Result:
 
     @property
     def messages(self) -> int:
-        """The divisor for CPU time: messages of the direction that has more."""
+        """The number of messages by which CPU time is divided: of the direction that has more."""
         return max((each.messages for each in (self.produced, self.consumed) if each is not None), default=0)
 
     def as_json(self) -> dict[str, object]:
-        """The results as JSON. Latencies are in milliseconds."""
+        """Return the results for JSON. Latencies are in milliseconds."""
         table: dict[str, object] = {"seconds": round(self.seconds, 3)}
         for name, counts in (("produced", self.produced), ("consumed", self.consumed)):
             if counts is not None:
@@ -105,7 +105,7 @@ class Result:
         return table
 
     def lines(self) -> list[str]:
-        """The results as lines of text."""
+        """Format the results as lines of text."""
         lines = []
         for name, counts in (("produced", self.produced), ("consumed", self.consumed)):
             if counts is not None:

@@ -1,4 +1,4 @@
-"""`raftmq doctor`: what is wrong in a cluster now, worst first, and what to do about it.
+"""`raftmq doctor`: shows the problems of a cluster, the worst first, each with a remedy.
 
 `mq.inspection` asks the servers and judges the answers; `commands` prints the findings.
 """

@@ -1,4 +1,4 @@
-"""`raftmq doctor`: prints the problems of a cluster, worst first."""
+"""The command `raftmq doctor`, which prints the problems of a cluster, the worst first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.NO
 
 
 def severity_of(text: str) -> Severity:
-    """The severity by its name. Raises typer.BadParameter."""
+    """Return the severity with this name. Raises typer.BadParameter."""
     try:
         return Severity[text.upper()]
     except KeyError:
@@ -64,7 +64,7 @@ def doctor(
 
 
 def print_findings(findings: list[Finding], survey: Survey) -> None:
-    """Print two lines per finding, then a summary, for people to read."""
+    """Print two lines per finding and then a summary, for people to read."""
     console = Console(highlight=False, soft_wrap=True)
     for finding in findings:
         line = Text(f"{finding.severity.word:<8} ", style=STYLES[finding.severity])

@@ -1,1 +1,1 @@
-"""`raftmq mirror`: moves in from another cluster, by copying it until all clients have changed over."""
+"""`raftmq mirror`: migrates from another cluster by copying it, until all clients use the new one."""

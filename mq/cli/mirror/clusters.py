@@ -1,4 +1,4 @@
-"""The two clusters of a mirror: its requests to their name servers and brokers."""
+"""The two clusters of a mirror, and the requests to their name servers and brokers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SUSPEND, _SUBSCRIPTION = 2, 4
 
 
 class PullResult(NamedTuple):
-    """The answer to a pull.
+    """The response to a pull.
 
     ``next_offset`` is where to continue; ``begin`` and ``end`` are the queue's. ``moved`` says that the offset
     asked for is not between them.
@@ -66,7 +66,7 @@ class ClusterAdmin(CatalogueAdmin):
     async def pull(
         self, queue: MessageQueue, offset: int, *, hold: bool = False, count_max: int = PULL_MESSAGES_MAX
     ) -> PullResult:
-        """Messages from an offset on, none at the end; with ``hold`` the broker waits for one, 5 s at most."""
+        """Pull messages from an offset on; none at the end. With ``hold`` the broker waits up to 5 s for a message."""
         ext = PullExt(
             consumer_group=READER_GROUP,
             topic=queue.topic,
@@ -101,16 +101,16 @@ class ClusterAdmin(CatalogueAdmin):
         return PullResult(messages, max(reply.next_begin_offset, offset), begin, end, moved=False)
 
     async def message_at(self, queue: MessageQueue, offset: int) -> StoredMessage | None:
-        """The message at an offset; None if the queue has none there, or has deleted it."""
+        """Return the message at an offset; None if the queue has none there, or deleted it."""
         messages = (await self.pull(queue, offset, count_max=1)).messages
         return next((message for message in messages if message.queue_offset == offset), None)
 
     def read(self, queue: MessageQueue, begin: int, end: int) -> QueueReading:
-        """The messages between two offsets that the queue has."""
+        """Read the messages that the queue has between two offsets."""
         return QueueReading(self, queue, begin, end)
 
     async def store(self, fields: dict[str, str], body: bytes) -> int | None:
-        """Store a batch with sequence numbers, once; returns the queue offset of its first message.
+        """Store a batch with sequence numbers, exactly once. Returns the queue offset of its first message.
 
         None if it was stored before, and the broker no longer knows where.
         """
@@ -133,7 +133,7 @@ class ClusterAdmin(CatalogueAdmin):
 
 
 class QueueReading:
-    """The messages of a queue between two offsets, in the portions that the broker returns.
+    """Reads the messages of a queue between two offsets, in the portions that the broker returns.
 
     ``async for`` gives lists; `next` gives one after the other. Both raise ClientError.
     """
@@ -145,7 +145,7 @@ class QueueReading:
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the messages read so far; before the end if the broker returned no further message."""
+        """The offset after the messages read so far; less than the end if the broker returned no further message."""
         return self._next
 
     def __aiter__(self) -> Self:
@@ -163,7 +163,7 @@ class QueueReading:
         raise StopAsyncIteration
 
     async def next(self) -> StoredMessage | None:
-        """The next message; None at the end."""
+        """Return the next message; None at the end."""
         if not self._waiting:
             try:
                 self._waiting.extend(await anext(self))

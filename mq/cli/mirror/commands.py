@@ -1,4 +1,4 @@
-"""`raftmq mirror`: copies another cluster, until all clients have changed over."""
+"""The commands of `raftmq mirror`, which copies another cluster until all clients have changed over."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def mirror(
 
 @contextmanager
 def failures() -> Iterator[None]:
-    """Turn errors of clients and of the mirror into messages with an exit code."""
+    """Turn errors of clients and of the mirror into a message and an exit code."""
     try:
         with client_errors():
             yield
@@ -139,7 +139,7 @@ def _check_addresses(source: str, target: str) -> None:
 
 @asynccontextmanager
 async def both(source: str, target: str, source_keys: Path | None) -> AsyncIterator[tuple[ClusterAdmin, ClusterAdmin]]:
-    """Return both clusters. Raises CommandFailed if they are one, ClientError if one does not answer."""
+    """Open both clusters. Raises CommandFailed if they are the same cluster, ClientError if one does not answer."""
     settings = RemotingSettings()
     try:
         ours = settings if source_keys is None else replace(settings, credentials=Credentials.from_file(source_keys))
@@ -155,7 +155,7 @@ async def both(source: str, target: str, source_keys: Path | None) -> AsyncItera
 
 
 async def open_state(source: ClusterAdmin, target: ClusterAdmin, path: Path) -> MirrorState:
-    """The state in the file, or a new one. Raises CommandFailed, ClientError."""
+    """Return the state in the file, or a new one without a file. Raises CommandFailed, ClientError."""
     ours, theirs = [sorted((await each.cluster_info()).brokers) for each in (source, target)]
     state = load(path)
     if state is None:
@@ -293,7 +293,7 @@ async def _cancel_on_signals(scope: trio.CancelScope) -> None:
 
 
 def refusals(path: Path) -> Callable[[MirroredQueue, StoredMessage, str], None]:
-    """Lists messages that were left out in a file, one JSON object per line."""
+    """Return a function that appends a message that was left out to a file, as one line of JSON."""
 
     def write_row(queue: MirroredQueue, message: StoredMessage, why: str) -> None:
         row = {
@@ -315,7 +315,7 @@ def refusals(path: Path) -> Callable[[MirroredQueue, StoredMessage, str], None]:
 
 
 class Display:
-    """Shows the progress of the mirror: one line that is overwritten on a terminal, else a line now and then."""
+    """Shows the progress of the mirror: on a terminal in one line that is overwritten, else in a line now and then."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -326,16 +326,16 @@ class Display:
 
     @property
     def seconds(self) -> float:
-        """The time between two looks."""
+        """The number of seconds between two updates."""
         return SHOW_SECONDS[0]
 
     def print_line(self, text: str) -> None:
-        """Print a line of its own."""
+        """Print text on a line by itself, not over the progress."""
         self._close_line()
         print(f"raftmq mirror: {text}", file=sys.stderr, flush=True)
 
     def print_troubles(self, copier: Copier) -> None:
-        """Print the new reasons of blocked queues."""
+        """Print why queues are blocked, each reason once."""
         for text in (*copier.refusals.values(), *copier.troubles.values(), *copier.block_reasons.values()):
             if text not in self._printed_lines:
                 self._printed_lines.add(text)
@@ -365,7 +365,7 @@ class Display:
             print(figures.text(), file=sys.stderr, flush=True)
 
     def end(self, copier: Copier) -> None:
-        """Print the last lines."""
+        """Print why topics and queues were not copied to the end."""
         self._close_line()
         for text in (*copier.refusals.values(), *copier.block_reasons.values()):
             print(f"raftmq mirror: does not go on: {text}", file=sys.stderr, flush=True)

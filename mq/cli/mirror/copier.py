@@ -1,4 +1,4 @@
-"""Copies queues, each in a task of its own: reads ahead at the source, stores one batch after the other at the target.
+"""Copies queues, each in its own task: reads ahead at the source, stores one batch after the other at the target.
 
 Theory of operation. Each batch has sequence numbers: the source offsets, under a producer id that only this queue of
 this mirror has. So a batch that is sent again after an unknown outcome, by this process or by the next one, is stored
@@ -58,7 +58,7 @@ class _BlockedQueue(Exception):
 
 
 class Copier:
-    """Copies the queues of a state; see the module.
+    """Copies the queues of a mirror's state; see the module.
 
     Args:
         looks_max: how often a queue whose source lacks copied messages is looked at again, before it is blocked.
@@ -102,7 +102,7 @@ class Copier:
 
     @property
     def behind(self) -> int | None:
-        """Messages that the source has and that were not copied; None while that is not known of some queue."""
+        """The number of source messages that are not copied yet; None while it is unknown for some queue."""
         total = 0
         for queue in self._state.queues:
             if self.is_over(queue):
@@ -115,7 +115,7 @@ class Copier:
 
     @property
     def known_behind(self) -> int:
-        """The number of messages still to copy, from the queues whose end at the source is known."""
+        """The number of messages not copied yet, in the queues whose end at the source is known."""
         return sum(
             max(self._ends[queue.number] - (queue.next_offset or 0), 0)
             for queue in self._state.queues
@@ -123,11 +123,11 @@ class Copier:
         )
 
     def is_over(self, queue: MirroredQueue) -> bool:
-        """Whether nothing of the queue is copied for now: it is blocked, or cannot be read at the source."""
+        """Whether copying of the queue has stopped for now: it is blocked, or cannot be read at the source."""
         return queue.number in self.block_reasons or queue.number in (self.unreadable_queues or ())
 
     def has_copied(self, queue: MirroredQueue, behind: int) -> bool:
-        """Whether all messages before ``behind`` are copied, and the source has the same ones, if there are any."""
+        """Whether all messages before ``behind`` are copied, and the source still has the same ones, if any."""
         return behind == 0 or (queue.number in self._ends and (queue.next_offset or 0) >= behind)
 
     def save(self) -> None:
@@ -137,11 +137,11 @@ class Copier:
             save(self._path, self._state)
 
     def on_state_change(self) -> None:
-        """Note that another task changed the state."""
+        """Remember to save the state, which another task changed."""
         self._dirty = True
 
     async def save_forever(self) -> None:
-        """Write the state file now and then, until cancelled; then once more."""
+        """Write the state file from time to time until cancelled, and once more then."""
         try:
             while True:
                 await trio.sleep(SAVE_SECONDS)
@@ -153,7 +153,7 @@ class Copier:
             self.save()
 
     def start(self, queue: MirroredQueue, nursery: trio.Nursery) -> None:
-        """Copy a queue in a task of its own, unless it is copied already, or over."""
+        """Start a task that copies a queue, unless the queue has one already or is over."""
         if queue.number not in self.queue_numbers and not self.is_over(queue):
             self.queue_numbers.add(queue.number)
             nursery.start_soon(self.copy, queue)

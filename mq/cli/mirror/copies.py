@@ -1,4 +1,4 @@
-"""Copies of messages: their properties, the batches in which they are sent, and checksums to compare them. Pure."""
+"""Makes copies of messages: properties, batches to send, and checksums for comparison. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SourcePlace(NamedTuple):
 
 
 def place_of(properties: Mapping[str, str]) -> SourcePlace | None:
-    """The place of the original of a message with these properties; None if it is not a copy."""
+    """Return the place of the original from the properties of a copy; None if they are not a copy's."""
     topic, _, rest = properties.get(props.SOURCE, "").partition("/")
     broker, *numbers = rest.rsplit("/", 3)
     if len(numbers) != 3 or not all(part.isascii() and part.isdecimal() for part in numbers):
@@ -73,7 +73,7 @@ def place_of(properties: Mapping[str, str]) -> SourcePlace | None:
 
 
 def copied_properties(message: StoredMessage) -> dict[str, str]:
-    """The properties of a copy, but for its place: the message's, without the ones that brokers add."""
+    """Return the properties that a copy takes over from a message: all but those that brokers add."""
     was_copy = props.SOURCE in message.properties
     properties: dict[str, str] = {}
     for name, value in message.properties.items():
@@ -88,7 +88,7 @@ def copied_properties(message: StoredMessage) -> dict[str, str]:
 
 
 def copy_of(message: StoredMessage, broker: str) -> BatchedMessage:
-    """The message in a batch of copies; ``broker`` is the source's broker group."""
+    """Return a message as an entry of a batch of copies. ``broker`` is the source's broker group."""
     place = SourcePlace(message.topic, broker, message.queue_id, message.queue_offset, message.store_timestamp_ms)
     properties = copied_properties(message)
     properties[props.SOURCE] = str(place)
@@ -97,7 +97,7 @@ def copy_of(message: StoredMessage, broker: str) -> BatchedMessage:
 
 
 def is_another(message: StoredMessage, copy: StoredMessage, broker: str) -> bool:
-    """Whether a message is where the original of this copy was, in broker group ``broker``, and is another one."""
+    """Whether ``message`` is where this copy's original was, in broker group ``broker``, but is another message."""
     place = place_of(copy.properties)
     if place is None or place[:4] != (message.topic, broker, message.queue_id, message.queue_offset):
         return False
@@ -106,22 +106,22 @@ def is_another(message: StoredMessage, copy: StoredMessage, broker: str) -> bool
 
 
 class CopyBatch(msgspec.Struct, frozen=True):
-    """Consecutive messages that one batch can store: with one system flag and one number of redeliveries."""
+    """Consecutive messages that one batch can store: they share a system flag and a number of redeliveries."""
 
     messages: Sequence[StoredMessage]
 
     @property
     def first_offset(self) -> int:
-        """The source offset of the first message; the others follow without gaps."""
+        """The source offset of the first message. The others follow without gaps."""
         return self.messages[0].queue_offset
 
     def halves(self) -> list[CopyBatch]:
-        """Split a batch that is too large in two; no batches for a single message."""
+        """Split a batch that is too large into two. Returns no batches for a single message."""
         middle = len(self.messages) // 2
         return [CopyBatch(self.messages[:middle]), CopyBatch(self.messages[middle:])] if middle else []
 
     def fields(self, group: str, topic: str, broker: str, queue_id: int, producer: str) -> dict[str, str]:
-        """The header of the batch that stores the copies in this queue, once."""
+        """Return the header fields that store this batch in a queue exactly once."""
         first = self.messages[0]
         numbers = {props.PRODUCER_ID: producer, props.SEQUENCE: str(self.first_offset), props.COPIED: "true"}
         return send_header(
@@ -137,12 +137,12 @@ class CopyBatch(msgspec.Struct, frozen=True):
         )
 
     def body(self, source_broker: str) -> bytes:
-        """The body of that batch."""
+        """Encode the body of the batch."""
         return encode_batch(copy_of(message, source_broker) for message in self.messages)
 
 
 def batches_of(messages: Sequence[StoredMessage]) -> Iterator[CopyBatch]:
-    """Messages of a queue, ascending, in as few batches as possible; too large only if it is a single message."""
+    """Divide a queue's messages, ascending, into as few batches as possible. Only a single message may be too large."""
     batch: list[StoredMessage] = []
     nbytes = 0
     for message in messages:
@@ -163,7 +163,7 @@ def batches_of(messages: Sequence[StoredMessage]) -> Iterator[CopyBatch]:
 
 
 def checksum_of(message: StoredMessage, *, is_copy: bool, without_key: bool = False) -> bytes:
-    """The checksum of all that a copy has in common with its original.
+    """Compute the checksum of everything that a copy has in common with its original.
 
     ``without_key`` leaves out the unique key: a message without one gets it from the broker that stores the copy.
     """

@@ -1,4 +1,4 @@
-"""Progress and rate of a mirror, and the time left until it has caught up. Pure; times are in seconds on any clock."""
+"""Computes the progress of a mirror, its rate, and when it will have caught up. Pure; seconds of any clock."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MirrorFigures(NamedTuple):
     eta_seconds: float | None
 
     def text(self) -> str:
-        """The progress as one line."""
+        """Format the progress as one line."""
         if self.behind == 0:
             eta = "caught up"
         elif self.eta_seconds is None:
@@ -36,13 +36,13 @@ class MirrorFigures(NamedTuple):
 
 
 class Progress:
-    """Rates from samples of the last half minute."""
+    """Computes rates from samples of the last half minute."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int, int]] = deque()
 
     def add_sample(self, now: float, copied_count: int, behind: int) -> MirrorFigures:
-        """Add a sample, and return the figures with it."""
+        """Add a sample, and return the figures that result."""
         samples = self._samples
         samples.append((now, copied_count, behind))
         while len(samples) > 2 and samples[1][0] <= now - WINDOW_SECONDS:

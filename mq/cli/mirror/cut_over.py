@@ -49,7 +49,7 @@ class CutOverReport:
 
     @property
     def groups(self) -> dict[str, list[Move]]:
-        """All offsets, by group."""
+        """All moves by group."""
         moves: dict[str, list[Move]] = {}
         for move in (*self.moves, *self.useless_moves):
             moves.setdefault(move.group, []).append(move)
@@ -69,7 +69,7 @@ async def cut_over(
     say: Say = lambda _: None,
     looks_max: int = LOOKS_MAX,
 ) -> CutOverReport:
-    """Copy the remaining messages, and move the offsets of these groups; ``looks_max`` as for `Copier`.
+    """Copy the remaining messages, and move the offsets of these groups. ``looks_max`` is as in `Copier`.
 
     Raises CommandFailed if it is too early; ClientError.
     """
@@ -99,7 +99,7 @@ async def cut_over(
 async def go_back(
     source: ClusterAdmin, target: ClusterAdmin, state: MirrorState, *, groups: Choice, dry_run: bool
 ) -> CutOverReport:
-    """Store the groups' progress at the target as offsets of the source. Raises CommandFailed, ClientError."""
+    """Store the progress of groups at the target as their offsets at the source. Raises CommandFailed, ClientError."""
     queues = state.queues
     offsets = _offsets_to_move(await target.group_offsets(), queues, groups, back=True)
     await _check_stopped(target, offsets, "the target")
@@ -240,7 +240,7 @@ async def _move(
 
 
 async def waiting_delays(source: ClusterAdmin) -> int | None:
-    """The number of delayed messages that still wait at the source, retries included; None if it does not tell."""
+    """Return how many delayed messages and retries still wait at the source; None if the source does not tell."""
     total = 0
     try:
         for broker, address in (await source.leaders()).items():
@@ -275,7 +275,7 @@ async def _waiting_timers(source: ClusterAdmin, broker: str) -> int:
 
 
 def instructions(report: CutOverReport, source: str, target: str, *, dry_run: bool) -> list[str]:
-    """Instructions for the team of each group and for producers, as lines."""
+    """Return the lines that tell the team of each group, and those of producers, what to do."""
     lines: list[str] = []
     for group, rows in report.groups.items():
         topics = sorted({move.origin.topic for move in rows if not move.origin.topic.startswith("%")})
@@ -305,7 +305,7 @@ def instructions(report: CutOverReport, source: str, target: str, *, dry_run: bo
 
 
 def back_lines(report: CutOverReport, source: str) -> list[str]:
-    """The lines about the way back, from the target to the source."""
+    """Return the lines that tell how to go back from the target to the source."""
     return [
         f"consumers of {group}: moved back in {len(rows)} queues. Set their name server to {source}, and start them."
         for group, rows in report.groups.items()

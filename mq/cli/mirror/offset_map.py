@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Stretch(NamedTuple):
-    """``length`` messages: those from ``source`` on are those from ``target`` on."""
+    """``length`` consecutive messages: those from ``source`` on were copied to ``target`` and the offsets after it."""
 
     source: int
     target: int
@@ -21,7 +21,7 @@ class Stretch(NamedTuple):
 
 
 class OffsetMap:
-    """The map of one queue; both sides ascend."""
+    """Maps the offsets of one queue. Both sides ascend."""
 
     def __init__(self, stretches: Iterable[tuple[int, int, int]] = ()) -> None:
         self._stretches: list[Stretch] = []
@@ -37,7 +37,7 @@ class OffsetMap:
         return sum(each.length for each in self._stretches)
 
     def add(self, source: int, target: int, count: int) -> None:
-        """Note the next messages. Raises ValueError unless they are behind all earlier ones, on both sides."""
+        """Add the next messages. Raises ValueError unless they are behind all earlier ones, on both sides."""
         if count < 1 or source < 0 or target < 0:
             raise ValueError(f"{count} messages from {source} to {target} cannot be noted: numbers must be positive")
         if not self._stretches:
@@ -53,7 +53,7 @@ class OffsetMap:
             self._stretches.append(Stretch(source, target, count))
 
     def to_target(self, offset: int) -> int | None:
-        """The target offset at which a group continues whose source offset is ``offset``; None if nothing was
+        """Return where a group continues at the target that was at ``offset`` at the source; None if nothing was
         copied.
 
         A group at a message that was not copied continues at the next one.
@@ -61,7 +61,7 @@ class OffsetMap:
         return _translate(self._stretches, offset, [each.source for each in self._stretches], 0, 1)
 
     def to_source(self, offset: int) -> int | None:
-        """The opposite direction. An offset at a message that is not a copy is mapped like the next copy."""
+        """Return the source offset of a target offset. A message that is no copy is mapped like the next copy."""
         return _translate(self._stretches, offset, [each.target for each in self._stretches], 1, 0)
 
 

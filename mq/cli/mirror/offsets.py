@@ -10,7 +10,7 @@ from mq.client.message import MessageQueue
 
 
 class Move(NamedTuple):
-    """The offset of a group in one queue: on the source side, and on the target side."""
+    """The offsets of a group in one queue, at the source and at the target."""
 
     group: str
     origin: MessageQueue
@@ -22,7 +22,7 @@ class Move(NamedTuple):
 def moves(
     queues: Iterable[MirroredQueue], group: str, offsets: Mapping[MessageQueue, int], *, back: bool = False
 ) -> list[Move]:
-    """The offsets of a group in mirrored queues, translated; with ``back`` from the target to the source.
+    """Translate the offsets of a group in mirrored queues; with ``back`` from the target to the source.
 
     A group in a queue without copied messages begins with the first message there.
     """

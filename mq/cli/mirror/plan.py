@@ -1,4 +1,4 @@
-"""The plan of a mirror: the queues to copy, and their target queues. Pure."""
+"""Plans a mirror: which queues to copy, and into which target queues. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_TOOLS: Final = frozenset({f"{RETRY_PREFIX}TOOLS_CONSUMER", f"{RETRY_PREFIX}S
 
 
 class TargetUnusable(Exception):
-    """The target cannot take anything; the message says what to do."""
+    """The target cannot store any copy. The message says what to do."""
 
 
 class Choice(NamedTuple):
@@ -37,7 +37,7 @@ class Choice(NamedTuple):
     exclusions: Sequence[str] = ()
 
     def takes(self, name: str) -> bool:
-        """Whether a topic is mirrored. Retry and dead letter topics are chosen by the name of their group."""
+        """Whether a topic is mirrored. For retry and dead letter topics, the name of the group counts, too."""
         names = {name, name.removeprefix(RETRY_PREFIX).removeprefix("%DLQ%")}
         if any(fnmatchcase(each, pattern) for each in names for pattern in self.exclusions):
             return False
@@ -45,14 +45,14 @@ class Choice(NamedTuple):
 
 
 class NewTopic(NamedTuple):
-    """A topic to be created in a broker group of the target, or one of the mirror's that gets more queues."""
+    """A topic to create in a broker group of the target, or a mirrored topic that needs more queues there."""
 
     broker: str
     config: TopicConfig
 
 
 class Extension(NamedTuple):
-    """Additions to a mirror: new queues, topics that the target lacks, and topics that are left out, with the reason.
+    """Additions to a mirror: new queues, topics to create, and topics that are left out, with the reason.
 
     ``refusals``: what to do about topics whose new queues the target cannot take. ``unreadable_queues``: numbers of
     queues that the source no longer has, or only to write.
@@ -66,18 +66,18 @@ class Extension(NamedTuple):
 
 
 def target_name(topic: str) -> str:
-    """The name of a topic at the target: retry topics of pops have a plus sign in RocketMQ 5."""
+    """Return the name of a topic at the target. In RocketMQ 5, retry topics of pops contain a plus sign."""
     return topic.replace("+", "_") if topic.startswith(RETRY_PREFIX) else topic
 
 
 def own_names(clusters: Mapping[str, Collection[str]]) -> set[str]:
-    """Topics that exist for each cluster and each broker group, by which tools test sending."""
+    """Return the topics named like clusters and broker groups, with which tools test sending."""
     brokers = {broker for each in clusters.values() for broker in each}
     return {*clusters, *brokers, *map(reply_topic, clusters)}
 
 
 def is_internal(topic: str, own: Collection[str]) -> bool:
-    """Whether brokers need the topic for themselves; these are not mirrored."""
+    """Whether brokers need the topic for themselves. Such topics are not mirrored."""
     return (
         is_system_topic(topic)
         or topic in own
@@ -96,7 +96,7 @@ def extend(
     own: Collection[str],
     choice: Choice,
 ) -> Extension:
-    """Plan the queues and topics that are missing to mirror everything wanted in ``source``. Raises TargetUnusable.
+    """Plan the queues and topics that the mirror of the chosen topics still lacks. Raises TargetUnusable.
 
     Each source queue has a target queue of its own, so that the order in it is kept. A broker group of the same name is
     preferred; otherwise source groups are assigned to target groups in turn, and the queues of the second one follow
@@ -155,7 +155,7 @@ def _queues_at_end(queues: Iterable[MirroredQueue], source: Topics, source_broke
 
 
 def assignment(source_brokers: Sequence[str], target_brokers: Sequence[str]) -> dict[str, str]:
-    """The target group of each source group. Raises TargetUnusable."""
+    """Assign a broker group of the target to each of the source's. Raises TargetUnusable."""
     if not target_brokers:
         raise TargetUnusable("the target has no broker group: start its brokers first")
     others = [broker for broker in target_brokers if broker not in source_brokers] or list(target_brokers)

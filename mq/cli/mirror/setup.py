@@ -49,7 +49,7 @@ class Groups(Protocol):
 async def extend_mirror(
     source: ClusterAdmin, target: ClusterAdmin, state: MirrorState, choice: Choice, say: Say
 ) -> Extension:
-    """Create at the target, and add to the state, the queues of the source that the mirror lacks.
+    """Create the queues that the target lacks, and add them to the state.
 
     Raises CommandFailed, ClientError.
     """
@@ -77,7 +77,7 @@ async def extend_mirror(
 
 
 async def create_topics(target: ClusterAdmin, topics: Iterable[NewTopic], say: Say) -> dict[str, str]:
-    """Create topics at the target, some at once: each waits for the name servers. Raises ClientError.
+    """Create topics at the target, several at a time, since each waits for the name servers. Raises ClientError.
 
     If one is refused, no further one is begun; those that were begun may be created or not. Returned are topics that
     the target does not compact, with what to do: there they would lose the newest messages of keys, so nothing is
@@ -126,7 +126,7 @@ async def _some_at_once(items: Iterable[T], operation: Callable[[T], Awaitable[N
 
 
 async def create_topic(target: ClusterAdmin, topic: NewTopic, say: Say) -> None:
-    """Create a topic at the target; without its own limits, as far as the target refuses these. Raises ClientError."""
+    """Create a topic at the target, without those of its limits that the target refuses. Raises ClientError."""
     attributes = topic.config.attributes
     limits = [name for name in _LIMITS if name in attributes]
     attempts = [(), *((name,) for name in limits), *([tuple(limits)] if len(limits) > 1 else [])]
@@ -160,7 +160,7 @@ async def _put_topic(target: ClusterAdmin, topic: NewTopic, attributes: Mapping[
 
 
 async def create_groups(source: Groups, target: Groups, say: Say) -> None:
-    """Create the consumer groups that the target lacks, some at once. Raises ClientError."""
+    """Create the consumer groups that the target lacks, several at a time. Raises ClientError."""
     target_groups = await target.consumer_groups()
     missing: list[SubscriptionGroupConfig] = []
     for name, configs in sorted((await source.consumer_groups()).items()):
@@ -193,7 +193,7 @@ def is_system_group(name: str) -> bool:
 
 
 async def create_users(source: ClusterAdmin, target: ClusterAdmin, say: Say) -> None:
-    """Create at the target the users of RocketMQ 5 that it lacks, with passwords and policies. Raises ClientError.
+    """Create the users of RocketMQ 5 that the target lacks, with passwords and policies. Raises ClientError.
 
     One that the target refuses is left out, and said.
     """

@@ -1,4 +1,4 @@
-"""The state of a mirror: its queues, how far each is copied, and the map of their offsets. Pure."""
+"""The state of a mirror: its queues, how far each is copied, and the maps of their offsets. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class MirroredQueue(msgspec.Struct):
         return f"{self.topic} {self.broker}/{self.queue_id}"
 
     def map(self) -> OffsetMap:
-        """The map of its offsets."""
+        """Return the map of the queue's offsets."""
         return OffsetMap(self.stretches)
 
     def add_copies(self, source: int, target: int, count: int) -> None:
@@ -54,18 +54,18 @@ class MirroredQueue(msgspec.Struct):
         self.target_next = target + count
 
     def lose(self, first: int, behind: int) -> None:
-        """Record that the source deleted the messages from ``first`` to before ``behind`` before they were copied."""
+        """Record that the source deleted messages before they were copied: ``first`` to before ``behind``."""
         self.gone.append((first, behind))
         self.next_offset = behind
 
     def skip(self, offset: int) -> None:
-        """Record that the target refused this message, and continue after it."""
+        """Record that the target refused the message at this offset, and continue after it."""
         self.skipped.append(offset)
         self.next_offset = offset + 1
 
 
 class MirrorState(msgspec.Struct):
-    """The content of the file.
+    """The content of the state file.
 
     Attributes:
         mirror_id: makes the sequence numbers of this mirror its own.
@@ -82,5 +82,5 @@ class MirrorState(msgspec.Struct):
     unwanted: list[str] = msgspec.field(default_factory=list)
 
     def producer(self, queue: MirroredQueue) -> str:
-        """The producer id of the copies of a queue."""
+        """Return the producer id of the copies of a queue."""
         return f"mirror-{self.mirror_id}-{queue.number}"

@@ -1,4 +1,4 @@
-"""The file with the state of a mirror."""
+"""Reads, writes and locks the file with the state of a mirror."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mq.durable_files import replace_file
 
 
 def load(path: Path) -> MirrorState | None:
-    """The state in a file, None without one. Raises CommandFailed."""
+    """Read the state from a file; None without a file. Raises CommandFailed."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def load(path: Path) -> MirrorState | None:
 
 
 def save(path: Path, state: MirrorState) -> None:
-    """Replace the file; a crash leaves the old or the new one. Raises CommandFailed."""
+    """Replace the file. A crash leaves the old or the new content. Raises CommandFailed."""
     try:
         replace_file(path, msgspec.json.encode(state))
     except OSError as error:
@@ -48,7 +48,7 @@ def save(path: Path, state: MirrorState) -> None:
 
 @contextlib.contextmanager
 def lock_state(path: Path) -> Iterator[None]:
-    """Keep other processes from using the state during the block. Raises CommandFailed."""
+    """Keep other processes from using the state file during the block. Raises CommandFailed."""
     lock = path.with_name(path.name + ".lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Compares copies with the originals: counts, and a checksum of every message."""
+"""Compares copies with their originals, by count and by a checksum of every message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ QUEUES_AT_ONCE: Final = 4
 
 @dataclass(slots=True)
 class Comparison:
-    """One queue on both sides.
+    """The comparison of a source queue with its target queue.
 
     Attributes:
         compared: messages that both have.
@@ -39,7 +39,7 @@ class Comparison:
     difference: str | None = None
 
     def fields(self) -> dict[str, object]:
-        """The result as fields for JSON."""
+        """Return the result as fields for JSON."""
         return {
             "topic": self.queue.topic,
             "broker": self.queue.broker,
