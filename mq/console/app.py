@@ -1,4 +1,4 @@
-"""The web application: the page of each address, and the checks before a handler gets a request."""
+"""The web application: maps addresses to pages, and checks each request before its handler gets it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class Console:
-    """All that the requests of a console have in common.
+    """Serves the pages of a console, and has what all its requests share.
 
     Args:
         users: the logged-in users and their views.
@@ -161,7 +161,7 @@ class Console:
         self._environment.globals |= {"link": link}
 
     def app(self) -> ASGIApp:
-        """The application."""
+        """Return the ASGI application."""
         routes = [
             *(Route(path, partial(self._page, build), methods=["GET"]) for path, build in PAGES.items()),
             *(Route(path, partial(self._change, *of), methods=["POST"]) for path, of in CHANGES.items()),
@@ -356,10 +356,10 @@ class Console:
         except (CredentialsInvalid, LoginRefused, ClientError) as error:
             self._log.warning("console_login_failed", user=user_text, host=host, reason=str(error))
             if isinstance(error, ClientError) and not isinstance(error, BrokerError | CredentialsInvalid):
-                self._limit.taken_back(keys, trio.current_time())  # no server said that the key is wrong
+                self._limit.uncount_failure(keys, trio.current_time())  # no server said that the key is wrong
                 return self._login_page(to, words_of(error), 502, user)
             return self._login_page(to, str(error), 403, user)
-        self._limit.taken_back(keys, trio.current_time())
+        self._limit.uncount_failure(keys, trio.current_time())
         self._sessions.end(self._cookie_of(request))
         session = self._sessions.begin(user, trio.current_time())
         await self._users.enter(session.key, credentials)
@@ -397,7 +397,7 @@ class Console:
 
 
 def static_files() -> dict[str, tuple[bytes, str]]:
-    """The files that pages name, and the type of each."""
+    """Return the content and type of each file that pages load, by name."""
     types = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
     paths = [path for path in (HERE / "static").iterdir() if path.suffix in types]
     return {path.name: (path.read_bytes(), types[path.suffix]) for path in paths}

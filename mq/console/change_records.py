@@ -1,4 +1,4 @@
-"""The changes that were made through this console, for its page and the log."""
+"""Records the changes that were made through this console, for a page and for the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Log = structlog.stdlib.BoundLogger
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A change: its time (milliseconds since 1970), user, kind, object and outcome."""
+    """A change: its time (milliseconds since 1970), the user, and kind, object and outcome."""
 
     at_ms: int
     user: str
@@ -28,14 +28,14 @@ class Record:
 
 
 class Records:
-    """The last changes, the newest first; all of them are in the log."""
+    """Keeps the newest changes for the page. The log has all of them."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._records: deque[Record] = deque(maxlen=RECORDS_MAX)
 
     def add(self, record: Record) -> None:
-        """Note a change, also one that failed."""
+        """Record a change, also one that failed."""
         record = replace(record, target=_short(record.target), outcome=_short(record.outcome))
         self._records.appendleft(record)
         self._log.info(
@@ -48,7 +48,7 @@ class Records:
         )
 
     def all(self) -> list[Record]:
-        """The newest first."""
+        """Return the recorded changes, the newest first."""
         return list(self._records)
 
 

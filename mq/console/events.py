@@ -1,4 +1,4 @@
-"""Events of broker groups, found by comparing two states. Pure: the time is an argument."""
+"""Finds events in broker groups by comparing two states. Pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event: its time on the clock of the event loop, its subject, and text; ``is_bad`` asks for attention."""
+    """An event: its time on the event loop's clock, its subject, and a text. ``is_bad``: somebody should look at it."""
 
     at: float
     subject: str
@@ -32,14 +32,14 @@ class Event:
 
 
 class Events:
-    """The events of all broker groups since the console was opened, the newest first."""
+    """Keeps the events of all broker groups since the console was opened."""
 
     def __init__(self) -> None:
         self._events: deque[Event] = deque(maxlen=EVENTS_MAX)
         self._before: dict[str, GroupStatus] | None = None
 
     def add(self, groups: Sequence[GroupStatus], moment: float) -> None:
-        """Note how all broker groups are now."""
+        """Add the events between the previous state of all broker groups and this one."""
         now = {group.group: group for group in groups}
         if self._before is not None:
             for event in changes(self._before, now, moment):
@@ -47,12 +47,12 @@ class Events:
         self._before = now
 
     def all(self) -> list[Event]:
-        """The newest first."""
+        """Return the events, the newest first."""
         return list(self._events)
 
 
 def changes(before: Mapping[str, GroupStatus], now: Mapping[str, GroupStatus], at: float) -> Iterator[Event]:
-    """The events between two views of the cluster."""
+    """Yield the events between two states of the cluster."""
     for name in sorted(before.keys() - now.keys()):
         yield Event(at, name, "is no longer registered at the name servers", True)
     for name, group in sorted(now.items()):
@@ -110,6 +110,6 @@ def _of_replica(before: ReplicaStatus, now: ReplicaStatus) -> Iterator[tuple[str
 
 
 def count_of(replica: ReplicaStatus, name: str) -> int:
-    """A figure of a replica; 0 if it does not tell it."""
+    """Return a figure of a replica; 0 if the replica does not report it."""
     text = replica.figures.get(f"raftmq.{name}", "0")
     return int(text) if text.isascii() and text.isdigit() else 0

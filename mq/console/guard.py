@@ -1,4 +1,4 @@
-"""Wraps all requests: refuses requests for other hosts, and adds the headers that every answer has."""
+"""Refuses requests for other hosts, and adds the headers that every response has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class Guard:
-    """Refuses requests for other hosts, and adds the headers of every answer."""
+    """Wraps an application: refuses requests for other hosts, and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, settings: ConsoleSettings, log: Log) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The rates of broker groups in the last hour. Pure: the time is an argument."""
+"""Keeps the rates of broker groups over the last hour. Pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUPS_MAX: Final = 100
 
 
 class Rates(NamedTuple):
-    """Messages per second of a broker group; None while it has no leader, or does not say.
+    """The messages per second of a broker group; None while it has no leader or does not report them.
 
     ``errors`` are requests per second that any of its replicas refused, or failed at.
     """
@@ -28,7 +28,7 @@ class Rates(NamedTuple):
 
 
 class History:
-    """The rates of each broker group, a point every `EVERY_SECONDS`, for `SECONDS`."""
+    """Keeps the rates of each broker group: a point every `EVERY_SECONDS`, for `SECONDS`."""
 
     def __init__(self) -> None:
         self._points: dict[str, deque[Rates]] = {}
@@ -36,7 +36,7 @@ class History:
         self._errors: dict[str, tuple[float, dict[str, int]]] = {}
 
     def add(self, groups: Sequence[GroupStatus], now: float) -> None:
-        """Note the rates of now. A group that no longer exists is forgotten after an hour."""
+        """Add the present rates. A group that no longer exists is forgotten after an hour."""
         for group in groups[:GROUPS_MAX]:
             points = self._points.setdefault(group.group, deque(maxlen=int(SECONDS / EVERY_SECONDS)))
             points.append(Rates(now, *rates_of(group), self._error_rate(group, now)))
@@ -50,7 +50,7 @@ class History:
             self._errors.pop(name, None)
 
     def seconds_behind(self, group: str, position: int, now: float) -> float | None:
-        """Seconds since the leader of a broker group had committed no more than ``position``.
+        """Return how many seconds ago the leader of a broker group had committed no more than ``position``.
 
         None if that was before the first look; a lower bound, from the growth of the log since then.
         """
@@ -58,7 +58,7 @@ class History:
         return now - times[-1] if times else None
 
     def errors(self, group: str, now: float) -> float | None:
-        """Errors per second between the last two looks at a group; None if that is not known."""
+        """Return the errors per second between the last two points of a group; None if unknown."""
         points = self._points.get(group)
         return points[-1].errors if points and points[-1].at >= now - 3 * EVERY_SECONDS else None
 
@@ -77,12 +77,12 @@ class History:
         return sum(each for each in increases if each > 0) / (now - before[0])
 
     def get(self, group: str, now: float) -> list[Rates]:
-        """The points of the last hour, the oldest first."""
+        """Return a group's points of the last hour, the oldest first."""
         return [each for each in self._points.get(group, ()) if each.at >= now - SECONDS]
 
 
 def rates_of(group: GroupStatus) -> tuple[float | None, float | None]:
-    """Messages per second sent to the leader of a group and read from it, as it reports them for the last 10 s."""
+    """Return the messages per second sent to and read from a group's leader, over the last 10 s, as it reports them."""
     leader = next((each for each in group.replicas if each.role == "leader"), None)
     if leader is None and group.is_stock:
         leader = next((each for each in group.replicas if each.broker_id == 0), None)

@@ -1,4 +1,4 @@
-"""Changes that take longer than a request: they continue when the page is left, and say how far they are."""
+"""Runs changes that take longer than a request. They continue when the page is closed, and report their progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAILURES_MAX: Final = 100
 
 @dataclass(slots=True)
 class ChangeInProgress:
-    """A change under way. ``failures`` names what could not be done, the first `FAILURES_MAX`."""
+    """A change that runs. ``failures`` lists the first `FAILURES_MAX` parts of it that failed."""
 
     number: int
     user: str
@@ -34,26 +34,26 @@ class ChangeInProgress:
     fault: str = ""
 
     def fail(self, what: str) -> None:
-        """Count one item of the job that could not be done."""
+        """Count one part of the change that failed."""
         self.failed += 1
         if len(self.failures) < FAILURES_MAX:
             self.failures.append(what)
 
     def set_progress(self, what: str) -> None:
-        """Replace the text that says what the job waits for."""
+        """Replace the text that says what the change waits for."""
         self.progress = what
 
     def add_note(self, what: str) -> None:
-        """Add a text about items that were not tried."""
+        """Add a text about parts that were not tried."""
         self.notes.append(what)
 
 
 class TooManyJobs(Exception):
-    """The console runs its maximum of jobs: others have to end first."""
+    """The console runs its maximum of changes; one has to end first."""
 
 
 class Jobs:
-    """All jobs of a console."""
+    """The changes that a console runs."""
 
     def __init__(self) -> None:
         self._jobs: OrderedDict[int, ChangeInProgress] = OrderedDict()
@@ -62,7 +62,7 @@ class Jobs:
     def start(
         self, nursery: trio.Nursery, user: str, what: str, back: str, run: Callable[[ChangeInProgress], Awaitable[None]]
     ) -> ChangeInProgress:
-        """Begin one in ``nursery``. Raises TooManyJobs."""
+        """Start a change in ``nursery``. Raises TooManyJobs."""
         if sum(not each.ended for each in self._jobs.values()) >= RUNNING_MAX:
             raise TooManyJobs(f"{RUNNING_MAX} changes like this are under way: wait until one has ended")
         self._last += 1
@@ -73,7 +73,7 @@ class Jobs:
         return job
 
     def find(self, number: int, user: str) -> ChangeInProgress | None:
-        """A job of this user, None if there is none."""
+        """Return the change with this number if it is this user's, else None."""
         job = self._jobs.get(number)
         return job if job is not None and job.user == user else None
 

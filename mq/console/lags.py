@@ -1,4 +1,4 @@
-"""The lag of each consumer group over the last hour. Pure: the time is an argument."""
+"""Keeps the lag of each consumer group over the last hour. Pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ GROUPS_MAX: Final = 10_000
 
 
 class Lag(NamedTuple):
-    """The messages that waited for a group at a time."""
+    """The number of messages that waited for a group at one time."""
 
     at: float
     waiting: int
 
 
 class LagHistory:
-    """The lag of each group, a point every `EVERY_SECONDS`, for `SECONDS`.
+    """Keeps the lag of each group: a point every `EVERY_SECONDS`, for `SECONDS`.
 
     A group in whose queues nothing waits costs nothing: a point is kept when it differs from the last one, and between
     two points the lag is as at the first one.
@@ -33,7 +33,7 @@ class LagHistory:
         self._times: deque[float] = deque(maxlen=int(SECONDS / EVERY_SECONDS))
 
     def add(self, progress: Mapping[str, Mapping[MessageQueue, GroupProgress]], now: float) -> None:
-        """Note the lags of now. A group that no longer exists is forgotten."""
+        """Add the present lags. A group that no longer exists is forgotten."""
         self._times.append(now)
         for group in self._points.keys() - progress.keys():
             del self._points[group]
@@ -50,7 +50,7 @@ class LagHistory:
                 points.popleft()
 
     def get(self, group: str, now: float) -> list[Lag]:
-        """A point for each time at which lags were noted within the last hour, the oldest first."""
+        """Return the lag of a group at each time of the last hour at which lags were added, the oldest first."""
         points = self._points.get(group)
         if points is None:
             return []

@@ -1,4 +1,4 @@
-"""Live fragments of open pages: each is rendered once for all tabs of a browser that show it."""
+"""Updates parts of open pages: renders each fragment once for all tabs of a browser that show it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Open:
 
 
 class Fragments:
-    """The fragments that are shown now, by a key of session and address."""
+    """The fragments that tabs show now, by a key of session and address."""
 
     def __init__(self, streams_max: int) -> None:
         self._streams_max = streams_max
@@ -37,11 +37,11 @@ class Fragments:
 
     @property
     def is_full(self) -> bool:
-        """Whether another tab would be too many."""
+        """Whether the maximum number of tabs is open."""
         return self._streams >= self._streams_max
 
     def open(self, key: str, make: Callable[[], Awaitable[str]]) -> None:
-        """Count one more tab that shows this fragment."""
+        """Add a tab that shows this fragment."""
         self._streams += 1
         fragment = self._open.get(key)
         if fragment is None:
@@ -56,7 +56,7 @@ class Fragments:
         return value
 
     def close(self, key: str) -> None:
-        """Forget a closed tab; the last tab of a fragment ends it."""
+        """Remove a closed tab; with the last tab, its fragment is removed, too."""
         self._streams -= 1
         fragment = self._open[key]
         fragment.tabs -= 1
@@ -71,7 +71,7 @@ async def write_events(
     is_open: Callable[[], bool],
     write: Callable[[str], Awaitable[None]],
 ) -> None:
-    """Write a fragment as a server-sent event whenever it differs from the last one, until its session has ended."""
+    """Write a fragment as a server-sent event whenever it has changed, until its session ends."""
     last: str | None = None
     silent = 0
     fragments.open(key, make)

@@ -1,4 +1,4 @@
-"""The addresses on which a console may listen, the checks of each request, and the headers of each answer. Pure."""
+"""Checks the addresses on which a console may listen and each request, and sets headers of responses. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOKEN_FIELD: Final = "token"  # noqa: S105 - the name of a field
 
 
 def exposure_fault(listen_host: str, *, login: bool, encrypts: bool, plain_http: bool) -> str | None:
-    """The reason that a console must not listen at this address with these settings; None if it may."""
+    """Return why a console must not listen at this address with these settings; None if it may."""
     if is_loopback(listen_host):
         return None
     if not login:
@@ -44,7 +44,7 @@ def exposure_fault(listen_host: str, *, login: bool, encrypts: bool, plain_http:
 
 
 def host_fault(host: str | None, *, loopback_only: bool) -> str | None:
-    """The reason to refuse a request for this ``Host``; None to accept it.
+    """Return why to refuse a request for this ``Host``; None to accept it.
 
     A page of another site may let its own name resolve to 127.0.0.1, and then read the answers of this server.
     """
@@ -57,7 +57,7 @@ def host_fault(host: str | None, *, loopback_only: bool) -> str | None:
 
 
 def origin_fault(headers: Mapping[str, str], *, secure: bool) -> str | None:
-    """The reason to refuse a change that another site may have sent; None if a page of this console sent it."""
+    """Return why to refuse a change that another site may have sent; None if a page of this console sent it."""
     origin = headers.get("origin")
     if origin is None:
         return None if headers.get("sec-fetch-site") == "same-origin" else "the request does not say where it is from"
@@ -68,14 +68,14 @@ def origin_fault(headers: Mapping[str, str], *, secure: bool) -> str | None:
 
 
 def token_fault(session: Session, form: Mapping[str, str]) -> str | None:
-    """The reason to refuse a form that does not come from a page of this session; None if it does."""
+    """Return why to refuse a form that does not come from a page of this session; None if it does."""
     if hmac.compare_digest(form.get(TOKEN_FIELD, "").encode(), session.csrf.encode()):
         return None
     return "the form is from an earlier session: go back, reload the page, and send it again"
 
 
 def cookie_name(host: str, *, secure: bool) -> str:
-    """The cookie's name, with the port of ``Host``: browsers send a cookie to all ports of a host.
+    """Return the cookie's name, with the port of ``Host``: browsers send a cookie to all ports of a host.
 
     With HTTPS, the prefix makes browsers accept the cookie from this host alone.
     """
@@ -85,6 +85,6 @@ def cookie_name(host: str, *, secure: bool) -> str:
 
 
 def cookie(key: str, host: str, *, secure: bool) -> str:
-    """The header that sets the cookie of a session; one without a key removes it."""
+    """Return the header that sets the cookie of a session. One without a key removes the cookie."""
     parts = [f"{cookie_name(host, secure=secure)}={key}", "Path=/", "HttpOnly", "SameSite=Strict"]
     return "; ".join(parts + (["Secure"] if secure else []) + ([] if key else ["Max-Age=0"]))

@@ -1,4 +1,4 @@
-"""The console process: listens, serves, stops."""
+"""Runs the console process: listens, serves, stops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970."""
+    """Return the time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""Sessions of browsers, and a limit on failed logins. Pure: the time is an argument, tokens come from a function."""
+"""Keeps the sessions of browsers, and limits failed logins. Pure: time and tokens come from outside."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAILING_MAX: Final = 10_000
 
 @dataclass(slots=True)
 class Session:
-    """A browser that was recognized. ``user`` is the access key, empty without a login."""
+    """The session of a browser. ``user`` is the access key, empty without a login."""
 
     key: str
     csrf: str
@@ -29,7 +29,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions, by the key in the cookie.
+    """Keeps all sessions, by the key in the cookie.
 
     Args:
         new_token: a text that cannot be guessed.
@@ -54,7 +54,7 @@ class Sessions:
         return len(self._sessions)
 
     def begin(self, user: str, now: float) -> Session:
-        """A new session; at the limit another one ends."""
+        """Begin a new session. If there are too many, this ends another one."""
         self.expire(now)
         session = Session(self._new_token(), self._new_token(), user, now, now)
         self._sessions[session.key] = session
@@ -63,7 +63,7 @@ class Sessions:
         return session
 
     def find(self, key: str, now: float, *, is_use: bool = True) -> Session | None:
-        """The session with this key; None if there is none or it has ended. ``is_use`` prolongs it."""
+        """Return the session with this key; None if there is none or it has ended. ``is_use`` extends its time."""
         session = self._sessions.get(key)
         if session is None:
             return None
@@ -91,13 +91,13 @@ class Sessions:
 
 
 class LoginLimit:
-    """Counts failed logins by address and by user; after `FAILURES_MAX` within `FAILURES_SECONDS` they must wait."""
+    """Counts failed logins by address and by user. Makes them wait after `FAILURES_MAX` in `FAILURES_SECONDS`."""
 
     def __init__(self) -> None:
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def wait_seconds(self, keys: tuple[str, ...], now: float) -> float:
-        """Seconds until the next login may be tried; 0 if it may be tried now."""
+        """Return in how many seconds the next login may be tried; 0 for now."""
         return max((self._wait(key, now) for key in keys), default=0.0)
 
     def on_failure(self, keys: tuple[str, ...], now: float) -> None:
@@ -109,8 +109,8 @@ class LoginLimit:
         while len(self._failures) > FAILING_MAX:
             self._failures.popitem(last=False)
 
-    def taken_back(self, keys: tuple[str, ...], now: float) -> None:
-        """Remove the failure counted last. Earlier ones stay: a valid login must not reset the limit."""
+    def uncount_failure(self, keys: tuple[str, ...], now: float) -> None:
+        """Uncount the last failed login. Earlier ones stay: a valid login must not reset the limit."""
         for key in keys:
             recent = self._recent(key, now)[:-1]
             if recent:

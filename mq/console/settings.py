@@ -1,4 +1,4 @@
-"""Settings of one console process; `mq.settings` reads them."""
+"""The settings of a console process; `mq.settings` reads them."""
 
 from __future__ import annotations
 

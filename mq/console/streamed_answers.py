@@ -1,4 +1,4 @@
-"""Answers that are written bit by bit, until they end or the browser disconnects."""
+"""Responses that are written bit by bit, until they end or the browser disconnects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Write = Callable[[str], Awaitable[None]]
 
 
 class StreamedResponse(Response):
-    """An answer that ``write_all`` writes.
+    """A response whose body the function ``write_all`` writes.
 
     The answer begins with the first text: what fails before becomes status 502. What fails later breaks the connection
     off, so that no client takes a part for the whole.

@@ -1,4 +1,4 @@
-"""Topics that are followed: each is read once for all tabs of a user, while at least one of them is open."""
+"""Follows topics: reads each topic once for all tabs of a user, while at least one of them is open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GENTLE: Final = PullSettings(batch_max=32, limits=FlowLimits(count_max=32, bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailLimits:
-    """Limits of the topics that one user follows."""
+    """Limits of the topics that one user follows at a time."""
 
     per_second_max: int = 50
     """Messages that are read within a second; of a topic that gets more, the rest is left out."""
@@ -47,11 +47,11 @@ Show = Callable[[ReceivedMessage], object]
 
 
 class TooManyTails(Exception):
-    """The console reads its maximum of topics: others have to be closed first."""
+    """The console reads its maximum of topics; another one has to be closed first."""
 
 
 class TailFilter(NamedTuple):
-    """The messages to follow: a topic, and a tag or an SQL92 expression that chooses messages of it."""
+    """Selects the messages to follow: a topic, and a tag or an SQL92 expression."""
 
     topic: str
     tags: str
@@ -59,12 +59,12 @@ class TailFilter(NamedTuple):
 
     @property
     def filter(self) -> str | Sql:
-        """The filter expression as consumers take it."""
+        """The filter expression in the form that consumers accept."""
         return Sql(self.sql) if self.sql else self.tags or "*"
 
 
 class Tail:
-    """The newest messages of a topic.
+    """The newest messages of a topic that a user follows.
 
     Attributes:
         rows: a row for each message, the newest first; their bodies may be large and are dropped.
@@ -84,7 +84,7 @@ class Tail:
 
 
 class Tails:
-    """All topics that a user follows.
+    """Reads all topics that a user follows.
 
     Args:
         nursery: ends with the last session of the user.
@@ -107,11 +107,11 @@ class Tails:
 
     @property
     def running_count(self) -> int:
-        """The number of topics that are read now."""
+        """The number of topics that are being read."""
         return sum(each.is_running for each in self._tails.values())
 
     def follow(self, choice: TailFilter, show: Show) -> Tail:
-        """Start or continue to read for `watched_seconds`; returns the messages so far, as rows that ``show`` makes.
+        """Read a topic for another `watched_seconds`. Returns its messages so far, as rows that ``show`` makes.
 
         Raises TooManyTails.
         """

@@ -1,4 +1,4 @@
-"""Users who are logged in: checks them at the brokers, and keeps what each sees as long as a session of them lasts."""
+"""The users who are logged in: checks their keys at the brokers, and gives each user a view of the cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOGIN_SECONDS: Final = 10.0
 
 
 class LoginRefused(Exception):
-    """The login failed; the message is for the page."""
+    """The login failed. The message is for the login page."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Open:
 
 
 class Users:
-    """The views of the users: each is opened by the user's first session and closed at the end of the last one.
+    """The views of all users. A user's first session opens the view, and the last one closes it.
 
     Args:
         own: the requests of the console itself, for those who need not log in, and its TLS.
@@ -51,7 +51,7 @@ class Users:
         self._of_session: dict[str, Credentials | None] = {}
 
     async def enter(self, session: str, credentials: Credentials | None) -> None:
-        """Begin a session of a user; without credentials, of the console itself."""
+        """Begin a session of a user, or of the console itself without credentials."""
         async with self._opening:  # two sessions that begin at once see the same
             if credentials not in self._open:
                 self._open[credentials] = await self._nursery.start(self._serve, credentials)
@@ -59,7 +59,7 @@ class Users:
             self._of_session[session] = credentials
 
     def leave(self, session: str) -> None:
-        """End a session; the last one of a user closes the user's view."""
+        """End a session. The last session of a user closes the user's view."""
         if session not in self._of_session:
             return
         credentials = self._of_session.pop(session)
@@ -72,7 +72,7 @@ class Users:
             user.scope.cancel()
 
     def watch_of(self, session: str) -> Watch:
-        """The view of the user of a session."""
+        """Return the view of the session's user."""
         return self._open[self._of_session[session]].watch
 
     async def _serve(
@@ -85,7 +85,7 @@ class Users:
                 await trio.sleep_forever()
 
     async def check(self, credentials: Credentials) -> None:
-        """Whether the brokers know these keys, and check them at all. Raises LoginRefused, ClientError.
+        """Check that the brokers know these keys. Raises LoginRefused, also if they check no keys; ClientError.
 
         A broker without accounts accepts any signature, so it is asked with a wrong one, too.
         """

@@ -1,4 +1,4 @@
-"""One user's view of the cluster: one request for all open pages, at most every few seconds."""
+"""One user's view of the cluster, which sends one request for all open pages, at most every few seconds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer(Generic[T]):
-    """The last answer, and when it was given; ``fault`` says why there is no newer one.
+    """The last answer and its time. ``fault`` says why there is no newer one.
 
     ``at`` is on the clock of the event loop.
     """
@@ -66,7 +66,7 @@ class CachedAnswer(Generic[T]):
 
 
 def words_of(error: ClientError) -> str:
-    """Say on a page why a part of it is missing, and what to do if that is known."""
+    """Describe on a page why a part of it is missing, and what to do if that is known."""
     if isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION:
         return f"Not all is shown, since the brokers do not allow you to see it: {error.remark or error}"
     if isinstance(error, NameServersUnavailable):
@@ -75,7 +75,7 @@ def words_of(error: ClientError) -> str:
 
 
 class SharedAnswer(Generic[T]):
-    """One answer for all who ask within ``seconds``. Those who ask meanwhile wait for the same request.
+    """Shares one answer among all who ask within ``seconds``; who asks during the request waits for it.
 
     A failure is an answer, too: a dead server is not asked once per tab. It keeps the last good value.
 
@@ -94,7 +94,7 @@ class SharedAnswer(Generic[T]):
         self._requested_at = float("-inf")
 
     async def get(self) -> CachedAnswer[T]:
-        """The answer, at most ``seconds`` old unless the servers do not give a newer one."""
+        """Return an answer that is at most ``seconds`` old, or an older one if the servers do not give a newer one."""
         async with self._lock:
             now = trio.current_time()
             if self._answer is not None and now < self._requested_at + self._seconds:
@@ -114,7 +114,7 @@ class SharedAnswer(Generic[T]):
             return self._answer
 
     def latest(self, nursery: trio.Nursery) -> CachedAnswer[T] | None:
-        """The last answer, None if there is none yet; asks for a newer one in the background if it is old."""
+        """Return the last answer without waiting, None if there is none. If it is old, asks again in the background."""
         is_old = trio.current_time() >= self._requested_at + self._seconds
         if is_old and not self._lock.locked():
             nursery.start_soon(self._refresh)
@@ -130,7 +130,7 @@ class SharedAnswer(Generic[T]):
                 self._requested_at = trio.current_time()
 
     def forget(self) -> None:
-        """Let the next caller ask the servers, after a change."""
+        """Make the next caller ask the servers, after a change."""
         self._requested_at = float("-inf")
 
 
@@ -141,7 +141,7 @@ Offsets = Mapping[str, Mapping[MessageQueue, int]]
 
 
 def queues_of(progress: Progress) -> int:
-    """The number of queues in which groups have offsets, summed over the groups."""
+    """Return in how many queues groups have offsets, summed over the groups."""
     return sum(map(len, progress.values()))
 
 
@@ -153,7 +153,7 @@ def _least_of_survey(survey: Survey) -> float:
 
 
 class Watch:
-    """The view of the cluster of one user; made by `open`.
+    """The view of the cluster that one user has; made by `open`.
 
     Attributes:
         querying_admin: its requests leave out broker groups without a leader.
@@ -203,7 +203,7 @@ class Watch:
     async def open(
         cls, namesrv: str, remoting: RemotingSettings, tail_limits: TailLimits = DEFAULT
     ) -> AsyncGenerator[Watch]:
-        """Open while the block runs. It connects when something is asked."""
+        """Open a view while the block runs. It connects at the first question."""
         async with (
             QueryingAdmin(namesrv, remoting=remoting) as querying_admin,
             ChangingAdmin(namesrv, remoting=remoting) as changing_admin,
@@ -215,7 +215,7 @@ class Watch:
             nursery.cancel_scope.cancel()
 
     async def keep_history(self) -> None:
-        """Note rates and events of all broker groups, and lags of all consumer groups, until cancelled."""
+        """Record rates and events of all broker groups, and lags of all consumer groups, until cancelled."""
         lags_at = trio.current_time() + EVERY_SECONDS
         while True:
             try:
@@ -246,12 +246,12 @@ class Watch:
         return bool(groups) and all(group.is_stock for group in groups)
 
     async def left_out(self) -> str:
-        """Name the broker groups that lists leave out, since they have no leader; empty if none is left out."""
+        """Name the broker groups that lists leave out because they have no leader; empty if there are none."""
         names = [group.group for group in (await self.cluster.get()).value or () if group.is_leaderless]
         return f"This is a part: {', '.join(names)} without a leader cannot be asked" if names else ""
 
     def members(self, group: str) -> SharedAnswer[list[Member]]:
-        """The members of a consumer group."""
+        """Return the shared answer with the members of a consumer group."""
         if group not in self._members:
             self._members[group] = SharedAnswer(partial(members_of, self.querying_admin, group), MEMBERS_SECONDS)
             if len(self._members) > GROUPS_KEPT_MAX:
@@ -259,7 +259,7 @@ class Watch:
         return self._members[group]
 
     def removed_members(self, group: str) -> SharedAnswer[list[KeptOutMember]]:
-        """The removed members of a consumer group."""
+        """Return the shared answer with the removed members of a consumer group."""
         if group not in self._removed_members:
             self._removed_members[group] = SharedAnswer(
                 partial(self.querying_admin.removed_members.kept_out, group), MEMBERS_SECONDS
@@ -269,7 +269,7 @@ class Watch:
         return self._removed_members[group]
 
     def forget_answers(self) -> None:
-        """Ask servers again after a change through this console, so that pages show it at once."""
+        """Ask the servers again after a change through this console, so that pages show it at once."""
         answers: tuple[SharedAnswer[Any], ...] = (
             *(self.cluster, self.topics, self.names, self.groups, self.progress, self.offsets, self.survey),
             *self.pending.values(),

@@ -1,1 +1,1 @@
-"""The name server: brokers register, clients ask for routes. Name servers do not communicate with each other."""
+"""The name server, at which brokers register and clients ask for routes. Name servers do not know each other."""

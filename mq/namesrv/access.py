@@ -1,4 +1,4 @@
-"""The accounts that may change what a name server knows: brokers that register, and administrators."""
+"""Checks who may change the state of a name server: brokers that register, and administrators."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def denial(
     body: memoryview,
     address: str,
 ) -> str | None:
-    """Return the reason why a request is denied, as text for its sender; None if it is allowed.
+    """Return why a request is denied, as text for its sender; None if it is allowed.
 
     Queries are allowed to everybody: clients look up routes before they know whether a broker wants a signature.
     ``address`` is the sender's address, without its port.

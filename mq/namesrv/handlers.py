@@ -1,4 +1,4 @@
-"""The request handlers of a name server: frames in, frames out, without sockets."""
+"""Handles the requests to a name server: frames in, frames out, without sockets."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _Response:
 
 
 class Handlers:
-    """All request handlers. ``clock`` returns monotonic seconds.
+    """Handles all requests. ``clock`` returns monotonic seconds.
 
     ``accounts`` returns the accounts that may change something; None: every client may.
 
@@ -151,11 +151,11 @@ class Handlers:
 
     @property
     def request_types(self) -> Collection[type[Request]]:
-        """The requests that are served."""
+        """The types of requests that a name server serves."""
         return self._by_type.keys()
 
     def handle(self, serialization: int, header: memoryview, body: memoryview, connection: Hashable) -> bytes:
-        """Serve one frame. Returns the frame to send, empty for a one-way request and for a response.
+        """Serve one frame. Returns the frame to send; none for a one-way request, or if the frame is a response.
 
         Raises:
             FrameError: the peer does not speak the protocol; close the connection.
@@ -191,12 +191,12 @@ class Handlers:
         )
 
     def connection_closed(self, connection: Hashable) -> None:
-        """Remove the brokers of a connection."""
+        """Remove the brokers that registered over a closed connection."""
         for broker in self._table.connection_closed(connection):
             self._log.warning("broker_connection_closed", **_fields(broker))
 
     def expire(self) -> None:
-        """Remove silent brokers."""
+        """Remove the brokers that were silent for too long."""
         for broker in self._table.expire(self._clock()):
             self._log.warning("broker_expired", **_fields(broker))
 

@@ -18,7 +18,7 @@ VALUE_BYTES_MAX: Final = 64 * 1024
 
 
 class KvInvalid(ProtocolError):
-    """A namespace, key or value is empty or too long; nothing was changed."""
+    """A namespace, key or value is empty or too long. Nothing was changed."""
 
 
 class KvConfig:
@@ -61,7 +61,7 @@ class KvConfig:
         self.version += 1
 
     def get(self, namespace: str, key: str) -> str | None:
-        """A stored value, or None."""
+        """Return a stored value; None without one."""
         return self._namespaces.get(namespace, {}).get(key)
 
     def delete(self, namespace: str, key: str) -> None:
@@ -77,15 +77,15 @@ class KvConfig:
         self.version += 1
 
     def of_namespace(self, namespace: str) -> Mapping[str, str] | None:
-        """All values of a namespace, or None if it has none."""
+        """Return all values of a namespace by key; None if it has none."""
         return self._namespaces.get(namespace)
 
     def encode(self) -> bytes:
-        """All values as JSON, in the layout of stock name servers."""
+        """Encode all values as JSON, in the layout of stock name servers."""
         return KvConfigTable(self._namespaces).encode()
 
     def restore(self, content: bytes) -> None:
-        """Replace all values by a result of `encode`, from here or from a stock name server. Raises BodyError."""
+        """Replace all values by those that `encode`, or a stock name server, has encoded. Raises BodyError."""
         namespaces = {name: entries for name, entries in KvConfigTable.decode(content).namespaces.items() if entries}
         self._namespaces = namespaces
         self._entries = sum(map(len, namespaces.values()))

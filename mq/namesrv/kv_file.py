@@ -18,11 +18,11 @@ FILE_NAME = "kvConfig.json"
 
 
 class KvFileDamaged(Exception):
-    """Neither the file nor the previous one can be read; both are left unchanged."""
+    """Neither the file nor the previous one can be read. Both are left unchanged."""
 
 
 class KvFile:
-    """The file of one configuration. Without a directory nothing is stored."""
+    """Stores one configuration in a file. Without a directory nothing is stored."""
 
     def __init__(self, config: KvConfig, directory: Path | None) -> None:
         self._config = config
@@ -54,7 +54,7 @@ class KvFile:
         return None
 
     async def save(self) -> None:
-        """Return once all changes so far are on disk. Raises OSError."""
+        """Write all changes so far to disk, and return when they are there. Raises OSError."""
         await trio.lowlevel.checkpoint()
         if self._path is None:
             return

@@ -1,4 +1,4 @@
-"""Metrics of a name server for Prometheus."""
+"""Collects the metrics of a name server for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mq.namesrv.route_table import RouteTable
 def collect(
     table: RouteTable, counters: Callable[[], Mapping[str, tuple[Kind, str, int]]], valid_until: dt.datetime | None
 ) -> Generator[None, None, Families]:
-    """All metrics of a name server; see `mq.monitoring.families.Collect`. ``counters`` are about its connections,
+    """Collect all metrics of a name server; see `mq.monitoring.families.Collect`. ``counters`` concern its connections;
     ``valid_until`` is the end of its certificate's validity.
     """
     sizes = table.sizes()

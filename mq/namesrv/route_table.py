@@ -1,4 +1,4 @@
-"""Live brokers and their topics: the state of a name server, without clock or connections.
+"""The state of a name server, without clock or connections: live brokers and their topics.
 
 A broker group is identified by its name; each broker in it has an id, and id 0 is the leader. The group's leader
 registers the queues of a topic; they stay while any broker of the group is alive. A broker process is identified by its
@@ -26,21 +26,21 @@ FILTER_SERVERS_MAX: Final = 16
 
 
 class TableFull(Exception):
-    """The table has the maximum number of entries of one kind; nothing was changed."""
+    """The table has the maximum number of entries of one kind. Nothing was changed."""
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(f"the table already has {limit} {what}")
 
 
 class NameTooLong(Exception):
-    """A name or address is too long; nothing was changed."""
+    """A name or address is too long. Nothing was changed."""
 
     def __init__(self, what: str, length: int) -> None:
         super().__init__(f"{what} has {length} characters; maximum: {NAME_LENGTH_MAX}")
 
 
 class NameUnusual(Exception):
-    """A name or address contains control characters or path separators; nothing was changed."""
+    """A name or address contains control characters or path separators. Nothing was changed."""
 
     def __init__(self, what: str, name: str) -> None:
         super().__init__(f"{what} has invalid characters: {name[:80]!a}")
@@ -48,7 +48,7 @@ class NameUnusual(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """Limits of the table."""
+    """Limits of the route table."""
 
     broker_groups_max: int = 10_000
     brokers_per_group_max: int = 64
@@ -60,7 +60,7 @@ class TableLimits:
 
 @dataclass(frozen=True, slots=True)
 class BrokerId:
-    """A broker's own identification: ``address`` is ``host:port``."""
+    """The identification that a broker gives of itself. ``address`` is ``host:port``."""
 
     cluster: str
     group: str
@@ -70,9 +70,7 @@ class BrokerId:
 
 @dataclass(frozen=True, slots=True)
 class RegisterResult:
-    """The answer to a broker: its group's leader, unless it leads itself. ``accepted`` is False for a deposed
-    leader.
-    """
+    """The response to a registration: the group's leader, unless the broker leads. Not ``accepted``: deposed leaders."""
 
     accepted: bool = True
     leader_address: str | None = None
@@ -98,7 +96,7 @@ class _Group:
 
 
 class TableSizes(NamedTuple):
-    """Sizes of the table; ``routes`` is the number of topics, summed over groups."""
+    """The numbers of entries in the table. ``routes`` is the number of topics, summed over groups."""
 
     groups: int
     brokers: int
@@ -107,7 +105,7 @@ class TableSizes(NamedTuple):
 
 
 class RouteTable:
-    """The routes of topics. ``now`` is monotonic seconds; a connection is any value that identifies it."""
+    """The routes of topics. ``now`` is monotonic seconds; a connection may be any value that identifies it."""
 
     def __init__(self, *, expiry_seconds: float = 120.0, limits: TableLimits | None = None) -> None:
         self._expiry_seconds = expiry_seconds
@@ -193,7 +191,7 @@ class RouteTable:
         return self._remove_all([live for live in self._live.values() if now - live.last_seen > live.expiry_seconds])
 
     def query_data_version(self, now: float, broker: BrokerId, version: DataVersion) -> tuple[bool, DataVersion | None]:
-        """Whether a broker's topics differ from its last registration, and the version of that, if any.
+        """Return whether a broker's topics differ from its last registration, and the version of that registration.
 
         If they do not, the broker is noted as alive: it will not register again.
         """
@@ -206,7 +204,7 @@ class RouteTable:
         return changed, live.data_version
 
     def heartbeat(self, now: float, address: str, expiry_seconds: float | None = None) -> None:
-        """Note that a broker is alive, without changes; a broker that never registered stays unknown."""
+        """Record that a broker is alive and unchanged. A broker that never registered stays unknown."""
         live = self._live.get(address)
         if live is not None:
             live.last_seen = now
@@ -216,11 +214,11 @@ class RouteTable:
     # -- queries -------------------------------------------------------------------------------------------------------
 
     def sizes(self) -> TableSizes:
-        """The numbers of groups, live brokers, topics and routes."""
+        """Return the numbers of groups, live brokers, topics and routes."""
         return TableSizes(len(self._groups), len(self._live), len(self._topics), self._routes)
 
     def route(self, topic: str) -> Route | None:
-        """The route of a topic; None if no live broker group has it."""
+        """Return the route of a topic; None if no live broker group has the topic."""
         queues = self._topics.get(topic, {})
         if not queues:
             return None
@@ -238,7 +236,7 @@ class RouteTable:
         )
 
     def cluster_info(self) -> ClusterInfo:
-        """All live broker groups."""
+        """Return all live broker groups."""
         clusters: dict[str, list[str]] = {}
         for name, group in sorted(self._groups.items()):
             clusters.setdefault(group.cluster, []).append(name)
@@ -248,24 +246,24 @@ class RouteTable:
         )
 
     def topic_list(self, cluster: str | None = None) -> list[str]:
-        """The names of all topics, or of those in one cluster; sorted."""
+        """Return the sorted names of all topics, or of those in one cluster."""
         if cluster is None:
             return sorted(self._topics)
         groups = {name for name, group in self._groups.items() if group.cluster == cluster}
         return sorted(topic for topic, queues in self._topics.items() if not groups.isdisjoint(queues))
 
     def member_group(self, cluster: str, name: str) -> BrokerData:
-        """The brokers of one group; empty if it is not known in this cluster."""
+        """Return the brokers of one group; none if the group is not in this cluster."""
         group = self._groups.get(name)
         return _broker_data(name, _Group(cluster) if group is None or group.cluster != cluster else group)
 
     def reserved_topics(self) -> tuple[list[str], str]:
-        """The names of clusters and groups, which are names of topics, too; and the address of any broker."""
+        """Return the names of clusters and groups, which are also names of topics, and the address of any broker."""
         clusters = {group.cluster for group in self._groups.values()}
         return [*sorted(clusters), *sorted(self._groups)], next(iter(self._live), "")
 
     def topics_with(self, *, flag: int, without: int = 0) -> list[str]:
-        """Topics whose flags in any group have ``flag`` and not ``without``; sorted."""
+        """Return the sorted topics whose flags in any group have ``flag`` and not ``without``."""
         return sorted(
             topic
             for topic, queues in self._topics.items()
@@ -275,7 +273,7 @@ class RouteTable:
     # -- administration ------------------------------------------------------------------------------------------------
 
     def register_topic(self, topic: str, queues: Sequence[QueueData]) -> None:
-        """Set a topic's queues in known groups; other groups are ignored.
+        """Set the queues of a topic in known groups. Other groups are ignored.
 
         Raises TableFull, NameTooLong, NameUnusual.
         """

@@ -1,4 +1,4 @@
-"""Shows and changes settings of a running name server for operators' tools, by RocketMQ's names."""
+"""Shows and changes the settings of a running name server for operators' tools, with RocketMQ's names."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mq.protocol.requests.namesrv_config import FORBIDDEN, ORDER_MESSAGES, Names
 
 
 class ConfigForbidden(Exception):
-    """The setting exists but cannot change at run time; nothing was changed."""
+    """The setting cannot be changed while the name server runs. Nothing was changed."""
 
 
 class ConfigInvalid(Exception):
-    """The setting does not exist, or not with this value; nothing was changed."""
+    """The setting does not exist, or cannot have this value. Nothing was changed."""
 
 
 class RunningConfig:
-    """``order_topics`` can change; all other settings are fixed at the start."""
+    """The settings of a running name server. Only ``order_topics`` can be changed."""
 
     def __init__(self, settings: NamesrvSettings) -> None:
         self._settings = settings
         self.order_topics = settings.order_topics
 
     def properties(self) -> dict[str, str]:
-        """All settings, by our names, and by RocketMQ's where it has one."""
+        """Return all settings by our names, and by RocketMQ's where it has a name."""
         settings = self._settings
         directory = settings.data_dir
         stock = NamesrvProperties(
@@ -42,7 +42,7 @@ class RunningConfig:
         }
 
     def update(self, changes: Mapping[str, str]) -> None:
-        """Change all of these settings or none. Raises ConfigForbidden, ConfigInvalid."""
+        """Change all of these settings, or none. Raises ConfigForbidden, ConfigInvalid."""
         current = self.properties()
         for name, value in changes.items():
             if name in FORBIDDEN:

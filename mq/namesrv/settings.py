@@ -1,4 +1,4 @@
-"""Settings of one name server process; `mq.settings` reads them."""
+"""The settings of a name server process; `mq.settings` reads them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class NamesrvSettings(ProcessSettings):
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Address for scrapes of metrics; None to disable them."""
+        """The address at which metrics can be scraped; None if that is disabled."""
         if self.metrics_listen is not None:
             return parse_metrics_address(self.metrics_listen)
         return metrics_address_beside((self.listen_host, self.listen_port))

@@ -1,4 +1,4 @@
-"""Connections without a complete request yet, and the choice of one to close when there are too many.
+"""Knows the connections that sent no complete request yet, and chooses one to close when there are too many.
 
 A reconnect of thousands of clients at once, each with a TLS handshake, looks at first like thousands of connections
 that only take up room. So time tells them apart: a connection has some seconds for its first request, however many
@@ -19,7 +19,7 @@ class _Stranger(NamedTuple):
 
 
 class UnidentifiedConnections(Generic[P]):
-    """Connections without a complete request, oldest first. Times are monotonic seconds.
+    """The connections that sent no complete request yet, the oldest first. Times are monotonic seconds.
 
     Args:
         count_max: with more of them, the oldest ones whose time is over are closed.
@@ -36,12 +36,12 @@ class UnidentifiedConnections(Generic[P]):
         return len(self._all)
 
     def add(self, peer: P, address: str, now: float) -> None:
-        """Count a new connection from `address`."""
+        """Add a new connection from `address`."""
         self._all[peer] = _Stranger(address, now)
         self._by_address.setdefault(address, {})[peer] = None
 
     def discard(self, peer: P) -> None:
-        """Forget a connection that has sent a request, or is closed."""
+        """Remove a connection that has sent a request or is closed."""
         stranger = self._all.pop(peer, None)
         if stranger is not None:
             peers = self._by_address[stranger.address]
@@ -50,13 +50,13 @@ class UnidentifiedConnections(Generic[P]):
                 del self._by_address[stranger.address]
 
     def overdue(self, now: float) -> P | None:
-        """The oldest one, if there are too many and its time is over; None otherwise."""
+        """Return the oldest connection if there are too many and its time is over; else None."""
         if len(self._all) <= self._count_max:
             return None
         peer, stranger = next(iter(self._all.items()))
         return peer if now >= stranger.since + self._seconds_max else None
 
     def in_favour_of(self, address: str) -> P | None:
-        """The oldest one of the address with the most, if ``address`` has far fewer; None if it has to be refused."""
+        """Choose a connection to close for ``address``: the oldest of the address with most, if that has far more."""
         most = max(self._by_address.values(), key=len, default={})
         return next(iter(most)) if len(most) > 2 * len(self._by_address.get(address, ())) + 1 else None

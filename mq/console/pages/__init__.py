@@ -1,1 +1,1 @@
-"""The handlers of requests: they ask the servers through a `Watch`, and hand the answers to `mq.console.views`."""
+"""Handles requests for pages: asks the servers through a `Watch`, and gives the answers to `mq.console.views`."""

@@ -1,4 +1,4 @@
-"""Users of the brokers, accounts of their files, policies and quotas: the list, one user, and changes."""
+"""Pages of the brokers' users, the accounts in their files, policies and quotas, and the changes of these."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def _ask(visit: Visit, part: str = "") -> _UserLists:
 
 
 async def accounts(visit: Visit) -> Page:
-    """A page of the users and accounts, with their policies and quotas. Keys are never told by brokers."""
+    """Build a page of the list of users and accounts, with policies and quotas. Brokers never return secret keys."""
     lists = await _ask(visit)
     quotas = quotas_by_name(lists.quotas or {})
     users = user_rows(lists.users, quotas, lists.files)
@@ -105,7 +105,7 @@ async def accounts(visit: Visit) -> Page:
 
 
 async def account(visit: Visit) -> Page:
-    """The page of one user or account: policies, quota, and forms for changes; ``*`` has only a quota."""
+    """Build the page of one user or account: policies, quota, and forms for changes. ``*`` has only a quota."""
     name = visit.name()
     lists = await _ask(visit, name)
     quotas = quotas_by_name(lists.quotas or {})
@@ -138,7 +138,7 @@ async def account(visit: Visit) -> Page:
 
 
 async def set_quota(visit: Visit, form: Form) -> Outcome:
-    """Replace the quota of a user, or of each one without; an empty field means no limit."""
+    """Replace a user's quota, or the one of all users without a quota. An empty field means no limit."""
     name = require(form, "name")
     limits = {field: integer(form, field, 1, QUOTA_MAX) for field in QUOTA_FIELDS if one(form, field)}
     quota = Quota(**limits)
@@ -151,7 +151,7 @@ async def set_quota(visit: Visit, form: Form) -> Outcome:
 
 
 async def create(visit: Visit, form: Form) -> Outcome:
-    """Create a user in every broker group; it may do nothing until a policy says what."""
+    """Create a user in every broker group. It has no permissions until a policy grants some."""
     name, kind = require(form, "name"), _kind(form)
     password = _password(form)
     if name in {each.name for users in (await visit.watch.changing_admin.users(name)).values() for each in users}:
@@ -162,7 +162,7 @@ async def create(visit: Visit, form: Form) -> Outcome:
 
 
 async def change(visit: Visit, form: Form) -> Outcome:
-    """Change the type, the password or the state of a user; an empty password stays as it is."""
+    """Change the type, the password or the state of a user. An empty field leaves the password as it is."""
     name, kind = require(form, "name"), _kind(form)
     is_enabled = one(form, "enabled") == "yes"
     is_self = name == visit.signed_as
@@ -184,7 +184,7 @@ async def change(visit: Visit, form: Form) -> Outcome:
 
 
 async def delete(visit: Visit, form: Form) -> Outcome:
-    """Delete a user and its policies; its name has to be typed."""
+    """Delete a user and its policies. The form must have its name as confirmation."""
     name = require(form, "name")
     if one(form, "typed") != name:
         raise InputInvalid(f"type {name} to confirm: nothing was changed")
@@ -195,7 +195,7 @@ async def delete(visit: Visit, form: Form) -> Outcome:
 
 
 async def put_policy(visit: Visit, form: Form) -> Outcome:
-    """Allow or deny a user actions on a resource; a policy for the same resource is replaced."""
+    """Allow or deny a user actions on a resource. This replaces a policy for the same resource."""
     name, resource = require(form, "name"), require(form, "resource")
     actions = [each for each in ACTIONS if each in form.get("actions", ())]
     decision = one(form, "decision")

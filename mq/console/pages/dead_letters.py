@@ -1,4 +1,4 @@
-"""Dead letters: the groups that have some, a group's letters, sending them again, and their export."""
+"""Pages of dead letters: the groups that have some, the letters of a group, their requeue and export."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HIDDEN: Final = frozenset({"body", "body_base64", "properties", "reason", "failu
 
 
 async def group_list(visit: Visit) -> Page:
-    """The groups with dead letters, a page of them."""
+    """Build a page of the list of groups that have dead letters."""
     names = await visit.watch.names.get()
     topics = names_with((each for each in names.value or () if each.startswith(DEAD_LETTER_PREFIX)), "")
     page = list_page(topics, visit.page)
@@ -49,7 +49,7 @@ async def group_list(visit: Visit) -> Page:
 
 
 async def letters(visit: Visit) -> Page:
-    """The unresolved dead letters of a group, the oldest first; or all of them."""
+    """Build the page of a group's dead letters: the unresolved ones, or all of them, the oldest first."""
     group = visit.name("group")
     everything = visit.query.get("all") == "yes"
     matches = _filter(visit, visit.query.get("key", ""), visit.query.get("why", ""))
@@ -87,7 +87,7 @@ def _filter(visit: Visit, key: str, reason: str) -> LetterFilter:
 
 
 async def requeue(visit: Visit, form: Form) -> Outcome:
-    """Send dead letters again, the chosen ones, those that match, or all open ones; continues in the background."""
+    """Send dead letters again in the background: the selected ones, those that match, or all unresolved ones."""
     group = require(form, "group")
     which = one(form, "which")
     everybody = one(form, "to") == "topic"
@@ -153,7 +153,7 @@ class LetterSelection:
 
     @property
     def are_all(self) -> bool:
-        """Whether all open dead letters are chosen; they are then marked as dealt with."""
+        """Whether all unresolved dead letters are selected; they count as dealt with afterwards."""
         return self.places is None and self.matches is None
 
 
@@ -209,7 +209,7 @@ async def _send(visit: Visit, group: str, selection: LetterSelection, everybody:
 
 
 async def job_page(visit: Visit) -> Page:
-    """The page with the progress of a change that runs in the background."""
+    """Build the page with the progress of a change that runs in the background."""
     job = visit.jobs.find(visit.number("number", 0), visit.session.user)
     if job is None:
         raise NotFound("the change does not exist, or was forgotten: see the record of changes")
@@ -235,5 +235,5 @@ async def export(visit: Visit, write: Callable[[str], Awaitable[None]]) -> None:
 
 
 def file_name(group: str) -> str:
-    """The file name for the browser, without the characters of a group's name that a header cannot have."""
+    """Return the name of the exported file, without those characters of the group's name that a header cannot have."""
     return "".join(each if each.isascii() and (each.isalnum() or each in "-_") else "_" for each in group) + ".jsonl"

@@ -1,4 +1,4 @@
-"""The deletion of a topic or of a consumer group: a page that names the losses, and a name that has to be typed."""
+"""Deletes a topic or a consumer group, after a page that names the losses and asks for the name as confirmation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mq.protocol.names import is_system_topic
 
 
 async def topic_preview(visit: Visit) -> Page:
-    """The page that says what is lost if a topic is deleted."""
+    """Build the page that says what is lost if a topic is deleted."""
     name = visit.name()
     _check_topic(name)
     values = {
@@ -23,7 +23,7 @@ async def topic_preview(visit: Visit) -> Page:
 
 
 async def delete_topic(visit: Visit, form: Form) -> Outcome:
-    """Delete a topic in every broker group; its name has to be typed."""
+    """Delete a topic in every broker group. The form must have its name as confirmation."""
     name = _confirm(form)
     _check_topic(name)
     losses = await losses_of_topic(visit.watch.changing_admin, name)
@@ -32,7 +32,7 @@ async def delete_topic(visit: Visit, form: Form) -> Outcome:
 
 
 async def group_preview(visit: Visit) -> Page:
-    """The page that says what is lost if a consumer group is deleted."""
+    """Build the page that says what is lost if a consumer group is deleted."""
     name = visit.name()
     await _check_group(visit, name)
     values = {
@@ -46,7 +46,7 @@ async def group_preview(visit: Visit) -> Page:
 
 
 async def delete_group(visit: Visit, form: Form) -> Outcome:
-    """Delete a consumer group in every broker group, its retry and dead letter topics too if that is chosen."""
+    """Delete a consumer group in every broker group, and its retry and dead letter topics if the form says so."""
     name = _confirm(form)
     await _check_group(visit, name)
     topics = one(form, "topics") == "yes"

@@ -1,4 +1,4 @@
-"""The list of consumer groups, a group, and the reset of its offsets."""
+"""Pages of the list of consumer groups, of one group, and of the reset of its offsets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mq.inspection.cluster_queries import QueryingAdmin
 
 
 async def group_list(visit: Visit) -> Page:
-    """A page of the consumer groups, with their lag: three requests per broker group, however many groups there are."""
+    """Build a page of the list of consumer groups with their lags, from three requests per broker group in all."""
     configs = await visit.watch.groups.get()
     progress = await visit.watch.progress.get()
     progress_by_group = progress.value or {}
@@ -53,7 +53,7 @@ async def group_list(visit: Visit) -> Page:
 
 
 async def group(visit: Visit) -> Page:
-    """The page of one consumer group: its queues, its members, its settings."""
+    """Build the page of one consumer group: its queues, members and settings."""
     name = visit.name()
     progress = await visit.watch.querying_admin.group_progress(name)
     configs = (await visit.watch.groups.get()).value
@@ -81,7 +81,7 @@ async def group(visit: Visit) -> Page:
 
 
 async def reset_preview(visit: Visit) -> Page:
-    """The page that says what a reset would change, before anything is changed."""
+    """Build the page that says what a reset would change."""
     name, topic, to = visit.name(), visit.name("topic"), visit.name("to")
     position = position_of(to, visit.query.get("time", ""))
     targets = await _targets(visit.watch.querying_admin, topic, position)
@@ -97,7 +97,7 @@ async def reset_preview(visit: Visit) -> Page:
 
 
 async def reset(visit: Visit, form: Form) -> Outcome:
-    """Reset a group in a topic, as the preview said."""
+    """Reset the offsets of a group in a topic, as the preview said."""
     name, topic, to = require(form, "name"), require(form, "topic"), require(form, "to")
     position = position_of(to, one(form, "time"))
     offsets = await visit.watch.changing_admin.reset_group(name, topic, position)
@@ -106,7 +106,7 @@ async def reset(visit: Visit, form: Form) -> Outcome:
 
 
 async def enable(visit: Visit, form: Form) -> Outcome:
-    """Let a group consume, or stop it from that."""
+    """Allow a group to consume, or forbid it."""
     name = require(form, "name")
     wanted = one(form, "enabled") == "yes"
     configs = (await visit.watch.changing_admin.consumer_groups()).get(name)
@@ -119,7 +119,7 @@ async def enable(visit: Visit, form: Form) -> Outcome:
 
 
 def position_of(to: str, time: str) -> ConsumeFrom:
-    """The position to which a reset moves: first, last or a time in UTC. Raises InputInvalid."""
+    """Parse the position to which a reset moves: first, last or a time in UTC. Raises InputInvalid."""
     if to == "first":
         return "first"
     if to == "last":
@@ -145,7 +145,7 @@ async def _targets(admin: QueryingAdmin, topic: str, position: ConsumeFrom) -> d
 async def offsets_of_all(
     admin: QueryingAdmin, queues: Collection[MessageQueue], time: dt.datetime
 ) -> dict[MessageQueue, int]:
-    """The offset of the first message of each queue that was stored at a time or later.
+    """Return, for each queue, the offset of the first message that was stored at or after a time.
 
     Raises ClientError if one cannot be told, as while an archive does not answer: a page that left it out would look as
     if the queue had nothing.

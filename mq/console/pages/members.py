@@ -1,4 +1,4 @@
-"""Changes of the members of a broker group: what one would do, and the change itself, which may take long."""
+"""Changes the members of a broker group, in the background, after a page that says what the change would do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ADDRESS_LENGTH_MAX: Final = 300
 
 
 async def members(visit: Visit) -> Page:
-    """The members as the leader sees them, and forms for changes."""
+    """Build the page of the members, as the leader knows them, with forms for changes."""
     name = visit.name()
     view = await _view(visit, name)
     values = {
@@ -34,7 +34,7 @@ async def members(visit: Visit) -> Page:
 
 
 async def preview(visit: Visit) -> Page:
-    """The page that says what a change of the members would do."""
+    """Build the page that says what a change of the members would do."""
     name = visit.name()
     change = change_of({field: [value] for field, value in visit.query.items()})
     view = await _view(visit, name)
@@ -44,7 +44,7 @@ async def preview(visit: Visit) -> Page:
 
 
 async def make(visit: Visit, form: Form) -> Outcome:
-    """Make a change, in the background."""
+    """Start a change of the members in the background."""
     name = require(form, "name")
     change = change_of(form)
     if change.confirmation and one(form, "typed") != change.confirmation:
@@ -86,7 +86,7 @@ async def _change(visit: Visit, name: str, change: Change, voter: bool, job: Cha
 
 
 def change_of(form: Form) -> Change:
-    """The change that a form asks for. Raises InputInvalid."""
+    """Read the requested change from a form. Raises InputInvalid."""
     action = one(form, "action")
     actions: dict[str, GroupAction] = {each: each for each in get_args(GroupAction)}
     if action not in ("add", "promote", "remove", "replace"):

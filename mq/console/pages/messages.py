@@ -1,4 +1,4 @@
-"""Messages of a topic: by id, key, time and offset, the newest first; and one message."""
+"""Pages of a topic's messages, found by id, key, time and offset or the newest first, and of one message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ WITHOUT_SQL: Final = (
 
 
 class FoundMessage(NamedTuple):
-    """A message that was found: its store time, its offset, its queue, and its row."""
+    """A message that was found: its store time, offset, queue, and row in the list."""
 
     stored_ms: int
     offset: int
@@ -61,7 +61,7 @@ class FoundMessage(NamedTuple):
 
 
 async def browse(visit: Visit) -> Page:
-    """The messages of a topic that the address chooses."""
+    """Build the page of the messages that the address selects in a topic."""
     topic = visit.name("topic")
     query = visit.query
     by = by_of(query)
@@ -123,7 +123,7 @@ async def browse(visit: Visit) -> Page:
 
 
 def by_of(query: Mapping[str, str]) -> str:
-    """The way in which the address chooses messages; a filled field takes precedence over newest and oldest."""
+    """Return how the address selects messages. A filled field takes precedence over newest and oldest."""
     by = query.get("by", "newest")
     choices = (("value", "key"), ("time", "time"), ("offset", "offset"))
     if by in ("newest", "oldest"):
@@ -132,7 +132,7 @@ def by_of(query: Mapping[str, str]) -> str:
 
 
 async def message(visit: Visit) -> Page:
-    """The page of one message, found by broker group, queue and offset."""
+    """Build the page of one message, found by broker group, queue and offset."""
     topic, broker = visit.name("topic"), visit.name("broker")
     queue = MessageQueue(topic, broker, visit.number("queue", 0))
     offset = visit.number("offset", 0)
@@ -161,7 +161,7 @@ async def message(visit: Visit) -> Page:
 
 
 async def read_at(visit: Visit, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
-    """The message at an offset, None if there is none."""
+    """Read the message at an offset; None if there is none."""
     with trio.move_on_after(READ_SECONDS):
         async with _reader(visit) as consumer:
             await consumer.assign([queue])
@@ -276,7 +276,7 @@ def _within(
 
 
 def places_of(text: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """The offset in each queue at which the linked page begins; empty for the first page. Raises InputInvalid."""
+    """Parse the offset in each queue at which a page begins; none for the first page. Raises InputInvalid."""
     if not text:
         return {}
     parts = text.split(".")
@@ -293,7 +293,7 @@ def next_places(
     *,
     is_newest: bool,
 ) -> str:
-    """The offsets at which the next page begins, for the link to it; empty if this is the last page.
+    """Format the offsets at which the next page begins, for the link to it; empty if this is the last page.
 
     Args:
         queues: in the order of the link.

@@ -1,4 +1,4 @@
-"""The overview, the problems, a broker group with its transfer of leadership, and the record of changes."""
+"""Pages of the overview, the problems, one broker group and its readers, settings and events; transfers leadership."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANGE_SECONDS = 35.0
 
 
 async def overview(visit: Visit) -> Page:
-    """The page of all broker groups and their problems."""
+    """Build the page of all broker groups and their problems."""
     cached = await visit.watch.cluster.get()
     groups = cached.value or []
     survey = visit.watch.survey.latest(visit.watch.nursery)
@@ -39,7 +39,7 @@ async def overview(visit: Visit) -> Page:
 
 
 async def alarm_list(visit: Visit) -> Page:
-    """The findings of the doctor, each with the remedy."""
+    """Build the page of the doctor's findings, each with a remedy."""
     survey = visit.watch.survey.latest(visit.watch.nursery)
     value = None if survey is None else survey.value
     fault = "" if survey is None else survey.fault
@@ -47,7 +47,7 @@ async def alarm_list(visit: Visit) -> Page:
 
 
 async def raft_group(visit: Visit) -> Page:
-    """The page of one broker group."""
+    """Build the page of one broker group."""
     name = visit.name()
     cached = await visit.watch.cluster.get()
     group = next((each for each in cached.value or () if each.group == name), None)
@@ -73,7 +73,7 @@ async def raft_group(visit: Visit) -> Page:
 
 
 async def transfer(visit: Visit, form: Form) -> Outcome:
-    """Hand the leadership of a broker group to another voter."""
+    """Transfer the leadership of a broker group to another voter."""
     name = require(form, "name")
     node = one(form, "node")
     groups = (await visit.watch.cluster.get()).value or []
@@ -92,7 +92,7 @@ async def transfer(visit: Visit, form: Form) -> Outcome:
 
 
 async def readers(visit: Visit) -> Page:
-    """The readers for which replicas keep their logs: one request for each replica."""
+    """Build the page of the readers for which replicas keep their logs, from one request to each replica."""
     cluster, leases = await visit.watch.cluster.get(), await visit.watch.leases.get()
     lists: OfReplicas[LeaseList] = leases.value or OfReplicas()
     values = {
@@ -104,7 +104,7 @@ async def readers(visit: Visit) -> Page:
 
 
 async def replica_settings(visit: Visit) -> Page:
-    """The settings of a running broker, as it says itself; brokers never tell secrets."""
+    """Build the page of a running broker's settings, as it returns them; it never returns secrets."""
     address = visit.name("address")
     groups = (await visit.watch.cluster.get()).value or []
     if address not in {each.address for group in groups for each in group.replicas}:
@@ -123,7 +123,7 @@ async def replica_settings(visit: Visit) -> Page:
 
 
 async def change_setting(visit: Visit, form: Form) -> Outcome:
-    """Change a setting of a running broker, or of all replicas of its group, until they restart."""
+    """Change a setting of a running broker, or of all replicas of its group. The change lasts until they restart."""
     address, setting, value = require(form, "name"), require(form, "setting"), one(form, "value")
     groups = (await visit.watch.cluster.get()).value or []
     group = next((each for each in groups if address in {replica.address for replica in each.replicas}), None)
@@ -151,11 +151,11 @@ async def change_setting(visit: Visit, form: Form) -> Outcome:
 
 
 async def event_list(visit: Visit) -> Page:
-    """The page of events in the broker groups since the console was opened."""
+    """Build the page of events in the broker groups since the console was opened."""
     rows = event_rows(visit.watch.events.all(), trio.current_time(), visit.now_ms)
     return Page("events.html", "Events", {"rows": rows})
 
 
 async def changes(visit: Visit) -> Page:
-    """The page of changes made through this console since it was started."""
+    """Build the page of changes that were made through this console since it was started."""
     return Page("changes.html", "Changes", {"rows": record_rows(visit.records.all())})

@@ -1,4 +1,4 @@
-"""The page of waiting messages: delayed and timed messages, transactions, and schedules."""
+"""Pages of messages that are not visible yet: delayed and timed messages, transactions; and of schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TITLES: Final[dict[PendingKind, str]] = {
 
 
 async def pending(visit: Visit) -> Page:
-    """The waiting messages of all broker groups: one request for each group."""
+    """Build the page of the messages that are not visible yet, from one request to each broker group."""
     kind_name = visit.query.get("kind", "timed")
     kind: PendingKind = next((each for each in KINDS if each == kind_name), "timed")
     cached = await visit.watch.pending[kind].get()
@@ -39,7 +39,7 @@ async def pending(visit: Visit) -> Page:
 
 
 async def recall(visit: Visit, form: Form) -> Outcome:
-    """Recall a timed message: it is not delivered."""
+    """Recall a timed message, so that it is not delivered."""
     try:
         message_id = await visit.watch.changing_admin.recall(require(form, "handle"))
     except MessageRefused as error:
@@ -48,7 +48,7 @@ async def recall(visit: Visit, form: Form) -> Outcome:
 
 
 async def resume(visit: Visit, form: Form) -> Outcome:
-    """Let the producers of a transaction that was given up be asked again."""
+    """Make brokers ask the producers again about a transaction that was given up."""
     broker, message_id = require(form, "broker"), require(form, "id")
     await visit.watch.changing_admin.resume_transaction(broker, message_id)
     text = f"Transaction {message_id} is open again: its producer group is asked how it ended."
@@ -56,7 +56,7 @@ async def resume(visit: Visit, form: Form) -> Outcome:
 
 
 async def schedules(visit: Visit) -> Page:
-    """A page of the schedules; a request per broker group for each hundred."""
+    """Build a page of the list of schedules, from one request per hundred schedules and broker group."""
     part = visit.query.get("part", "")
     fault = await visit.watch.left_out()
     statuses: Sequence[ScheduleStatus] = ()

@@ -1,4 +1,4 @@
-"""Removes a member from a consumer group for a while, after a page with the consequences, and lets it in again."""
+"""Removes a member from a consumer group for a while, after a page with the consequences, and readmits it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REASON_LENGTH_MAX: Final = 200
 
 
 async def preview(visit: Visit) -> Page:
-    """The page that says what the removal of a member would do."""
+    """Build the page that says what the removal of a member would do."""
     name, member = visit.name(), visit.name("member")
     if await visit.watch.is_stock():
         raise InputInvalid("brokers of Apache RocketMQ cannot keep a member out of its group: end its process instead")
@@ -33,7 +33,7 @@ async def preview(visit: Visit) -> Page:
 
 
 async def remove(visit: Visit, form: Form) -> Outcome:
-    """Remove a member; the name of its group has to be typed."""
+    """Remove a member. The form must have the name of its group as confirmation."""
     name, member = require(form, "name"), require(form, "member")
     if one(form, "typed") != name:
         raise InputInvalid(f"type {name} to confirm: nothing was changed")
@@ -54,7 +54,7 @@ async def remove(visit: Visit, form: Form) -> Outcome:
 
 
 async def readmit(visit: Visit, form: Form) -> Outcome:
-    """Readmit a removed member."""
+    """Let a removed member join its group again."""
     name, member = require(form, "name"), require(form, "member")
     removal = await visit.watch.changing_admin.removed_members.let_in(name, member, operator=visit.session.user)
     text = f"{member} may be a member of {name} again." if removal.was_member else f"{member} was not kept out."

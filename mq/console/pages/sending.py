@@ -1,4 +1,4 @@
-"""Sends a message by hand, to try a topic and those who consume it."""
+"""Sends a message by hand, to try a topic and its consumers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DELAY_SECONDS_MAX = 40 * 86_400
 
 
 async def send_form(visit: Visit) -> Page:
-    """The form for a message."""
+    """Build the page with the form for a message."""
     topic = visit.name("topic")
     return Page("send.html", f"Send a message to {topic}", {"topic": topic}, live=False)
 
 
 async def send(visit: Visit, form: Form) -> Outcome:
-    """Send one message, as its sender would."""
+    """Send one message, as an application would."""
     topic = require(form, "name")
     if is_system_topic(topic):
         raise InputInvalid(f"{topic} belongs to the brokers")
@@ -48,7 +48,7 @@ async def send(visit: Visit, form: Form) -> Outcome:
 
 
 def properties_of(text: str) -> dict[str, str]:
-    """Parse properties, one ``name=value`` a line. Raises InputInvalid."""
+    """Parse properties, one ``name=value`` per line. Raises InputInvalid."""
     properties: dict[str, str] = {}
     for line in filter(str.strip, text.splitlines()):
         name, equals, value = line.partition("=")

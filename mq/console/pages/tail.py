@@ -1,4 +1,4 @@
-"""Follows a topic: shows arriving messages, the newest first."""
+"""The page that follows a topic: it shows messages as they arrive, the newest first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEGIN_SECONDS = 3.0
 
 
 def sql_of(visit: Visit) -> str:
-    """The SQL92 expression of the address. Raises InputInvalid where properties are hidden: it would tell them."""
+    """Return the address's SQL92 expression. Raises InputInvalid if properties are hidden, which it could reveal."""
     text = visit.query.get("sql", "").strip()
     if text and visit.settings.hide_bodies:
         raise InputInvalid("this console hides properties: SQL filters are refused, as they would reveal them")
@@ -22,7 +22,7 @@ def sql_of(visit: Visit) -> str:
 
 
 async def tail(visit: Visit) -> Page:
-    """The last messages of a topic, and those that come while the page is open."""
+    """Build the page of a topic's newest messages, to which arriving messages are added."""
     topic = visit.name("topic")
     choice = TailFilter(topic, visit.query.get("tags", "").strip(), sql_of(visit))
     hides_bodies = visit.settings.hide_bodies

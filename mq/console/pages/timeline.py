@@ -24,7 +24,7 @@ COPIES_MAX: Final = 32
 
 
 async def timeline_of(visit: Visit, message: ReceivedMessage) -> dict[str, Any]:
-    """The values for the timeline on the page of a message."""
+    """Return the values for the timeline on the page of a message."""
     progress, offsets = await visit.watch.progress.get(), await visit.watch.offsets.get()
     names = await visit.watch.names.get()
     progress_by_group = progress.value or {}

@@ -1,4 +1,4 @@
-"""The list of topics, a topic, and its creation and change."""
+"""Pages of the list of topics and of one topic, and the creation and change of topics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SENT: Final = ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE")
 
 
 async def topic_list(visit: Visit) -> Page:
-    """A page of the topics with their messages: two requests per broker group, for any number of topics."""
+    """Build a page of the list of topics with message counts, from two requests per broker group in all."""
     cached = await visit.watch.topics.get()
     configs = cached.value
     fault = fault_of(cached)
@@ -66,7 +66,7 @@ async def topic_list(visit: Visit) -> Page:
 
 
 async def topic(visit: Visit) -> Page:
-    """The page of one topic: its queues, its settings, and its consumers."""
+    """Build the page of one topic: its queues, settings and consumers."""
     name = visit.name()
     ends = await visit.watch.querying_admin.topic_stats(name)
     fault = ""
@@ -108,7 +108,7 @@ async def topic(visit: Visit) -> Page:
 
 
 async def new_topic(visit: Visit) -> Page:
-    """The form for a topic."""
+    """Build the page with the form for a new topic."""
     return Page("new_topic.html", "New topic", {"types": MESSAGE_TYPES}, live=False)
 
 
@@ -130,7 +130,7 @@ async def create(visit: Visit, form: Form) -> Outcome:
 
 
 async def change(visit: Visit, form: Form) -> Outcome:
-    """Change the queues and the access of a topic; all else stays as it is."""
+    """Change the queues and the permissions of a topic. All else stays as it is."""
     name = require(form, "name")
     queues = integer(form, "queues", 1, QUEUES_MAX)
     perm = sum(bit for word, bit in (("read", 4), ("write", 2)) if word in form.get("access", ()))
@@ -156,7 +156,7 @@ async def change(visit: Visit, form: Form) -> Outcome:
 
 
 async def change_attribute(visit: Visit, form: Form) -> Outcome:
-    """Set an attribute of a topic in every broker group that has it, or remove it; all else stays as it is."""
+    """Set or remove an attribute of a topic in every broker group that has the topic. All else stays as it is."""
     name, attribute = require(form, "name"), require(form, "attribute")
     value = one(form, "value") or None
     if attribute[0] in "+-" or not attribute.isprintable() or not (value or "").isprintable():

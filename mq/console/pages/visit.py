@@ -1,4 +1,4 @@
-"""One request of a browser, and the page or the change that answers it."""
+"""A request of a browser, and the page or the change that answers it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mq.console.watch import CachedAnswer, Watch
 
 
 class NotFound(Exception):
-    """The address names nothing that exists; the message says what."""
+    """The address names something that does not exist; the message says what."""
 
 
 class InputInvalid(Exception):
-    """A form has something that cannot be done; the message says why."""
+    """A form asks for something impossible; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Visit:
 
     @property
     def signed_as(self) -> str:
-        """The access key that signs the requests: of who is logged in, or of the console itself; empty if none does."""
+        """The access key that signs requests to brokers: the user's, or the console's; empty if they are not signed."""
         credentials = self.watch.remoting.credentials
         return "" if credentials is None else credentials.access_key
 
@@ -58,12 +58,12 @@ class Visit:
         return self.number("page", 1)
 
     def number(self, parameter: str, default: int) -> int:
-        """Read a parameter as a number, 0 or more; returns the default for anything else."""
+        """Return a parameter as a number, 0 or more; ``default`` for anything else."""
         text = self.query.get(parameter, "")
         return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else default
 
     def name(self, parameter: str = "name") -> str:
-        """A parameter that must be there. Raises NotFound."""
+        """Return a parameter that must not be missing. Raises NotFound."""
         text = self.query.get(parameter, "")
         if not text:
             raise NotFound(f"the address has no {parameter}")
@@ -72,7 +72,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A template and the values to fill it with. ``live`` pages are refreshed by themselves."""
+    """A template and the values to fill it with. The browser refreshes ``live`` pages without a reload."""
 
     template: str
     title: str
@@ -82,7 +82,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The page to show after a change, and the text to show there. ``target`` is for the record of changes."""
+    """The result of a change: the page to show next, and a text for it. ``target`` is for the record of changes."""
 
     to: str
     message: str
@@ -95,19 +95,19 @@ Change = Callable[[Visit, Form], Awaitable[Outcome]]
 
 
 def fault_of(cached: CachedAnswer[Any]) -> str:
-    """Say why there is no newer answer, and how old the shown one is; empty if it is new."""
+    """Say why there is no newer answer, and how old the shown one is; empty if the answer is new."""
     if not cached.fault or cached.value is None:
         return cached.fault
     return f"{cached.fault}. What is shown was so {duration(trio.current_time() - cached.at)} ago"
 
 
 def one(form: Form, name: str, default: str = "") -> str:
-    """A field of a form, without spaces around it."""
+    """Return a field of a form, without the spaces around it."""
     return (form.get(name) or [default])[-1].strip()
 
 
 def require(form: Form, name: str) -> str:
-    """A field that must be filled. Raises InputInvalid."""
+    """Return a field of a form that must not be empty. Raises InputInvalid."""
     text = one(form, name)
     if not text:
         raise InputInvalid(f"{name} is missing")
@@ -115,7 +115,7 @@ def require(form: Form, name: str) -> str:
 
 
 def integer(form: Form, name: str, low: int, high: int) -> int:
-    """A number from ``low`` to ``high``, both included. Raises InputInvalid."""
+    """Return a field as a number from ``low`` to ``high``, both included. Raises InputInvalid."""
     text = require(form, name)
     if not (text.isascii() and text.isdigit() and len(text) < 19 and low <= int(text) <= high):
         raise InputInvalid(f"{name} is {text[:40]!r}, not a number from {low:,} to {high:,}")

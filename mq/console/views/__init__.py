@@ -1,1 +1,1 @@
-"""The contents of pages: values from the answers of servers. Pure."""
+"""Turns the answers of servers into the values that pages show. Pure."""

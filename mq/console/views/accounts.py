@@ -1,4 +1,4 @@
-"""Users of broker groups, accounts of their files, policies and quotas. Pure."""
+"""Rows of the pages about users, accounts, policies and quotas. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SHOWN_OF_LIST = 3
 
 @dataclass(frozen=True, slots=True)
 class UserRow:
-    """A user, an account of a file, or a name that only has policies or a quota; ``state`` is "bad" if some broker
-    groups or replicas lack it, or differ.
+    """A user, an account of a file, or a name that only has policies or a quota. ``state`` is "bad" if broker groups or
+    replicas differ.
 
     ``origin`` is who defines it: "a command" or "acl_file"; ``where`` the broker groups, or replicas, that have it.
     """
@@ -46,7 +46,7 @@ class PolicyRow:
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """The actions that a file allows an account; ``resource`` as in policies."""
+    """The actions that a file allows an account. ``resource`` is written as in policies."""
 
     resource: str
     actions: str
@@ -68,7 +68,7 @@ class ThrottledRow:
 def user_rows(
     users_by_broker: Mapping[str, Sequence[UserInfo]], quotas: Mapping[str, str], files: OfReplicas[AccountList]
 ) -> dict[str, UserRow]:
-    """All names with a user, an account or a quota; each broker group has its own users, which should be the same.
+    """Return a row for each name with a user, an account or a quota. All broker groups should have the same users.
 
     An account of a file takes precedence over a user of the same name.
     """
@@ -97,13 +97,13 @@ def user_rows(
 
 
 def without_user(name: str, quota: str = "-") -> UserRow:
-    """The row of a name that has policies or a quota, and is neither a user nor an account."""
+    """Return the row of a name that has policies or a quota but is neither a user nor an account."""
     return UserRow(name, "no such user", "-", "-", "-", quota, _state(True))
 
 
 @dataclass(frozen=True, slots=True)
 class FileAccount:
-    """An account as one replica has it; equal ``encoded`` mean the same, but for the keys."""
+    """An account as one replica has it. Accounts with equal ``encoded`` are equal except for their keys."""
 
     info: AccountInfo
     kind: str
@@ -111,7 +111,7 @@ class FileAccount:
 
 
 def accounts_of(files: OfReplicas[AccountList]) -> dict[str, dict[str, FileAccount]]:
-    """The accounts of the files, by access key and replica."""
+    """Return the accounts of the files, by access key and replica."""
     accounts: dict[str, dict[str, FileAccount]] = {}
     for replica, file in sorted(files.answers.items()):
         for info in file.accounts:
@@ -128,7 +128,7 @@ def _kind_of(info: AccountInfo) -> str:
 
 
 def file_rows(name: str, files: OfReplicas[AccountList]) -> list[FileRow]:
-    """List by resource the actions allowed to the account of this name in the files of the replicas."""
+    """List the actions that the replicas' files allow the account of this name, by resource."""
     replicas_of: dict[tuple[str, str], list[str]] = {}
     for replica, each in accounts_of(files).get(name, {}).items():
         for resource, actions in _rights(each.info):
@@ -155,13 +155,13 @@ def _rights(info: AccountInfo) -> list[tuple[str, str]]:
 
 
 def addresses_of(name: str, files: OfReplicas[AccountList]) -> list[str]:
-    """The patterns of addresses from which this account needs no signature."""
+    """Return the address patterns from which this account needs no signature."""
     addresses = {each.info.addresses for each in accounts_of(files).get(name, {}).values()}
     return sorted(addresses - {""})
 
 
 def file_words(files: OfReplicas[AccountList]) -> list[str]:
-    """Remarks on the files as a whole, as sentences."""
+    """Return remarks on the files as a whole, as sentences."""
     words = []
     if files.unknowing:
         these = some_of(sorted(files.unknowing), SHOWN_OF_LIST)
@@ -182,7 +182,7 @@ def file_words(files: OfReplicas[AccountList]) -> list[str]:
 
 
 def policy_rows(policies: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
-    """The policies by user and resource, with the broker groups that have each."""
+    """Return the policies by user and resource, each with the broker groups that have it."""
     brokers_of: dict[tuple[str, str, str, str, str], list[str]] = {}
     for broker, acls in sorted(policies.items()):
         for acl in acls:
@@ -200,7 +200,7 @@ def policy_rows(policies: Mapping[str, Sequence[AclInfo]]) -> list[PolicyRow]:
 
 
 def quotas_by_name(quota_lists: Mapping[str, QuotaList]) -> dict[str, str]:
-    """The quota of each name as a text; broker groups with different ones are named."""
+    """Describe the quota of each name. If broker groups have different quotas, the text names the groups."""
     by_name: dict[str, dict[str, Quota]] = {}
     for broker, quota_list in sorted(quota_lists.items()):
         for each in quota_list.users:
@@ -216,13 +216,13 @@ def _one_or_each(quotas: Mapping[str, Quota], brokers: Iterable[str]) -> str:
 
 
 def quota_of(name: str, quota_lists: Mapping[str, QuotaList]) -> Quota:
-    """The quota of a name in the first broker group that has one."""
+    """Return the quota of a name in the first broker group that has one."""
     rows = (each for _, quotas in sorted(quota_lists.items()) for each in quotas.users)
     return next((each.quota for each in rows if each.user == name), NO_QUOTA)
 
 
 def connections_of(name: str, quota_lists: Mapping[str, QuotaList]) -> int:
-    """The connections of a user that has a quota, to the leaders."""
+    """Return how many connections a user with a quota has to the leaders."""
     return sum(each.connections for quotas in quota_lists.values() for each in quotas.users if each.user == name)
 
 

@@ -1,4 +1,4 @@
-"""The record of changes, and events. Pure."""
+"""Rows of the pages about changes and events. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mq.inspection.formatting import time_of
 
 @dataclass(frozen=True, slots=True)
 class RecordRow:
-    """A change as text."""
+    """A recorded change as text."""
 
     at: str
     user: str
@@ -23,7 +23,7 @@ class RecordRow:
 
 
 def record_rows(records: Sequence[Record]) -> list[RecordRow]:
-    """The changes, in their order."""
+    """Return a row for each recorded change, in their order."""
     return [
         RecordRow(
             at=time_of(each.at_ms) or "-",
@@ -48,7 +48,7 @@ class EventRow:
 
 
 def event_rows(events: Sequence[Event], now: float, now_ms: int) -> list[EventRow]:
-    """The events, in their order; ``now`` on the event loop's clock is ``now_ms`` since 1970."""
+    """Return a row for each event, in their order. ``now`` on the event loop's clock is ``now_ms`` since 1970."""
     return [
         EventRow(
             at=time_of(now_ms - round((now - each.at) * 1000)) or "-",

@@ -1,4 +1,4 @@
-"""Charts of rates as lines of an SVG picture. Pure."""
+"""Draws charts of rates as lines of an SVG picture. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAP_SECONDS: Final = 3 * EVERY_SECONDS
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines as texts of ``x,y`` pairs; ``words`` says the same for those who do not see it."""
+    """Lines as texts of ``x,y`` pairs. ``words`` describes them for people who cannot see the picture."""
 
     sent: tuple[str, ...]
     read: tuple[str, ...]
@@ -27,7 +27,7 @@ class Chart:
 
 
 def chart(points: Sequence[Rates], now: float) -> Chart | None:
-    """The rates of the last hour, the present at the right; None without two points."""
+    """Draw the rates of the last hour, with the present at the right. Returns None for fewer than two points."""
     if len(points) < 2:
         return None
     rates = [each for point in points for each in (point.sent, point.read) if each is not None]
@@ -41,7 +41,7 @@ def chart(points: Sequence[Rates], now: float) -> Chart | None:
 
 
 def error_chart(points: Sequence[Rates], now: float) -> Chart | None:
-    """The errors of the last hour; None without two points, or if there was none."""
+    """Draw the errors of the last hour. Returns None for fewer than two points, or if there were no errors."""
     highest = max((each.errors for each in points if each.errors is not None), default=0.0)
     if len(points) < 2 or not highest:
         return None
@@ -52,7 +52,7 @@ def error_chart(points: Sequence[Rates], now: float) -> Chart | None:
 
 
 def lag_chart(points: Sequence[Lag], now: float) -> Chart | None:
-    """The messages that waited for a consumer group in the last hour; None without two points."""
+    """Draw how many messages waited for a consumer group in the last hour. Returns None for fewer than two points."""
     if len(points) < 2:
         return None
     highest = max(each.waiting for each in points)

@@ -1,4 +1,4 @@
-"""Dead letters in lists. Pure."""
+"""Rows of the pages about dead letters. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LetterRow:
 
 
 def groups_with_letters(topics: Sequence[str], counts: Mapping[str, MessageCount] | None) -> list[tuple[str, str]]:
-    """The groups of dead letter topics, and how many dead letters each has."""
+    """Return the groups of these dead letter topics, each with the number of its dead letters."""
     return [
         (topic.removeprefix(DEAD_LETTER_PREFIX), number(counts[topic].messages if counts and topic in counts else None))
         for topic in topics
@@ -36,7 +36,7 @@ def groups_with_letters(topics: Sequence[str], counts: Mapping[str, MessageCount
 
 
 def letter_rows(letters: Sequence[Letter], *, hide_bodies: bool) -> list[LetterRow]:
-    """The dead letters, in their order."""
+    """Return a row for each dead letter, in their order."""
     return [
         LetterRow(
             place=place_text(each),
@@ -53,12 +53,12 @@ def letter_rows(letters: Sequence[Letter], *, hide_bodies: bool) -> list[LetterR
 
 
 def place_text(letter: Letter) -> str:
-    """Format broker group, queue and offset: ``broker-a/0 17``."""
+    """Format broker group, queue and offset of a dead letter: ``broker-a/0 17``."""
     return f"{queue_name(letter.queue)} {letter.queue_offset}"
 
 
 def place_of(text: str) -> tuple[str, int, int]:
-    """Parse broker group, queue and offset from such a text. Raises ValueError."""
+    """Parse broker group, queue and offset from the text of `place_text`. Raises ValueError."""
     queue, _, offset = text.rpartition(" ")
     broker, _, number_text = queue.rpartition("/")
     if not broker:

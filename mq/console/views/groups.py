@@ -1,4 +1,4 @@
-"""The list of consumer groups, and one consumer group. Pure."""
+"""Rows of the list of consumer groups and of the page of one group. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDLE_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """A consumer group in the list. ``state`` is "bad" for one that is paused or beyond the end."""
+    """A consumer group in the list. ``state`` is "bad" if it is paused, or beyond the end of a queue."""
 
     name: str
     topics: str
@@ -78,17 +78,17 @@ class RemovedMemberRow:
 
 
 def own_groups(names: Sequence[str], *, with_system: bool) -> list[str]:
-    """The names without groups of the brokers' own, unless they are wanted."""
+    """Return the names without the brokers' own groups, unless ``with_system`` is set."""
     return [name for name in names if with_system or name not in SYSTEM_GROUPS]
 
 
 def waiting_count(progress: Progress) -> int:
-    """The number of messages that wait, redeliveries included; an offset beyond the end counts as nothing."""
+    """Return how many messages wait, redeliveries included. An offset beyond the end counts as 0."""
     return sum(max(0, each.end - each.offset) for each in progress.values())
 
 
 def lag_seconds(progress: Progress, now_ms: int) -> float | None:
-    """Seconds since the last consumed message was stored, at most, over the queues in which messages wait.
+    """Return how many seconds ago the last consumed message was stored: the maximum over queues with waiting messages.
 
     None if nothing waits, or it is not known.
     """
@@ -106,7 +106,7 @@ def rows(
     progress: Mapping[str, Progress],
     now_ms: int,
 ) -> list[GroupRow]:
-    """The rows of the consumer groups on a page."""
+    """Return the rows of the consumer groups on one page of the list."""
     group_rows = []
     for name in page.rows:
         own = progress.get(name, {})
@@ -127,7 +127,7 @@ def rows(
 
 
 def most_behind(names: Sequence[str], progress: Mapping[str, Progress]) -> list[str]:
-    """The names, those with most messages waiting first."""
+    """Sort names of groups by the number of waiting messages, the largest first."""
     return sorted(names, key=lambda name: (-waiting_count(progress.get(name, {})), name))
 
 
@@ -178,7 +178,7 @@ def member_rows(members: Sequence[Member], now_ms: int) -> list[MemberRow]:
 
 
 def removed_member_rows(members: Sequence[KeptOutMember]) -> list[RemovedMemberRow]:
-    """The clients that an operator has removed, and that stay out for now."""
+    """Return a row for each client that an operator removed and that may not join yet."""
     return [RemovedMemberRow(each.client_id, removed_member_text(each)) for each in members]
 
 
@@ -197,7 +197,7 @@ def reasons(
     configs: Mapping[str, SubscriptionGroupConfig],
     now_ms: int,
 ) -> list[str]:
-    """The reasons that messages of a group wait, or are not consumed, as sentences, as far as they can be seen.
+    """List possible reasons why messages of a group wait or are not consumed, as sentences.
 
     ``members`` is None if they are not known.
     """
@@ -254,7 +254,7 @@ def _is_silent(queue: ProcessQueueInfo, now_ms: int) -> bool:
 
 
 def settings_of(configs: Mapping[str, SubscriptionGroupConfig]) -> list[tuple[str, str]]:
-    """The settings of a group, from any broker group."""
+    """Return the settings of a group as name and value, from any one broker group."""
     if not configs:
         return []
     config = configs[min(configs)]

@@ -1,4 +1,4 @@
-"""The consequences of a change of the members of a broker group, in words, before it is made. Pure."""
+"""Describes what a change of a broker group's members would do. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Change:
 
     @property
     def title(self) -> str:
-        """The kind as a heading."""
+        """The change as a heading."""
         match self.action:
             case "add":
                 return f"Add {self.node} at {self.address}"
@@ -36,7 +36,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A member as the leader sees it."""
+    """A member, as the leader knows it."""
 
     node: str
     address: str
@@ -47,7 +47,7 @@ class MemberRow:
 
 
 def member_rows(view: GroupView) -> list[MemberRow]:
-    """The members, as the leader sees them."""
+    """Return a row for each member, as the leader knows it."""
     return [
         MemberRow(
             node=each.node_id,
@@ -62,7 +62,7 @@ def member_rows(view: GroupView) -> list[MemberRow]:
 
 
 def consequences(change: Change, view: GroupView) -> list[str]:
-    """Say what the change means for the group, a sentence each; brokers give their warnings when it is made."""
+    """Describe what the change does to the group, in sentences. Brokers give their own warnings when it is made."""
     voters = [each for each in view.members if each.role == "voter"]
     texts = []
     after = list(voters)

@@ -1,4 +1,4 @@
-"""A message for people: its place, its properties, and its body as text, JSON or bytes. Pure."""
+"""Shows a message to people: its place, its properties, and its body as text, JSON or bytes. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE: Final = 16
 
 
 class BodyForm(enum.Enum):
-    """The form in which a body is shown; AUTO is JSON if it is that, else text, else bytes."""
+    """The form in which a body is shown. AUTO: as JSON if it is JSON, else as text if it is text, else as bytes."""
 
     AUTO = "auto"
     TEXT = "text"
@@ -28,7 +28,7 @@ class BodyForm(enum.Enum):
 
     @classmethod
     def from_name(cls, text: str) -> Self:
-        """The form of this name, AUTO for an unknown one."""
+        """Return the form with this name; AUTO for an unknown name."""
         try:
             return cls(text)
         except ValueError:
@@ -37,7 +37,7 @@ class BodyForm(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A body as text. ``note`` says why it is not in the wanted form; ``cut`` how many bytes are not shown."""
+    """A body as text. ``note`` says why it is not in the requested form; ``cut`` is the number of bytes not shown."""
 
     form: str
     text: str
@@ -60,12 +60,12 @@ class MessageRow:
 
 
 def message_rows(messages: Sequence[ReceivedMessage], *, hide_bodies: bool) -> list[MessageRow]:
-    """The messages, in their order."""
+    """Return a row for each message, in their order."""
     return [message_row(each, hide_bodies=hide_bodies) for each in messages]
 
 
 def message_row(message: ReceivedMessage, *, hide_bodies: bool) -> MessageRow:
-    """The row of one message in a list."""
+    """Return the row of one message in a list."""
     return MessageRow(
         stored=time_of(message.record.store_timestamp_ms) or "-",
         place=f"{message.queue.broker_name}/{message.queue.queue_id} {message.queue_offset:,}",
@@ -78,7 +78,7 @@ def message_row(message: ReceivedMessage, *, hide_bodies: bool) -> MessageRow:
 
 
 def message_link(message: ReceivedMessage) -> str:
-    """The page of a message."""
+    """Return the address of a message's page."""
     queue = message.queue
     return link(
         "/message",
@@ -90,7 +90,7 @@ def message_link(message: ReceivedMessage) -> str:
 
 
 def begin_of(body: bytes) -> str:
-    """The beginning of a body on one line; the first bytes if they are not text."""
+    """Return the beginning of a body on one line, or its first bytes if it is not text."""
     part = body[: 4 * BEGIN_CHARACTERS]
     try:
         text = part.decode()
@@ -103,7 +103,7 @@ def begin_of(body: bytes) -> str:
 
 
 def record_of(message: ReceivedMessage) -> list[tuple[str, str]]:
-    """List the broker's facts about a message, as name and value."""
+    """List what the broker stored about a message, as name and value."""
     record = message.record
     return [
         ("message id", message.message_id),
@@ -122,13 +122,13 @@ def record_of(message: ReceivedMessage) -> list[tuple[str, str]]:
 
 
 def property_rows(message: ReceivedMessage) -> list[tuple[str, str, bool]]:
-    """The properties: name, value, and whether it is the application's."""
+    """Return name and value of each property, and whether the application set it."""
     own = message.user_properties
     return [(name, value, name in own) for name, value in sorted(message.properties.items())]
 
 
 def body_of(message: ReceivedMessage, form: BodyForm, bytes_max: int | None) -> Body:
-    """A body, decompressed, in a form; at most ``bytes_max`` of it."""
+    """Decompress a body and return it in the given form, at most ``bytes_max`` bytes of it."""
     whole = message.raw_body
     body = whole if bytes_max is None else whole[:bytes_max]
     cut = len(whole) - len(body)
@@ -150,7 +150,7 @@ def body_of(message: ReceivedMessage, form: BodyForm, bytes_max: int | None) -> 
 
 
 def lines(text: str) -> str:
-    """A text with its lines and tabs; other invisible characters as escapes."""
+    """Return a text with its line feeds and tabs; other invisible characters become escapes."""
     return "\n".join("\t".join(map(visible, line.split("\t"))) for line in text.replace("\r\n", "\n").split("\n"))
 
 

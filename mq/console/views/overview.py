@@ -1,4 +1,4 @@
-"""The overview: broker groups, their replicas, and the problems. Pure."""
+"""The contents of the overview: broker groups, their replicas and problems. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupCard:
-    """A broker group. Rates are messages per second over 10 s, of the leader; errors are of all replicas."""
+    """A broker group. Rates are the leader's messages per second over 10 s; errors are those of all replicas."""
 
     name: str
     cluster: str
@@ -63,7 +63,7 @@ class GroupCard:
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """The findings, worst first; ``findings`` is None until the first look has ended."""
+    """The doctor's findings, the worst first. ``findings`` is None until the doctor has run once."""
 
     findings: tuple[Finding, ...] | None
     summary: str
@@ -71,12 +71,12 @@ class Alarms:
 
 
 def cards(groups: Sequence[GroupStatus], history: History, now: float) -> tuple[GroupCard, ...]:
-    """All broker groups."""
+    """Return the cards of all broker groups."""
     return tuple(card(group, history, now) for group in groups)
 
 
 def card(group: GroupStatus, history: History, now: float) -> GroupCard:
-    """The card of one broker group; ``now`` is on the clock of the history."""
+    """Return the card of one broker group. ``now`` is on the clock of the history."""
     leader = next((each for each in group.replicas if each.role == "leader"), None)
     if leader is None and group.is_stock:
         leader = next((each for each in group.replicas if each.broker_id == 0), None)
@@ -106,12 +106,12 @@ def card(group: GroupStatus, history: History, now: float) -> GroupCard:
 
 
 def rate(value: float | None) -> str:
-    """Messages per second; a dash if it is not known."""
+    """Format a number of messages per second; a dash if it is unknown."""
     return "-" if value is None else f"{value:,.1f}/s"
 
 
 def alarms(survey: Survey | None, fault: str = "") -> Alarms:
-    """The doctor's findings; ``fault`` says why there are no newer ones."""
+    """Return the doctor's findings. ``fault`` says why there are no newer ones."""
     if survey is None:
         return Alarms(
             None, *(("Not known: the servers could not be asked.", "warning") if fault else ("looking ...", ""))
@@ -126,7 +126,7 @@ def alarms(survey: Survey | None, fault: str = "") -> Alarms:
 
 @dataclass(frozen=True, slots=True)
 class DamageRow:
-    """The damage that a replica knows in its log and its queues; ``state`` is "bad" if it lacks something."""
+    """Known damage of a replica's log and queues. ``state`` is "bad" if the replica lacks entries or may not vote."""
 
     node: str
     verified: str
@@ -136,7 +136,7 @@ class DamageRow:
 
 
 def damage_rows(group: GroupStatus) -> list[DamageRow]:
-    """The replicas of a group that answer."""
+    """Return a row for each replica of a group that answers."""
     rows = []
     for replica in group.replicas:
         if not replica.figures:
@@ -161,7 +161,7 @@ def damage_rows(group: GroupStatus) -> list[DamageRow]:
 
 
 def page_of(finding: Finding) -> str:
-    """The page of the console about the subject of a finding; empty if there is none."""
+    """Return the address of the page about a finding's subject; empty if there is none."""
     kind, _, name = finding.subject.rpartition(" ")
     if kind == "consumer group":
         page = "/dead-letters" if finding.remedy.startswith("raftmq dlq ") else "/group"
@@ -170,7 +170,7 @@ def page_of(finding: Finding) -> str:
 
 
 def current_problems(group: GroupStatus, history: History, now: float) -> list[str]:
-    """List present problems of a broker group as sentences; the doctor says more, and what to do.
+    """List the present problems of a broker group as sentences. The doctor also says what to do.
 
     ``now`` is on the clock of the history.
     """

@@ -1,4 +1,4 @@
-"""Messages that wait to become visible, and schedules. Pure."""
+"""Rows of the pages about messages that are not visible yet, and about schedules. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BORDERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PendingRow:
-    """A message that waits. ``when`` is its due time, or how long it has waited; ``handle`` recalls it."""
+    """A message that is not visible yet. ``when`` is its due time, or how long it has waited; ``handle`` recalls it."""
 
     broker: str
     topic: str
@@ -42,7 +42,7 @@ class PendingRow:
 
 @dataclass(frozen=True, slots=True)
 class PendingView:
-    """The messages that wait in all broker groups: ``counts`` by due time; ``unseen`` is the number not looked at."""
+    """The waiting messages of all broker groups. ``counts`` are by due time; ``unseen`` messages were not examined."""
 
     total: int
     counts: tuple[tuple[str, str], ...]
@@ -68,7 +68,7 @@ class ScheduleRow:
 
 
 def pending_view(infos: Mapping[str, PendingInfo], now_ms: int, rows_max: int) -> PendingView:
-    """The first ``rows_max`` of all broker groups: timed ones by due time, others by age."""
+    """Return the first ``rows_max`` waiting messages of all broker groups: timed ones by due time, others by age."""
     every = [(broker, each) for broker, info in sorted(infos.items()) for each in info.messages]
     every.sort(key=lambda pair: (pair[1].due_ms, pair[1].stored_ms))
     sums: dict[int, int] = {}
@@ -110,7 +110,7 @@ def _row(broker: str, message: PendingMessage, now_ms: int) -> PendingRow:
 
 
 def schedule_rows(schedules: Sequence[ScheduleStatus]) -> list[ScheduleRow]:
-    """The schedules, in their order."""
+    """Return a row for each schedule, in their order."""
     return [
         ScheduleRow(
             name=each.schedule.name,

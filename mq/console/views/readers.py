@@ -1,4 +1,4 @@
-"""Readers for which replicas keep their logs, such as Spark. Pure."""
+"""Rows of the page about readers, such as Spark, for which replicas keep their logs. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mq.protocol.requests.bulk import LeaseList
 
 @dataclass(frozen=True, slots=True)
 class ReaderRow:
-    """A lease on the log of a replica; ``held`` is what retention may not delete because of it."""
+    """A reader's lease on a replica's log. ``held`` is how much of the log retention may not delete because of it."""
 
     broker: str
     address: str
@@ -25,7 +25,7 @@ class ReaderRow:
 
 
 def reader_rows(lists: OfReplicas[LeaseList], groups: Sequence[GroupStatus]) -> list[ReaderRow]:
-    """The leases of all replicas, by broker group and address."""
+    """Return the leases of all replicas, by broker group and address."""
     ends: Mapping[str | None, int | None] = {
         each.address: each.commit_position for group in groups for each in group.replicas
     }
@@ -42,7 +42,7 @@ def reader_rows(lists: OfReplicas[LeaseList], groups: Sequence[GroupStatus]) -> 
 
 
 def unknown_words(lists: OfReplicas[LeaseList]) -> list[str]:
-    """Name the replicas that are missing in the list, as sentences."""
+    """Name the replicas whose leases are unknown, as sentences."""
     words = []
     if lists.unknowing:
         words.append(

@@ -1,4 +1,4 @@
-"""The effect of a reset of a consumer group, before it is made. Pure."""
+"""Describes what a reset of a consumer group would do. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mq.protocol.requests.group_progress import GroupProgress
 
 @dataclass(frozen=True, slots=True)
 class ResetRow:
-    """A queue: the group's offset, the offset at which it would continue, and the consequence."""
+    """A queue: the group's offset, its offset after the reset, and what that means."""
 
     broker: str
     queue: int
@@ -22,7 +22,7 @@ class ResetRow:
 
 
 def preview_rows(targets: Mapping[MessageQueue, int], progress: Mapping[MessageQueue, GroupProgress]) -> list[ResetRow]:
-    """The queues of the topic."""
+    """Return a row for each queue of the topic."""
     rows = []
     for queue, after in sorted(targets.items()):
         before = progress[queue].offset if queue in progress else None

@@ -1,4 +1,4 @@
-"""Formats numbers, times and texts of applications for pages. Pure."""
+"""Formats numbers, times and the texts of applications for pages. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def number(value: int | float | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """Bytes in kB, MB and so on; a dash if not known."""
+    """Format bytes in kB, MB and so on; a dash if unknown."""
     return "-" if value is None else decimal(value)
 
 
@@ -48,7 +48,7 @@ def duration(seconds: float | None) -> str:
 
 
 def visible(text: object) -> str:
-    """A text of an application on one line: invisible characters, or ones that change its direction, as escapes.
+    """Return a text on one line, with escapes for characters that are invisible or change its direction.
 
     It is not HTML: templates escape it.
     """
@@ -72,13 +72,13 @@ class ListPage(Generic[T]):
 
 
 def list_page(rows: Sequence[T], page_number: int, per_page: int = PER_PAGE) -> ListPage[T]:
-    """The page ``page_number``, or the nearest one that exists."""
+    """Return page ``page_number`` of the rows, or the nearest page that exists."""
     pages = max(1, -(-len(rows) // per_page))
     page = min(max(1, page_number), pages)
     return ListPage(rows[(page - 1) * per_page : page * per_page], page, pages, len(rows))
 
 
 def names_with(names: Iterable[str], part: str) -> list[str]:
-    """The names with a text in them, whatever its case, sorted."""
+    """Return the sorted names that contain ``part``, in any letter case."""
     folded_part = part.casefold()
     return sorted(name for name in names if folded_part in name.casefold())

@@ -1,4 +1,4 @@
-"""The history of a message: steps in the order of time, and the progress of each consumer group. Pure."""
+"""Shows the history of a message: its steps in order of time, and the progress of each consumer group. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mq.protocol.requests.group_progress import GroupProgress
 
 @dataclass(frozen=True, slots=True)
 class TimelineEvent:
-    """Something that happened; ``whose`` clock gave the time; ``link`` leads to the copy that was made."""
+    """Something that happened to a message. ``whose`` clock gave the time; ``link`` leads to the copy that was made."""
 
     at: str
     what: str
@@ -28,7 +28,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """The progress of a consumer group in the queue of the message."""
+    """The progress of a consumer group in the message's queue."""
 
     group: str
     words: str
@@ -42,7 +42,7 @@ def timeline(
     *,
     hide_bodies: bool,
 ) -> list[TimelineEvent]:
-    """The steps of a message, the earliest first.
+    """Return the steps of a message, the earliest first.
 
     ``copies`` are those that brokers made for a redelivery or as a dead letter, each with its consumer group.
     """
@@ -79,7 +79,7 @@ def timeline(
 def group_states(
     queue: MessageQueue, offset: int, progress: Mapping[str, Mapping[MessageQueue, GroupProgress]]
 ) -> list[GroupState]:
-    """The consumer groups that read the queue, by name."""
+    """Return the progress of the consumer groups that read the queue, by name."""
     states = []
     for group, queues in sorted(progress.items()):
         own = queues.get(queue)
@@ -95,7 +95,7 @@ def group_states(
 
 
 def copy_topics(groups: Sequence[str], topic: str, topics: Sequence[str]) -> list[tuple[str, str]]:
-    """The topics with redeliveries and dead letters of a topic for these groups that there are, each with its group."""
+    """Return the existing retry and dead letter topics of these groups for a topic, each with its group."""
     topic_names = set(topics)
     return [
         (group, name)

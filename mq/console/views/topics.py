@@ -1,4 +1,4 @@
-"""The list of topics, and one topic. Pure."""
+"""Rows of the list of topics and of the page of one topic. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _KINDS = ("ordinary", "retry", "dead letters", "system")
 
 
 def own_topics(groups: Sequence[GroupStatus]) -> frozenset[str]:
-    """The names of the topics that brokers use themselves, from the cluster and the broker groups, as in RocketMQ."""
+    """Return the topics named like clusters and broker groups, which RocketMQ's brokers use themselves."""
     names = {name for group in groups for name in (group.cluster, group.group)}
     return frozenset(names | {reply_topic(group.cluster) for group in groups})
 
 
 def kind_of(topic: str, own: Collection[str] = ()) -> str:
-    """The purpose of a topic, in words; ``own`` are the topics from `own_topics`."""
+    """Describe the purpose of a topic. ``own`` are the topics from `own_topics`."""
     if topic.startswith(DEAD_LETTER_PREFIX):
         return "dead letters"
     if topic.startswith(RETRY_PREFIX):
@@ -39,7 +39,7 @@ def kind_of(topic: str, own: Collection[str] = ()) -> str:
 
 
 def names_of_kind(names: Sequence[str], kind: str, own: Collection[str]) -> list[str]:
-    """The names of one kind, or all for an unknown kind."""
+    """Return the names of one kind, or all names for an unknown kind."""
     return [name for name in names if kind_of(name, own) == kind] if kind in _KINDS else list(names)
 
 
@@ -62,7 +62,7 @@ def rows(
     counts: Mapping[str, MessageCount],
     own: Collection[str],
 ) -> list[TopicRow]:
-    """The topics of a page."""
+    """Return the rows of the topics on one page of the list."""
     topic_rows = []
     for name in page.rows:
         of_brokers = configs.get(name, {})
@@ -83,13 +83,13 @@ def rows(
 
 
 def access_of(perm: int) -> str:
-    """The operations that clients may do with a topic, in words."""
+    """Describe what clients may do with a topic of these permissions."""
     words = [word for bit, word in ((4, "read"), (2, "write")) if perm & bit]
     return " and ".join(words) or "none"
 
 
 def type_of(config: TopicConfig) -> str:
-    """The type of its messages."""
+    """Return the type of the topic's messages."""
     return dict(config.attributes).get(MESSAGE_TYPE_ATTRIBUTE) or "-"
 
 
@@ -110,7 +110,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class SenderRow:
-    """A sender of some of the newest messages of a topic."""
+    """A client that sent some of the newest messages of a topic."""
 
     client: str
     address: str
@@ -133,12 +133,12 @@ class ReaderRow:
 
 
 def sizes_of(use: Mapping[str, TopicUse]) -> dict[tuple[str, int], QueueSize]:
-    """The sizes of the queues of a topic, by broker group and number."""
+    """Return the sizes of a topic's queues, by broker group and queue id."""
     return {(broker, each.queue_id): each for broker, own in use.items() for each in own.queues}
 
 
 def bytes_words(sizes: Collection[QueueSize]) -> str:
-    """The bytes of all of them: ``about`` if they were not all counted."""
+    """Format the bytes of all queues together; with ``about`` if not all messages were counted."""
     if not sizes:
         return "-"
     about = "" if all(each.is_exact for each in sizes) else "about "
@@ -146,7 +146,7 @@ def bytes_words(sizes: Collection[QueueSize]) -> str:
 
 
 def sender_rows(use: Mapping[str, TopicUse], now_ms: int) -> list[SenderRow]:
-    """The senders of the newest messages of a topic, the last one first; at most `SENDERS_SHOWN_MAX`."""
+    """Return the senders of a topic's newest messages, the latest first, at most `SENDERS_SHOWN_MAX`."""
     by_client: dict[tuple[str, str], list[Sender]] = {}
     for topic_use in use.values():
         for each in topic_use.senders:
@@ -169,7 +169,7 @@ def sender_rows(use: Mapping[str, TopicUse], now_ms: int) -> list[SenderRow]:
 
 
 def queue_rows(ends: Mapping[MessageQueue, QueueEnds], sizes: Mapping[tuple[str, int], QueueSize]) -> list[QueueRow]:
-    """The rows of the queues of a topic."""
+    """Return a row for each queue of a topic."""
     return [
         QueueRow(
             queue.broker_name,
@@ -191,7 +191,7 @@ def only_offsets(
     offsets: Mapping[str, Mapping[MessageQueue, int]],
     ends: Mapping[MessageQueue, QueueEnds],
 ) -> dict[str, dict[MessageQueue, GroupProgress]]:
-    """List the groups with an offset in one of these queues that brokers leave out of the progress of all groups.
+    """Return the groups with an offset in these queues that brokers leave out of the progress of all groups.
 
     These were never created or were deleted, as is usual for groups that assign queues to themselves, or have members
     that no longer subscribe to the topic. A queue without an offset counts as not begun.
@@ -214,7 +214,7 @@ def reader_rows(
     only: Mapping[str, Mapping[MessageQueue, GroupProgress]],
     groups: Collection[str],
 ) -> list[ReaderRow]:
-    """The consumer groups with offsets in a topic, the one with most to do first; ``only`` are the groups from
+    """Return the consumer groups with offsets in a topic, the furthest behind first. ``only`` are the groups from
     `only_offsets`, ``groups`` the created ones.
     """
     readers = []
@@ -231,7 +231,7 @@ def reader_rows(
 
 
 def settings_of(configs: Mapping[str, TopicConfig]) -> list[tuple[str, str]]:
-    """The settings of a topic, as name and value; broker groups with different values are named."""
+    """Return the settings of a topic as name and value. If broker groups differ, the value names them."""
     by_name: dict[str, dict[str, str]] = {}
     for broker, config in sorted(configs.items()):
         values = {
@@ -252,18 +252,18 @@ def _one_or_each(values: Mapping[str, str], brokers: int) -> str:
 
 
 def sent_words(messages: Mapping[str, BrokerStatsData], nbytes: Mapping[str, BrokerStatsData]) -> str:
-    """Messages and bytes sent to a topic per second over the last minute, at all broker groups, in words."""
+    """Describe the messages and bytes per second sent to a topic over the last minute, at all broker groups."""
     per_second = sum(each.stats_minute.tps for each in messages.values())
     bytes_per_second = sum(each.stats_minute.tps for each in nbytes.values())
     return f"{per_second:,.1f}/s, {size(round(bytes_per_second))}/s"
 
 
 def total(ends: Mapping[MessageQueue, QueueEnds]) -> str:
-    """All messages that a topic has."""
+    """Return how many messages a topic has."""
     return number(sum(each.max_offset - each.min_offset for each in ends.values()))
 
 
 def age_of_last(ends: Mapping[MessageQueue, QueueEnds], now_ms: int) -> str:
-    """The time since the last message was stored, in words."""
+    """Describe how long ago the last message was stored."""
     last_ms = max((each.last_update_ms for each in ends.values()), default=0)
     return duration((now_ms - last_ms) / 1000) + " ago" if last_ms > 0 else "never"
