@@ -1,4 +1,4 @@
-"""Accounts of RocketMQ's ``plain_acl.yml`` (`mq.protocol.access.plain_acl`), what they may do, and the file with them.
+"""Accounts of RocketMQ's ``plain_acl.yml`` (`mq.protocol.access.plain_acl`): their permissions, and their file.
 
 Brokers and name servers read the same format.
 """
@@ -21,7 +21,7 @@ from mq.protocol.requests.accounts import AccountInfo, AccountList
 
 
 class Permission(enum.Enum):
-    """An action on a topic or on a consumer group."""
+    """An action on a topic or consumer group that an account may be allowed."""
 
     PUB = "PUB"
     SUB = "SUB"
@@ -38,7 +38,7 @@ Log = structlog.stdlib.BoundLogger
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account. ``permissions`` are by topic; a consumer group is represented by its retry topic."""
+    """One account. ``permissions`` are by topic; the retry topic of a consumer group stands for the group."""
 
     access_key: str
     signer: Signer = field(repr=False)
@@ -54,7 +54,7 @@ class Account:
     permissions: Mapping[str, Permissions] = field(default_factory=dict)
 
     def may(self, topic: str, permission: Permission, address: str) -> bool:
-        """Whether the account may do this to a topic (or the retry topic of a consumer group) from this address."""
+        """Whether the account may do this from this address, to a topic, or to the group of a retry topic."""
         if self.admin:
             return True
         default = self.default_group if topic.startswith(RETRY_PREFIX) else self.default_topic
@@ -63,7 +63,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """All accounts by access key, and the addresses that may do anything without an account."""
+    """All accounts by access key, and the addresses that need no account for anything."""
 
     by_key: Mapping[str, Account]
     white_listed: Matches
@@ -72,7 +72,7 @@ class Accounts:
 
 
 class AccountsFile:
-    """The accounts in a file, and again when the file changes.
+    """The accounts in a file, which is read again when it changes.
 
     Attributes:
         accounts: the accounts in the last usable version of the file.
@@ -88,8 +88,8 @@ class AccountsFile:
         self.accounts: Accounts = parse_accounts(path.read_text())
 
     def refresh(self) -> None:
-        """Reload the file if it has changed. If it is invalid, keep the old accounts and log the reason once per
-        version of the file. Called by a timer.
+        """Read the file again if it has changed. If it is invalid, keep the old accounts, and log why once per version
+        of the file. Called by a timer.
         """
         try:
             stamp = _stamp(self._path)

@@ -1,4 +1,4 @@
-"""Addresses and networks in the settings of servers."""
+"""Parses addresses and networks in the settings of servers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _METRICS_PORT_DISTANCE: Final = 100
 
 
 def metrics_address_beside(address: tuple[str, int]) -> tuple[str, int] | None:
-    """The default address for metrics of a server that listens at ``address``; None if there is no such port."""
+    """Return the default address for metrics of a server that listens at ``address``; None if there is no such port."""
     host, port = address
     port += _METRICS_PORT_DISTANCE if port else 0
     return (host, port) if port < 65536 else None
 
 
 def parse_metrics_address(text: str) -> tuple[str, int] | None:
-    """An address for metrics, from HOST:PORT or ``off``. Raises ValueError."""
+    """Parse an address for metrics, HOST:PORT; None for ``off``. Raises ValueError."""
     if text == METRICS_OFF:
         return None
     host, colon, port = text.rpartition(":")
@@ -32,5 +32,5 @@ def parse_metrics_address(text: str) -> tuple[str, int] | None:
 
 
 def parse_networks(text: str) -> list[Network]:
-    """Networks from ``ADDRESS/BITS,...``. Raises ValueError."""
+    """Parse networks from ``ADDRESS/BITS,...``. Raises ValueError."""
     return [ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip()]

@@ -1,4 +1,4 @@
-"""The certificate of a server: loaded at start, and reloaded when its files change."""
+"""Loads the certificate of a server at start, and again when its files change."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _END: Final = "-----END CERTIFICATE-----"
 
 
 class CertificateUnusable(Exception):
-    """The files do not contain a certificate with its key; the message says why."""
+    """The files do not contain a certificate and its key. The message says why."""
 
 
 class _Contexts(NamedTuple):
@@ -38,7 +38,7 @@ class _Contexts(NamedTuple):
 
 
 class Certificate:
-    """The certificate of a server, and the context for new connections.
+    """The certificate of a server, and the TLS context for new connections.
 
     Args:
         certificate, key: PEM files; the first one has the whole chain.
@@ -70,7 +70,7 @@ class Certificate:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """The context for client connections."""
+        """The TLS context for client connections."""
         return self._contexts.clients
 
     @property
@@ -79,16 +79,18 @@ class Certificate:
         return self._contexts.validity.ends
 
     def for_clients(self) -> tuple[ssl.SSLContext, bytes]:
-        """The context for client connections; and the certificate (DER)."""
+        """Return the TLS context for client connections, and the certificate (DER)."""
         return self._contexts.clients, self._contexts.der
 
     def for_replicas(self) -> tuple[ssl.SSLContext, bytes]:
-        """The context for connections of other replicas, which need no certificates; and the certificate (DER)."""
+        """Return the certificate (DER), and the TLS context for other replicas' connections, which need no
+        certificates.
+        """
         return self._contexts.replicas, self._contexts.der
 
     def refresh(self) -> None:
-        """Reload the files if they have changed. If they are unusable, keep the old certificate and log the reason
-        once. Open connections are not affected. Called by a timer.
+        """Load the files again if they have changed. If they are unusable, keep the old certificate, and log why once.
+        Open connections stay. Called by a timer.
         """
         self._warn_of_end()
         try:
@@ -109,7 +111,7 @@ class Certificate:
         self._log.info("certificate_read", path=str(self._certificate))
 
     def peer_context(self) -> ssl.SSLContext:
-        """The context for connections to other servers of the same kind, which authenticate in another way."""
+        """Return the TLS context for connections to other servers of this kind, which authenticate in another way."""
         return self._contexts.calls
 
     def _check_time(self, valid: Validity) -> None:

@@ -1,4 +1,4 @@
-"""The `raftmq` command of an installation: it runs `mq.cli`, or says what to install for that."""
+"""The `raftmq` command of an installation: runs `mq.cli`, or says what to install for that."""
 
 from __future__ import annotations
 

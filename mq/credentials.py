@@ -1,4 +1,4 @@
-"""An access key and its secret key, with which clients and brokers sign their requests."""
+"""The access key and secret key with which clients and brokers sign their requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SENDS = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, Reque
 
 
 class CredentialsInvalid(ValueError):
-    """The keys are invalid, or the file with them is readable by others; nothing was sent."""
+    """The keys are invalid, or others can read the file with them. Nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Credentials:
         object.__setattr__(self, "_signer", Signer(self.secret_key))
 
     def sign(self, code: int, fields: Mapping[str, str] | None, body: bytes) -> dict[str, str]:
-        """The header fields of a request, with access key and signature; they cannot be divided in another way."""
+        """Return header fields with access key and signature. The signature also covers where fields and body end."""
         from mq.protocol.access.signing import ACCESS_KEY, LENGTHS, SIGNATURE, SIGNED_CODE, lengths
 
         result = {**(fields or {}), ACCESS_KEY: self.access_key}

@@ -1,5 +1,5 @@
-"""Small files that are on the disk, with their names, when a function returns. POSIX only promises either of them after
-a sync: of the file, of its directory, and of each new directory above it.
+"""Writes small files that survive a power cut once a function returns. POSIX promises that only after a sync of the
+file, of its directory, and of each new directory above it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it, durably; an existing one is fine. Raises OSError."""
+    """Make a directory and those above it, and sync them. The directory may exist already. Raises OSError."""
     path = path.absolute()
     if path.is_dir():
         return
@@ -36,7 +36,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """Write a file and sync its content; its name is durable once its directory is synced.
+    """Write a file and sync its content. Its name is durable only once its directory is synced.
 
     Raises OSError; then the file does not exist.
     """
@@ -52,7 +52,7 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file, whose directory may be missing: a power cut leaves the old one or the new one.
+    """Replace a file, and make its directory if needed. A power cut leaves the old file or the new one.
 
     Raises OSError; then it is one of these as well.
     """

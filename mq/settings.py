@@ -1,4 +1,4 @@
-"""Reads the settings of a process: defaults, then a TOML file, then environment, then flags."""
+"""Reads the settings of a process. Later sources override earlier ones: defaults, TOML file, environment, flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic_settings import (
 
 
 def validator(parse: Callable[[str], object], *names: str) -> Any:
-    """A validator of settings: a value for which ``parse`` raises ValueError is refused; None is not validator."""
+    """Return a validator of settings that refuses a value for which ``parse`` raises ValueError, and accepts None."""
 
     def check(value: str | None) -> str | None:
         if value is not None:
@@ -29,7 +29,7 @@ def validator(parse: Callable[[str], object], *names: str) -> Any:
 
 
 class ProcessSettings(BaseSettings):
-    """Base of the settings of one kind of process: read once, at start, into an object that never changes.
+    """Base of the settings of one kind of process. They are read once, at start, and never change.
 
     What an operator changes of a running broker makes another object, which `Service.settings_changed` gets. Only
     `mq.broker.setting_fields.ChangeableSettings` differ in it.
@@ -42,7 +42,7 @@ class ProcessSettings(BaseSettings):
 
     @property
     def former_names_used(self) -> tuple[str, ...]:
-        """Former names by which settings were given; the caller should tell the operator."""
+        """The former names that were used for settings; the caller should tell the operator."""
         return self._former_names_used
 
     @model_validator(mode="wrap")
@@ -67,7 +67,7 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The sources of settings that `_sources` returns."""
+        """Return the sources of settings, those of `_sources`, to pydantic."""
         return tuple(cls._sources(init_settings, env_settings))
 
     @classmethod
@@ -87,7 +87,7 @@ class ProcessSettings(BaseSettings):
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: Any) -> Self:
-        """Read settings; flags that are None are ignored.
+        """Read the settings. Flags that are None are ignored.
 
         Raises:
             pydantic.ValidationError, OSError, tomllib.TOMLDecodeError: the settings are invalid, or cannot be read.

@@ -1,4 +1,4 @@
-"""TLS, or none, on one port: the modes that settings name, and connections distinguished by their first byte.
+"""Serves connections with and without TLS on one port: tells them apart by their first byte.
 
 For servers on trio's streams; those with sockets on a reactor have `raftlog.net.tls_sniffing`.
 """
@@ -21,11 +21,11 @@ _HANDSHAKE: Final = b"\x16"
 
 
 class TlsFailed(Exception):
-    """The TLS handshake with this peer failed; the message says why."""
+    """The TLS handshake with a peer failed. The message says why."""
 
 
 async def secure(stream: trio.SocketStream, context: ssl.SSLContext, *, must: bool) -> Stream:
-    """The stream itself for a peer without TLS, unless it ``must`` use it; a TLS stream for one with TLS.
+    """Return a TLS stream if the peer uses TLS, else the stream itself, unless the peer ``must`` use TLS.
 
     Raises TlsFailed.
     """
@@ -48,6 +48,6 @@ async def secure(stream: trio.SocketStream, context: ssl.SSLContext, *, must: bo
 
 
 def check_tls(name: str, mode: TlsMode, certificate: Path | None, key: Path | None) -> None:
-    """Raises ValueError unless the setting ``name`` is consistent with the others."""
+    """Raise ValueError unless the setting ``name`` is consistent with the other settings."""
     if mode != "disabled" and (certificate is None or key is None):
         raise ValueError(f"{name} = {mode!r} needs tls_certificate and tls_key")

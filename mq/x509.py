@@ -1,4 +1,4 @@
-"""Parses the validity period of a certificate: the standard library does not tell a server its own certificate's."""
+"""Parses when a certificate is valid, since the standard library does not tell a server that of its certificate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _Tag(enum.IntEnum):
 
 
 class Validity(NamedTuple):
-    """The time in which a certificate is valid, in UTC; and whether it names itself as its authority."""
+    """The period in which a certificate is valid, in UTC, and whether the certificate names itself as its authority."""
 
     begins: dt.datetime
     ends: dt.datetime
@@ -23,7 +23,7 @@ class Validity(NamedTuple):
 
 
 def validity(certificate: bytes) -> Validity:
-    """The validity of a certificate (DER, RFC 5280). Raises ValueError if it is malformed."""
+    """Parse when a certificate (DER, RFC 5280) is valid. Raises ValueError if it is malformed."""
     try:
         _, content = _element(_element(certificate)[1])[:2]
         if content[0] == _Tag.VERSION:

@@ -1,1 +1,1 @@
-"""Message filters of consumers: tag expressions and SQL92 expressions over message properties."""
+"""Filters messages for consumers, by tag expressions and by SQL92 expressions over message properties."""

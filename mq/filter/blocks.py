@@ -1,4 +1,4 @@
-"""Messages for a filter, packed into one buffer that is copied into the filter's memory at once. Pure."""
+"""Packs messages for a filter into one buffer, which is copied into the filter's memory at once. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Message(NamedTuple):
 
 
 class Block:
-    """Some messages in one buffer. Each has a part of its own, which begins where the previous one ends.
+    """Several messages in one buffer. The part of each begins where the previous one ends.
 
     Attributes:
         data: the buffer.
@@ -42,30 +42,30 @@ class Block:
         return len(self.ends)
 
     def begin_of(self, number: int) -> int:
-        """The index at which the part of a message begins."""
+        """Return the index at which the part of message ``number`` begins."""
         return self.ends[number - 1] if number else 0
 
     def spans_of(self, number: int) -> MessageSpans:
-        """The spans of a message's properties and body."""
+        """Return where the properties and the body of a message are."""
         return self._places[number]
 
     def message(self, number: int) -> Message:
-        """A copy of one message."""
+        """Return a copy of one message."""
         at, size, body_at, body_size = self._places[number]
         return Message(self.data[at : at + size], self.data[body_at : body_at + body_size])
 
     def encoded_places(self) -> bytes:
-        """The places of all messages, four ``u32`` each, little-endian."""
+        """Encode the places of all messages: four ``u32`` each, little-endian."""
         return pack(f"<{4 * len(self._places)}I", *chain.from_iterable(self._places))
 
     def end_within(self, begin: int, room: int) -> int:
-        """The number of the first message from ``begin`` on that no longer fits into ``room`` bytes."""
+        """Return the number of the first message from ``begin`` on that no longer fits into ``room`` bytes."""
         limit, ends = self.begin_of(begin) + room, self.ends
         return len(ends) if ends[-1] <= limit else bisect_right(ends, limit, begin)
 
 
 def block_of(messages: Sequence[Message], heads: Sequence[bytes] = ()) -> Block:
-    """Copy messages into a buffer of their own, each behind its head if there are any."""
+    """Copy messages into a new buffer, each after its head if there are heads."""
     places: list[MessageSpans] = []
     ends: list[int] = []
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Values in bodies that are JSON, for expressions: ``$.order.items[0].price``.
+"""Finds values in JSON bodies for expressions: ``$.order.items[0].price``.
 
 An expression sees every value as a text, as it sees properties: numbers as they are written in JSON by this module,
 ``true`` and ``false``, and texts as they are. Objects, arrays, null and what is not there are null.
@@ -22,14 +22,14 @@ _NOT_JSON: Final = object()
 
 
 def field_name(path: str) -> str:
-    """The name under which `FieldsOfBody` has the value at a path. Raises ValueError for an invalid path."""
+    """Return the name under which `FieldsOfBody` has the value at a path. Raises ValueError for an invalid path."""
     if len(path) > PATH_LENGTH_MAX or _PATH.fullmatch(path) is None:
         raise ValueError(f"{path[:40]!r} is not a path such as $.order.items[0]['unit price']")
     return PREFIX + path
 
 
 class FieldsOfBody(Mapping[str, str]):
-    """The properties of a message, and the values in its body under their `field_name`.
+    """Maps names to the properties of a message, and each `field_name` to a value in its body.
 
     The body is parsed when the first value is looked up.
     """

@@ -1,4 +1,4 @@
-"""Filter programs: how they are named on the wire and in the replicated state."""
+"""Names of filter programs, on the wire and in the replicated state."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NAME: Final = re.compile(r"(?P<kind>wasm|sql|java):(?P<sha256>[0-9a-f]{64})(?P<
 
 
 class ProgramInvalid(ProtocolError):
-    """A filter program, or the name of one, that cannot be used; the message says why."""
+    """A filter program, or its name, cannot be used. The message says why."""
 
 
 class ProgramName(NamedTuple):
-    """The identity of a filter program: its kind and the SHA-256 of its bytes.
+    """The identity of a filter program: its kind, and the SHA-256 of its bytes.
 
     Attributes:
         on_error: what becomes of a message for which the program fails: it is passed on to the consumer, or skipped.
@@ -35,7 +35,7 @@ class ProgramName(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text of the name, as on the wire and in the replicated state."""
+        """The name as text, on the wire and in the replicated state."""
         return f"{self.kind}:{self.sha256}" + (":skip" if self.on_error == "skip" else "")
 
     def is_of(self, content: bytes) -> bool:
@@ -50,25 +50,25 @@ def _sha256(content: bytes) -> str:
 
 
 def name_of(kind: Kind, content: bytes, on_error: OnError = "pass") -> ProgramName:
-    """The name of a program with these bytes. Raises ProgramInvalid if there are none or too many."""
+    """Return the name of a program with these bytes. Raises ProgramInvalid if there are none or too many."""
     if not 0 < len(content) <= PROGRAM_BYTES_MAX:
         raise ProgramInvalid(f"the filter program has {len(content)} bytes; allowed: 1 to {PROGRAM_BYTES_MAX}")
     return ProgramName(kind, _sha256(content), on_error)
 
 
 def filtered_expression(name: ProgramName, tags: str) -> str:
-    """The subscription of a pull to a filter server: the program, and behind a space the tags unless all are wanted."""
+    """Return the subscription for pulls from a filter server: the program, and after a space the tags unless all."""
     return name.text if tags == _ALL_TAGS else f"{name.text} {tags}"
 
 
 def parse_filtered_expression(text: str) -> tuple[ProgramName, str]:
-    """The reverse of `filtered_expression`. Raises ProgramInvalid."""
+    """Parse the result of `filtered_expression`. Raises ProgramInvalid."""
     name, _, tags = text.partition(" ")
     return parse_program_name(name), tags or _ALL_TAGS
 
 
 def is_program_name(text: str) -> bool:
-    """Whether this is the name of a program, and not of a class."""
+    """Whether the text is the name of a program, not of a Java class."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""SQL92 expressions over message properties: compiles the syntax tree to functions, and evaluates it.
+"""Compiles SQL92 expressions over message properties to functions, and evaluates them.
 
 Properties are texts, so operand types are known in advance: each operator is compiled for its operands. Logic is
 three-valued, None means null. A comparison that makes no sense for a message, such as ``abc`` with 5, is an error
@@ -58,7 +58,7 @@ _ORDERS = "<, <=, >, >= and BETWEEN compare numbers"
 
 
 class SqlFilter:
-    """A compiled expression. Raises SqlError."""
+    """A compiled expression. The constructor raises SqlError."""
 
     __slots__ = ("_evaluate", "expression")
 
@@ -79,7 +79,7 @@ class SqlFilter:
 
 
 class BodySqlFilter:
-    """A compiled expression that may look into bodies, as ``BODY('$.order.amount') > 100``. Raises SqlError."""
+    """A compiled expression that may use bodies: ``BODY('$.order.amount') > 100``. The constructor raises SqlError."""
 
     __slots__ = ("_evaluate", "expression")
 
@@ -88,7 +88,7 @@ class BodySqlFilter:
         self._evaluate = _logic(parse(expression, with_body=True), 1)
 
     def matches(self, properties: Properties, body: bytes) -> bool:
-        """Whether a message with these properties and this body, not compressed, matches."""
+        """Whether a message with these properties and this uncompressed body matches."""
         try:
             return self._evaluate(FieldsOfBody(properties, body)) is True
         except _NoNumber:

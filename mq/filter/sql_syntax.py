@@ -1,4 +1,4 @@
-"""SQL92 expressions over message properties: from text to a tree.
+"""Parses SQL92 expressions over message properties to syntax trees.
 
 From the weakest binding to the strongest::
 
@@ -31,7 +31,7 @@ _LONG_MAX: Final = 2**63 - 1
 
 
 class SqlError(Exception):
-    """An expression that does not compile. ``position`` counts characters from 1."""
+    """The expression cannot be compiled. ``position`` counts characters from 1."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"character {position}: {reason}")
@@ -43,13 +43,13 @@ class SqlError(Exception):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """Base of all nodes; ``at`` is the position of the node's first character or operator, counted from 1."""
+    """Base of all nodes. ``at`` is the position of the node's first character or operator, counted from 1."""
 
     at: int
 
 
 class Number(Node, frozen=True):
-    """A number. ``kind`` is "int", "long" or "double": texts compared with it are parsed as that type."""
+    """A number. ``kind`` is "int", "long" or "double": a text that is compared with it is parsed as that type."""
 
     value: int | float
     kind: str
@@ -64,27 +64,27 @@ class Text(Node, frozen=True):
 
 
 class BooleanLiteral(Node, frozen=True):
-    """TRUE, FALSE, or NULL as None."""
+    """TRUE or FALSE; None for NULL."""
 
     value: bool | None
 
 
 class Property(Node, frozen=True):
-    """The value of a message property: a text, or null if the message does not have it."""
+    """The value of a message property: a text, or null if the message lacks it."""
 
     name: str
 
 
 class Field(Property, frozen=True):
-    """A value in a body that is JSON: its text, or null. ``name`` is the name under which `read_body` finds it."""
+    """A value in a JSON body: its text, or null. ``name`` is the name under which `read_body` finds it."""
 
 
 class NullValue(Node, frozen=True):
-    """The negation of a value that is not a number: null."""
+    """A minus sign before a value that is not a number, which gives null."""
 
 
 class Not(Node, frozen=True):
-    """NOT."""
+    """The negation NOT of an operand."""
 
     operand: Expression
 
@@ -102,20 +102,20 @@ class Both(Node, frozen=True):
 
 
 class Equal(Node, frozen=True):
-    """``=``."""
+    """The comparison ``=`` of two operands."""
 
     left: Expression
     right: Expression
 
 
 class IsNull(Node, frozen=True):
-    """IS NULL."""
+    """The test IS NULL of an operand."""
 
     operand: Expression
 
 
 class Order(Node, frozen=True):
-    """``operator`` is one of ``< <= > >=``."""
+    """A comparison of two operands. ``operator`` is one of ``< <= > >=``."""
 
     operator: str
     left: Expression
@@ -123,7 +123,7 @@ class Order(Node, frozen=True):
 
 
 class Between(Node, frozen=True):
-    """[NOT] BETWEEN, both bounds inclusive."""
+    """The test [NOT] BETWEEN, with both bounds inclusive."""
 
     operand: Expression
     low: Expression
@@ -132,7 +132,7 @@ class Between(Node, frozen=True):
 
 
 class In(Node, frozen=True):
-    """[NOT] IN."""
+    """The test [NOT] IN a list of values."""
 
     operand: Expression
     texts: frozenset[str]
@@ -140,7 +140,7 @@ class In(Node, frozen=True):
 
 
 class Like(Node, frozen=True):
-    """``operator`` is CONTAINS, STARTSWITH or ENDSWITH."""
+    """A test of a part of a text. ``operator`` is CONTAINS, STARTSWITH or ENDSWITH."""
 
     operator: str
     operand: Expression
@@ -225,7 +225,7 @@ def _tokens(text: str) -> list[_Token]:
 
 
 def parse(text: str, *, with_body: bool = False) -> Expression:
-    """The tree of an expression; types of operands are not checked here. Raises SqlError.
+    """Parse an expression to its tree, without checking the types of operands. Raises SqlError.
 
     Only with ``with_body`` may it look into bodies: ``BODY('$.a.b')``.
     """

@@ -1,4 +1,4 @@
-"""The subscription of a consumer group to a topic: tags (``*``, or tags separated by ``||``) or an SQL92 expression."""
+"""The subscription of a consumer group to a topic: ``*``, tags separated by ``||``, or an SQL92 expression."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SQL_BYTES: Final = 80
 
 
 class SubscriptionError(ProtocolError):
-    """An expression that is invalid, or that selects nothing and so must be a mistake."""
+    """The expression is invalid, or selects nothing, which must be a mistake."""
 
 
 class FilterProgram(NamedTuple):
-    """A program for filter servers."""
+    """The filter program of a subscription, which filter servers run."""
 
     name: ProgramName
     content: bytes
@@ -61,12 +61,12 @@ class Subscription(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def expression_type(self) -> str:
-        """The expression type on the wire."""
+        """The type of the expression, as on the wire."""
         return TAG if self.sql is None else SQL92
 
     @property
     def parsed_bytes(self) -> int:
-        """Approximate memory of the parsed expression."""
+        """The approximate memory of the parsed expression, in bytes."""
         return _TAG_BYTES * len(self.tags) if self.sql is None else _SQL_BYTES * len(self.expression)
 
     def matches_code(self, code: int) -> bool:
@@ -95,7 +95,7 @@ def parse_tags(topic: str, expression: str) -> Subscription:
 
 
 def filtered_by(topic: str, program: FilterProgram, tags: str = ALL_TAGS) -> Subscription:
-    """A subscription to the messages with these tags that a program lets through; to all messages of a retry topic.
+    """Subscribe to the messages with these tags that a program accepts, or to all messages of a retry topic.
 
     Raises SubscriptionError.
     """
@@ -104,7 +104,7 @@ def filtered_by(topic: str, program: FilterProgram, tags: str = ALL_TAGS) -> Sub
 
 
 def parse_sql(topic: str, expression: str) -> Subscription:
-    """Parse an SQL92 expression; an empty one is an error. Raises SubscriptionError with the position."""
+    """Parse an SQL92 expression, which must not be empty. Raises SubscriptionError with the position."""
     parse: Callable[[str], SqlFilter]
     parse = _short if len(expression) <= _REMEMBERED_LENGTH_MAX else _long
     try:

@@ -1,4 +1,4 @@
-"""WebAssembly filters: the interface of a module, and the calls of it for many messages at once.
+"""WebAssembly filters: the interface that a module exports, and how it is called for many messages at once.
 
 A module exports
 
@@ -64,7 +64,7 @@ _FUNCTIONS: Final = {
 
 
 class WasmLimits(NamedTuple):
-    """The limits of a filter program.
+    """The limits of a WebAssembly filter.
 
     Attributes:
         fuel_per_message: about one for each instruction.
@@ -78,7 +78,7 @@ class WasmLimits(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """An exported function; types are named as in WebAssembly's text format."""
+    """The types of an exported function, named as in WebAssembly's text format."""
 
     parameters: tuple[str, ...]
     results: tuple[str, ...]
@@ -107,7 +107,7 @@ def check_module(imports: Sequence[str], exports: dict[str, Signature | str]) ->
 
 
 def room_for(nbytes: int) -> int:
-    """The size to ask a filter for, to give it ``nbytes`` bytes: a power of two, so that few sizes are asked for."""
+    """Return the size of the buffer to request for ``nbytes`` bytes: a power of two, so that there are few sizes."""
     return max(ROOM_MIN, 1 << max(0, nbytes - 1).bit_length())
 
 

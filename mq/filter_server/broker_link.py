@@ -1,4 +1,4 @@
-"""The link of a filter server to its broker group: registration, programs, permissions, messages."""
+"""Connects a filter server to its broker group: registration, programs, permissions, messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class BrokerLink:
-    """Connections to one broker group. Made by `open`.
+    """The connections to one broker group. Made by `open`.
 
     Attributes:
         broker_name: of the group; empty until the first registration.
@@ -57,13 +57,13 @@ class BrokerLink:
     async def open(
         cls, name_servers: Sequence[str], broker: str, client_id: str, settings: RemotingSettings, log: Log
     ) -> AsyncGenerator[BrokerLink]:
-        """Connect when needed, until the block ends."""
+        """Return a link for the block. It connects when it has to."""
         heartbeat = HeartbeatData(client_id=client_id, producers=[ProducerData("raftmq-filter-server")]).encode()
         async with ClientCore.open(name_servers, heartbeat_body=lambda: heartbeat, settings=settings) as core:
             yield cls(core, broker, log)
 
     async def stay_registered(self, address: str) -> None:
-        """Register at the broker again and again, until cancelled. The broker's route then has `address`."""
+        """Register at the broker again and again until cancelled, so that the broker's route has `address`."""
         code, ext = RequestCode.REGISTER_FILTER_SERVER, RegisterFilterServerExt(address=address).fields()
         while True:
             try:
@@ -85,20 +85,20 @@ class BrokerLink:
         await self._ask(topic, RequestCode.PUT_FILTER, ext.fields(), content)
 
     async def get(self, group: str, topic: str, name: ProgramName) -> bytes:
-        """The bytes of a program. Raises ClientError: BrokerError with FILTER_DATA_NOT_EXIST or FILTER_DATA_NOT_LATEST
-        if the group does not have this filter.
+        """Return the bytes of a program. Raises ClientError: BrokerError with FILTER_DATA_NOT_EXIST or
+        FILTER_DATA_NOT_LATEST if the group does not have this filter.
         """
         ext = FilterExt(consumer_group=group, topic=topic, program=name.text)
         return bytes(await self._ask(topic, RequestCode.GET_FILTER, ext.fields(), b""))
 
     async def get_current(self, group: str, topic: str) -> tuple[ProgramName, bytes]:
-        """The program that a group has now, whichever it is. Raises ClientError, ProgramInvalid."""
+        """Return the present program of a group and its name. Raises ClientError, ProgramInvalid."""
         ext = FilterExt(consumer_group=group, topic=topic, program="")
         response, content = await self._answer(topic, RequestCode.GET_FILTER, ext.fields(), b"")
         return parse_program_name(fields_of(FilterVersion, response).program), bytes(content)
 
     async def judge(self, topic: str, address: str, frame: bytes, volume: tuple[int, int] = (0, 0)) -> Judged:
-        """Ask whether the sender of a request, at `address`, may make it.
+        """Ask the broker whether the sender of a request, at `address`, may make it.
 
         A limited user is charged for ``volume``, in messages and bytes.
 
@@ -118,7 +118,7 @@ class BrokerLink:
         )
 
     async def pull(self, request: PullExt, deadline: float) -> tuple[Response, memoryview]:
-        """Send a pull to the leader and return its answer, which it holds until `deadline` at most.
+        """Send a pull to the leader and return the response, for which the leader waits until `deadline` at most.
 
         Raises ClientError if the leader refuses it, or none has answered by then.
         """

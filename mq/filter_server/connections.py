@@ -1,4 +1,4 @@
-"""The connections of consumers: reads requests, serves them at the same time, and writes their answers."""
+"""Serves the connections of consumers: reads requests, serves them concurrently, and writes the responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counters of a filter server, by consumer group."""
+"""Counts what a filter server does, by consumer group."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class FilterCounters:
         figures.seconds += seconds
 
     def add_passed(self, group: str, nbytes: int) -> None:
-        """Count messages that were passed on."""
+        """Count bytes of messages that were passed on."""
         self._get(group).passed_bytes += nbytes
 
     def count_throttled(self, group: str, seconds: float) -> None:
-        """Add the seconds that a filter waited because its group had used too much of the processors."""
+        """Add the seconds for which a filter had to wait, because its group had used too much processor time."""
         self._get(group).throttled_seconds += seconds
 
     def _get(self, group: str) -> GroupFigures:
@@ -73,7 +73,7 @@ _BY_GROUP: Final = (
 
 
 def collect(figures: FilterCounters) -> Generator[None, None, Families]:
-    """All metrics of a filter server; see `mq.monitoring.families.Collect`."""
+    """Collect all metrics of a filter server; see `mq.monitoring.families.Collect`."""
     families: list[Family | Histogram] = [*process_families({})]
     yield
     for name, text, value in (

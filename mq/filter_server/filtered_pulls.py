@@ -1,5 +1,5 @@
-"""Pulls through a filter: reads from the broker for a consumer, and answers with the messages that its filter accepts.
-`pull_progress` decides when to answer, `picking` which records.
+"""Serves pulls through a filter: reads from the broker, and returns the messages that the filter accepts.
+`pull_progress` decides when to respond, `picking` with which records.
 
 `pull_progress` decides when, `picking` what.
 """
@@ -37,7 +37,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class FilteredPulls:
-    """Serves pulls; `threads` limits how many filters run at the same time."""
+    """Serves pulls. `threads` limits how many filters run at the same time."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class FilteredPulls:
         self._log_again_at: dict[tuple[str, str], float] = {}
 
     async def pull(self, ext: PullExt, name: ProgramName, tags: str) -> PullResponse:
-        """The answer to a pull of messages with these tags through a program.
+        """Serve a pull of the messages with these tags that a program accepts.
 
         Raises ClientError, ProgramInvalid; then nothing was passed on.
         """
@@ -181,7 +181,7 @@ class FilteredPulls:
 
 
 def refusal(error: ClientError | ProgramInvalid) -> tuple[int, str]:
-    """The code and the text with which a request is refused."""
+    """Return the response code and text for a request that failed with this error."""
     if isinstance(error, BrokerError):
         return error.code, error.remark or str(error)
     if isinstance(error, ProgramInvalid):

@@ -8,7 +8,7 @@ _BURST_SECONDS: Final = 1.0
 
 
 class GroupBudget:
-    """A group may use `share` processors on average, and save up a second of that."""
+    """The processor time of one group: `share` processors on average, of which a second can be saved up."""
 
     def __init__(self, share: float, now: float) -> None:
         self._share = share
@@ -16,11 +16,11 @@ class GroupBudget:
         self._at = now
 
     def spend(self, seconds: float, now: float) -> None:
-        """Charge `seconds` of a processor to the group."""
+        """Charge `seconds` of processor time to the group."""
         self._remaining = min(self._remaining + (now - self._at) * self._share, self._share * _BURST_SECONDS) - seconds
         self._at = now
 
     def wait_seconds(self, now: float) -> float:
-        """Seconds for which the group's filters must not run; 0 if they may."""
+        """Return for how many seconds the group's filters must not run; 0 if they may."""
         self.spend(0.0, now)
         return max(0.0, -self._remaining / self._share)

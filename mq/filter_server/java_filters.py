@@ -1,4 +1,4 @@
-"""Runs filter classes in Java, each in its own virtual machine with `java/FilterHost.java` as its program.
+"""Runs filter classes in Java, each in a separate virtual machine with the program `java/FilterHost.java`.
 
 The class may do anything in its process, so its output is not trusted: answers are checked, and a process that does not
 answer in time, or answers nonsense, is killed with its children. docs/filters.md says what is kept from it, and what is
@@ -40,7 +40,7 @@ _PR_SET_DUMPABLE: Final = 4
 
 
 class JavaLimits(NamedTuple):
-    """The limits of a Java class that filters.
+    """The limits of a filter class in Java.
 
     Attributes:
         heap_bytes: of its virtual machine, which needs some 60 MB besides.
@@ -54,7 +54,7 @@ class JavaLimits(NamedTuple):
 
 
 def java_program(class_name: str, source: bytes) -> bytes:
-    """The bytes of a program: its source, which begins with the name of the class. Raises ProgramInvalid."""
+    """Encode a program: the name of its class, then its source. Raises ProgramInvalid."""
     if not _CLASS_NAME.fullmatch(class_name) or len(class_name) > 255:
         raise ProgramInvalid(f"{class_name[:80]!r} is neither the name of a Java class nor of a filter program")
     if len(class_name.rpartition(".")[2]) > _SIMPLE_NAME_MAX:
@@ -63,7 +63,7 @@ def java_program(class_name: str, source: bytes) -> bytes:
 
 
 def parse_java_program(content: bytes) -> tuple[str, bytes]:
-    """The name of the class and the source. Raises ProgramInvalid."""
+    """Parse a program to the name of its class and its source. Raises ProgramInvalid."""
     first, _, _ = content.partition(b"\n")
     name = first.decode("ascii", "replace").removeprefix(_FIRST_LINE)
     if not first.startswith(_FIRST_LINE.encode()) or not _CLASS_NAME.fullmatch(name):
@@ -100,11 +100,11 @@ class JavaSandbox:
 
     @property
     def has_network(self) -> bool:
-        """Whether classes can use the network, because the kernel does not allow to take it from them."""
+        """Whether classes can use the network, because the kernel does not let us take it from them."""
         return not self._wrapper
 
     def load(self, content: bytes, group: str, topic: str) -> JavaFilter:
-        """Compile a class and start it. Takes seconds. Raises ProgramInvalid with what the compiler says."""
+        """Compile a class and start it, which takes seconds. Raises ProgramInvalid with the compiler's messages."""
         name, source = parse_java_program(content)
         with self._lock:
             self._number += 1
@@ -184,7 +184,7 @@ class JavaSandbox:
         ]
 
     def begins(self, java_filter: JavaFilter) -> None:
-        """Note that a filter is about to run, and stop the processes of idle filters if there are too many."""
+        """Record that a filter is about to run. Stops processes of idle filters if there are too many."""
         with self._lock:
             self._filters.pop(java_filter, None)
             crowd = len(self._filters) - self.limits.processes_max + 1
@@ -194,12 +194,12 @@ class JavaSandbox:
             each.rest()
 
     def on_end(self, java_filter: JavaFilter) -> None:
-        """Note that a filter no longer has a process."""
+        """Record that a filter no longer has a process."""
         with self._lock:
             self._filters.pop(java_filter, None)
 
     def end_idle_processes(self) -> None:
-        """End unneeded processes, and idle ones that use processor time. Call every second."""
+        """End processes that are not needed, and idle ones that use processor time. Call it every second."""
         with self._lock:
             idle = [(each, at) for each, at in self._filters.items() if not each.is_running]
         now = time.perf_counter()
@@ -208,7 +208,7 @@ class JavaSandbox:
                 each.rest()
 
     def close(self) -> None:
-        """End all processes and remove all files. Afterwards nothing of it may be used."""
+        """End all processes and remove all files. The sandbox must not be used afterwards."""
         with self._lock:
             filters = list(self._filters)
         for each in filters:
@@ -217,7 +217,7 @@ class JavaSandbox:
 
 
 class JavaFilter:
-    """One class. Calls of `run` wait for each other."""
+    """A filter class in its virtual machine. Calls of `run` wait for each other."""
 
     def __init__(self, sandbox: JavaSandbox, directory: Path, command: list[str]) -> None:
         self._sandbox = sandbox
@@ -233,11 +233,11 @@ class JavaFilter:
 
     @property
     def is_running(self) -> bool:
-        """Whether it filters messages now."""
+        """Whether the filter is filtering messages now."""
         return self._lock.locked()
 
     def check_start(self) -> None:
-        """Raises ProgramInvalid if the class cannot be used."""
+        """Raise ProgramInvalid if the class cannot be used."""
         with self._lock:
             try:
                 self._start()
@@ -245,7 +245,7 @@ class JavaFilter:
                 raise ProgramInvalid(f"the class cannot be used: {failed}") from failed
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
-        """Filter the messages that can be begun within ``seconds_max``, at least one."""
+        """Filter the messages that can be started within ``seconds_max``, but at least one."""
         with self._lock:
             started_at, seconds = time.perf_counter(), 0.0
             passes: list[bool] = []
@@ -286,12 +286,12 @@ class JavaFilter:
             return Verdicts(passes, failures, seconds)
 
     def idle_cpu_seconds(self) -> float:
-        """Processor seconds that its process used since it ran last, from any thread."""
+        """Return the processor seconds that the process used since its last run. May be called from any thread."""
         machine = self._machine
         return 0.0 if machine is None else machine.unseen_cpu_seconds()
 
     def rest(self) -> None:
-        """End its process, unless it runs."""
+        """End the filter's process unless it is running."""
         if self._lock.acquire(blocking=False):
             try:
                 self._stop()
@@ -299,12 +299,12 @@ class JavaFilter:
                 self._lock.release()
 
     def kill(self) -> None:
-        """End its process even if it runs: then it fails for its messages."""
+        """End the filter's process. If it is running, it fails for its messages."""
         if (machine := self._machine) is not None:
             machine.kill()
 
     def close(self) -> None:
-        """End its process. Its files are removed with the last use of the filter."""
+        """End the filter's process. Its files are removed with the last use of the filter."""
         with self._lock:
             self._stop()
 

@@ -1,4 +1,4 @@
-"""The process of one filter class in Java: started, fed with messages, and killed. Blocks; for worker threads."""
+"""Runs the process of one filter class in Java. Its functions block; call them on worker threads."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _REASON_CHARS_MAX: Final = 300
 
 
 class MachineFailed(Exception):
-    """The process could not start, has ended, or did not answer as it should."""
+    """The process could not start, has ended, or gave a wrong answer."""
 
 
 class FilterVerdicts(NamedTuple):
-    """The verdicts of the class on the first messages, and why it failed for some of them."""
+    """The verdicts of the class on the first messages, and the reasons of its failures among these."""
 
     verdicts: bytes
     reasons: list[str]
@@ -43,7 +43,7 @@ class FilterVerdicts(NamedTuple):
 
 
 class Machine:
-    """One process. After `MachineFailed` it must be killed. `kill` may be called twice."""
+    """The process of one filter class. After `MachineFailed` it must be killed; `kill` may be repeated."""
 
     def __init__(self, command: list[str], directory: Path) -> None:
         self._socket, theirs = socket.socketpair()
@@ -83,7 +83,7 @@ class Machine:
         self._is_ready = True
 
     def filter(self, block: Block, begin: int, end: int, seconds: float, per_message: float) -> FilterVerdicts:
-        """Filter messages in the process. Raises MachineFailed."""
+        """Let the process filter messages ``begin`` up to but not including ``end``. Raises MachineFailed."""
         first, last = block.begin_of(begin), block.ends[end - 1]
         places: list[int] = []
         for number in range(begin, end):
@@ -110,7 +110,7 @@ class Machine:
         return FilterVerdicts(verdicts, reasons, self._text(deadline), status == _EXHAUSTED and not is_fresh)
 
     def unseen_cpu_seconds(self) -> float:
-        """Processor seconds that the process used since `spent_seconds` was called."""
+        """Return the processor seconds that the process used since the last `spent_seconds`."""
         try:
             # The clock of another process, as clock_getcpuclockid(3) makes it.
             return time.clock_gettime((~self._process.pid << 3) | 2) - self._seen_cpu
@@ -118,7 +118,7 @@ class Machine:
             return 0.0
 
     def spent_seconds(self) -> float:
-        """Processor seconds that the process used since the last call; 0 once it has ended."""
+        """Return the processor seconds that the process used since the last call; 0 once it has ended."""
         seconds = self.unseen_cpu_seconds()
         self._seen_cpu += seconds
         return seconds
@@ -160,7 +160,7 @@ class Machine:
 
 
 def without_network() -> list[str]:
-    """The words to put before a command so that it has no network; empty if this kernel does not allow that."""
+    """Return the start of a command line that runs a command without network; empty if the kernel forbids that."""
     unshare = shutil.which("unshare")
     if unshare is None:
         return []
@@ -170,5 +170,5 @@ def without_network() -> list[str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without variables of raftmq, which may have secrets."""
+    """Return the environment without raftmq's variables, which may have secrets."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}

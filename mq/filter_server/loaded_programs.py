@@ -1,4 +1,4 @@
-"""The filter programs in memory: loaded on demand, from the broker or from the consumer that needs them."""
+"""Keeps filter programs in memory, and loads them on demand from the broker or from a consumer's upload."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ Key = tuple[str, str, str]
 
 
 class Runs(Protocol):
-    """Filters messages, on a worker thread."""
+    """A program that filters messages, on a worker thread."""
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
-        """The verdicts on the messages that can be begun within `seconds_max`, at least on one."""
+        """Return verdicts on the messages that can be started within `seconds_max`, but on at least one."""
 
     def close(self) -> None:
-        """Release the program, which is no longer used. Blocks while it runs."""
+        """Release the program, which is not used any more. Blocks while it runs."""
 
 
 class SqlProgram:
-    """An SQL92 expression over properties and values in the body."""
+    """A filter by an SQL92 expression over properties and values in the body."""
 
     def __init__(self, content: bytes) -> None:
         try:
@@ -55,7 +55,7 @@ class SqlProgram:
             raise ProgramInvalid(f"the expression is wrong at {error}") from error
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
-        """Evaluate the SQL expression for the messages of a block, until ``seconds_max`` have passed."""
+        """Evaluate the expression for the messages of a block, until ``seconds_max`` have passed."""
         started_at, cpu_begun = time.perf_counter(), time.thread_time()
         passes: list[bool] = []
         for number in range(len(block)):
@@ -66,11 +66,11 @@ class SqlProgram:
         return Verdicts(passes, {}, time.thread_time() - cpu_begun)
 
     def close(self) -> None:
-        """Do nothing: an SQL expression holds no resources."""
+        """Do nothing, because an expression has no resources to release."""
 
 
 class Program:
-    """One program in use.
+    """A filter program that is in memory.
 
     Attributes:
         turn: its messages are filtered by one thread at a time, so that a slow filter does not take all of them.
@@ -85,18 +85,18 @@ class Program:
         self.share = 1.0
 
     def count_messages(self, examined: int, passed: int) -> None:
-        """Count how many of the examined messages the filter let through."""
+        """Count how many of the examined messages the filter accepted."""
         if examined:
             weight = min(1.0, examined / _SHARE_MESSAGES)
             self.share += (passed / examined - self.share) * weight
 
     def to_examine(self, count: int, most: int) -> int:
-        """The number of messages to look at so that about ``count`` are let through: 1 to ``most``."""
+        """Return how many messages to filter so that about ``count`` are accepted: 1 to ``most``."""
         return max(1, min(most, math.ceil(count / max(self.share, 1 / most))))
 
 
 class Programs:
-    """The programs in memory, at most `programs_max`.
+    """Keeps at most `programs_max` programs in memory.
 
     Args:
         fetch: asks the broker for the bytes of a program of a group for a topic. May raise ClientError.
@@ -133,7 +133,7 @@ class Programs:
         return len(self._programs)
 
     async def get(self, group: str, topic: str, name: ProgramName) -> Program:
-        """The program, which is fetched if it is not in memory. Raises ProgramInvalid, ClientError."""
+        """Return a program; fetches it if it is not in memory. Raises ProgramInvalid, ClientError."""
         key = group, topic, name.text
         if (there := self._load_known(key)) is not None:
             await trio.lowlevel.checkpoint()
@@ -141,7 +141,7 @@ class Programs:
         return await self._once(key, name, partial(self._fetch, group, topic, name))
 
     async def add(self, group: str, topic: str, name: ProgramName, content: bytes) -> Program:
-        """Load a program that a consumer uploads for each of its queues. Raises ProgramInvalid if it is unusable."""
+        """Load a program that a consumer uploaded. Raises ProgramInvalid if it is unusable."""
         if not name.is_of(content):
             raise ProgramInvalid(f"the SHA-256 of the program differs from its name {name.text}")
         key = group, topic, name.text
@@ -171,7 +171,7 @@ class Programs:
         return (group, topic, name.text) in self._programs
 
     async def current(self, group: str, topic: str) -> ProgramName:
-        """The filter of a group for a topic, for RocketMQ's clients, which do not name it when they pull.
+        """Return a group's filter for a topic, for RocketMQ's clients, which do not name it when they pull.
 
         Raises ProgramInvalid if that cannot be used, ClientError: BrokerError with FILTER_DATA_NOT_EXIST without one.
         """

@@ -1,4 +1,4 @@
-"""Parses pull answers of brokers for filters, and builds answers with the accepted messages. Pure."""
+"""Parses brokers' responses to pulls for filters, and builds responses with the accepted messages. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mq.protocol.messages.records import RecordError, scan_bodies
 
 
 class Records(NamedTuple):
-    """The places of records and their parts in the answer of a broker."""
+    """The positions of records, and of their parts, in the response of a broker."""
 
     ends: list[int]
     queue_offsets: list[int]
@@ -22,12 +22,12 @@ class Records(NamedTuple):
     has_compressed: bool
 
     def begin_of(self, number: int) -> int:
-        """The index at which a record begins."""
+        """Return the index at which record ``number`` begins."""
         return self.ends[number - 1] if number else 0
 
 
 def records_in(data: bytes) -> Records:
-    """All records of an answer. Raises UnreadableAnswer."""
+    """Find all records in a response. Raises UnreadableAnswer."""
     records = Records([], [], [], [], has_compressed=False)
     ends, queue_offsets, sys_flags, places, _ = records
     flags = 0
@@ -46,7 +46,7 @@ def records_in(data: bytes) -> Records:
 
 
 def seen_by_filter(data: bytes, records: Records, body_bytes_max: int) -> tuple[Block, dict[int, str]]:
-    """The messages as the filter sees them, and by position those whose body it does not see, and why.
+    """Return the messages as the filter sees them, and why it does not see the bodies of some, by position.
 
     The records as they are, unless some are compressed.
     """
@@ -69,7 +69,7 @@ def seen_by_filter(data: bytes, records: Records, body_bytes_max: int) -> tuple[
 
 
 class FilterResult(NamedTuple):
-    """The outcome of filtering some records.
+    """The result of filtering some records.
 
     Attributes:
         passed: those let through.
@@ -87,7 +87,7 @@ class FilterResult(NamedTuple):
 def pick(
     data: bytes, records: Records, passes: Sequence[bool], next_offset: int, *, count_max: int, room: int
 ) -> FilterResult:
-    """Take accepted records, up to ``count_max`` records and ``room`` bytes, but always one.
+    """Select accepted records: at most ``count_max`` and ``room`` bytes, but always at least one.
 
     ``passes`` are the decisions on the first records, ``next_offset`` is the one behind the last record.
     """

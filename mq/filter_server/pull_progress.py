@@ -1,4 +1,4 @@
-"""The progress of one pull of a consumer, and the time at which it is answered. Pure.
+"""Decides when to respond to a consumer's pull, and how far it got. Pure.
 
 A pull is answered as soon as a message is let through and no more are at hand. If none is, it is answered a second
 after messages were looked at, with the offset behind them, or at its deadline. So a filter that lets nothing through
@@ -23,7 +23,7 @@ PROGRESS_SECONDS: Final = 1.0
 
 
 class PullHead(NamedTuple):
-    """The answer of a broker to a pull, without the messages."""
+    """A broker's response to a pull, without the messages."""
 
     code: int
     next_offset: int
@@ -33,7 +33,7 @@ class PullHead(NamedTuple):
 
 
 class PullResponse(NamedTuple):
-    """The answer to a pull; `body` has stored records."""
+    """The response to a consumer's pull. `body` has stored records."""
 
     code: int
     next_offset: int
@@ -44,7 +44,7 @@ class PullResponse(NamedTuple):
 
 
 class PullProgress:
-    """One pull, from the offset ``begin`` on, for ``count_max`` messages, held for ``held`` seconds from ``now`` on.
+    """One pull for ``count_max`` messages from offset ``begin`` on, which may wait ``hold_seconds`` from ``now`` on.
 
     Attributes:
         offset: what lies before it is decided.
@@ -64,22 +64,22 @@ class PullProgress:
         self._low = self._high = 0
 
     def is_over(self) -> bool:
-        """Whether it is to be answered."""
+        """Whether the pull must be responded to now."""
         return self._is_over
 
     @property
     def room_count(self) -> int:
-        """The number of further messages to let through."""
+        """The number of further messages that fit into the response."""
         return self._count_max - len(self._records)
 
     @property
     def room(self) -> int:
-        """The number of bytes that fit into the answer."""
+        """The number of further bytes that fit into the response."""
         return ANSWER_BYTES_MAX - self.nbytes
 
     @property
     def read_until(self) -> float:
-        """The time until which the broker may hold the next read; in the past if it must not."""
+        """The time until which the broker may wait with its next response; in the past if it must not wait."""
         return 0.0 if self._records else self._deadline
 
     @property
@@ -88,14 +88,14 @@ class PullProgress:
         return self._turn_until
 
     def fail(self) -> bool:
-        """Note that the broker refused a read, or did not answer. Returns whether to raise that: no if messages were
-        looked at before, which they stay; the next pull gets the error.
+        """End the pull, because the broker refused a read or did not answer. Returns whether to raise that error; if
+        earlier messages were examined, the next pull gets it instead.
         """
         self._is_over = True
         return self.offset == self._first
 
     def take_response(self, head: PullHead, now: float) -> PullResponse | None:
-        """Note a broker's answer to a read; returns it if the consumer is to get it unchanged, else None."""
+        """Record a broker's response to a read. Returns it if the consumer shall get it unchanged, else None."""
         self._low, self._high = head.low, head.high
         if head.code == ResponseCode.PULL_OFFSET_MOVED:
             self._is_over = True
@@ -108,7 +108,7 @@ class PullProgress:
         return None
 
     def add_result(self, selection: FilterResult, now: float) -> None:
-        """Note examined messages: their offset, and those that passed."""
+        """Add the result of filtering: the next offset, and the accepted messages."""
         assert selection.next_offset >= self.offset, f"examined from {self.offset} to {selection.next_offset}"
         self.offset = selection.next_offset
         self._records += selection.passed
@@ -121,7 +121,7 @@ class PullProgress:
             self._is_over = now >= self._started_at + PROGRESS_SECONDS
 
     def response(self) -> PullResponse:
-        """The answer for the consumer."""
+        """Return the response for the consumer."""
         offset, low, high = QueueOffset(self.offset), self._low, self._high
         if self._records:
             return PullResponse(ResponseCode.SUCCESS, offset, low, high, "FOUND", b"".join(self._records))

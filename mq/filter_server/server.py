@@ -1,4 +1,4 @@
-"""The filter server process: registers at its broker, listens, serves until it is cancelled."""
+"""Runs the filter server process: registers it at its broker, listens, and serves until cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of one filter server; `mq.settings` reads them."""
+"""The settings of a filter server; `mq.settings` reads them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class FilterServerSettings(ProcessSettings):
 
     @property
     def threads_max(self) -> int:
-        """The number of filters that run at the same time."""
+        """The number of filters that may run at the same time."""
         return self.threads or os.cpu_count() or 1
 
     @property
@@ -120,7 +120,7 @@ class FilterServerSettings(ProcessSettings):
 
     @property
     def metrics_address(self) -> tuple[str, int] | None:
-        """Address for scrapes of metrics; None to disable them."""
+        """The address at which metrics can be scraped; None if that is disabled."""
         if self.metrics_listen is not None:
             return parse_metrics_address(self.metrics_listen)
         return metrics_address_beside((self.listen_host, self.listen_port))

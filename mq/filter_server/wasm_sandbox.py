@@ -47,7 +47,7 @@ _REASONS: Final = {
 
 
 class Verdicts(NamedTuple):
-    """The verdicts of a filter on the first messages of a list.
+    """The verdicts of a filter on the first messages of a block.
 
     Attributes:
         passes: for each message whether it is let through; False for one that failed.
@@ -61,7 +61,7 @@ class Verdicts(NamedTuple):
 
 
 class Sandbox:
-    """The engine for all filters of a process. Its methods may be called on any thread."""
+    """The WebAssembly engine for all filters of a process. Its methods may be called on any thread."""
 
     def __init__(self, limits: WasmLimits) -> None:
         self.limits = limits
@@ -85,11 +85,11 @@ class Sandbox:
         self._driver = wasmtime.Module(self._engine, DRIVER)
 
     def tick(self) -> None:
-        """Called every `EPOCH_SECONDS`: interrupts calls that have run for too long."""
+        """Interrupt calls that have run for too long. Call it every `EPOCH_SECONDS`."""
         self._engine.increment_epoch()
 
     def load(self, content: bytes) -> WasmFilter:
-        """Compile and check a module, and start it once. Takes up to some seconds. Raises ProgramInvalid."""
+        """Compile, check and start a module, which takes up to some seconds. Raises ProgramInvalid."""
         try:
             # Bytes that are not a module could be the text of one, which is not what was return_content for the others.
             wasmtime.Module.validate(self._engine, content)
@@ -104,7 +104,7 @@ class Sandbox:
 
 
 class WasmFilter:
-    """One module. Calls of `run` wait for each other."""
+    """A filter module. Calls of `run` wait for each other."""
 
     def __init__(
         self, sandbox: Sandbox, engine: wasmtime.Engine, driver: wasmtime.Module, module: wasmtime.Module
@@ -117,14 +117,14 @@ class WasmFilter:
         self._lock = threading.Lock()
 
     def check_start(self) -> None:
-        """Raises ProgramInvalid if the module cannot be started, or gives no room for messages."""
+        """Raise ProgramInvalid if the module cannot be started, or has no room for messages."""
         try:
             self._fresh().make_room(ROOM_MIN)
         except _Failed as failed:
             raise ProgramInvalid(f"the module cannot be used: {failed}") from failed
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
-        """Filter the messages that can be begun within ``seconds_max``, at least one."""
+        """Filter the messages that can be started within ``seconds_max``, but at least one."""
         with self._lock:
             started_at, cpu_begun = time.perf_counter(), time.thread_time()
             passes: list[bool] = []

@@ -1,4 +1,4 @@
-"""All topics, groups and offsets of a cluster, with one request per broker group, and changes of many of them at once.
+"""Reads all topics, groups and offsets of a cluster, with one request per broker group, and changes many at once.
 
 One request for each topic takes minutes with 10,000 topics.
 """
@@ -41,8 +41,8 @@ ASKED_AT_ONCE: Final = 16
 
 
 class GroupsOfMembers(NamedTuple):
-    """The members of groups, without groups that have none; and of each group whose members subscribe to different
-    things, a member for each of these.
+    """The members of groups that have some; and for each group whose members' subscriptions differ, one member with
+    each.
     """
 
     groups: dict[str, list[GroupMember]]
@@ -50,18 +50,18 @@ class GroupsOfMembers(NamedTuple):
 
 
 class CatalogueAdmin(UserAdmin):
-    """An `Admin` for whole tables. All methods raise ClientError, and BrokerError without an administrator's account.
+    """An `Admin` for whole tables. All methods raise ClientError, and BrokerError if the user is no administrator.
 
     Brokers of RocketMQ from 5.3 on know the requests, too.
     """
 
     async def name_server_settings(self) -> dict[str, str]:
-        """The settings of a name server; ours have names with `raftmq.` before them."""
+        """Return the settings of a name server. Our own have the prefix `raftmq.`."""
         _, body = await self._ask(RequestCode.GET_NAMESRV_CONFIG)
         return read_body(decode_properties, body)
 
     async def topic_configs(self) -> dict[str, dict[str, TopicConfig]]:
-        """The configuration of all topics, by name and broker group."""
+        """Return the configuration of all topics, by name and broker group."""
         configs: dict[str, dict[str, TopicConfig]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             code = RequestCode.GET_ALL_TOPIC_CONFIG
@@ -75,7 +75,7 @@ class CatalogueAdmin(UserAdmin):
         return configs
 
     async def group_offsets(self) -> dict[str, dict[MessageQueue, int]]:
-        """The stored offsets of all groups, also of deleted ones, and in topics that were deleted."""
+        """Return the stored offsets of all groups, also of deleted groups and in deleted topics."""
         offsets_by_group: dict[str, dict[MessageQueue, int]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             _, body = await self._open_core().call(address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout=TABLE_SECONDS)
@@ -87,7 +87,7 @@ class CatalogueAdmin(UserAdmin):
         return offsets_by_group
 
     async def queue_ends(self, topics: Collection[str]) -> dict[MessageQueue, QueueEnds]:
-        """The ends of all queues of the existing ones of these topics: one request for 500 topics and a broker group.
+        """Return the ends of all queues of those topics that exist, with one request per 500 topics and broker group.
 
         Brokers of Apache RocketMQ and of earlier releases are asked for each topic.
         """
@@ -108,8 +108,8 @@ class CatalogueAdmin(UserAdmin):
         return ends_by_queue
 
     async def offsets_at(self, times: Mapping[MessageQueue, dt.datetime]) -> dict[MessageQueue, int]:
-        """The offset of the first message of each queue that was stored at its time or later; the offset of the next
-        message if there is none: one request for 500 topics and a broker group.
+        """Return the offset of each queue's first message stored at or after its time, or of its next message if there
+        is none. One request per 500 topics and broker group.
 
         Queues that are left out in the answer, since the messages are in an archive or the broker is one of Apache
         RocketMQ, are asked for one by one; what is missing then does not exist, or cannot be read now.
@@ -135,9 +135,8 @@ class CatalogueAdmin(UserAdmin):
         return offsets | await each_of([queue for queue in times if queue not in offsets], offset_of)
 
     async def offsets_behind(self, topics: Collection[str], positions: Mapping[str, int]) -> dict[MessageQueue, int]:
-        """The offset of the first message of each queue that lies at a position of the log of its broker group, or
-        behind it. ``positions`` has the broker groups to ask; brokers that do not know the request
-        tell nothing.
+        """Return the offset of each queue's first message at or after a log position of its broker group. ``positions``
+        has the groups to ask. Leaves out brokers that do not know the request.
         """
         offsets: dict[MessageQueue, int] = {}
         for broker, address in (await self._leaders(None, None)).items():
@@ -179,7 +178,7 @@ class CatalogueAdmin(UserAdmin):
     async def members_of_groups(
         self, groups: Sequence[str], *, queues: bool = False, differing: bool = False
     ) -> GroupsOfMembers | None:
-        """The members of groups, by client id, as all broker groups know them.
+        """Return the members of groups, by client id, as all broker groups know them.
 
         With ``queues``, which goes with one group alone, also which queues they have. With ``differing`` also the
         groups whose members subscribe to different things. None if a broker does not know the request, as brokers of
@@ -205,7 +204,7 @@ class CatalogueAdmin(UserAdmin):
         return GroupsOfMembers(_by_client_id(members), _by_client_id(apart))
 
     async def put_topics(self, broker: str, topics: Sequence[TopicConfig]) -> None:
-        """Create or change topics in one broker group, all of them, or none. At most 1,000.
+        """Create or change up to 1,000 topics in one broker group: all of them, or none.
 
         Attributes are changes: ``+name`` sets one, ``-name`` removes it. Does not wait for the name servers.
         """
@@ -219,7 +218,7 @@ class CatalogueAdmin(UserAdmin):
             await self._ask_leader(broker, address, None, *request)
 
     async def store_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Store the offset of a group, also a lower one than before."""
+        """Store the offset of a group, even if it is lower than before."""
         ext = UpdateConsumerOffsetExt(
             consumer_group=group,
             topic=queue.topic,
@@ -258,7 +257,7 @@ def _by_client_id(groups: dict[str, dict[str, GroupMember]]) -> dict[str, list[G
 
 
 async def each_of(keys: Collection[K], ask: Callable[[K], Awaitable[T]]) -> dict[K, T]:
-    """Ask for each key, some at once. Leaves out keys that vanished meanwhile, or whose answer is late."""
+    """Call ``ask`` for each key, several at once. Leaves out keys that vanished meanwhile, or whose answer is late."""
     results: dict[K, T] = {}
     limiter = trio.CapacityLimiter(ASKED_AT_ONCE)
 

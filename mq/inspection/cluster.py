@@ -1,4 +1,4 @@
-"""The state of a cluster: the name servers' list of brokers, combined with each broker's own figures."""
+"""Reads the state of a cluster: the name servers' list of brokers, with each broker's own figures."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus:
-    """A broker group: one Raft group. ``leader`` is a node id, or None while there is none."""
+    """A broker group, which is one Raft group. ``leader`` is a node id, or None while there is none."""
 
     cluster: str
     group: str
@@ -116,12 +116,12 @@ class GroupStatus:
 
     @property
     def is_leaderless(self) -> bool:
-        """Whether it has no leader that could be asked; False if that is unknown, since it refuses its figures."""
+        """Whether no leader can be asked; False if that is unknown, because the group refuses to return figures."""
         is_refused = any(each.refusal is not None for each in self.replicas)
         return self.leader is None and not self.is_stock and not is_refused
 
     def as_json(self, *, with_figures: bool = False) -> dict[str, object]:
-        """The cluster as JSON."""
+        """Return the group for JSON."""
         table = asdict(self)
         if not with_figures:
             for replica in table["replicas"]:
@@ -131,7 +131,7 @@ class GroupStatus:
 
 @dataclass(frozen=True, slots=True)
 class BrokerAnswer:
-    """A broker from the name server's list, and its figures (request code 28), or None and the reason."""
+    """A broker from the name server's list, with its figures (request code 28), or None and the reason."""
 
     cluster: str
     group: str
@@ -146,7 +146,7 @@ class BrokerAnswer:
 
 
 def group_statuses(answers: list[BrokerAnswer]) -> list[GroupStatus]:
-    """The answers of all brokers, grouped. Pure."""
+    """Group the answers of all brokers by broker group. Pure."""
     groups: dict[tuple[str, str], list[BrokerAnswer]] = {}
     for answer in answers:
         groups.setdefault((answer.cluster, answer.group), []).append(answer)
@@ -272,7 +272,7 @@ def _int_figure(figures: Mapping[str, str], name: str) -> int | None:
 
 
 async def ask_cluster(namesrv: str, remoting: RemotingSettings | None = None) -> list[GroupStatus]:
-    """Works like `ask_brokers`, with an `Admin` of its own."""
+    """Works like `ask_brokers`, with a new `Admin`."""
     async with Admin(namesrv, remoting=remoting) as admin:
         return await ask_brokers(admin)
 

@@ -1,4 +1,4 @@
-"""Requests for a view of a whole cluster: as few as possible; the result has the answers that came."""
+"""Queries a whole cluster with few requests. A result has the answers that arrived."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REPLICA_SECONDS: Final = 3.0
 
 
 class MessageCount(NamedTuple):
-    """The number of messages that a topic has, and of its queues."""
+    """The number of messages in a topic, and the number of its queues."""
 
     messages: int
     queues: int
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 async def unless_unknown(answer: Awaitable[T]) -> T | None:
-    """The answer; None if a broker does not know the request, as one of Apache RocketMQ or of an earlier release."""
+    """Await the answer; None if the broker does not know the request, like Apache RocketMQ's or an earlier release."""
     try:
         return await answer
     except BrokerError as error:
@@ -46,7 +46,7 @@ async def unless_unknown(answer: Awaitable[T]) -> T | None:
 
 @dataclass(slots=True)
 class OfReplicas(Generic[T]):
-    """The answer of each replica, by broker group and address.
+    """The answers of all replicas, by broker group and address.
 
     Attributes:
         silent: replicas that did not answer.
@@ -59,7 +59,7 @@ class OfReplicas(Generic[T]):
 
 
 class QueryingAdmin(CatalogueAdmin):
-    """An `Admin` for looking: it leaves out broker groups without a leader, and waits for none.
+    """An `Admin` for queries: it leaves out broker groups without a leader instead of waiting for one.
 
     Changes are made through an `Admin` that insists on every broker group.
     """
@@ -76,7 +76,7 @@ class QueryingAdmin(CatalogueAdmin):
         }
 
     async def message_counts(self, topics: Mapping[str, Sequence[str]]) -> dict[str, MessageCount] | None:
-        """The number of messages of topics; ``topics`` names the broker groups of each. One request per broker group.
+        """Return the number of messages of topics; ``topics`` names their broker groups. One request per broker group.
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """
@@ -100,7 +100,7 @@ class QueryingAdmin(CatalogueAdmin):
         return counts
 
     async def topic_use(self, topic: str) -> dict[str, TopicUse] | None:
-        """The bytes of a topic and its senders, by broker group. One request per broker group that has the topic.
+        """Return a topic's bytes and senders, by broker group, with one request per broker group that has the topic.
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """
@@ -114,11 +114,11 @@ class QueryingAdmin(CatalogueAdmin):
         return use_by_broker
 
     async def accounts(self) -> OfReplicas[AccountList]:
-        """The accounts in the files of all replicas. Raises BrokerError if one refuses a non-administrator."""
+        """Return the accounts in the files of all replicas. Raises BrokerError unless the user is an administrator."""
         return await self._of_replicas(RequestCode.LIST_ACCOUNTS, AccountList.decode)
 
     async def leases(self) -> OfReplicas[LeaseList]:
-        """The readers for which each replica keeps its log. Raises BrokerError as `accounts`."""
+        """Return the readers for which each replica keeps its log. Raises BrokerError like `accounts`."""
         return await self._of_replicas(RequestCode.LIST_LEASES, LeaseList.decode)
 
     async def _of_replicas(self, code: RequestCode, decode: Callable[[bytes | memoryview], T]) -> OfReplicas[T]:
@@ -148,7 +148,7 @@ class QueryingAdmin(CatalogueAdmin):
         return responses
 
     async def pending(self, kind: PendingKind, count: int) -> dict[str, PendingInfo] | None:
-        """The waiting messages of each broker group, with the first ``count`` of them. One request per broker group.
+        """Return each broker group's invisible messages: their number and the first ``count``. One request per group.
 
         None if a broker does not know the request, as those of Apache RocketMQ.
         """

@@ -1,4 +1,4 @@
-"""Dead letters of consumer groups: reads the unresolved ones, and says why each was given up.
+"""Reads the unresolved dead letters of consumer groups, and says why each one was given up.
 
 A dead letter stays in its topic until retention deletes it. The offset of the consumer group `DEALT_WITH_BY` in that
 topic is behind the last dead letter that was dealt with.
@@ -31,7 +31,7 @@ LetterFilter = Callable[[Letter], bool]
 async def read_letters(
     namesrv: str, group: str, *, everything: bool, remoting: RemotingSettings | None = None
 ) -> AsyncGenerator[PullConsumer]:
-    """A consumer of the dead letters of a group, at the first unresolved one, or at the very first.
+    """Open a consumer of a group's dead letters, at the first unresolved one, or with ``everything`` at the very first.
 
     It has no queues if the group has no dead letters.
     """
@@ -50,7 +50,7 @@ async def read_letters(
 def letter_filter(
     topic: str | None, key: str | None, failure: str | None, since: dt.datetime | None, until: dt.datetime | None
 ) -> LetterFilter:
-    """Return a function that tells whether a dead letter meets all conditions; None means no condition."""
+    """Return a function that tells whether a dead letter meets all conditions. None means no condition."""
 
     def is_wanted(letter: Letter) -> bool:
         return (
@@ -65,13 +65,13 @@ def letter_filter(
 
 
 def death_reason(letter: Letter) -> str:
-    """Say why it was given up: the broker's reason, and the consumer's last failure, if they are known."""
+    """Say why a dead letter was given up: the broker's reason and the consumer's last failure, if they are known."""
     reasons = (letter.properties.get(name) for name in (props.DEAD_REASON, props.FAILURE))
     return ": ".join(filter(None, reasons))
 
 
 def letter_fields(letter: Letter) -> dict[str, Any]:
-    """The place, origin and reason of a dead letter, as JSON."""
+    """Return the place, origin and reason of a dead letter, for JSON."""
     properties = letter.properties
     attempts = properties.get(props.DEAD_ATTEMPTS, "")
     return {
@@ -88,5 +88,5 @@ def letter_fields(letter: Letter) -> dict[str, Any]:
 
 
 def queue_name(queue: MessageQueue) -> str:
-    """Format broker group and queue number: ``broker-a/3``."""
+    """Format broker group and queue id: ``broker-a/3``."""
     return f"{queue.broker_name}/{queue.queue_id}"

@@ -1,4 +1,4 @@
-"""The losses that the deletion of a topic or consumer group causes, said before it."""
+"""Says what the deletion of a topic or consumer group would lose, before it is made."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def losses_of_topic(admin: Admin, topic: str) -> list[str]:
 
 
 async def losses_of_group(admin: Admin, group: str, *, topics: bool) -> list[str]:
-    """Say what is lost if the group is deleted, and with ``topics`` its retry and dead letter topics, as clauses.
+    """Say what is lost if the group is deleted, with ``topics`` including its retry and dead letter topics, as clauses.
 
     Raises ClientError.
     """

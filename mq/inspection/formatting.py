@@ -1,4 +1,4 @@
-"""Times and lists as text, the same in all commands and pages."""
+"""Formats times and lists as text, the same for all commands and pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mq.inspection.cluster import GroupStatus
 
 
 def time_of(milliseconds: int | None) -> str | None:
-    """Milliseconds since 1970 as a time, ``2026-03-01T09:30:00.000Z``. None for "never": None, 0 or less.
+    """Format milliseconds since 1970 as ``2026-03-01T09:30:00.000Z``; None for None, 0 or less, which mean never.
 
     Also None after the year 9999.
     """
@@ -26,13 +26,13 @@ def time_of(milliseconds: int | None) -> str | None:
 
 
 def some_of(words: Sequence[str], shown_max: int = 5) -> str:
-    """The first words and how many more there are: ``a, b and 298 more``."""
+    """Join the first words, and say how many more there are: ``a, b and 298 more``."""
     more = len(words) - shown_max
     return ", ".join(words[:shown_max]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def different_archive_limits(group: GroupStatus) -> str:
-    """The time and size for which each replica keeps archived messages, in words, if they differ; else empty."""
+    """Describe the archive retention (time and size) of each replica if they differ; empty if they agree."""
     limits_by_node = {
         each.node_id: (each.archive_kept_seconds or 0, each.archive_kept_bytes or 0)
         for each in group.replicas

@@ -22,11 +22,11 @@ NEAR_ENTRIES = 256
 
 
 class GroupNotReached(ClientError):
-    """The broker group does not exist, or its leader does not answer; nothing was changed."""
+    """The broker group does not exist, or its leader does not answer. Nothing was changed."""
 
 
 class GroupSession:
-    """A session with a broker group; ``on_progress`` is called with a text that says what it waits for.
+    """A session with a broker group. Calls ``on_progress`` with a text that says what it waits for.
 
     Args:
         group: its name; None if there is only one.
@@ -40,7 +40,7 @@ class GroupSession:
         self._on_progress = on_progress
 
     async def status(self) -> GroupAnswer:
-        """The leader's view; without a leader some member's view, not ``done``."""
+        """Return the group as its leader sees it; without a leader, as some member does, with ``done`` False."""
         answers = await self._ask_members()
         leader = max((a for a in answers.values() if a.view.role == "leader"), key=lambda a: a.view.term, default=None)
         if leader is not None:
@@ -54,8 +54,8 @@ class GroupSession:
     async def change(
         self, action: GroupAction, node: str = "", *, address: str = "", replaced_node: str = ""
     ) -> GroupAnswer:
-        """Send one command to the leader; retried at the next leader if leadership has changed, and for a moment if a
-        member is to take over that has the whole log and has not answered a heartbeat yet.
+        """Send a command to the leader. Tries again at a new leader, and for a moment if a member with the whole log is
+        to lead but has not answered a heartbeat yet.
         """
         command = GroupCommand(action=action, node=node, address=address, replaced=replaced_node)
         begin = trio.current_time()
@@ -69,7 +69,7 @@ class GroupSession:
             await trio.sleep(POLL_SECONDS)
 
     async def add(self, node: str, address: str, *, voter: bool, patience: float) -> GroupAnswer:
-        """Add a learner; with ``voter``, wait at most ``patience`` seconds until it has caught up and promote it."""
+        """Add a learner. With ``voter``, wait up to ``patience`` seconds until it has caught up, and promote it."""
         member = (await self.status()).view.member(node)
         if voter and _is_learner_at(member, address):
             self._on_progress(f"{node} is a learner already")
@@ -81,7 +81,7 @@ class GroupSession:
         return await self._once_caught_up("promote", node, patience)
 
     async def remove(self, node: str) -> GroupAnswer:
-        """Remove a member; a leader transfers leadership first, which saves an election."""
+        """Remove a member. A leader transfers leadership first, which avoids an election."""
         await self._hand_over(node)
         return await self.change("remove", node)
 

@@ -1,4 +1,4 @@
-"""The members of a consumer group: where they are, and which queues they have now."""
+"""Returns the members of a consumer group: their addresses, and the queues that they have now."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mq.protocol.requests.removed_members import KeptOutMember
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member as its broker knows it; ``queues`` as it says itself, None if it does not say.
+    """A member as its broker knows it. ``queues`` are those that the member itself reports; None if it reports none.
 
     ``subscribes``: to which topics and expressions, as text; None if the broker does not tell it of each member, as one
     of Apache RocketMQ.
@@ -31,16 +31,16 @@ class Member:
 
     @property
     def takes_no_queues(self) -> bool:
-        """Whether it pops, or is behind a proxy."""
+        """Whether the member pops, or is behind a proxy, and so has no queues."""
         return self.client.subscriptions is not msgspec.UNSET
 
     @property
     def unfinished_count(self) -> int | None:
-        """Messages that it has fetched and not finished."""
+        """The number of messages that the member has fetched and not finished; None if it reports no queues."""
         return None if self.queues is None else sum(each.cached_msg_count for each in self.queues.values())
 
     def as_json(self) -> dict[str, object]:
-        """The member as JSON."""
+        """Return the member for JSON."""
         rows = self.client.subscriptions
         queues = None if self.queues is None else [queue_text(queue) for queue in self.queues]
         return {
@@ -59,13 +59,13 @@ class Member:
 
 
 def disagreement(members: Iterable[Member]) -> list[str]:
-    """The subscriptions of the members, a line each, if they differ; empty if they agree, as far as that is known."""
+    """Return the subscriptions of the members, a line each, if they are known to differ; else nothing."""
     texts = {each.client.client_id: each.subscribes or "nothing" for each in members if each.subscribes is not None}
     return [f"{client_id}: {text}" for client_id, text in texts.items()] if len(set(texts.values())) > 1 else []
 
 
 async def members_of(admin: CatalogueAdmin, group: str) -> list[Member]:
-    """All members, by client id, with the queues that each says it has. One request per broker group.
+    """Return all members, by client id, with the queues that each reports. One request per broker group.
 
     Brokers that do not know that request, or an account that may not make it, are asked for each member. Raises
     ClientError.
@@ -102,7 +102,7 @@ def _queues(running_info: str | None) -> dict[MessageQueue, ProcessQueueInfo] | 
 
 
 def removal_means(members: Collection[str], seconds: float) -> list[str]:
-    """The consequences of removing one of these members, as clauses that continue a sentence after its name."""
+    """Return the consequences of removing one of these members, as clauses that continue a sentence after its name."""
     others = len(members) - 1
     who = "nobody consumes for the group then" if others < 1 else f"{others} other members take its queues"
     return [
@@ -112,7 +112,7 @@ def removal_means(members: Collection[str], seconds: float) -> list[str]:
 
 
 def removed_member_text(member: KeptOutMember) -> str:
-    """Name a removed member, the seconds that it is still kept out, and the reason."""
+    """Name a removed member, the seconds until it may join again, and the reason."""
     who = f" by {member.operator}" if member.operator else ""
     why = f": {member.reason}" if member.reason else ""
     where = "" if member.connected else " (not connected)"
@@ -120,5 +120,5 @@ def removed_member_text(member: KeptOutMember) -> str:
 
 
 def queue_text(queue: MessageQueue) -> str:
-    """Format topic, broker group and queue number: ``Orders broker-a/3``."""
+    """Format topic, broker group and queue id: ``Orders broker-a/3``."""
     return f"{queue.topic} {queue.broker_name}/{queue.queue_id}"

@@ -1,4 +1,4 @@
-"""The JSON form of a message, common to all commands."""
+"""The JSON form of a message, which all commands share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mq.inspection.formatting import time_of
 
 
 def message_fields(message: ReceivedMessage) -> dict[str, object]:
-    """Place and content of a message. A body that is not UTF-8 is in ``body_base64``, and ``body`` is None."""
+    """Return place and content of a message. If the body is not UTF-8, ``body`` is None and ``body_base64`` has it."""
     record = message.record
     body: str | None
     try:

@@ -1,4 +1,4 @@
-"""Changes by operators that applications have no methods for."""
+"""Changes that operators make, for which the application's `Admin` has no methods."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ RECALL_SECONDS: Final = 10.0
 
 
 class ChangingAdmin(UserAdmin):
-    """An `Admin` that insists on every broker group, with changes that operators make by hand."""
+    """An `Admin` for changes that operators make by hand. It needs an answer from every broker group."""
 
     async def recall(self, handle: str) -> str:
-        """Recall the timed message of a handle; returns its id.
+        """Recall the timed message of a handle, and return the message's id.
 
         Raises MessageRefused for a text that is not a handle, NotRecalled if the message was delivered or recalled, and
         ClientError.
@@ -37,7 +37,7 @@ class ChangingAdmin(UserAdmin):
         await self._open_core().call(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)
 
     async def resume_transaction(self, broker: str, offset_message_id: str) -> None:
-        """Let a transaction that was given up be checked again (request code 323); twice does the same as once.
+        """Make a broker check a transaction again that was given up (request code 323). May be repeated.
 
         Raises BrokerError if there is no such message, NoRoute if the broker group has no leader.
         """

@@ -1,4 +1,4 @@
-"""Schedules in words. Pure."""
+"""Describes schedules in words. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mq.inspection.formatting import time_of
 
 
 def tick_text(moment: dt.datetime) -> str:
-    """The time of a tick, in UTC."""
+    """Format the time of a tick, in UTC."""
     return time_of(round(moment.timestamp() * 1000)) or "-"
 
 
 def rule_text(rule: Rule) -> str:
-    """The times at which a schedule sends, in words."""
+    """Describe when a schedule sends."""
     match rule:
         case Cron():
             return f"cron {rule.expression} {rule.time_zone}" + (" (both days)" if rule.days == "both" else "")
@@ -25,7 +25,7 @@ def rule_text(rule: Rule) -> str:
 
 
 def state_text(status: ScheduleStatus) -> str:
-    """Whether a schedule ticks."""
+    """Describe whether a schedule ticks."""
     if status.error:
         return "unusable"
     if not status.schedule.enabled:

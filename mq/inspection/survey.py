@@ -1,4 +1,4 @@
-"""Asks all servers of a cluster for what `raftmq doctor` judges."""
+"""Collects the answers of all servers of a cluster that `raftmq doctor` judges."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Progress = Mapping[str, Mapping[MessageQueue, GroupProgress]]
 
 @dataclass(frozen=True, slots=True)
 class Consumers:
-    """Consumer groups, looked at twice.
+    """The consumer groups of a cluster, examined twice.
 
     Attributes:
         before, after: the progress of each group at the beginning and at the end of the watch.
@@ -75,7 +75,7 @@ class Consumers:
     log_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def hours_of(self, topic: str) -> float | None:
-        """The hours for which messages of a topic are kept; None if unknown."""
+        """Return for how many hours messages of a topic are kept; None if unknown."""
         return self.topic_hours.get(topic, self.retention_hours)
 
 
@@ -115,7 +115,7 @@ AT_RISK: Final = 0.75
 
 
 async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettings | None = None) -> Survey:
-    """Ask all servers; takes a bit longer than ``watch_seconds``, for which consumer groups are watched.
+    """Ask all servers. Takes a bit longer than ``watch_seconds``, during which consumer groups are watched.
 
     Raises ClientError if no name server answers.
     """

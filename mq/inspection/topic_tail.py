@@ -1,4 +1,4 @@
-"""Follows a topic at its end, without a consumer group of its own."""
+"""Follows the end of a topic without a consumer group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history in a message's trace, as sentences in the order of time. Pure."""
+"""Describes the trace of a message in sentences, in order of time. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _KINDS = {MessageKind.HALF: "half ", MessageKind.DELAY: "delayed ", MessageKind.
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """An event of the message, in words, with its time in milliseconds since 1970 by the clock of the client."""
+    """An event of the message as text. Its time is in milliseconds since 1970, by the clock of the client."""
 
     at_ms: int
     text: str
 
 
 def trace_events(story: MessageTrace) -> list[TraceEvent]:
-    """All events of a trace, the earliest first. Texts of clients are on one line, without control characters."""
+    """Return all events of a trace, the earliest first. Clients' texts are on one line, without control characters."""
     events = [TraceEvent(sent.timestamp_ms, _send_text(sent)) for sent in story.sent]
     for transaction in story.transactions:
         check = ", after a check-back of the broker" if transaction.from_check else ""

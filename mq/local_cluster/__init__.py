@@ -1,4 +1,4 @@
-"""Servers on this machine as child processes: started, watched, killed and stopped, for any program that needs some.
+"""Runs servers on this machine as child processes: starts, watches, kills and stops them, for any program.
 
 `Processes` has children of any kind, `DevCluster` a name server and a broker group, `open_groups` several groups.
 """

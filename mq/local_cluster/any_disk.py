@@ -1,4 +1,4 @@
-"""Settings for brokers with throwaway data: they run on a disk of any fill level."""
+"""Settings for brokers with throwaway data, which run however full the disk is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name server and a broker group as child processes: for development, the demonstration, tests and benchmarks.
+"""Runs a name server and a broker group as child processes, for development, the demonstration, tests and benchmarks.
 
 Each server holds the reading end of a pipe from the parent: if the parent is killed, the servers stop by themselves.
 """
@@ -34,7 +34,7 @@ _LISTENS = re.compile(r'"port": (\d+), "event": "listening"')
 
 @dataclass(slots=True)
 class DevCluster:
-    """One broker group in ``directory``, with its name server unless it uses another group's; created by `open`.
+    """A broker group in ``directory``, with a name server unless it uses another group's. Made by `open`.
 
     ``node_ids`` are n0, n1, ...; each stores its data in a directory of that name, logs are in ``logs/``. A restart in
     the same directory uses the same ports, so that replicas find each other again.
@@ -71,7 +71,7 @@ class DevCluster:
         beside: DevCluster | None = None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> AsyncIterator[DevCluster]:
-        """Start everything, wait until the group has a leader and all replicas are registered, and stop it at the end.
+        """Start all servers, wait for a leader and until all replicas are registered, and stop them at the end.
 
         Args:
             ports: default: those last used in this directory, else the conventional ones.
@@ -113,33 +113,33 @@ class DevCluster:
 
     @property
     def node_ids(self) -> tuple[str, ...]:
-        """The replicas' ids, in order."""
+        """The ids of the replicas, in order."""
         return tuple(f"n{number}" for number in range(len(self.ports.clients)))
 
     @property
     def namesrv(self) -> str:
-        """Address of the name server."""
+        """The address of the name server."""
         return f"{HOST}:{self.ports.namesrv}"
 
     @property
     def secret_file(self) -> Path:
-        """Path of the group's secret, shared by all replicas."""
+        """The path of the file with the group's secret, which all replicas share."""
         return self.directory / FILE_NAME
 
     def address(self, node_id: str) -> str:
-        """The client address of a replica."""
+        """Return the client address of a replica."""
         return f"{self.client_host}:{self.port(node_id)}"
 
     def port(self, node_id: str) -> int:
-        """The port of `address`."""
+        """Return the port of a replica's client address."""
         return self.ports.clients[self.node_ids.index(node_id)]
 
     def pid(self, node_id: str) -> int:
-        """Process id of a started replica."""
+        """Return the process id of a started replica."""
         return self._processes.pid(node_id)
 
     def log_path(self, name: str) -> Path:
-        """Log file of a replica, of "namesrv", "proxy" or "console"."""
+        """Return the log file of a replica, or of "namesrv", "proxy" or "console"."""
         return self._processes.log_path(name)
 
     def is_running(self, name: str) -> bool:
@@ -147,7 +147,7 @@ class DevCluster:
         return self._processes.is_running(name)
 
     async def start(self, node_id: str) -> None:
-        """Start a replica, the first time or after it was killed or stopped. Does not wait until it serves."""
+        """Start a replica that was never started, was killed or was stopped. Does not wait until it serves."""
         number = self.node_ids.index(node_id)
         peers = ",".join(
             f"{name}@{HOST}:{port}" for name, port in zip(self.node_ids, self.ports.replication, strict=True)
@@ -163,7 +163,7 @@ class DevCluster:
         self._spawn(node_id, arguments)
 
     async def start_all(self) -> None:
-        """Start every replica that does not run; one that was just killed as soon as it has ended."""
+        """Start every replica that does not run. Waits for the end of one that was just killed."""
         for node_id in self.node_ids:
             if node_id in self._processes.names and not self._processes.is_wanted(node_id):
                 await self._processes.wait_ended(node_id)  # the system may take a while to end it
@@ -179,12 +179,12 @@ class DevCluster:
         await self._processes.stop(node_id)
 
     async def status(self) -> GroupStatus | None:
-        """The state of the group, or None if no replica is registered (yet). Raises ClientError."""
+        """Return the state of the group; None while no replica is registered. Raises ClientError."""
         groups = await ask_cluster(self.namesrv)
         return next((group for group in groups if group.group == self.group), None)
 
     async def leader(self) -> str:
-        """Node id of the leader; waits until there is one. Raises ServersFailed after a minute."""
+        """Wait until there is a leader, and return its node id. Raises ServersFailed after a minute."""
         status = await self._wait_status("leader", lambda status: status.leader is not None)
         assert status.leader is not None, "waited for a leader and got none"
         return status.leader
@@ -202,7 +202,7 @@ class DevCluster:
         await self._wait_status(f"leader with {len(running_ids)} registered replicas", is_ready)
 
     async def watch(self) -> None:
-        """Runs until cancelled. Raises ServersFailed soon after a server ended unexpectedly."""
+        """Watch the servers until cancelled. Raises ServersFailed soon after one ended unexpectedly."""
         while True:
             self.check()
             await trio.sleep(WATCH_SECONDS)
@@ -229,18 +229,18 @@ class DevCluster:
         self._processes.check()
 
     def exit_codes(self) -> dict[str, int]:
-        """Exit codes of servers that have ended unexpectedly, by name; a negative one is a signal."""
+        """Return the exit codes of servers that ended unexpectedly, by name; a negative one is a signal."""
         return self._processes.exit_codes()
 
     async def start_proxy(self, port: int) -> int:
-        """Start a proxy for gRPC clients and wait until it listens; returns its port, the given one unless that is 0.
+        """Start a proxy for gRPC clients and wait until it listens. Returns its port, ``port`` unless that is 0.
 
         Raises ServersFailed.
         """
         return await self._start_beside("proxy", port, "--set", "metrics_listen=off")
 
     async def start_console(self, port: int) -> int:
-        """Start a web console that may change everything; as `start_proxy`."""
+        """Start a web console that may change everything. ``port`` and result are as for `start_proxy`."""
         return await self._start_beside("console", port, "--allow-changes")
 
     async def _start_beside(self, name: str, port: int, *options: str) -> int:

@@ -1,4 +1,4 @@
-"""Several broker groups on one machine, with one name server: to use many cores."""
+"""Runs several broker groups with one name server on one machine, to use many cores."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ SEGMENT_BYTES = 64 * 1024 * 1024
 
 
 def group_name(number: int) -> str:
-    """The name of the group with this number: ``broker-a``, ``broker-b``, ..."""
+    """Return the name of the group with this number: ``broker-a``, ``broker-b``, ..."""
     return f"broker-{chr(ord('a') + number)}"
 
 
 def group_directory(directory: Path, number: int) -> Path:
-    """The directory of a group's data and logs: ``directory`` for the first one, a subdirectory for each other one."""
+    """Return the directory of a group's data and logs: ``directory`` for the first group, else a subdirectory."""
     return directory / group_name(number) if number else directory
 
 
 def count_groups(directory: Path) -> int:
-    """Number of groups started in that directory before; 0 if it is new."""
+    """Return how many groups were started in that directory before; 0 if it is new."""
     return next(number for number in count() if not (group_directory(directory, number) / PORTS_FILE).exists())
 
 
@@ -43,7 +43,7 @@ async def open_groups(
     settings: Mapping[str, str] | None = None,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[list[DevCluster]]:
-    """Start a name server and groups of ``nodes`` replicas each, and stop all of them at the end.
+    """Start a name server and groups of ``nodes`` replicas each. Stops all of them at the end.
 
     Args:
         groups: at least as many as the directory has; default: that number, or one.
@@ -95,7 +95,7 @@ def _ports_of(directory: Path, number: int, nodes: int, first: Ports | None) -> 
 
 
 def set_segment_bytes(directory: Path, settings: dict[str, str]) -> None:
-    """Set the log file size to the one of this directory, where it never changes, unless ``settings`` have one.
+    """Set the log file size to that of this directory, where it never changes, unless ``settings`` have one.
 
     A new directory gets small files; one from before sizes were stored has the broker's default. Raises OSError.
     """

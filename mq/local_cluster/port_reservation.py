@@ -1,4 +1,4 @@
-"""Ports for servers that no other process chooses at the same time.
+"""Reserves ports for servers, so that no other process chooses them at the same time.
 
 A port that is free now may be chosen by another process, too, before a server listens there, or while that server is
 restarted. So each process reserves blocks of ports until it ends, and chooses ports within them. A block is reserved by
@@ -28,11 +28,11 @@ BLOCKS_KEPT = 5
 
 
 class NoFreePorts(Exception):
-    """All blocks are reserved by other processes, or other programs listen on their ports."""
+    """Other processes reserved all blocks of ports, or other programs listen on their ports."""
 
 
 class OwnPorts:
-    """The blocks of one process."""
+    """The blocks of ports that this process has reserved."""
 
     def __init__(self, first: int = PORTS_MIN, last: int = PORTS_MAX) -> None:
         self._bases = range(first, last, BLOCK_PORTS)
@@ -46,7 +46,7 @@ class OwnPorts:
         self._lock = threading.Lock()
 
     def reserve(self, count: int, *, blocks: int = 1) -> int:
-        """The first of ``count`` ports in a row on which no program listens, nor 100 above them.
+        """Reserve ``count`` consecutive ports, and return the first. They and those 100 above them are free.
 
         With ``blocks`` the same holds 200, 400, ... ports above, for each further block. The same ports are returned
         again after some hundred others. Raises NoFreePorts.
@@ -68,7 +68,7 @@ class OwnPorts:
             raise NoFreePorts(self._refusal(count, 1))
 
     def release(self) -> None:
-        """Leave all blocks to other processes; programs that still listen on their ports may be disturbed."""
+        """Release all blocks. Programs that still listen on their ports may be disturbed."""
         with self._lock:
             for descriptor in self._descriptors.values():
                 if descriptor >= 0:

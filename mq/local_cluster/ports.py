@@ -1,4 +1,4 @@
-"""Ports of the servers of a group, and the file in its directory that remembers them for the next start."""
+"""Chooses the ports of a group's servers, and stores them in a file for the next start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUP_PORTS = BLOCK_PORTS
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of the servers, all on the loopback address. ``clients`` and ``replication`` are by node."""
+    """The ports of the servers, on the loopback address. ``clients`` and ``replication`` have one for each node."""
 
     namesrv: int
     clients: tuple[int, ...]
@@ -37,17 +37,17 @@ class Ports:
 
     @classmethod
     def conventional(cls, nodes: int) -> Ports:
-        """The ports RocketMQ's users expect: 9876 for the name server, 10911 and up for brokers."""
+        """Return the ports that users of RocketMQ expect: 9876 for the name server, 10911 and up for brokers."""
         return cls(9876, tuple(10911 + i for i in range(nodes)), tuple(10931 + i for i in range(nodes)))
 
     @classmethod
     def from_base(cls, base: int, nodes: int) -> Ports:
-        """Choose ``base`` for the name server and the next ports for the brokers."""
+        """Return ``base`` for the name server and the next ports for the brokers."""
         first = base + 1
         return cls(base, tuple(range(first, first + nodes)), tuple(range(first + nodes, first + 2 * nodes)))
 
     def of_group(self, number: int) -> Ports:
-        """The ports of a further group, ``number`` 1 and up: same name server, other brokers."""
+        """Return the ports of a further group, ``number`` 1 and up: the same name server, other ports for brokers."""
         step = number * GROUP_PORTS
         return Ports(
             self.namesrv,
@@ -57,8 +57,8 @@ class Ports:
 
     @classmethod
     def free(cls, nodes: int, *, groups: int = 1) -> Ports:
-        """Ports on which no program listens and that no other process chooses while this one lives, with metrics ports;
-        also for each `of_group` of ``groups`` groups. Raises ServersFailed.
+        """Reserve free ports, with metrics ports, for ``groups`` groups (`of_group`), which no other process chooses
+        while this one lives. Raises ServersFailed.
         """
         try:
             return cls.from_base(OWN_PORTS.reserve(1 + 2 * nodes, blocks=groups), nodes)
@@ -83,7 +83,7 @@ def lock_directory(directory: Path) -> Iterator[None]:
 
 
 def is_locked(file: Path) -> bool:
-    """Whether a living process has locked this file, as `lock_directory` locks a directory's. Raises OSError."""
+    """Whether a living process locked this file, as `lock_directory` locks a directory's. Raises OSError."""
     try:
         with file.open("r") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -135,7 +135,7 @@ def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv
 
 
 def load_ports(path: Path) -> Ports | None:
-    """The ports in the file; None without a file. Raises ServersFailed if it cannot be read."""
+    """Read the ports from the file; None without a file. Raises ServersFailed if it cannot be read."""
     if not path.exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Child processes with names and logs: they are started, watched, killed and stopped here, for any program.
+"""Starts, watches, kills and stops child processes that have names and logs, for any program.
 
 Theory of operation. Each process leads its own session, so that ctrl-C on the terminal reaches only the parent, which
 stops its children in order. Nothing is restarted without a request. Starting and killing do not wait, and a process is
@@ -45,11 +45,11 @@ starts. The kernel counts the thread that starts a process as its parent: it mus
 
 
 class ServersFailed(Exception):
-    """A server did not start, or ended unexpectedly; the message names it, with the end of its log."""
+    """A server did not start, or ended unexpectedly. The message names it and has the end of its log."""
 
 
 class ChildProcess(Protocol):
-    """The common interface of a process of `subprocess`, and of trio with pipes."""
+    """The common interface of the processes of `subprocess` and of trio."""
 
     @property
     def pid(self) -> int:
@@ -57,7 +57,7 @@ class ChildProcess(Protocol):
         ...
 
     def poll(self) -> int | None:
-        """The exit code of the process; None while it runs."""
+        """Return the exit code of the process; None while it runs."""
         ...
 
 
@@ -77,7 +77,7 @@ class _Child:
 
 
 class Processes:
-    """The children of one owner, by name; stopped by `stop_all` or `kill_all`, which the owner must call at its end.
+    """The child processes of one owner, by name. The owner must call `stop_all` or `kill_all` at its end.
 
     What a process says is appended to the file of its name in ``logs``, over all its runs. They run in ``directory``;
     default: where this process does.
@@ -94,7 +94,7 @@ class Processes:
         return tuple(self._children)
 
     def log_path(self, name: str) -> Path:
-        """The log file of the server."""
+        """Return the log file of a server."""
         return self.logs / f"{name}.log"
 
     def start(
@@ -106,7 +106,7 @@ class Processes:
         directory: Path | None = None,
         input_pipe: bool = False,
     ) -> int:
-        """Start a process, the first time or after it has ended; returns its process id. Does not wait until it serves.
+        """Start a process that never ran or has ended, and return its process id. Does not wait until it serves.
 
         Args:
             environment: extends ours.
@@ -133,7 +133,7 @@ class Processes:
         return process.pid
 
     def adopt(self, name: str, process: ChildProcess) -> None:
-        """Take over a process that was started elsewhere, as leader of a session. It may end at any time."""
+        """Add a process that was started elsewhere, as leader of a session. It may end at any time."""
         assert not self.is_running(name), f"{name} is running already"
         self._children[name] = _Child(process, process.pid, wanted=False)
 
@@ -142,11 +142,11 @@ class Processes:
         return self._children[name].process
 
     def set_pid(self, name: str, pid: int) -> None:
-        """Send signals to this process from now on: the started one runs the server in another process."""
+        """Send signals to this process from now on, because the started one runs the server in it."""
         self._children[name].pid = pid
 
     def pid(self, name: str) -> int:
-        """Process id of one that was started."""
+        """Return the process id of a started process."""
         return self._children[name].pid
 
     def is_running(self, name: str) -> bool:
@@ -155,17 +155,17 @@ class Processes:
         return child is not None and child.poll() is None
 
     def exit_code(self, name: str) -> int | None:
-        """The exit code of a started process; None while it runs. A negative one is a signal."""
+        """Return the exit code of a started process, None while it runs. A negative one is a signal."""
         return self._children[name].poll()
 
     def is_wanted(self, name: str) -> bool:
-        """Whether the process should run: its end would be unexpected."""
+        """Whether the process should run, so that its end would be unexpected."""
         return self._children[name].wanted
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
     def expect_end(self, name: str) -> None:
-        """Expect the end of the process from now on."""
+        """Treat the end of the process as expected from now on."""
         self._children[name].wanted = False
 
     def must_not_end(self, name: str) -> None:
@@ -173,23 +173,23 @@ class Processes:
         self._children[name].wanted = True
 
     def exit_codes(self) -> dict[str, int]:
-        """Exit codes of processes that ended unexpectedly, by name; a negative one is a signal."""
+        """Return the exit codes of processes that ended unexpectedly, by name; a negative one is a signal."""
         codes = {name: child.poll() for name, child in self._children.items() if child.wanted}
         return {name: code for name, code in codes.items() if code is not None}
 
     def check(self) -> None:
-        """Raises ServersFailed if one has ended unexpectedly."""
+        """Raise ServersFailed if a process ended unexpectedly."""
         for name, code in self.exit_codes().items():
             raise ServersFailed(f"{name} stopped with exit code {code}: {self.last_words(name)}")
 
     def last_words(self, name: str) -> str:
-        """The last line of its log, and where the log is."""
+        """Return the last line of a process's log, and where the log is."""
         return last_words(self.log_path(name))
 
     async def wait_until(
         self, what: str, ask: Callable[[], Awaitable[T | None]], seconds: float = READY_SECONDS_MAX
     ) -> T:
-        """Ask until there is an answer, and return it. Errors of the network count as none.
+        """Call ``ask`` until it returns an answer, and return that. A network error counts as no answer.
 
         Raises ServersFailed if a process ends unexpectedly, or if there is no answer in time.
         """
@@ -221,7 +221,7 @@ class Processes:
     async def wait_said(
         self, name: str, pattern: re.Pattern[str], since: int = 0, seconds: float = READY_SECONDS_MAX
     ) -> re.Match[str]:
-        """Wait until the process's log has a match behind ``since`` bytes; returns the first. Raises ServersFailed."""
+        """Wait until a process's log has a match after ``since`` bytes, and return the first. Raises ServersFailed."""
 
         async def look() -> re.Match[str] | None:
             await trio.lowlevel.checkpoint()
@@ -233,13 +233,13 @@ class Processes:
         return await self.wait_until(f"line {pattern.pattern!r} of {name}", look, seconds)
 
     def log_bytes(self, name: str) -> int:
-        """The length of its log now; 0 before it was started for the first time."""
+        """Return the length of a process's log; 0 before it was started for the first time."""
         return self.log_path(name).stat().st_size if self.log_path(name).exists() else 0
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal, without waiting. No effect on a process that has ended."""
+        """Send a signal without waiting. Does nothing if the process has ended."""
         if self.is_running(name):
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid(name), number)
@@ -250,7 +250,7 @@ class Processes:
         self.send_signal(name, signal.SIGKILL)
 
     async def wait_ended(self, name: str) -> int:
-        """Wait until the process has ended; returns its exit code."""
+        """Wait until the process has ended, and return its exit code."""
         await trio.lowlevel.checkpoint()
         while (code := self.exit_code(name)) is None:  # noqa: ASYNC110 - the kernel sends no event
             await trio.sleep(_END_POLL_SECONDS)
@@ -263,7 +263,7 @@ class Processes:
         await self.wait_ended(name)
 
     async def stop(self, name: str, seconds: float = STOP_SECONDS_MAX) -> None:
-        """Send SIGTERM, and wait until the process has ended; it is killed after ``seconds``."""
+        """Send SIGTERM and wait until the process has ended. Kills it after ``seconds``."""
         self.send_signal(name, signal.SIGCONT)  # a paused one cannot stop
         with trio.move_on_after(seconds):
             await self.end(name)
@@ -271,7 +271,7 @@ class Processes:
             await self.end(name, signal.SIGKILL)
 
     async def stop_all(self, last: Iterable[str] = (), seconds: float = STOP_SECONDS_MAX) -> None:
-        """Stop all processes at once, and the ``last`` ones after the others. Not interrupted if cancelled."""
+        """Stop all processes at once, but the ``last`` ones after the others. Not interrupted by cancellation."""
         late = set(last)
         with trio.CancelScope(shield=True):  # bounded: `stop` kills a process that does not stop in time
             for names in (self._children.keys() - late, self._children.keys() & late):
@@ -280,7 +280,7 @@ class Processes:
                         nursery.start_soon(self.stop, name, seconds)
 
     def kill_session(self, *names: str) -> None:
-        """Send SIGKILL to processes and to all in their sessions, and wait until they have ended."""
+        """Send SIGKILL to these processes and all others in their sessions, and wait until they have ended."""
         children = [self._children[name] for name in names]
         for child in children:
             child.wanted = False
@@ -297,7 +297,7 @@ class Processes:
 
 @contextmanager
 def open_processes(directory: Path) -> Iterator[Processes]:
-    """Processes that run, and have their logs, in ``directory``.
+    """Yield processes that run and log in ``directory``.
 
     They are killed at the end of the block, with whatever runs in their sessions.
     """
@@ -309,7 +309,7 @@ def open_processes(directory: Path) -> Iterator[Processes]:
 
 
 def last_words(log: Path) -> str:
-    """The last line of a log that says something, and where the log is."""
+    """Return the last line of a log that is not blank, and where the log is."""
     # An exception group is printed in a frame of these characters; its last line is only frame. The location lines of
     # a Java stack trace begin with a tab.
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []

@@ -1,1 +1,1 @@
-"""Metrics and health checks of a server process, over HTTP on a separate port."""
+"""Serves metrics and health checks of a server process, over HTTP on a separate port."""

@@ -1,4 +1,4 @@
-"""CPU time of a process and its children, from the kernel."""
+"""Reads the CPU time of a process and its children from the kernel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and all its descendants, in steps of 10 ms. 0 once it has ended."""
+    """Return user and system time of a process and all its descendants, in steps of 10 ms; 0 once it has ended."""
     try:
         children = [child for task in Path(f"/proc/{pid}/task").iterdir() for child in _fields(task / "children")]
     except (FileNotFoundError, ProcessLookupError):
@@ -18,7 +18,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cpu_seconds_without_running_children(pid: int) -> float:
-    """The CPU seconds of the process and of the children that it has waited for."""
+    """Return the CPU seconds of a process and of those children that have ended and that it waited for."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ErrorAnswers:
-    """Counts answers since the start of the process.
+    """Counts error responses since the start of the process.
 
     Attributes:
         refused: requests that were not carried out: wrong ones, those without the permission, and those that came when

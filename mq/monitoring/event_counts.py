@@ -11,7 +11,7 @@ NAMES_MAX: Final = 500
 
 
 class EventCounts:
-    """Counts log events by level and name; a processor for structlog."""
+    """Counts log events by level and name, as a processor of structlog."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -26,7 +26,7 @@ class EventCounts:
         return event
 
     def errors(self) -> dict[str, int]:
-        """The number of times each event of level error or critical was logged, by its name."""
+        """Return how often each event of level error or critical was logged, by its name."""
         counts: Counter[str] = Counter()
         for (level, name), count in self._counts.items():
             if level in ("error", "critical"):
@@ -34,7 +34,7 @@ class EventCounts:
         return dict(sorted(counts.items()))
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """The number of times each event was logged, by its level and name."""
+        """Return how often each event was logged, by its level and name."""
         return dict(sorted(self._counts.items()))
 
 

@@ -1,4 +1,4 @@
-"""Maximum event loop lag: how long one callback has blocked all others."""
+"""Measures the maximum lag of the event loop: for how long one callback blocked all others."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _SPANS: Final = 6
 
 
 class EventLoopLag:
-    """The longest delay within the last minute, in steps of ten seconds. Times are monotonic seconds."""
+    """Knows the longest delay of the last minute, in steps of ten seconds. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._longest: deque[tuple[int, float]] = deque()
 
     def add(self, seconds: float, now: float) -> None:
-        """Record that a callback ran ``seconds`` late, or took this time."""
+        """Record that a callback ran ``seconds`` late, or took ``seconds``."""
         span = int(now) // _SPAN_SECONDS
         if not self._longest or self._longest[-1][0] != span:
             self._longest.append((span, seconds))
@@ -26,6 +26,6 @@ class EventLoopLag:
             self._longest[-1] = span, seconds
 
     def longest(self, now: float) -> float:
-        """The longest delay of the last minute in seconds; 0 if there was none."""
+        """Return the longest delay of the last minute in seconds; 0 if there was none."""
         oldest = int(now) // _SPAN_SECONDS - _SPANS
         return max((seconds for span, seconds in self._longest if span > oldest), default=0.0)

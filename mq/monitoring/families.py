@@ -1,4 +1,4 @@
-"""Metrics as plain values, and their rendering for Prometheus."""
+"""Metrics as plain values, and their text for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class Kind(enum.Enum):
-    """Whether a value only grows while its process runs."""
+    """The kind of a metric: a counter only grows while its process runs, a gauge may fall."""
 
     COUNTER = CounterMetricFamily
     GAUGE = GaugeMetricFamily
@@ -24,7 +24,7 @@ Sample = tuple[tuple[str, ...], float]
 
 
 class Family(NamedTuple):
-    """All samples of one metric. The name has no ``_total``: that is added to counters."""
+    """All samples of one metric. The name lacks ``_total``, which counters get when they are rendered."""
 
     name: str
     kind: Kind
@@ -34,7 +34,7 @@ class Family(NamedTuple):
 
 
 class Histogram(NamedTuple):
-    """A metric with buckets. ``counts`` has one number for each of ``bounds`` and one for values above the last."""
+    """A metric with buckets. ``counts`` has a number for each of ``bounds``, and one for values above the last."""
 
     name: str
     help: str
@@ -59,7 +59,7 @@ _Texts = dict[tuple[str, ...], dict[tuple[str, ...], str]]
 
 
 class LabelTexts:
-    """The rendered labels of the last scrape: most series are the same in the next one.
+    """Caches the rendered labels of the last scrape, because most series come again in the next one.
 
     Families with the same labels share them. Nothing is kept of series that the last scrape did not have.
     """
@@ -68,7 +68,7 @@ class LabelTexts:
         self._last: _Texts = {}
 
     def next_scrape(self) -> tuple[_Texts, _Texts]:
-        """The families of the last scrape, and the empty ones of a new one, which then is the last."""
+        """Begin a scrape. Returns the labels of the last one, and an empty table to fill with those of this one."""
         before, self._last = self._last, {}
         return before, self._last
 
@@ -76,7 +76,7 @@ class LabelTexts:
 def render(
     families: Families, accept: str, texts: LabelTexts | None = None
 ) -> Generator[None, None, tuple[str, bytes]]:
-    """The content type and text for an ``Accept`` header: Prometheus' own format, or OpenMetrics.
+    """Return content type and text for an ``Accept`` header: Prometheus' own format, or OpenMetrics.
 
     Takes 1 us per sample whose labels are in ``texts``, else 2 us, and yields where other work may run. The lines of
     samples are the same bytes as from `prometheus_client`, which renders everything else but takes 10 us for each.

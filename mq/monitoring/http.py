@@ -1,4 +1,4 @@
-"""A small HTTP server for monitoring: ``/metrics``, ``/healthz`` and ``/readyz``.
+"""Serves ``/metrics``, ``/healthz`` and ``/readyz`` over HTTP.
 
 It shares the event loop with a server that must answer clients within milliseconds: metrics are collected and rendered
 in slices, and cached for a second, so that frequent scrapes cost as much as one per second. A thread would not do: it
@@ -41,7 +41,7 @@ Ready = Callable[[], Awaitable[str | None]]
 
 
 class HttpResponse(NamedTuple):
-    """An answer to a GET."""
+    """The response to a GET."""
 
     status: HTTPStatus
     content_type: str
@@ -49,7 +49,7 @@ class HttpResponse(NamedTuple):
 
 
 class Monitoring:
-    """The HTTP endpoints of one server process.
+    """Serves the HTTP endpoints for monitoring of one server process.
 
     Args:
         collect: collects its metrics.
@@ -79,11 +79,11 @@ class Monitoring:
         self._connections = 0
 
     async def serve(self, listeners: list[trio.SocketListener]) -> None:
-        """Serve until cancelled; closes the listeners."""
+        """Serve until cancelled, then close the listeners."""
         await trio.serve_listeners(self._serve_connection, listeners)
 
     async def respond(self, path: str, accept: str) -> HttpResponse:
-        """The answer to a GET of a path."""
+        """Return the response to a GET of a path."""
         if path == "/metrics":
             content_type, body = await self._metrics(accept)
             return HttpResponse(HTTPStatus.OK, content_type, body)
@@ -208,7 +208,7 @@ async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
 async def open_metrics_listeners(
     address: tuple[str, int] | None, log: Log, *, is_required: bool
 ) -> list[trio.SocketListener]:
-    """Listen for scrapes of metrics; nowhere without an address. Raises OSError if a required address is not available.
+    """Listen for scrapes of metrics; nowhere without an address. Raises OSError if a required address is taken.
 
     A default address that is not available does not prevent the start.
     """

@@ -1,4 +1,4 @@
-"""``python -m mq.monitoring.probe URL``: exit code 0 if a server answers with 200; for health checks in containers.
+"""``python -m mq.monitoring.probe URL`` exits with 0 if a server responds with 200, as a health check in containers.
 
 Container images have neither curl nor wget.
 """
@@ -14,7 +14,7 @@ _SECONDS_MAX = 5.0
 
 
 def main() -> int:
-    """Send the request, and print the answer. Exit code 1 for any other answer, or none."""
+    """Send the request and print the response. Returns 1 for any status but 200, or without a response."""
     url = sys.argv[1] if len(sys.argv) == 2 else ""
     if not url.startswith("http://"):
         print("usage: python -m mq.monitoring.probe http://HOST:PORT/readyz", file=sys.stderr)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Metrics of every server process: version, memory, CPU time, and counts of log events."""
+"""Metrics that every server process has: version, memory, CPU time, and counts of log events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION: Final = version("raftmq")
 
 
 def process_families(labels: Mapping[str, str]) -> Iterator[Family]:
-    """The metrics, with these labels."""
+    """Yield the metrics of this process, with these labels."""
     names, values = (*labels,), (*labels.values(),)
     yield Family(
         "raftmq_build_info", Kind.GAUGE, "1, with the version.", (*names, "version"), [((*values, VERSION), 1.0)]
@@ -54,7 +54,7 @@ def _open_descriptors() -> int:
 
 
 def certificate_families(labels: Mapping[str, str], valid_until: dt.datetime | None) -> Iterator[Family]:
-    """Yield the metric of the time at which the server's certificate expires; without samples if it has none."""
+    """Yield when the server's certificate expires, as a metric; without samples if it has no certificate."""
     samples = [] if valid_until is None else [((*labels.values(),), valid_until.timestamp())]
     text = "Expiry of the server certificate, in seconds since 1970; only with TLS."
     yield Family("raftmq_tls_certificate_expiry_timestamp_seconds", Kind.GAUGE, text, (*labels,), samples)

@@ -1,4 +1,4 @@
-"""Resident memory of this process, from the kernel."""
+"""Reads the resident memory of this process from the kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
 def resident_bytes() -> int:
-    """The resident bytes of this process without its children, pages of mapped files included."""
+    """Return the resident bytes of this process without its children, but with pages of mapped files."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE_BYTES

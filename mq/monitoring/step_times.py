@@ -1,4 +1,4 @@
-"""Measures for how long a task holds the event loop: each step from one checkpoint that yields to the next."""
+"""Measures how long a task holds the event loop: each step from one checkpoint that yields to the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mq.monitoring.event_loop_lag import EventLoopLag
 
 
 class StepTimes:
-    """The longest steps of the last minute, of all tasks that are measured.
+    """Knows the longest steps of the last minute, of all measured tasks.
 
     A step may take long because the process does not run: with its CPU time beside it, one can tell.
 
@@ -32,7 +32,7 @@ class StepTimes:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Measure all steps of the current task within the block, the first from its beginning."""
+        """Measure all steps of the current task within the block, the first one from its beginning."""
         steps = _Steps(trio.lowlevel.current_task(), self._clock, self._cpu_clock, self._add_step)
         trio.lowlevel.add_instrument(steps)
         try:
@@ -42,7 +42,7 @@ class StepTimes:
             steps.after_task_step(steps.task)
 
     def longest(self) -> tuple[float, float]:
-        """The longest step of the last minute, and the most CPU time of a step; in seconds, 0 without steps."""
+        """Return the longest time and the most CPU time of a step in the last minute, in seconds; 0 without steps."""
         now = self._clock()
         return self._elapsed.longest(now), self._cpu.longest(now)
 

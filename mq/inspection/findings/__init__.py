@@ -1,1 +1,1 @@
-"""The problems of a cluster, found in a survey, that `raftmq doctor` and the console show."""
+"""Finds the problems of a cluster in a survey, which `raftmq doctor` and the console show."""

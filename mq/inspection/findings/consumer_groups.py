@@ -19,7 +19,7 @@ FRESH_MS: Final = HOUR_MS
 
 
 def consumer_findings(survey: Survey) -> Iterator[Finding]:
-    """All findings about consumer groups, by group."""
+    """Yield all findings about consumer groups, by group."""
     consumers = survey.consumers
     if consumers is None:
         yield Finding(

@@ -1,4 +1,4 @@
-"""All findings of a survey, and how much was looked at. Pure."""
+"""Collects all findings of a survey, and counts what it covered. Pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mq.inspection.survey import Survey
 
 
 def findings_of(survey: Survey) -> list[Finding]:
-    """All findings, the worst first."""
+    """Return all findings, the worst first."""
     return worst_first([*replica_findings(survey), *consumer_findings(survey), *schedule_findings(survey)])
 
 
 def survey_counts(survey: Survey) -> dict[str, int]:
-    """The number of servers, groups and schedules in the survey; schedules only if there are some."""
+    """Count the servers and groups in the survey, and its schedules if there are some."""
     counts = {
         "name_servers": len(survey.name_servers),
         "broker_groups": len(survey.groups),
@@ -30,7 +30,7 @@ def survey_counts(survey: Survey) -> dict[str, int]:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """The counts as a sentence."""
+    """Describe the numbers of findings in a sentence."""
     counts = Counter(finding.severity for finding in findings)
     words = [f"{counts[each]} {_plural(each, counts[each])}" for each in sorted(counts, reverse=True)]
     return f"{', '.join(words)}." if words else "Nothing is wrong."

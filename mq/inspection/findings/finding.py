@@ -1,4 +1,4 @@
-"""A finding: a problem, its severity, its remedy, and the page that says more."""
+"""A finding: a problem, its severity, its remedy, and the page of the documentation about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 class Severity(enum.IntEnum):
-    """The severity of a finding."""
+    """The urgency of a finding."""
 
     NOTICE = 1
     """Nothing fails; an operator should know."""
@@ -19,13 +19,13 @@ class Severity(enum.IntEnum):
 
     @property
     def word(self) -> str:
-        """The name in lower case."""
+        """The name of the severity in lower case."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``subject`` is a broker group, replica, server or consumer group; ``what`` a sentence about it without a period.
+    """A problem of ``subject``: a broker group, replica, server or consumer group. ``what``: a sentence, no period.
 
     ``page`` is a page of the documentation, with a heading if there is one.
     """
@@ -37,7 +37,7 @@ class Finding:
     page: str
 
     def as_json(self) -> dict[str, str]:
-        """The finding as JSON."""
+        """Return the finding for JSON."""
         return {
             "severity": self.severity.word,
             "subject": self.subject,
@@ -48,5 +48,5 @@ class Finding:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings, the worst first; equally bad ones in their order."""
+    """Sort findings, the worst first; equally bad ones keep their order."""
     return sorted(findings, key=lambda finding: -finding.severity)

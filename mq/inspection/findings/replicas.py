@@ -72,7 +72,7 @@ COUNTERS: Final = (
 
 
 def replica_findings(survey: Survey) -> Iterator[Finding]:
-    """All findings about servers, in the order of groups and nodes."""
+    """Yield all findings about servers, in the order of groups and nodes."""
     yield from _name_servers(survey)
     if not survey.groups:
         yield Finding(

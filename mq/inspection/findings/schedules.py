@@ -9,7 +9,7 @@ from mq.inspection.survey import Survey
 
 
 def schedule_findings(survey: Survey) -> Iterator[Finding]:
-    """Find the schedules whose messages are not sent, by name."""
+    """Yield a finding for each schedule whose messages are not sent, by name."""
     for each in survey.schedules:
         name, topic = each.schedule.name, each.schedule.topic
         if each.error:
