@@ -83,9 +83,7 @@ class Certificate:
         return self._contexts.clients, self._contexts.der
 
     def for_replicas(self) -> tuple[ssl.SSLContext, bytes]:
-        """Return the certificate (DER), and the TLS context for other replicas' connections, which need no
-        certificates.
-        """
+        """Return the TLS context for connections of replicas, which need no certificates, and our certificate (DER)."""
         return self._contexts.replicas, self._contexts.der
 
     def refresh(self) -> None:

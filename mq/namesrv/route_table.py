@@ -70,7 +70,7 @@ class BrokerId:
 
 @dataclass(frozen=True, slots=True)
 class RegisterResult:
-    """The response to a registration: the group's leader, unless the broker leads. Not ``accepted``: deposed leaders."""
+    """The response to a broker: its group's leader, unless it leads itself. ``accepted``: False for a deposed leader."""
 
     accepted: bool = True
     leader_address: str | None = None
