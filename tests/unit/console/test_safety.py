@@ -177,7 +177,7 @@ def test_successful_login_is_not_recorded_as_a_failure() -> None:
     for _ in range(3 * FAILURES_MAX):
         assert limit.wait_seconds(KEYS, 0.0) == 0
         limit.on_failure(KEYS, 0.0)
-        limit.taken_back(KEYS, 0.0)
+        limit.uncount_failure(KEYS, 0.0)
 
 
 def test_valid_own_key_does_not_bypass_the_login_limit() -> None:
@@ -186,6 +186,6 @@ def test_valid_own_key_does_not_bypass_the_login_limit() -> None:
     for number in range(FAILURES_MAX):
         assert limit.wait_seconds(own, 0.0) == 0
         limit.on_failure(own, 0.0)
-        limit.taken_back(own, 0.0)
+        limit.uncount_failure(own, 0.0)
         limit.on_failure(("host 10.0.0.1", f"user victim-{number}"), 0.0)
     assert limit.wait_seconds(("host 10.0.0.1", "user victim-9"), 1.0) > 0
