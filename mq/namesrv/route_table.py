@@ -70,7 +70,7 @@ class BrokerId:
 
 @dataclass(frozen=True, slots=True)
 class RegisterResult:
-    """The response to a broker: its group's leader, unless it leads itself. ``accepted``: False for a deposed leader."""
+    """The response to a broker: its group's leader, unless it leads. ``accepted`` is False for a deposed leader."""
 
     accepted: bool = True
     leader_address: str | None = None
