@@ -1,1 +1,1 @@
-"""Runs real processes under faults, records their histories, and checks these."""
+"""Runs real brokers under faults, records what clients do and see as a history, and checks the history."""

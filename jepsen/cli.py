@@ -1,4 +1,4 @@
-"""`raftmq-jepsen`: real brokers, real faults, a verdict. Exit codes: 0 valid, 1 broken, 2 unknown, 3 cannot run."""
+"""`raftmq-jepsen`: tests real brokers under real faults. Exit codes: 0 valid, 1 broken, 2 unknown, 3 cannot run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ COPY_VARIABLE = "RAFTMQ_JEPSEN_COPY"
 
 
 class CannotRun(Exception):
-    """Ends the command with one message and exit code 3."""
+    """The command cannot run. `main` prints the message and exits with code 3."""
 
 
 @app.command("run")
@@ -94,7 +94,7 @@ def run(
         str, typer.Option(help=f"Instead of --nemesis, OpenChaos's names: {', '.join(OPENCHAOS)}.", metavar="NAMES")
     ] = "",
 ) -> None:
-    """Start brokers, let clients work, break things, mend them, read every replica, and judge."""
+    """Start brokers and clients, inject faults and heal them, read every replica, and judge the history."""
     nemeses = tuple(_check("nemesis", name.strip(), (*KINDS, CALM)) for name in nemesis.split(","))
     faults = tuple(_check("fault of OpenChaos", name.strip(), OPENCHAOS) for name in openchaos.split(",") if openchaos)
     if faults:
@@ -113,7 +113,7 @@ def scenario(
     store: Annotated[Path, typer.Option(help="Where directories of runs are made.")] = Path("store"),
     planted: Annotated[str, typer.Option(help="As of run.", metavar="NAME")] = "",
 ) -> None:
-    """Play faults in an order that has lost messages of other systems, again and again, and judge."""
+    """Repeat a sequence of faults that has lost messages of other systems, and judge the history."""
     if name == "list":
         backend = backend or default_backend()
         for each in SCENARIOS.values():
@@ -233,7 +233,7 @@ def matrix(
         bool, typer.Option("--publish", help="Write the report to docs/reports of this checkout.")
     ] = False,
 ) -> None:
-    """Carry out all runs of a profile, one after the other, and judge; ends with the exit code of the worst."""
+    """Execute and judge all runs of a profile, one after the other. The exit code is that of the worst run."""
     backend_name = _backend(backend)
     every = cells(
         _check("profile", profile, PROFILES),
@@ -318,7 +318,7 @@ def serve(
     store: Annotated[Path, typer.Option(help="The directory of runs.")] = Path("store"),
     port: Annotated[int, typer.Option(help="On the loopback address.", min=0, max=65535)] = 8011,
 ) -> None:
-    """Show stored runs in a browser, and compare two of them; until ctrl-C."""
+    """Show stored runs in a browser, and compare two of them, until ctrl-C."""
     if not store.is_dir():
         raise CannotRun(f"there is no directory {store}; runs make it")
     try:
@@ -335,13 +335,13 @@ def serve(
 
 @app.command("check")
 def check(directory: Annotated[Path, typer.Argument(help="Of a run.", metavar="DIR")]) -> None:
-    """Judge a stored run again, and rewrite its verdict and its page."""
+    """Judge a stored run again, and write its verdict and its page again."""
     _print_verdict(_judge(directory), directory)
 
 
 @app.command("list")
 def names() -> None:
-    """List workloads, faults and back ends, and tell which can be used here."""
+    """List workloads, faults and back ends, and say which of them this machine can run."""
     typer.echo("workloads")
     for workload in WORKLOADS.values():
         typer.echo(f"  {workload.name:<12} {workload.summary}")
@@ -378,7 +378,7 @@ def _print_verdict(verdict: Verdict, directory: Path, _interrupted: bool = False
 
 
 def main() -> None:
-    """Run the command that ``sys.argv`` names; ends the process with its exit code."""
+    """Run the command in ``sys.argv``, and exit with its exit code."""
     configure_logging("error")
     try:
         app(prog_name="raftmq-jepsen")

@@ -1,4 +1,4 @@
-"""The end of a run: reads every replica from the first message to the last, and records it in the history."""
+"""Reads every replica from the first message to the last at the end of a run, and records them in the history."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def _read_replica(
 
 
 async def read_queue(worker: Worker, wire: Wire, node: str, topic: str, queue_id: int) -> int | None:
-    """Read one queue of one replica to its end; returns that offset, None if it was not reached.
+    """Read one queue of one replica to its end. Returns the offset of the end; None if it was not reached.
 
     Raises trio.BrokenResourceError.
     """

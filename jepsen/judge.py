@@ -1,4 +1,4 @@
-"""Judges a run's directory: reads the history, runs the checkers, writes verdict.json and the page."""
+"""Judges the directory of a run: reads the history, runs the checkers, writes verdict.json and the page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class VerdictNotWritten(Exception):
 
 
 def read_history(directory: Path) -> History:
-    """The history of a stored run. Raises NotARun."""
+    """Read the history of a stored run. Raises NotARun."""
     path = directory / HISTORY
     try:
         with path.open("rb") as lines:
@@ -46,7 +46,7 @@ def read_history(directory: Path) -> History:
 
 
 def states_met(directory: Path) -> Counter[str]:
-    """The number of times that a stored run reached each rare state. Raises NotARun."""
+    """Return how often a stored run reached each rare state. Raises NotARun."""
     history = read_history(directory)
     counts = met_in_history(history)
     for event in history.of_run("met"):
@@ -55,7 +55,7 @@ def states_met(directory: Path) -> Counter[str]:
 
 
 def judge(directory: Path) -> Verdict:
-    """The verdict on a stored run; also written into its directory. Raises NotARun, VerdictNotWritten."""
+    """Judge a stored run, and write the verdict into its directory. Raises NotARun, VerdictNotWritten."""
     # A history is millions of objects that live to the end of this call: garbage collection would find nothing.
     collects = gc.isenabled()
     gc.disable()

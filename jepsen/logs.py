@@ -1,4 +1,4 @@
-"""Logs of stopped brokers: the result of `raftmq log verify`, and whether they are equal byte by byte."""
+"""Verifies the logs of stopped brokers by `raftmq log verify`, and compares them byte by byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class LogVerification(msgspec.Struct, frozen=True):
-    """The output of `raftmq log verify --json`. Positions are bytes from the beginning of the group's log."""
+    """The report of `raftmq log verify --json`. Positions are bytes from the beginning of the group's log."""
 
     verdict: str
     begins_at: int | None = None
@@ -18,7 +18,7 @@ class LogVerification(msgspec.Struct, frozen=True):
 
 
 def differences(logs: Mapping[str, tuple[Path, LogVerification]]) -> list[str]:
-    """The places at which the logs of a group differ, given each broker's directory and report; empty if they agree.
+    """List the places at which brokers' logs differ, given each broker's directory and report; empty if they agree.
 
     Logs may begin and end at different places. Logs with unknown bounds are left out. Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""The faults of OpenChaos, which tests RocketMQ, by its names, and their counterparts here."""
+"""Maps the faults of OpenChaos, which tests RocketMQ, to kinds of faults here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPENCHAOS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def kinds_of(names: Iterable[str]) -> dict[str, tuple[Variant, ...]]:
-    """The kinds of faults with these names, with the matching variants."""
+    """Return the kinds of faults that correspond to these names of OpenChaos, with their variants."""
     variants_of: dict[str, dict[str, None]] = {}
     for name in names:
         kind, variants = OPENCHAOS[name]

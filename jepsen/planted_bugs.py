@@ -1,4 +1,4 @@
-"""Does the harness detect bugs? Runs the bugs of `chaos/planted` in real brokers and records which were detected.
+"""Tests whether the harness detects bugs: runs brokers with the bugs of `chaos/planted`, and records the outcome.
 
 ``python -m jepsen.planted_bugs`` runs all rows of `ROWS` and `SCENARIO_ROWS`, one after the other; with names of bugs
 or scenarios, such as ``stale-read slow-node``, only these. ``--tries 3`` repeats an unsuccessful run with the next two
@@ -32,7 +32,7 @@ SCENARIOS_HEAD = "| scenario | bug | run | tries | detected as | after |\n|---|-
 
 
 class Row(NamedTuple):
-    """A planted bug, and the run that should detect it: workload, faults, seconds of faults; or a scenario."""
+    """A planted bug, and the run that should detect it: workload, faults and their seconds, or a scenario."""
 
     mistake: str
     workload: str
@@ -42,12 +42,12 @@ class Row(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The first cell of the bug's line in the table."""
+        """The text in the first column of the table."""
         return self.scenario or self.mistake
 
     @property
     def options(self) -> list[str]:
-        """Arguments of raftmq-jepsen that choose the run."""
+        """The options of raftmq-jepsen for this run."""
         what = ["scenario", self.scenario] if self.scenario else ["run", "--nemesis", self.nemesis]
         return [*what, "--workload", self.workload, "--time", str(self.seconds)]
 
@@ -103,7 +103,7 @@ SCENARIO_ROWS = (
 
 
 def try_row(row: Row, *, backend: str, seed: int, tries: int, store: Path) -> str:
-    """Run brokers with the bug, with at most ``tries`` seeds from ``seed`` on; returns the line of the table.
+    """Run brokers with the bug until one of ``tries`` seeds, from ``seed`` on, detects it. Returns a row of the table.
 
     Its last cell is the duration of the last run in seconds, from the first client to the final reads.
     """
@@ -148,7 +148,7 @@ def _run(row: Row, *, backend: str, seed: int, store: Path) -> tuple[str, str]:
 
 
 def put_lines(page: str, lines: Sequence[str], *, begin: str = BEGIN, head: str = HEAD) -> str:
-    """The page with these lines in a table, replacing older ones with the same first cell. Raises ValueError."""
+    """Insert the lines into a table of the page. They replace lines with the same first cell. Raises ValueError."""
     before, _, rest = page.partition(begin)
     table, _, after = rest.partition(END)
     if not after:
@@ -158,7 +158,7 @@ def put_lines(page: str, lines: Sequence[str], *, begin: str = BEGIN, head: str 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the selected rows; returns 1 if a bug was not detected."""
+    """Run the selected rows. Returns 1 if the harness did not detect a bug."""
     parser = argparse.ArgumentParser(
         prog="python -m jepsen.planted_bugs", description="Find planted mistakes with real runs."
     )

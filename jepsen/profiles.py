@@ -1,4 +1,4 @@
-"""The runs of a profile: combinations of workloads and faults in which each occurs at least once. Pure."""
+"""Lists the runs of a profile: combinations of workloads and faults, with each of them at least once. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jepsen.schedule import CALM
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of a profile: random faults, or a scenario."""
+    """One run of a profile, with random faults or a scenario."""
 
     workload: str
     nemeses: tuple[str, ...]
@@ -24,7 +24,7 @@ class Cell:
 
     @property
     def faults(self) -> str:
-        """The faults, as text, and how servers are secured."""
+        """The faults and the security of the servers, as text."""
         faults = self.scenario or ", ".join(self.nemeses)
         return f"{faults}, with {self.security}" if self.security else faults
 
@@ -104,7 +104,7 @@ LONGER_SECONDS = {"helix": 7 * 60.0}
 
 
 def cells(profile: str, workloads: Sequence[str], scenarios: Sequence[Played]) -> list[Cell]:
-    """The runs of a profile, in order."""
+    """Return the runs of a profile in the order of their execution."""
     match profile:
         case "smoke":
             return _in_turns(workloads, EVERYWHERE, len(EVERYWHERE), SHORT_SECONDS)

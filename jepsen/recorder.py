@@ -1,4 +1,4 @@
-"""Writes a history as it happens, so that it survives the death of the run."""
+"""Writes a history while the run goes on, so that a killed run leaves the history up to then."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from checkers.recording import Recording
 
 
 class Recorder(Recording):
-    """The history of one run in the file at ``path``, which must not exist yet. Close it, or use it as a context
-    manager.
+    """Writes the history of one run to a new file at ``path``. Close it, or use it as a context manager.
 
     Args:
         now_ns: the one clock of the run, monotonic, in nanoseconds.

@@ -1,4 +1,4 @@
-"""One run: servers, clients, faults, final reads, and the verdict. All files are in a separate directory."""
+"""Executes one run: servers, clients, faults, final reads, verdict. All files are in the directory of the run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ STOP_SENDING_SECONDS_MAX = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a run; ``seconds`` is for faults, healing and final reads come after."""
+    """The plan of a run. ``seconds``: the time for faults; healing and final reads need more."""
 
     workload: str
     nemeses: tuple[str, ...]
@@ -95,7 +95,7 @@ class Plan:
 
 
 def new_directory(store: Path, plan: Plan, began: str) -> Path:
-    """Make a directory for one run that began at a time. Raises OSError."""
+    """Make the directory of a run that began at the given time. Raises OSError."""
     stem = f"{began}-{plan.workload}-{plan.scenario or '+'.join(plan.nemeses)}"
     store = store.resolve()
     store.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def new_directory(store: Path, plan: Plan, began: str) -> Path:
 
 
 async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, began: str) -> None:
-    """Execute the plan; the history is in ``directory`` afterwards, complete unless this raises.
+    """Execute the plan. Afterwards the history is in ``directory``; it is complete unless this raises.
 
     ``began`` is the wall clock's time, for the report; ``say`` is called with progress.
 
@@ -232,7 +232,7 @@ async def _run_with(
 
 
 def archive_settings(endpoint_url: str) -> dict[str, str]:
-    """The settings of brokers that archive their log in the store at ``endpoint_url``."""
+    """Return the settings of brokers that archive their log in the store at ``endpoint_url``."""
     return {"archive_url": f"s3://{BUCKET}/{PREFIX}", "archive_endpoint_url": endpoint_url}
 
 

@@ -1,4 +1,4 @@
-"""The sequence of faults of a run, determined by a seed before it begins."""
+"""Draws the sequence of faults of a run from a seed, before the run begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One variant of a fault. ``majority``: enough replicas are left to acknowledge messages."""
+    """A variant of a fault. ``majority``: whether enough replicas remain to acknowledge messages."""
 
     what: str
     seconds_min: float
@@ -19,7 +19,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class FaultStep:
-    """A rest, then a fault, with durations."""
+    """A rest and the fault after it, with their durations."""
 
     rest_seconds: float
     kind: str
@@ -188,7 +188,7 @@ def draw(
     quick: bool = False,
     kinds: Mapping[str, tuple[Variant, ...]] = KINDS,
 ) -> list[FaultStep]:
-    """Draw steps that take ``seconds`` in total, or one of each kind if that takes longer; none for `CALM` alone.
+    """Draw faults that take ``seconds`` in total, at least one of each kind; none if `CALM` is the only kind.
 
     All variants of a kind come before one repeats. ``quick``: many short faults, with short rests between them.
     ``kinds``: the variants of each kind.
@@ -220,7 +220,7 @@ def _lasts(variant: Variant, *, quick: bool) -> tuple[float, float]:
 
 
 def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[str, ...]:
-    """The target nodes of a variant of a kind, in order."""
+    """Draw the nodes that a variant of a fault hits."""
     followers = [node for node in nodes if node != leader]
     match what:
         case "leader" | "leader shortly" | "leader while it writes a checkpoint":
@@ -240,25 +240,25 @@ def targets(what: str, leader: str, nodes: Sequence[str], rng: Random) -> tuple[
 
 
 def apart(node: str, others: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Map each node to the nodes it is cut off from when ``node`` and ``others`` are separated."""
+    """Separate ``node`` from ``others``: map each node to the nodes from which it receives nothing."""
     return {node: frozenset(others), **{other: frozenset({node}) for other in others}}
 
 
 def halves(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
-    """The first half and the rest receive nothing from each other."""
+    """Separate the first half of the nodes from the others: map each node to those from which it receives nothing."""
     first, second = nodes[: len(nodes) // 2], nodes[len(nodes) // 2 :]
     return {node: frozenset(second if node in first else first) for node in nodes}
 
 
 def bridge(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
-    """The two halves receive nothing from each other; the node in the middle receives everything."""
+    """Separate two halves, except for the node in the middle, which receives everything and is received by all."""
     half = len(nodes) // 2
     first, second = nodes[:half], nodes[half + 1 :]
     return {node: frozenset(second if node in first else first) for node in (*first, *second)}
 
 
 def ring(nodes: Sequence[str]) -> dict[str, frozenset[str]]:
-    """Map each node to the nodes it hears nothing from: each hears a majority with itself, and no two the same."""
+    """Map each node to the nodes from which it receives nothing: each hears another majority that includes itself."""
     count = len(nodes)
     beside = count // 2 // 2
     neighbours = {
@@ -276,7 +276,7 @@ def grudges(
     clients: str = "clients",
     name_servers: Sequence[str] = ("ns0", "ns1"),
 ) -> dict[str, frozenset[str]]:
-    """Map each server to the servers from which it receives nothing under a variant of "partition"."""
+    """Map each server to the servers from which it receives nothing in this variant of "partition"."""
     followers = [node for node in nodes if node != leader]
 
     match what:

@@ -10,8 +10,8 @@ _FIGURES = {COMPILED: "raftmq.messagesCompiled", "all": "raftmq.messages"}
 
 
 class SendPathCounts:
-    """Adds the counts of all lives of all brokers: each life begins at 0. Messages after a life's last figures are
-    missing.
+    """Adds the counts of all processes of all brokers: each process counts from 0. Counts after its last figures are
+    lost.
     """
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class SendPathCounts:
         self._latest: dict[str, dict[str, int]] = {}
 
     def note(self, node: str, figures: Mapping[str, str]) -> None:
-        """Note the present figures of a broker."""
+        """Record the present counts of a broker."""
         now = {name: int(figures.get(figure, 0)) for name, figure in _FIGURES.items()}
         before = self._latest.get(node)
         if before is not None and now["all"] < before["all"]:
@@ -28,7 +28,7 @@ class SendPathCounts:
         self._latest[node] = now
 
     def totals(self) -> dict[str, int]:
-        """Messages of the compiled send path, and all others with the commands."""
+        """Return the messages on the compiled send path, and all others that came as commands."""
         compiled_count, every = (
             self._of_lives_before[name] + sum(latest[name] for latest in self._latest.values()) for name in _FIGURES
         )

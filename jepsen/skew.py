@@ -1,4 +1,4 @@
-"""Compares the clocks of brokers with this machine's, from the times that they report. Pure."""
+"""Compares brokers' clocks with this machine's clock, by the times in their figures. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RUNTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds
 
 
 def broker_time(table: Mapping[str, str]) -> float | None:
-    """The wall clock of a broker when it wrote its figures, in seconds since the epoch; None if they lack it.
+    """Return the time at which a broker wrote its figures, in seconds since the epoch; None if they lack it.
 
     Only for a clock that is not behind the time at which the broker started: the runtime is never negative.
     """
@@ -24,13 +24,13 @@ def broker_time(table: Mapping[str, str]) -> float | None:
 
 
 class ClockSkews:
-    """The last known skew of each broker."""
+    """Remembers how far the clock of each broker is ahead."""
 
     def __init__(self) -> None:
         self._recorded_skews: dict[str, float] = {}
 
     def news(self, node: str, table: Mapping[str, str], now: float) -> float | None:
-        """Seconds by which a broker's clock is ahead, if that has changed; None if it has not, or is not known."""
+        """Return the seconds by which a broker's clock is ahead, if they have changed; None if not, or if unknown."""
         clock = broker_time(table)
         if clock is None:
             return None

@@ -1,4 +1,4 @@
-"""``python -m jepsen.speed``: measures the time and memory to judge a history of a million operations.
+"""``python -m jepsen.speed``: measures the time and the memory that judging a million operations takes.
 
 Histories are generated as clients of *log* and *register* would record them with a correct group. Each is written to a
 file as by a run, and judged as by ``raftmq-jepsen check``, including the page.
@@ -41,7 +41,7 @@ class Clock:
         self.now_ns = 0
 
     def tick(self) -> int:
-        """The next time, in nanoseconds."""
+        """Advance the clock, and return its time in nanoseconds."""
         self.now_ns += STEP_NS
         return self.now_ns
 
@@ -116,7 +116,7 @@ def _end(recorder: Recorder) -> None:
 
 
 def measure(workload: str, operations: int, seconds_max: float) -> bool:
-    """Judge one history in this process and print figures; returns whether they are within the limits."""
+    """Judge one history in this process, and print figures. Returns whether they are within the limits."""
     with tempfile.TemporaryDirectory(prefix="jepsen-speed-") as name:
         directory = Path(name)
         write = write_log if workload == "log" else write_registers
@@ -140,7 +140,7 @@ def measure(workload: str, operations: int, seconds_max: float) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge both histories; returns 1 if a figure exceeds its limit."""
+    """Judge both histories. Returns 1 if a figure exceeds its limit."""
     parser = argparse.ArgumentParser(prog="python -m jepsen.speed", description="Judge large histories.")
     parser.add_argument("--log", type=int, default=LOG_OPERATIONS, metavar="N", help="operations on queues")
     parser.add_argument("--register", type=int, default=REGISTER_OPERATIONS, metavar="N", help="on registers")

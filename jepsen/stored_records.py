@@ -1,4 +1,4 @@
-"""Stored records in the form of histories: offset, value, and a checksum of all bytes."""
+"""Converts stored records to what histories have of them: offset, value, and a checksum of all bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNREADABLE = -1
 
 
 def values_in(records: bytes) -> list[tuple[int, str, int]]:
-    """Offset, value and checksum of all records in the answer to a pull.
+    """Return offset, value and checksum of each record in the response to a pull.
 
     The checksum covers every byte, including the bytes that the broker adds; replicas must agree on it. The value of an
     invalid record says so; no checker takes it for a sent one.

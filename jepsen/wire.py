@@ -1,4 +1,4 @@
-"""Raw connections to brokers, and the runtime info that brokers report."""
+"""Sends raw requests to brokers, and asks them for their runtime info."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PULL_SUBSCRIPTION = 4
 
 
 class Wire:
-    """A raw connection to one broker: requests are sent without waiting, responses are passed to callbacks."""
+    """A raw connection to one broker. It sends requests at once, and passes each response to a callback."""
 
     def __init__(self, stream: trio.abc.Stream, credentials: Credentials | None = None) -> None:
         self._stream = stream
@@ -46,7 +46,7 @@ class Wire:
         *,
         serialization: int = JSON,
     ) -> bytes:
-        """Encode a request, which the caller sends with `write`. Without ``on_response``, it is one-way."""
+        """Encode a request, which the caller sends with `write`. Without ``on_response``, it asks for no response."""
         opaque = next(self._opaque)
         if on_response is not None:
             self._callbacks[opaque] = on_response
@@ -57,7 +57,7 @@ class Wire:
         return encode_request(code, opaque, ext=fields, body=body, oneway=oneway, serialization=serialization)
 
     async def write(self, data: bytes) -> None:
-        """Send bytes as they are. Raises trio.BrokenResourceError."""
+        """Send bytes unchanged. Raises trio.BrokenResourceError."""
         async with self._send_lock:
             await self._stream.send_all(data)
 
@@ -79,7 +79,7 @@ class Wire:
         return answers[0]
 
     async def read(self) -> None:
-        """Dispatch responses until the connection ends."""
+        """Pass each response to its callback until the connection ends."""
         data = bytearray()
         try:
             while chunk := await self._stream.receive_some():
@@ -96,7 +96,7 @@ class Wire:
 
 @asynccontextmanager
 async def open_wire(host: str, port: int) -> AsyncIterator[Wire]:
-    """Open a `Wire` to a broker; the block is cancelled when the connection ends. Raises OSError.
+    """Open a `Wire` to a broker. The end of the connection cancels the block. Raises OSError.
 
     It uses TLS and signs requests if the environment says so, as the SDK does.
     """
@@ -150,7 +150,7 @@ def send_fields(topic: str, queue_id: int, properties: str, group: str = "jepsen
 
 
 def pull_fields(topic: str, queue_id: int, offset: int, count_max: int = 32) -> dict[str, Any]:
-    """The fields of PULL_MESSAGE for a reader that does not wait and does not commit."""
+    """Return the fields of PULL_MESSAGE for a pull that neither waits for messages nor commits an offset."""
     return {
         "consumerGroup": "jepsen_readers",
         "topic": topic,
@@ -168,7 +168,7 @@ def pull_fields(topic: str, queue_id: int, offset: int, count_max: int = 32) -> 
 async def ask_once(
     address: tuple[str, int], code: int, ext: dict[str, Any], body: bytes = b"", seconds: float = 5.0
 ) -> tuple[Response, bytes] | None:
-    """Send one request over a new connection; None if no response came in time: its outcome is unknown."""
+    """Send one request over a new connection. None if no response came in time: the outcome is unknown."""
     response = None
     with trio.move_on_after(seconds):
         try:

@@ -1,4 +1,4 @@
-"""Clients in separate processes, so that they can be killed: one with the SDK, one with RocketMQ's client.
+"""Clients in separate processes, which faults can kill: one with the SDK, one with RocketMQ's client.
 
 Both read orders from their input and report on their output, one JSON object per line. An order, to send one message:
 
@@ -25,7 +25,7 @@ SDK_CLIENTS = 2
 
 
 class Order(msgspec.Struct, frozen=True):
-    """An order to a client: send this message."""
+    """Orders a client to send one message."""
 
     value: str
     body: bytes
@@ -34,7 +34,7 @@ class Order(msgspec.Struct, frozen=True):
 
 
 class ClientReport(msgspec.Struct, frozen=True):
-    """A client's report; its fields depend on `event`, see the module."""
+    """A report of a client. `event` decides which of the other fields are set: see the module."""
 
     event: str
     value: str = ""
@@ -48,7 +48,7 @@ class ClientReport(msgspec.Struct, frozen=True):
 
 
 def java_missing(nemeses: Sequence[str], security: str = "") -> str | None:
-    """The reason that the Java client cannot run here, under these faults, or with secured servers; None if it can."""
+    """Return the reason that the Java client cannot run here, with these faults or this security; None if it can."""
     if security:
         return "it has neither an account nor certificates here"
     if "behind" in nemeses:
@@ -65,13 +65,13 @@ def _libraries() -> Path | None:
 
 
 def sdk_programs(namesrv: str, topic: str, group: str) -> dict[str, Sequence[str]]:
-    """Map names to the command lines of SDK clients."""
+    """Return the command line of each SDK client, by the client's name."""
     command = [sys.executable, "-m", "jepsen.clients", namesrv, topic, group]
     return {f"client{number}": command for number in range(SDK_CLIENTS)}
 
 
 def java_program(namesrv: str, topic: str, group: str, home: Path) -> Mapping[str, Sequence[str]]:
-    """The command of the Java client, which keeps its files in ``home``. Its compiler and libraries must be available.
+    """Return the command of the Java client, which keeps its files in ``home``. Needs its compiler and libraries.
 
     It is compiled if it has changed. Raises OSError, subprocess.CalledProcessError.
     """

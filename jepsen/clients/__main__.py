@@ -1,4 +1,4 @@
-"""A member of a consumer group that also sends on request, with the SDK: ``NAMESRV TOPIC GROUP``."""
+"""A member of a consumer group that also sends messages on request, with the SDK: ``NAMESRV TOPIC GROUP``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PIECE_BYTES = 65536
 
 
 def write_report(report: ClientReport) -> None:
-    """Write one line, unbuffered."""
+    """Write a report as one line to standard output, and flush it."""
     sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     sys.stdout.buffer.flush()
 
 
 async def take_part(namesrv: str, topic: str, group: str) -> None:
-    """Receive and send until the input ends. Raises ClientError."""
+    """Receive messages, and send those that the input orders, until the input ends. Raises ClientError."""
     async with (
         Producer(namesrv, f"{group}_senders") as producer,
         PushConsumer(namesrv, group, consume_from="first", commit_seconds=0.2, rebalance_seconds=2.0) as consumer,

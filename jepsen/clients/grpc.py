@@ -1,4 +1,4 @@
-"""A gRPC client with one HTTP/2 connection, which retries nothing: histories record exactly the proxy's answers."""
+"""A gRPC client with one HTTP/2 connection. It never retries, so histories record exactly the proxy's responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OK: Final = "0"
 
 
 class CallFailed(Exception):
-    """A call without an answer: it ended with another status, was reset, or its connection has ended."""
+    """A call got no response: its status was an error, its stream was reset, or its connection ended."""
 
 
 class _GrpcResponse:
@@ -30,7 +30,7 @@ class _GrpcResponse:
 
 
 class GrpcConnection:
-    """A connection to a proxy; made by `open_grpc`."""
+    """A connection to a proxy; `open_grpc` makes it."""
 
     def __init__(self, stream: trio.SocketStream, client_id: str) -> None:
         self._stream = stream
@@ -42,7 +42,7 @@ class GrpcConnection:
         self._lost = False
 
     async def call(self, method: str, request: bytes, seconds: float) -> list[bytes]:
-        """Return all messages of the response. Raises CallFailed; the call may have been carried out."""
+        """Send a request, and return the messages of the response. Raises CallFailed; the proxy may have executed it."""
         response, stream_id = _GrpcResponse(), 0
         try:
             with trio.fail_after(seconds):
@@ -77,7 +77,7 @@ class GrpcConnection:
         ]
 
     async def read(self) -> None:
-        """Read answers until the connection ends; then all open calls fail."""
+        """Read responses until the connection ends; then all open calls fail."""
         try:
             await self._flush()
             while data := await self._stream.receive_some(65536):
@@ -122,7 +122,7 @@ class GrpcConnection:
 
 @asynccontextmanager
 async def open_grpc(port: int, client_id: str) -> AsyncIterator[GrpcConnection]:
-    """Connect to a proxy on this machine, until the block ends. Raises OSError."""
+    """Connect to a proxy on this machine until the block ends. Raises OSError."""
     async with await trio.open_tcp_stream("127.0.0.1", port) as stream, trio.open_nursery() as nursery:
         connection = GrpcConnection(stream, client_id)
         nursery.start_soon(connection.read)

@@ -1,1 +1,1 @@
-"""Damages the files of stopped brokers as disks do."""
+"""Damages files of stopped brokers as failing disks do."""

@@ -1,4 +1,4 @@
-"""Damage to any kind of file of a stopped broker: a flipped bit, a missing end, or a missing file."""
+"""Damages any kind of file of a stopped broker: flips a bit, cuts the end off, or removes the file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MANNERS = ("a bit flips", "the end is missing", "it is missing")
 
 
 def break_files(rng: Random, directory: Path, kind: str, manner: str, *, files_max: int = 1) -> list[DamagedFile]:
-    """Damage some files of this kind, or both checkpoints; returns the damage, empty if no such file exists.
+    """Damage some files of a kind, or both checkpoints. Returns the damaged files: none if no such file exists.
 
     A closed log file must come back byte by byte; files derived from the log may be written in another way.
     """
@@ -72,6 +72,6 @@ def _break(rng: Random, path: Path, manner: str, *, returns: bool) -> DamagedFil
 
 
 def describe_damage(files: list[DamagedFile]) -> str:
-    """List the changed files with their numbers of changed bytes; empty if one has not changed."""
+    """List the changed files and the bytes changed in each; empty if one of them has not changed."""
     texts = [f"{each.changed_bytes} of {len(each.before)} bytes of {each.path.name}" for each in files]
     return ", ".join(texts) if files and all(each.changed_bytes for each in files) else ""

@@ -1,4 +1,4 @@
-"""Damages the files of a stopped broker's log as disks do; each object knows whether its damage still exists."""
+"""Damages the log of a stopped broker as disks do. Each object knows whether its damage still exists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BALLAST = "ballast"
 
 @dataclass(frozen=True, slots=True)
 class DamagedFile:
-    """A damaged file, with its original content. ``returns``: a broker must restore exactly these bytes."""
+    """A damaged file, with its original content. ``returns``: whether a broker must restore exactly these bytes."""
 
     path: Path
     before: bytes
@@ -46,7 +46,7 @@ class DamagedFile:
 
     @property
     def changed_bytes(self) -> int:
-        """The number of differing bytes, including missing ones."""
+        """The number of bytes that differ from the original, or are missing."""
         now = self._now() or b""
         longer = abs(len(now) - len(self.before))
         return longer + sum(a != b for a, b in zip(now, self.before, strict=False))
@@ -59,7 +59,7 @@ class DamagedFile:
 
 
 def closed_files(commitlog: Path) -> list[Path]:
-    """The complete files of a log, oldest first.
+    """Return the complete files of a log, oldest first.
 
     The next file is prepared in advance: the active one may be followed by an empty one.
     """
@@ -72,7 +72,7 @@ def closed_files(commitlog: Path) -> list[Path]:
 
 
 def forget_sidecars(commitlog: Path) -> None:
-    """Remove the indexes that let the next start skip closed files."""
+    """Remove the indexes of closed files, so that the next start has to read these files."""
     for path in commitlog.glob("*.index"):
         path.unlink()
 
@@ -101,7 +101,7 @@ def flip_bits(rng: Random, paths: Sequence[Path], *, bits_max: int) -> list[Dama
 
 
 def flip_property(rng: Random, paths: Sequence[Path]) -> tuple[DamagedFile, StoredMessage] | None:
-    """Flip a bit in a property of a client's message, which is also returned; None if no file has one."""
+    """Flip a bit in a property of a client's message. Returns the file and the message; None if no file has one."""
     for path in rng.sample(list(paths), len(paths)):
         before = path.read_bytes()
         ends = [match.end() for match in _PROPERTY.finditer(before)]
@@ -116,7 +116,7 @@ def flip_property(rng: Random, paths: Sequence[Path]) -> tuple[DamagedFile, Stor
 
 
 def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[DamagedFile]:
-    """Replace a written block by zeros, or by data from elsewhere in the file."""
+    """Replace a written block by zeros, or by another block of the file."""
     before = path.read_bytes()
     blocks = len(before.rstrip(b"\0")) // BLOCK_BYTES
     if blocks < 2:
@@ -130,7 +130,7 @@ def break_block(rng: Random, path: Path, *, misdirected: bool) -> list[DamagedFi
 
 
 def damage_all_copies(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[DamagedFile]]:
-    """Damage every replica, no two of them near the same place; returns the damage by replica.
+    """Damage every replica, each at a place where the others are intact. Returns the damaged files by replica.
 
     Files that all replicas have closed, and that are equal, are damaged in turns: in each stretch of a file one replica
     gets a flipped bit in each block; the gap between stretches is longer than any entry.
@@ -156,7 +156,7 @@ def damage_all_copies(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[D
 
 
 def break_end(rng: Random, commitlog: Path) -> list[DamagedFile]:
-    """Flip a bit in the last written bytes, or zero them, cut them off, or overwrite them with garbage.
+    """Damage the last written bytes: flip a bit, zero them, cut them off, or overwrite them with garbage.
 
     The newest file may be prepared and empty; then the end is in the previous one. An empty log is left unchanged.
     """
@@ -181,7 +181,7 @@ def break_end(rng: Random, commitlog: Path) -> list[DamagedFile]:
 
 
 def break_vote(rng: Random, commitlog: Path) -> list[DamagedFile]:
-    """Flip a bit in one of the two slots of the file with term and vote."""
+    """Flip a bit in one of the two slots of the file that stores the term and the vote."""
     path = commitlog / "meta"
     before = path.read_bytes()
     flip(path, rng.randrange(SLOTS) * SLOT_BYTES + rng.randrange(SLOT_USED_BYTES), rng.randrange(8))
@@ -189,7 +189,7 @@ def break_vote(rng: Random, commitlog: Path) -> list[DamagedFile]:
 
 
 def fill(directory: Path, used: float) -> int:
-    """Write a file until this fraction of the file system is in use; returns the free bytes then."""
+    """Fill the file system up to the fraction ``used`` by writing a file. Returns the free bytes that remain."""
     usage = shutil.disk_usage(directory)
     nbytes = int(usage.total * used) - usage.used
     with (directory / BALLAST).open("wb") as file:

@@ -1,4 +1,4 @@
-"""Real servers in a directory of a run, on one of several networks."""
+"""Starts real servers in the directory of a run, on one of several networks."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ BACKENDS = ("netns", "local", "docker")
 
 
 def default_backend() -> str:
-    """The available back end with the most faults."""
+    """Return the available back end that supports the most faults."""
     return "netns" if netns.unavailable() is None else "local"
 
 
 def why_default() -> str:
-    """The reason that `default_backend` is not the one with all faults, as text; empty if it is."""
+    """Return the reason that `default_backend` lacks some faults, as text; empty if it has all."""
     reason = netns.unavailable()
     return "" if reason is None else f"the back end is local, with fewer faults; netns cannot be used: {reason}"
 
 
 def why_not(backend: str) -> str | None:
-    """The reason that a back end is not available here; None if it is."""
+    """Return the reason that this machine cannot use a back end; None if it can."""
     reasons = {"netns": netns.unavailable, "docker": docker.unavailable}
     return reasons[backend]() if backend in reasons else None
 
 
 def open_network(backend: str, count: int, *, switched: bool = False) -> AbstractAsyncContextManager[Network]:
-    """The network of a back end, for brokers n0, n1, ... Raises the errors of the back end.
+    """Open the network of a back end for brokers n0, n1, ... Raises the errors of the back end.
 
     Args:
         switched: links of "netns" and "docker" can be made slow, or lose packets.

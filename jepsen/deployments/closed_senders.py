@@ -1,4 +1,4 @@
-"""Connections that a client or broker has closed while bytes were still on their way: the kernel sends these again.
+"""Ends connections that were closed before all bytes were sent: the kernel keeps sending these bytes.
 
 After lost packets it does so for many seconds, so that a send of unknown outcome may still be stored long after its
 sender has gone.
@@ -22,7 +22,7 @@ POLL_SECONDS = 0.2
 
 
 def still_sending(table: str, ports: Iterable[int]) -> Iterator[tuple[str, int]]:
-    """Yield local address and port, as text and number, of closed connections with unsent bytes to one of ``ports``.
+    """Yield the local address and port of each closed connection that still has bytes to send to one of ``ports``.
 
     ``table`` is the content of /proc/net/tcp, which has addresses as hexadecimal numbers, in the machine's byte order.
     """
@@ -35,7 +35,7 @@ def still_sending(table: str, ports: Iterable[int]) -> Iterator[tuple[str, int]]
 
 
 async def end_closed_senders(cluster: Cluster) -> int:
-    """End closed connections to brokers with unsent bytes, and wait until none is left; returns the remaining number.
+    """End closed connections that still have bytes to send to brokers. Returns the number that remains.
 
     They are ended by `ss -K` (iproute2), if the kernel can; otherwise this waits for them, up to `WAIT_SECONDS_MAX`.
     """

@@ -1,4 +1,4 @@
-"""Name servers and a broker group as processes on a network, to be killed, paused, stopped and observed from outside.
+"""Runs name servers and a broker group as processes, which tests kill, pause, stop and observe from outside.
 
 The processes themselves are `mq.local_cluster.Processes`; here is where they run, with which arguments and directories.
 """
@@ -37,16 +37,16 @@ PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class ClusterFailed(Exception):
-    """The cluster did not reach a state in time; the message tells the state, and where the logs are."""
+    """The cluster did not reach a state in time. The message names the state, and the directory of the logs."""
 
 
 class NotRecovered(ClusterFailed):
-    """All faults have ended, but the group does not work, or a replica lags."""
+    """After the end of all faults, the group still does not work, or a replica lags."""
 
 
 @dataclass(slots=True)
 class Cluster:
-    """Brokers n0, n1, ... and name servers; created by `open_cluster`.
+    """Brokers n0, n1, ... and name servers; `open_cluster` starts them.
 
     Each has a directory of its name; logs are in ``logs``.
 
@@ -80,7 +80,7 @@ class Cluster:
 
     @property
     def namesrv(self) -> str:
-        """Addresses of the name servers for clients."""
+        """The addresses of the name servers, as clients take them."""
         return ";".join(_text(self.network.clients_reach(name)) for name in NAME_SERVERS)
 
     def data_dir(self, node: str) -> Path:
@@ -91,13 +91,13 @@ class Cluster:
         return self.disks[node].point / "data" if node in self.disks else self.directory / node
 
     def log_file(self, name: str) -> Path:
-        """Standard output of a server, over all its runs."""
+        """Return the file with the output of all processes of a server."""
         return self._processes.log_path(name)
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
     async def start(self, name: str, *, descriptors_max: int | None = None) -> None:
-        """Start a server, the first time or again; does not wait until it serves.
+        """Start or restart a server; returns before it serves.
 
         Run a broker with additional options, which replace its own, in a process that should exit by itself.
         """
@@ -112,7 +112,7 @@ class Cluster:
         self._processes.set_pid(name, await self.network.server_pid(name, self._processes.process(name)))
 
     async def start_once(self, node: str, *options: str, seconds: float) -> tuple[int, str] | None:
-        """Start a broker with more ``options``.
+        """Run a broker with additional ``options``, until it exits or for ``seconds``.
 
         Returns its exit code and the end of its output; None if it still ran after ``seconds``, and was stopped.
         """
@@ -149,16 +149,16 @@ class Cluster:
         return arguments
 
     def use_earlier(self, node: str, earlier: bool) -> None:
-        """Let a broker run the earlier release from its next start on, or the current code again."""
+        """Make the next starts of a broker run the earlier release, or the current code again."""
         assert self.earlier is not None or not earlier, "there is no earlier release in this run"
         (self._earlier.add if earlier else self._earlier.discard)(node)
 
     def is_earlier(self, node: str) -> bool:
-        """Whether a broker runs the earlier release from its next start on."""
+        """Whether the next start of a broker runs the earlier release."""
         return node in self._earlier
 
     def code_of(self, node: str) -> Path | None:
-        """The directory of the code that a broker's process was told to run; None if the process does not exist."""
+        """Return the directory of the code that a broker's process runs; None if the process does not exist."""
         try:
             environment = Path(f"/proc/{self.pid(node)}/environ").read_bytes()
         except OSError:
@@ -170,7 +170,7 @@ class Cluster:
         return self.earlier if self.earlier is not None and name in self._earlier else self.source
 
     async def start_client(self, name: str, command: Sequence[str]) -> trio.Process:
-        """Start or restart a client in a separate process; returns it, with pipes for input and output."""
+        """Start or restart a client in a separate process. Returns the process, with pipes for its input and output."""
         with self.log_file(name).open("ab") as log:
             environment = {**os.environ, "PYTHONPATH": str(ROOT), RUN_VARIABLE: str(self.directory)}
             process = await trio.lowlevel.open_process(
@@ -187,11 +187,11 @@ class Cluster:
         return process
 
     def client_joined(self, name: str) -> None:
-        """Include a started client, which has joined, in `clients_at_work`."""
+        """Record that a started client has joined its group; `clients_at_work` then includes it."""
         self._clients.add(name)
 
     def clients_at_work(self) -> list[str]:
-        """Names of the running separate clients that have joined."""
+        """Return the names of the running separate clients that have joined their group."""
         return sorted(name for name in self._clients if self.is_running(name))
 
     async def kill(self, name: str) -> None:
@@ -199,27 +199,27 @@ class Cluster:
         await self.end(name, signal.SIGKILL)
 
     async def stop(self, name: str) -> None:
-        """Send SIGTERM, and wait until the process has ended; kills it if it takes too long."""
+        """Send SIGTERM, and wait until the process has ended; kill it if that takes too long."""
         await self._processes.stop(name, STOP_SECONDS_MAX)
 
     async def end(self, name: str, number: signal.Signals) -> None:
-        """Send a signal that ends the process, and wait until it has ended; does nothing if it had ended before."""
+        """Send a signal that ends the process, and wait until it has ended. Does nothing if it has ended already."""
         await self._processes.end(name, number)
 
     def expect_end(self, name: str) -> None:
-        """Treat an exit of this server as expected from now on."""
+        """Treat an exit of this server as expected, until `must_not_end`."""
         self._processes.expect_end(name)
 
     def must_not_end(self, name: str) -> None:
-        """Treat an exit as unexpected again."""
+        """Treat an exit of this server as unexpected again."""
         self._processes.must_not_end(name)
 
     def send_signal(self, name: str, number: signal.Signals) -> None:
-        """Send a signal, without waiting."""
+        """Send a signal to a server's process, and return at once."""
         self._processes.send_signal(name, number)
 
     def pid(self, name: str) -> int:
-        """Process id of a server that was started."""
+        """Return the process id of a server that was started."""
         return self._processes.pid(name)
 
     def is_running(self, name: str) -> bool:
@@ -227,7 +227,7 @@ class Cluster:
         return self._processes.is_running(name)
 
     def memory_bytes(self, name: str) -> int:
-        """Resident memory of a server, 0 if it does not run."""
+        """Return the resident memory of a server in bytes; 0 if it does not run."""
         try:
             return int(Path(f"/proc/{self.pid(name)}/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
         except (OSError, IndexError):
@@ -238,7 +238,7 @@ class Cluster:
         return self._processes.exit_code(name)
 
     def ended_by_themselves(self) -> dict[str, int]:
-        """Exit codes of servers that ended unexpectedly; each is returned once."""
+        """Return the exit codes of servers that ended unexpectedly. Each of them is returned once."""
         exit_codes = self._processes.exit_codes()
         for name in exit_codes:
             self._processes.expect_end(name)
@@ -267,7 +267,7 @@ class Cluster:
         return await ask_figures(*self.network.clients_reach(node), seconds)
 
     async def all_figures(self, seconds: float = 1.0) -> dict[str, dict[str, str]]:
-        """The figures of all brokers that answer, requested concurrently."""
+        """Ask all brokers for their figures concurrently. Returns those of brokers that answer in ``seconds``."""
         tables: dict[str, dict[str, str]] = {}
 
         async def ask(node: str) -> None:
@@ -280,7 +280,7 @@ class Cluster:
         return tables
 
     async def leader(self) -> str:
-        """The leader with the highest term; waits until there is one. Raises NotRecovered after a minute."""
+        """Return the leader with the highest term, once there is one. Raises NotRecovered after a minute."""
         with trio.move_on_after(READY_SECONDS_MAX):
             while True:
                 tables = await self.all_figures()
@@ -291,7 +291,7 @@ class Cluster:
         raise NotRecovered(f"no leader within {READY_SECONDS_MAX:g} s; logs are in {self.directory / 'logs'}")
 
     async def wait_caught_up(self, node: str, seconds: float) -> None:
-        """Wait until a broker has applied all that its leader has committed now. Raises NotRecovered."""
+        """Wait until a broker has applied all entries that the leader has committed by now. Raises NotRecovered."""
         goal = index = -1
         with trio.move_on_after(seconds):
             while goal < 0:
@@ -306,7 +306,7 @@ class Cluster:
         raise NotRecovered(f"{node}: expected applied index {goal} within {seconds:g} s of its start, got {index}")
 
     async def wait_level(self) -> None:
-        """Wait until all brokers answer and have applied the same log to its end. Raises NotRecovered.
+        """Wait until all brokers answer, and have applied the whole log, up to the same entry. Raises NotRecovered.
 
         No client may send meanwhile.
         """
@@ -322,7 +322,7 @@ class Cluster:
         raise NotRecovered(f"replicas are not level within {READY_SECONDS_MAX:g} s after healing: {indexes}")
 
     async def command(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        """Run `raftmq` as an operator would."""
+        """Run a command of `raftmq`, as an operator does."""
         return await trio.run_process(
             [sys.executable, "-m", "mq.cli", *arguments],
             check=False,
@@ -334,27 +334,27 @@ class Cluster:
     # -- directories -------------------------------------------------------------------------------------------------
 
     async def forget(self, node: str) -> None:
-        """Remove all data of a stopped broker, which then starts as a node that waits to be added."""
+        """Remove all data of a stopped broker. It starts as a node that waits until an operator adds it."""
         await self.wipe(node)
         self._new_members.add(node)
 
     async def wipe(self, node: str) -> None:
-        """Remove all data of a stopped broker, which still starts as a member."""
+        """Remove all data of a stopped broker. It still starts as a member."""
         assert not self.is_running(node), f"{node} runs"
         await trio.to_thread.run_sync(partial(shutil.rmtree, self.data_dir(node), ignore_errors=True))
 
     def add_member(self, node: str) -> None:
-        """Make a spare a member."""
+        """Move a node from `spares` to `nodes`, the members."""
         self.spares = tuple(each for each in self.spares if each != node)
         self.nodes = (*self.nodes, node)
 
     def remove_member(self, node: str) -> None:
-        """Make a member a spare."""
+        """Move a node from `nodes`, the members, to `spares`."""
         self.nodes = tuple(each for each in self.nodes if each != node)
         self.spares = (*self.spares, node)
 
     async def move_to_small_disk(self, node: str, size_bytes: int) -> Path:
-        """Move a stopped broker's directory to a separate file system; returns its new path.
+        """Move the data of a stopped broker to a file system of ``size_bytes``. Returns the path of that file system.
 
         Raises PermissionError if mounting is not allowed.
         """
@@ -382,7 +382,7 @@ def _text(address: Address) -> str:
 
 
 def node_names(count: int) -> tuple[str, ...]:
-    """The names n0, n1, ..."""
+    """Return the names of brokers: n0, n1, ..."""
     return tuple(f"n{number}" for number in range(count))
 
 
@@ -399,7 +399,7 @@ async def open_cluster(
     shims: Mapping[str, Shim] | None = None,
     earlier: Path | None = None,
 ) -> AsyncIterator[Cluster]:
-    """Start all servers and wait for a leader; stop the running ones at the end. Raises ClusterFailed, OSError."""
+    """Start all servers, and wait for a leader; the end of the block stops them. Raises ClusterFailed, OSError."""
     assert directory.is_absolute(), f"{directory} means something else to servers, which run in another directory"
     assert is_held(directory), f"another run would take servers of {directory} for leftovers: hold it while they run"
     (directory / "logs").mkdir(parents=True, exist_ok=True)

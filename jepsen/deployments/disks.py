@@ -1,4 +1,4 @@
-"""A separate file system for each broker, in an image file: cutting its power loses unsynced data.
+"""Gives each broker a file system in an image file. Cutting the power of such a disk loses unsynced data.
 
 ext4 is shut down without writing its journal or anything else (ioctl EXT4_IOC_SHUTDOWN, the same number as xfs has),
 and mounted again. Synced data survives, unsynced data is lost, as after a power failure. Needs root, `mkfs.ext4`
@@ -41,7 +41,7 @@ def unavailable() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PowerLossEffect:
-    """The effect of a power loss: whether the unsynced test file is lost, and the synced one exists."""
+    """The effect of a power loss on two test files: whether it lost the unsynced one, and kept the synced one."""
 
     unsynced_gone: bool
     synced_kept: bool
@@ -51,7 +51,7 @@ class PowerLossEffect:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk of one broker, mounted at ``point`` from the file ``image``."""
+    """The disk of one broker: the file ``image``, mounted at ``point``."""
 
     image: Path
     point: Path
@@ -61,11 +61,11 @@ class Disk:
         await _run("mount", "-o", "loop", str(self.image), str(self.point))
 
     async def unmount(self) -> None:
-        """Unmount the disk, writing cached data unless it was shut down. Raises subprocess.CalledProcessError."""
+        """Write cached data, unless the disk was shut down, and unmount it. Raises subprocess.CalledProcessError."""
         await _run("umount", str(self.point))
 
     def shut_down(self) -> None:
-        """Cut the disk off at once: cached data is no longer written, and every write fails. Raises OSError."""
+        """Make the disk fail at once: it loses cached data, and refuses every write. Raises OSError."""
         descriptor = os.open(self.point, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _WITHOUT_LOG))
@@ -73,7 +73,7 @@ class Disk:
             os.close(descriptor)
 
     async def lose_power(self) -> PowerLossEffect:
-        """Simulate a power failure of the machine of a broker that was just killed.
+        """Simulate a power failure of the machine of a broker that was killed just before.
 
         Raises OSError, subprocess.CalledProcessError.
         """
@@ -125,7 +125,7 @@ def _difference(one: bytes, other: bytes) -> int:
 
 @asynccontextmanager
 async def open_disks(directory: Path, nodes: tuple[str, ...]) -> AsyncIterator[dict[str, Disk]]:
-    """Make a disk for each broker until the block ends; then its files are in ``directory`` by the name of the broker.
+    """Mount a disk for each broker until the block ends. Then copy its files to ``directory``, by the broker's name.
 
     Raises OSError, subprocess.CalledProcessError.
     """

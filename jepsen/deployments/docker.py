@@ -1,4 +1,4 @@
-"""Brokers and name servers in containers, from the image for users: `make docker-image` builds it.
+"""Runs brokers and name servers in containers, from the image for users: `make docker-image` builds it.
 
 Each server has a sandbox: an idle container that keeps a network namespace for the whole run. The server is a second
 container in that namespace, created at each start. So the namespaces are as in `netns`, with the same switch and the
@@ -53,7 +53,7 @@ def unavailable() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Containers(Networks):
-    """Containers in the namespaces of their sandboxes; made by `open_containers`."""
+    """Containers, each in the network namespace of a sandbox; `open_containers` makes them."""
 
     @property
     def backend(self) -> str:
@@ -78,7 +78,7 @@ class Containers(Networks):
         return ["docker", "run", *options, IMAGE]
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:
-        """The process that Docker started, by its id outside of the container. Raises OSError if there is none."""
+        """Return the id, outside of the container, of the process that Docker started. Raises OSError without one."""
         with trio.move_on_after(START_SECONDS_MAX):
             while process.poll() is None:
                 if pid := await _pid(namespace(name)):
@@ -108,7 +108,7 @@ async def _make_sandbox(name: str) -> None:
 
 @asynccontextmanager
 async def open_containers(count: int, *, switched: bool = False) -> AsyncIterator[Containers]:
-    """Make sandboxes and the network that joins them, and remove all containers at the end.
+    """Make the sandboxes and a network between them. The end of the block removes all containers.
 
     Args:
         switched: as for `open_networks`.

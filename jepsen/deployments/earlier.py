@@ -1,4 +1,4 @@
-"""The software of the earlier release, for brokers that are upgraded and downgraded during a run."""
+"""Provides the earlier release, for runs that upgrade and downgrade brokers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EARLIER = "61662b18"
 
 
 def earlier_release() -> str:
-    """The newest tag before this tree, or `EARLIER`."""
+    """Return the newest tag before this tree, or `EARLIER`."""
     process = _git("describe", "--tags", "--abbrev=0", "HEAD~1")
     return process.stdout.decode().strip() if process.returncode == 0 else EARLIER
 
@@ -28,7 +28,7 @@ def unavailable() -> str | None:
 
 
 async def check_out_earlier(directory: Path) -> str:
-    """Put the code of the earlier release into a new directory; returns its name.
+    """Write the code of the earlier release into a new directory. Returns the name of the release.
 
     It runs with the libraries of this installation, and without compiled modules.
 

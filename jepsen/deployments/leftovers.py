@@ -1,4 +1,4 @@
-"""Cleans up after runs that were killed: mounts, stopped servers, control groups.
+"""Removes what killed runs leave behind: mounts, stopped servers, control groups.
 
 Everything that a run creates outside its directory names that directory. A running run holds a lock in its directory;
 only leftovers of unlocked directories are removed. So concurrent runs do not disturb each other, and nothing else is

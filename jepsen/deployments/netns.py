@@ -112,31 +112,31 @@ class Networks:
         return "netns"
 
     def clients_reach(self, name: str) -> Address:
-        """The server's address, without a proxy."""
+        """Return the address of a server; no proxy is between it and clients."""
         return self.host(name), NAMESRV_PORT if name in NAME_SERVERS else CLIENT_PORT
 
     def listens(self, name: str) -> Address:
-        """The address at which a server listens: the one that clients use."""
+        """Return the address at which a server listens. Clients use the same one."""
         return self.clients_reach(name)
 
     def registers_at(self, node: str, name_server: str) -> Address:
-        """The address at which every broker reaches a name server."""
+        """Return the address of a name server, which is the same for every broker."""
         return self.clients_reach(name_server)
 
     def replicates(self, node: str) -> Address:
-        """The address of a broker with the port for replication."""
+        """Return the address of a broker, with its port for replication."""
         return self.host(node), REPLICATION_PORT
 
     def peer(self, node: str, other: str) -> Address:
-        """The address at which every broker reaches the replication port of ``other``."""
+        """Return the address of the replication port of ``other``, which is the same for every broker."""
         return self.replicates(other)
 
     def administrators(self) -> str:
-        """The address outside of all namespaces."""
+        """Return the address of this machine outside of all namespaces."""
         return OUTSIDE
 
     async def drop(self, grudges: Grudges) -> None:
-        """Drop incoming packets in the namespaces of servers, as given by `grudges`."""
+        """Make each server drop the packets that arrive from the servers named for it in ``grudges``."""
         await self.heal_all()
         for node, others in grudges.items():
             hosts = [OUTSIDE if other == CLIENTS else self.host(other) for other in others]
@@ -144,7 +144,7 @@ class Networks:
                 await _run(*self.command(node), "nft", "-f", "-", stdin=deaf_to(hosts))
 
     async def dropped_count(self) -> int:
-        """The number of packets dropped in all namespaces."""
+        """Return the number of packets dropped in all namespaces."""
         total = 0
         for name in _servers(self.count):
             process = await trio.run_process(
@@ -154,20 +154,20 @@ class Networks:
         return total
 
     def command(self, name: str) -> list[str]:
-        """Prefix of a command to run in the server's namespace, with the same process id."""
+        """Return a command prefix that runs a command in the server's namespace, in the same process."""
         # Not `ip netns exec`: each would have its own mounts, and keep disks mounted that are unmounted here.
         return ["nsenter", f"--net=/run/netns/{namespace(name)}"]
 
     def program(self, name: str, launch: Launch) -> list[str]:
-        """The command of this checkout's server, in its namespace."""
+        """Return the command that runs this checkout's server in its namespace."""
         return [*self.command(name), *launch.prefix, *RAFTMQ]
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:
-        """The id of the started process, which is the server."""
+        """Return the id of the started process: it is the server itself."""
         return process.pid
 
     async def heal(self) -> None:
-        """Remove all rules in all namespaces."""
+        """Remove the packet filters of all namespaces."""
         await self.heal_all()
 
     async def shape(self, shapes: Mapping[tuple[str, str], Shape]) -> dict[str, int]:
@@ -188,7 +188,7 @@ class Networks:
         return _host(_servers(self.count).index(name))
 
     async def cut_off(self, node: str) -> None:
-        """Let no packet leave or reach the node."""
+        """Drop every packet from and to the node."""
         await _run(*self.command(node), "nft", "-f", "-", stdin=_CUT)
 
     async def heal_all(self) -> None:
@@ -222,7 +222,7 @@ def _host(number: int) -> str:
 
 
 def namespace(name: str) -> str:
-    """The name of a server's namespace, also of its container."""
+    """Return the name of a server's namespace, which is also the name of its container."""
     return f"{PREFIX}-{name}"
 
 
@@ -238,7 +238,7 @@ async def open_networks(
     make: Callable[[str], Awaitable[None]] = _make_namespace,
     remove: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
 ) -> AsyncIterator[Networks]:
-    """Make namespaces and the network that joins them, and remove all at the end.
+    """Make the namespaces and a network between them. The end of the block removes all of them.
 
     Args:
         switched: packets pass a switch of ours and not a bridge of the kernel, so that links can be of poor quality.
@@ -307,7 +307,7 @@ async def _address(count: int, outside: str) -> None:
 
 @contextmanager
 def lock(what: str) -> Iterator[None]:
-    """Lock out other runs, until the block or this process ends. Raises NetworksInUse, OSError."""
+    """Keep other runs from using ``what`` until the block or this process ends. Raises NetworksInUse, OSError."""
     path = Path(tempfile.gettempdir()) / f"{PREFIX}-{what}.lock"
     with path.open("a+") as file:
         try:
@@ -331,7 +331,7 @@ async def _remove() -> None:
 
 
 def left_in(directory: Path) -> list[str]:
-    """The names of the namespaces, or of the network cards, that a run has made."""
+    """Return the names of namespaces or network cards, listed in ``directory``, that a run has made."""
     return sorted(path.name for path in directory.glob(f"{PREFIX}-*"))
 
 

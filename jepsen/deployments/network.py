@@ -1,4 +1,4 @@
-"""The links by which servers of a run reach each other, and their faults."""
+"""Defines the links between the servers of a run, and the faults of these links."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RAFTMQ = (sys.executable, "-m", "mq.cli")
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The environment of a starting server, besides its arguments."""
+    """The directory, files and environment with which a server starts."""
 
     data_dir: Path
     """Exists."""
@@ -41,7 +41,7 @@ class Launch:
 
     @property
     def prefix(self) -> list[str]:
-        """A command prefix with these settings, on this machine."""
+        """The prefix of a command that runs with these settings on this machine."""
         number = self.descriptors_max
         limit = [] if number is None else ["prlimit", f"--nofile={number}:{number}"]
         environment = dict(self.environment)
@@ -51,7 +51,7 @@ class Launch:
 
 
 class Network(Protocol):
-    """Addresses of servers, the namespace that each runs in, and partitions."""
+    """Knows the address and the namespace of each server, and cuts links between servers."""
 
     @property
     def backend(self) -> str:
@@ -59,43 +59,43 @@ class Network(Protocol):
         ...
 
     def clients_reach(self, name: str) -> Address:
-        """The address of a server for clients."""
+        """Return the address at which clients reach a server."""
         ...
 
     def listens(self, name: str) -> Address:
-        """The address at which a server listens for clients; not the one that they use if a proxy is in between."""
+        """Return the address at which a server listens. Clients use another one if a proxy is in between."""
         ...
 
     def registers_at(self, node: str, name_server: str) -> Address:
-        """The address of a name server for a broker."""
+        """Return the address at which a broker reaches a name server."""
         ...
 
     def replicates(self, node: str) -> Address:
-        """The address at which a broker listens for other brokers."""
+        """Return the address at which a broker listens for other brokers."""
         ...
 
     def peer(self, node: str, other: str) -> Address:
-        """The address at which ``node`` reaches the replication port of ``other``."""
+        """Return the address at which ``node`` reaches the replication port of ``other``."""
         ...
 
     def program(self, name: str, launch: Launch) -> list[str]:
-        """The command `raftmq` in the server's surroundings, to which its arguments are appended."""
+        """Return the command `raftmq` in the server's namespace; the caller appends its arguments."""
         ...
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:
-        """The process id of the server that the command ``process`` runs. Raises OSError if it did not start."""
+        """Return the process id of the server that ``process`` runs. Raises OSError if it did not start."""
         ...
 
     def administrators(self) -> str:
-        """Addresses of operators, for the setting admin_networks."""
+        """Return the addresses of operators, for the setting admin_networks."""
         ...
 
     async def drop(self, grudges: Grudges) -> None:
-        """Let servers receive nothing from the servers named for them, without errors; connections stay open."""
+        """Silently drop all data that a server receives from the servers named for it. Connections stay open."""
         ...
 
     async def dropped_count(self) -> int:
-        """Packets or pieces lost or blocked since `drop`: above 0 once it takes effect."""
+        """Return the number of packets or pieces that `drop` has dropped or held back so far."""
         ...
 
     async def heal(self) -> None:

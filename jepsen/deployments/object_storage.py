@@ -1,4 +1,4 @@
-"""An S3 server as a process of its own, whose objects are files of a directory: they can be damaged from outside.
+"""An S3 server in a separate process. Its objects are files of a directory, which faults damage from outside.
 
 It has the operations that `raftlog.segment.s3_storage` uses: conditional writes, uploads in parts, checksums (CRC-32),
 ranges, listing, deletion. Every bucket exists, and clients need no account. Contents are sent by sendfile, so that it
@@ -63,7 +63,7 @@ _ANSWERED: Final = "answered"
 
 
 class Server(ThreadingHTTPServer):
-    """Objects below ``directory``/objects/BUCKET, parts of uploads below ``directory``/uploads."""
+    """Serves objects from ``directory``/objects/BUCKET, and keeps the parts of uploads in ``directory``/uploads."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -78,17 +78,17 @@ class Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Ignore clients that have gone away."""
+        """Ignore clients that have closed their connection."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def wait(self) -> None:
-        """Sleep for the seconds in the file `delay`, before an answer."""
+        """Delay the response by the seconds in the file `delay`."""
         with suppress(OSError, ValueError):
             time.sleep(float(self._delay.read_text()))
 
     def note(self, line: str) -> None:
-        """Print a line for an answer."""
+        """Print a line about a response."""
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
@@ -286,7 +286,7 @@ def _xml(name: str, content: str) -> bytes:
 
 
 class ObjectStorage:
-    """The server as a child process, and its directory. ``url`` is its address, for `archive_endpoint_url`."""
+    """The server in a child process, and its directory. ``url`` is its address, for `archive_endpoint_url`."""
 
     def __init__(self, directory: Path, processes: Processes, host: str = HOST) -> None:
         self.directory = directory
@@ -296,7 +296,7 @@ class ObjectStorage:
         self.url = f"http://{host}:{self._port}"
 
     def files(self, prefix: str) -> Path:
-        """The directory with the objects below a prefix of `BUCKET`."""
+        """Return the directory that has the objects of `BUCKET` below a prefix."""
         return self.directory / "objects" / BUCKET / prefix
 
     async def start(self) -> None:
@@ -308,29 +308,29 @@ class ObjectStorage:
 
     @property
     def is_running(self) -> bool:
-        """Whether the store's process has not ended."""
+        """Whether the server's process is running."""
         return self._processes.is_running(NAME)
 
     async def kill(self) -> None:
-        """End the store at once: connections break, and new ones are refused. Its objects stay."""
+        """Kill the server: its connections break, and it refuses new ones. Its objects stay."""
         self._processes.kill(NAME)
         await self._processes.wait_ended(NAME)
 
     def delay(self, seconds: float) -> None:
-        """Let each request wait for ``seconds`` before anything is done for it, from now on."""
+        """Make the server wait for ``seconds`` before it handles a request, from now on."""
         new = self.directory / f"{_DELAY}.new"
         new.write_text(str(seconds))
         new.rename(self.directory / _DELAY)
 
     def answered_requests(self) -> list[str]:
-        """Method, status and path of each request that was answered, in order."""
+        """Return the method, path and status of each request that the server has answered, in order."""
         lines = self._processes.log_path(NAME).read_text().splitlines()
         return [line.removeprefix(f"{_ANSWERED} ") for line in lines if line.startswith(_ANSWERED)]
 
 
 @asynccontextmanager
 async def open_object_storage(directory: Path, host: str = HOST) -> AsyncIterator[ObjectStorage]:
-    """Run the store until the end of the block; ``host`` is the address by which its clients reach this machine."""
+    """Run the server until the block ends. ``host`` is the address by which its clients reach this machine."""
     await trio.to_thread.run_sync(partial(directory.mkdir, parents=True, exist_ok=True))
     with open_processes(directory) as processes:
         storage = ObjectStorage(directory, processes, host)

@@ -1,4 +1,4 @@
-"""Operators' commands: membership of the group, and the log of a stopped broker."""
+"""Runs commands of operators: they change the members of the group, and verify the log of a stopped broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mq.inspection.group_session import GroupSession
 
 @asynccontextmanager
 async def open_session(cluster: Cluster) -> AsyncIterator[GroupSession]:
-    """Open the session of `raftmq group` without starting a process.
+    """Open a session as `raftmq group` does, but in this process.
 
     Calls raise ClientError.
     """
@@ -26,7 +26,7 @@ async def open_session(cluster: Cluster) -> AsyncIterator[GroupSession]:
 
 
 async def members(cluster: Cluster) -> dict[str, str]:
-    """Roles of the group's members by node, from its leader; empty if unknown."""
+    """Return the role of each member of the group, as the leader reports it; empty if unknown."""
     try:
         async with open_session(cluster) as session:
             return {member.node_id: member.role for member in (await session.status()).view.members}
@@ -35,7 +35,7 @@ async def members(cluster: Cluster) -> dict[str, str]:
 
 
 async def verify_log(cluster: Cluster, node: str) -> LogVerification:
-    """The result of `raftmq log verify` for a stopped broker."""
+    """Verify the log of a stopped broker by `raftmq log verify`, and return its report."""
     process = await cluster.command("log", "verify", str(cluster.data_dir(node)), "--json")
     try:
         return msgspec.json.decode(process.stdout, type=LogVerification)
@@ -44,7 +44,7 @@ async def verify_log(cluster: Cluster, node: str) -> LogVerification:
 
 
 async def vote(cluster: Cluster, node: str) -> str | None:
-    """The vote of a stopped broker in its term, from `raftmq log fix-term`; None without one.
+    """Return the vote of a stopped broker in its term, as `raftmq log fix-term` reports it; None without one.
 
     Raises ClusterFailed.
     """

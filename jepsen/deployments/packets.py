@@ -1,4 +1,4 @@
-"""The fate of each packet on a link that is slow, lossy, or reorders packets. Pure."""
+"""Decides the fate of each packet on a link that is slow, loses packets, or reorders them. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class PacketPath:
-    """One direction between two ports.
+    """One direction of a link between two ports.
 
     Attributes:
         counts: the numbers of packets delayed, lost, duplicated, reordered, or kept waiting for the link.
@@ -48,7 +48,7 @@ class PacketPath:
         self._free_at = 0.0
 
     def due(self, now: float, nbytes: int, rng: Random) -> list[float]:
-        """Arrival times of a packet sent now: one, two or none."""
+        """Return the arrival times of a packet sent at ``now``: none if it is lost, two if it is duplicated."""
         shape = self.shape
         if shape.large and nbytes > shape.large:
             self.counts["lost"] += 1

@@ -1,4 +1,4 @@
-"""TCP connections that pass through this process, and can be blocked in either direction."""
+"""Forwards TCP connections through this process, and blocks them in either direction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LoopbackProxy:
             event.set()
 
     def hold(self, *, forth: bool, back: bool) -> None:
-        """Block data from the caller to the target (``forth``), and back (``back``); let the rest pass."""
+        """Block data to the target (``forth``), or back to the caller (``back``), and let other data pass."""
         for way, is_held in ((True, forth), (False, back)):
             if is_held and self._open[way].is_set():
                 self._open[way] = trio.Event()
@@ -35,7 +35,7 @@ class LoopbackProxy:
                 self._open[way].set()
 
     async def pass_gate(self, *, forth: bool) -> None:
-        """Wait until this direction is open."""
+        """Wait until data may pass in this direction."""
         if not self._open[forth].is_set():
             self.wait_count += 1
         while not self._open[forth].is_set():
@@ -43,7 +43,7 @@ class LoopbackProxy:
 
 
 async def serve(link: LoopbackProxy, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """Forward connections until cancelled. Raises OSError if its port is not available."""
+    """Forward connections until cancelled. Raises OSError if the proxy's port is not available."""
     listeners = await trio.open_tcp_listeners(link.port, host=HOST)
     task_status.started()
     await trio.serve_listeners(partial(_pass_on, link), listeners)

@@ -1,4 +1,4 @@
-"""Accounts and TLS for the servers of a run, and for its clients, which take both from the environment."""
+"""Secures the servers and clients of a run by accounts and TLS. Clients read both from the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCESS_KEY = "jepsen-administrator"
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Settings of brokers, and variables for the environment of name servers and clients."""
+    """Settings of brokers, and environment variables of name servers and clients, for secured connections."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -34,7 +34,7 @@ def unavailable(name: str) -> str | None:
 
 @contextmanager
 def secure_clients(name: str, directory: Path, hosts: Sequence[str]) -> Iterator[Mapping[str, str]]:
-    """Secure clients of this process until the block ends; yields the settings of brokers.
+    """Secure the clients of this process until the block ends. Yields the settings of the brokers.
 
     Args:
         name: one of `SECURITY`, or empty for neither.

@@ -1,4 +1,4 @@
-"""A library between brokers and the C library (shim.c), and the pages that control it."""
+"""Builds a library that fakes the clock and the disk of a broker (shim.c), and controls it by shared pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def unavailable() -> str | None:
 
 
 class Shim:
-    """The faked clock and disk of one broker, across restarts.
+    """The faked clock and disk of one broker. Restarts of the broker keep them.
 
     Attributes:
         path: the control page.
@@ -47,7 +47,7 @@ class Shim:
 
     @property
     def files(self) -> tuple[Path, Path]:
-        """The files that a process with that `environment` reads."""
+        """The files that a process with `environment` reads."""
         return self._library, self.path
 
     @property
@@ -64,7 +64,7 @@ class Shim:
         sync_errno: int = 0,
         sync_seconds: float = 0.0,
     ) -> None:
-        """Set faults until the next call. Without arguments: none.
+        """Replace the faults of the broker's clock and disk. Without arguments: end all faults.
 
         Args:
             skew_seconds: added to the wall clock.
@@ -79,17 +79,17 @@ class Shim:
 
     @property
     def wrong_times(self) -> int:
-        """The number of wrong times that the broker got since the last order."""
+        """The number of wrong times that the broker has read since the last `order`."""
         return self._hits()[0] - self._hits_before[0]
 
     @property
     def failed_writes(self) -> int:
-        """The number of its writes that failed since the last order."""
+        """The number of the broker's writes that have failed since the last `order`."""
         return self._hits()[1] - self._hits_before[1]
 
     @property
     def hit_syncs(self) -> int:
-        """The number of its syncs that failed or were slow since the last order."""
+        """The number of the broker's syncs that have failed or were slow since the last `order`."""
         return self._hits()[2] - self._hits_before[2]
 
     def _hits(self) -> tuple[int, int, int]:

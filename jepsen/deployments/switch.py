@@ -1,5 +1,4 @@
-"""A network switch in a process: one virtual network card (TAP) in each namespace, and links of any quality between
-them.
+"""A network switch in a process: it joins a virtual card (TAP) of each namespace by links of any quality.
 
 Kernels without netem cannot delay or reorder packets; this can, on any Linux with TUN. Run as ``python -m
 jepsen.deployments.switch SEED NAMESPACE...`` by root: it creates a card ``eth0`` in each namespace and an
@@ -110,7 +109,7 @@ def _write_line(text: str) -> None:
 
 
 def main(seed: str, namespaces: Sequence[str]) -> None:
-    """Run until the input ends. Raises OSError."""
+    """Forward packets until the input ends. Raises OSError."""
     ports = _open_ports(namespaces)
     switch = _Switch(ports, Random(seed))
     with selectors.DefaultSelector() as selector:

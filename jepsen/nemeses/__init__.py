@@ -59,7 +59,7 @@ NEMESES: dict[str, CarryOut] = {
 
 
 async def run_schedule(injection: Injection, steps: Sequence[FaultStep], seconds: float) -> None:
-    """Run the steps one after the other; after ``seconds`` only the first of each kind that has not run yet.
+    """Execute the steps one after the other. After ``seconds``, only the first step of each kind that has not run yet.
 
     Healing a fault takes an unpredictable time. Raises ClusterFailed if a leader is missing for a minute after one.
     """
@@ -76,7 +76,7 @@ async def run_schedule(injection: Injection, steps: Sequence[FaultStep], seconds
 
 
 async def heal(cluster: Cluster) -> None:
-    """Heal everything: links, paused and dead processes. Does not wait until they serve."""
+    """Heal all links, resume paused processes, and restart dead ones. Returns before they serve."""
     await cluster.network.heal()
     if (storage := cluster.storage) is not None:
         storage.delay(0.0)

@@ -1,4 +1,4 @@
-"""Clients that die or pause: members of a consumer group that also send, in separate processes."""
+"""Kills or pauses clients in separate processes: members of a consumer group that also send."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jepsen.schedule import FaultStep
 
 
 async def clients(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Send SIGKILL or SIGSTOP to one client or to all, or drop their packets.
+    """Kill or pause one client or all, or drop their packets.
 
     The workload restarts killed ones.
     """

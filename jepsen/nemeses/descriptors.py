@@ -1,4 +1,4 @@
-"""Brokers whose clients use up all available file descriptors."""
+"""Opens connections to a broker until it has no file descriptors left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVES_SECONDS_MAX = 30.0
 
 
 async def descriptors(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Restart a broker with few descriptors, and use them all up by callers; when they leave, it must serve again.
+    """Restart a broker with few file descriptors, and use them up by connections. When these end, it must serve again.
 
     Confirmed by connections that it closed, and by its open files. Raises ClusterFailed if it does not serve again.
     """
@@ -48,7 +48,7 @@ async def descriptors(injection: Injection, step: FaultStep, leader: str) -> Non
 
 
 def open_files(pid: int) -> int:
-    """The number of open files of a process, connections included. Raises OSError if it does not exist."""
+    """Return the number of open files and connections of a process. Raises OSError if it does not exist."""
     return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
 
 

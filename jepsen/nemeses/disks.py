@@ -1,4 +1,4 @@
-"""Disks that corrupt data, and full disks."""
+"""Corrupts data on disks, and fills disks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUNNING = "one bit of a closed file while the broker runs"
 
 
 async def wait_for_closed_files(cluster: Cluster, nodes: Iterable[str]) -> None:
-    """Wait until each node has files to damage, or for `REPAIR_SECONDS_MAX`."""
+    """Wait until each node has complete log files to damage, at most `REPAIR_SECONDS_MAX`."""
     logs = [cluster.data_dir(node) / "commitlog" for node in nodes]
     with trio.move_on_after(REPAIR_SECONDS_MAX):
         while any(len(closed_files(log)) < FILES_MIN for log in logs):  # noqa: ASYNC110 (no event to wait for)
@@ -41,7 +41,7 @@ async def wait_for_closed_files(cluster: Cluster, nodes: Iterable[str]) -> None:
 
 
 async def damage(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Kill a broker, damage its files, and restart it: it must get the right bytes from its peers."""
+    """Kill a broker, damage its files, and restart it. It must restore them from the other replicas."""
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
     commitlog = cluster.data_dir(node) / "commitlog"
@@ -104,7 +104,7 @@ def _damage(injection: Injection, what: str, commitlog: Path) -> list[DamagedFil
 
 
 async def wait_repaired(injection: Injection, node: str, files: list[DamagedFile]) -> None:
-    """Wait until a broker has caught up and restored its damaged files; records the files that it has not restored.
+    """Wait until a broker has caught up. Records the damaged files that it has not restored.
 
     Raises ClusterFailed if it does not catch up.
     """
@@ -118,7 +118,7 @@ async def wait_repaired(injection: Injection, node: str, files: list[DamagedFile
 
 
 async def fill_disk(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Move a broker's directory to a small file system, fill that, and empty it again. Needs root.
+    """Move a broker's data to a small file system, fill that, and free the space again. Needs root.
 
     A leader with a full disk must transfer leadership; the replica catches up by itself when there is room again.
     """

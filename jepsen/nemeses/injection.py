@@ -1,4 +1,4 @@
-"""Common to all faults: targets, and recording."""
+"""Chooses the targets of faults, and records the faults in the history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIRM_SECONDS_MAX = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """Injects faults into a cluster, one at a time; ``say`` is called with progress."""
+    """Injects faults into a cluster, one at a time, and reports each by calling ``say``."""
 
     cluster: Cluster
     recorder: Recorder
@@ -26,7 +26,7 @@ class Injection:
     """The cards that `draw` has left, by name."""
 
     def draw(self, name: str, cards: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-        """Draw a card at random; each comes before one comes again."""
+        """Draw a card at random from the deck ``name``. Every card is drawn once before any is drawn again."""
         deck = self.decks.get(name, [])
         card = self.rng.choice([each for each in deck if each in cards] or list(cards))
         if card not in deck:
@@ -35,12 +35,12 @@ class Injection:
         return card
 
     def begin(self, step: FaultStep, nodes: tuple[str, ...]) -> int:
-        """Record that a fault begins. Returns its number."""
+        """Record that a fault begins, and return the number of the fault."""
         return self._begin(step.kind, step.variant.what, nodes, f" for {step.seconds:.1f} s", step.variant.majority)
 
     @asynccontextmanager
     async def fault(self, kind: str, what: str, nodes: tuple[str, ...], *, majority: bool = True) -> AsyncIterator[int]:
-        """Inject a fault of a scenario, which ends with the block; yields its number."""
+        """Record the begin of a scenario's fault, and its end at the end of the block. Yields its number."""
         number = self._begin(kind, what, nodes, "", majority)
         yield number
         self.end(number)
@@ -51,17 +51,17 @@ class Injection:
         return self.recorder.fault_begins(kind, description, nodes, majority=majority)
 
     def confirm(self, number: int, effect: str) -> None:
-        """Record that the effect of a fault was observed."""
+        """Record that a fault had the described effect."""
         self.say(f"  seen: {effect}")
         self.recorder.fault_confirmed(number, effect)
 
     def record_bug(self, node: str, did: str) -> None:
-        """Record an action of a broker that no fault excuses; the verdict is broken."""
+        """Record wrong behaviour of a broker that no fault excuses. The verdict is then broken."""
         self.say(f"  {node} {did}")
         self.recorder.note("misbehaved", n=node, err=did)
 
     def end(self, number: int) -> None:
-        """Record that the fault `number` has ended."""
+        """Record that a fault has ended."""
         self.recorder.fault_ends(number)
 
 

@@ -1,4 +1,4 @@
-"""Followers that return after the others have removed their next entries, and must fetch whole files."""
+"""Stops followers until the others have removed their next entries: on return, they must fetch whole files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REST_SECONDS = (0.0, 0.0, 0.01, 0.1, 0.5)
 
 
 async def behind(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Stop a follower for a while. Confirmed by its files: afterwards the oldest one is behind all that it had."""
+    """Stop a follower for a while. Confirmed if its oldest file is then behind everything that it had before."""
     cluster = injection.cluster
     node = injection.rng.choice([each for each in cluster.nodes if each != leader])
     commitlog = cluster.data_dir(node) / "commitlog"
@@ -75,7 +75,7 @@ async def _kill_again_and_again(injection: Injection, node: str, directory: Path
 
 
 def has_logged(log: Path, text: str, since: int) -> bool:
-    """Whether a broker has logged a text, from ``since`` bytes on."""
+    """Whether a broker's log file has a text at byte ``since`` or later."""
     with log.open("rb") as file:
         file.seek(since)
         return text.encode() in file.read()

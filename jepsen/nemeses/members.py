@@ -1,4 +1,4 @@
-"""Replicas that leave the group under load, lose everything, and join as new ones."""
+"""Removes replicas from the group under load, and adds them again without data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ELECTION_SECONDS = 6.0
 
 
 async def members(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Change the membership as operators do; confirmed by the members that the leader reports."""
+    """Change the members of the group as operators do. Confirmed by the members that the leader reports."""
     match step.variant.what:
         case "a fourth replica joins, one of them leaves":
             await _join_and_leave(injection, step, kills=False)
@@ -55,7 +55,7 @@ async def _leave_and_come_back(injection: Injection, step: FaultStep, node: str)
 
 
 async def readd(cluster: Cluster, node: str) -> None:
-    """Start a node that was removed, and give it a vote again."""
+    """Start a node that was removed, and make it a voter again."""
     await cluster.start(node)
     await change_members(cluster, {node: "voter"}, add(cluster, node, voter=True))
     await cluster.wait_caught_up(node, CHANGE_SECONDS_MAX)
@@ -171,7 +171,7 @@ async def _wipe(injection: Injection, step: FaultStep, leader: str) -> None:
 
 
 async def look_at_wiped(injection: Injection, number: int, empty_node: str, other: str) -> None:
-    """Check the two replicas left, one without data: neither may lead, and the empty one must have received nothing.
+    """Check the last two replicas, one of them empty: neither may lead, and the empty one may not get entries.
 
     Confirmed by its last entry.
     """
@@ -188,7 +188,7 @@ async def look_at_wiped(injection: Injection, number: int, empty_node: str, othe
 
 
 async def prepare_spare(cluster: Cluster) -> str:
-    """Start a spare without data; it waits until it is added."""
+    """Start a spare without data, which waits until it is added to the group. Returns its name."""
     node = cluster.spares[0]
     await cluster.forget(node)
     await cluster.start(node)
@@ -196,7 +196,7 @@ async def prepare_spare(cluster: Cluster) -> str:
 
 
 async def make_spare(cluster: Cluster, node: str) -> None:
-    """Make a removed member a spare, without data."""
+    """Stop a removed member, delete its data, and make it a spare."""
     cluster.remove_member(node)
     await cluster.stop(node)
     await cluster.forget(node)
@@ -207,7 +207,7 @@ def _address(cluster: Cluster, node: str) -> str:
 
 
 async def confirm_members(injection: Injection, number: int) -> None:
-    """Confirm a fault by the members that the leader reports."""
+    """Confirm a fault, with the members that the leader reports."""
     now = await operators.members(injection.cluster)
     injection.confirm(number, f"the group has the members {', '.join(sorted(now))}")
 
@@ -215,7 +215,7 @@ async def confirm_members(injection: Injection, number: int) -> None:
 async def change_members(
     cluster: Cluster, roles: Mapping[str, str | None], operation: Callable[[GroupSession], Awaitable[GroupAnswer]]
 ) -> None:
-    """Repeat a change of members until these nodes have these roles, None for none. Raises ClusterFailed.
+    """Repeat a change until each node has the given role; None: it is no member. Raises ClusterFailed.
 
     If the leader dies the outcome is unknown, so the command is repeated.
     """
@@ -237,10 +237,10 @@ async def change_members(
 
 
 def add(cluster: Cluster, node: str, *, voter: bool) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
-    """The operation of `raftmq group add`."""
+    """Return the operation that `raftmq group add` executes."""
     return lambda session: session.add(node, _address(cluster, node), voter=voter, patience=CHANGE_SECONDS_MAX)
 
 
 def remove(node: str) -> Callable[[GroupSession], Awaitable[GroupAnswer]]:
-    """The operation of `raftmq group remove`."""
+    """Return the operation that `raftmq group remove` executes."""
     return lambda session: session.change("remove", node)

@@ -1,4 +1,4 @@
-"""Requirements of kinds of faults beyond processes and links, and why they are not available here."""
+"""Tells which equipment each kind of fault needs, and why a kind cannot be used here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHORT_LOG = {
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Requirements of a deployment: number of brokers, and the equipment that some kinds of faults need."""
+    """The number of brokers, and the equipment that some kinds of faults need."""
 
     count: int
     spares: int
@@ -46,7 +46,7 @@ class Deployment:
 
 
 def needs(kinds: Collection[str], *, brokers: int = 3) -> Deployment:
-    """The requirements of all these kinds together, for at least ``brokers`` brokers."""
+    """Combine the requirements of several kinds of faults, with at least ``brokers`` brokers."""
     return Deployment(
         count=max(5, brokers) if FIVE_BROKERS.intersection(kinds) else brokers,
         spares=1 if SPARES.intersection(kinds) else 0,
@@ -58,7 +58,7 @@ def needs(kinds: Collection[str], *, brokers: int = 3) -> Deployment:
 
 
 def why_not(kind: str, backend: str) -> str | None:
-    """The reason that a kind of fault is not available with this back end; None if it is."""
+    """Return the reason that a back end cannot inject a kind of fault; None if it can."""
     if kind in SWITCH and backend == "local":
         return "the back end local does not have it, netns and docker do"
     if kind in STORES:
@@ -81,14 +81,14 @@ def why_not(kind: str, backend: str) -> str | None:
 
 
 def why_no_store(backend: str) -> str | None:
-    """The reason that brokers cannot archive their log with this back end; None if they can."""
+    """Return the reason that brokers on this back end cannot archive their log; None if they can."""
     if backend == "docker":
         return "containers do not get the credentials of the store; netns and local have it"
     return None if importlib.util.find_spec("boto3") is not None else "not installed: boto3 (pip install 'raftmq[s3]')"
 
 
 def why_not_together(workload: str, kinds: Collection[str], backend: str) -> str | None:
-    """The reason that these kinds cannot be combined with this workload and back end; None if they can."""
+    """Return the reason that a workload cannot run with these kinds of faults on this back end; None if it can."""
     if workload == "archive" and (reason := why_no_store(backend)) is not None:
         return reason
     for kind in kinds:

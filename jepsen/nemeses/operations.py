@@ -1,4 +1,4 @@
-"""Operations and outages: rolling restarts, leadership transfers, dead name servers."""
+"""Restarts brokers one by one, transfers leadership, and kills name servers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 6
 
 
 async def restart(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Send SIGTERM and restart; the next broker when this one has caught up."""
+    """Restart brokers by SIGTERM, each one after the one before has caught up."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -35,7 +35,7 @@ async def restart(injection: Injection, step: FaultStep, leader: str) -> None:
 
 
 async def transfer(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Transfer leadership as `raftmq group transfer`; confirmed by the new leader, or by the death of the target."""
+    """Transfer leadership as `raftmq group transfer` does. Confirmed if the target leads, or has died."""
     match step.variant.what:
         case "leadership to a follower that is killed":
             await _transfer_to_dead(injection, step, leader)
@@ -89,7 +89,7 @@ async def _ask_for_transfer(injection: Injection, to: str = "") -> None:
 
 
 async def kill_name_servers(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Send SIGKILL to one or both name servers; they restart empty until brokers register again."""
+    """Kill one or both name servers, and restart them. They know no broker until brokers register again."""
     cluster = injection.cluster
     names = {"the first": NAME_SERVERS[:1], "the second": NAME_SERVERS[1:], "both": NAME_SERVERS}[step.variant.what]
     number = injection.begin(step, names)

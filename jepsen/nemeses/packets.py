@@ -1,4 +1,4 @@
-"""Links that delay, lose, duplicate or reorder packets, or are slow."""
+"""Makes links slow, or makes them delay, lose, duplicate or reorder packets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOK_SECONDS = 1.0
 
 
 async def packets(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Disturb all links of some brokers, in both directions, including clients. Confirmed by the switch's counts."""
+    """Disturb all links of some brokers in both directions, also to clients. Confirmed by the switch's counts."""
     cluster = injection.cluster
     network = cluster.network
     assert isinstance(network, Networks), f"{network.backend} has no switch"

@@ -1,4 +1,4 @@
-"""Links between brokers, and between brokers and clients, that lose everything."""
+"""Cuts links between brokers, and between brokers and clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jepsen.schedule import FaultStep, grudges
 
 
 async def partition(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Let some servers receive nothing from others for a while."""
+    """Drop everything that some servers receive from others, for a while."""
     node_grudges = grudges(step.variant.what, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, tuple(sorted(node_grudges)))
     async with cut(injection, number, node_grudges):
@@ -23,7 +23,7 @@ async def partition(injection: Injection, step: FaultStep, leader: str) -> None:
 
 @asynccontextmanager
 async def cut(injection: Injection, number: int, node_grudges: Grudges) -> AsyncIterator[None]:
-    """Cut links until the block ends; confirmed by dropped packets."""
+    """Cut links until the block ends. Confirmed by the number of dropped packets."""
     network = injection.cluster.network
     try:
         await network.drop(node_grudges)

@@ -1,4 +1,4 @@
-"""Power failures of brokers' machines: they die, and unsynced data is lost."""
+"""Cuts the power of brokers' machines: the brokers die, and lose unsynced data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def power_loss(injection: Injection, step: FaultStep, leader: str) -> None
 
 
 async def lose_power(injection: Injection, number: int, nodes: Sequence[str]) -> None:
-    """Kill brokers and drop unsynced data from their disks. Confirmed by two test files."""
+    """Kill brokers, and drop the unsynced data from their disks. Confirmed by two test files."""
     cluster = injection.cluster
     losses: dict[str, PowerLossEffect] = {}
 

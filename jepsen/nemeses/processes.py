@@ -1,4 +1,4 @@
-"""Brokers that die, and brokers that pause."""
+"""Kills and pauses brokers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _unfinished(directory: Path) -> bool:
 
 
 async def pause(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Send SIGSTOP, and SIGCONT after a while."""
+    """Send SIGSTOP to the chosen brokers, and SIGCONT after a while."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -70,7 +70,7 @@ async def pause(injection: Injection, step: FaultStep, leader: str) -> None:
 
 @asynccontextmanager
 async def pause_broker(injection: Injection, number: int | None, node: str) -> AsyncIterator[None]:
-    """Pause a broker until the block ends; confirmed by the kernel, unless ``number`` is None."""
+    """Pause a broker until the block ends. The kernel's state of it confirms fault ``number``."""
     cluster = injection.cluster
     cluster.send_signal(node, signal.SIGSTOP)
     try:
@@ -89,7 +89,7 @@ async def _confirm_paused(injection: Injection, number: int, pid: int) -> None:
 
 
 def state_of_process(pid: int) -> str:
-    """The letter of a process's state, T if it is stopped; empty if the process does not exist."""
+    """Return the letter of a process's state, T if it is stopped; empty if the process does not exist."""
     try:
         return state_of(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except OSError:
@@ -97,5 +97,5 @@ def state_of_process(pid: int) -> str:
 
 
 def state_of(stat: str) -> str:
-    """The state of a process in its /proc/PID/stat; its name, in brackets, may contain anything."""
+    """Return the letter of the state in a /proc/PID/stat. The process's name, in brackets, may contain anything."""
     return stat.rpartition(")")[2].split()[0]

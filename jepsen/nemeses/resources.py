@@ -1,4 +1,4 @@
-"""Limits the CPU time or the memory of brokers severely."""
+"""Severely limits the CPU time or the memory of brokers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _FILES = {
 
 
 def unavailable(kind: str) -> str | None:
-    """The reason that a kind of resource cannot be limited here, as text; None if it can."""
+    """Return the reason that this machine cannot limit a kind of resource, as text; None if it can."""
     if os.geteuid() != 0:
         return "only root may make control groups"
     controller = CONTROLLERS[kind]
@@ -48,7 +48,7 @@ def _root(controller: str) -> tuple[Path, int] | None:
 
 
 async def starve(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Give brokers a few milliseconds of each tenth of a second; confirmed by the kernel's throttling figure."""
+    """Give brokers a few milliseconds of CPU in each tenth of a second. Confirmed by the kernel's throttling count."""
     cluster = injection.cluster
     nodes = targets(step.variant.what, leader, cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -62,12 +62,12 @@ async def starve(injection: Injection, step: FaultStep, leader: str) -> None:
 
 
 def throttle_count(stat: str) -> int:
-    """The number of times that a group was throttled, from its cpu.stat."""
+    """Read from a control group's cpu.stat how often the kernel throttled the group."""
     return _figure(stat, "nr_throttled")
 
 
 async def memory(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Give a broker hardly any new memory; if the kernel kills it for that, restart it.
+    """Limit a broker to little more memory than it has. If the kernel kills it for that, restart it.
 
     Confirmed by how often the kernel reclaimed memory, or by its death.
     """
@@ -100,7 +100,7 @@ def _memory_shortage(cluster: Cluster, node: str, group: Path) -> str:
 
 
 def room_made(events: str) -> int:
-    """The number of times that a group was at its limit, from its memory.events."""
+    """Read from a control group's memory.events how often the group reached its limit."""
     return _figure(events, "max")
 
 

@@ -1,4 +1,4 @@
-"""Disks that corrupt old data under running brokers."""
+"""Corrupts old data on the disks of running brokers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mq.protocol.messages.records import RecordError, StoredMessage, decode_reco
 
 
 def serves(message: StoredMessage, body: bytes) -> bool:
-    """Whether the body of a pull's answer contains this message, with its own body and properties, and nothing else."""
+    """Whether the body of a pull's response is exactly this message, with its own body and properties."""
     try:
         records = decode_records(body)
     except RecordError:
@@ -23,7 +23,7 @@ def serves(message: StoredMessage, body: bytes) -> bool:
 
 
 async def rot(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Change a property of an old message on the disk of a running broker, and read the message there.
+    """Change a property of an old message on the disk of a running broker, and pull the message from it.
 
     The broker is restarted before, since it trusts the page cache for its own writes. It must not serve the damaged
     bytes, and must get the right ones from its peers.

@@ -1,4 +1,4 @@
-"""Wrong wall clocks, and disks that fail or are slow, by a library that fakes them."""
+"""Sets wall clocks wrong, and makes disks fail or slow, by a library that fakes both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _END_SECONDS_MAX = 15.0
 
 
 async def clock(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Set wall clocks wrong for the step, or make them jump back and forth. Check that processes read wrong times."""
+    """Set wall clocks wrong for a while, or let them jump back and forth. Confirmed when processes read wrong times."""
     whose, _, how = step.variant.what.partition(": ")
     nodes = targets(whose, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
@@ -36,7 +36,7 @@ async def clock(injection: Injection, step: FaultStep, leader: str) -> None:
 
 
 async def slow_disk(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Make each sync take much longer."""
+    """Make each sync of some brokers take much longer, for a while."""
     nodes = targets(step.variant.what, leader, injection.cluster.nodes, injection.rng)
     number = injection.begin(step, nodes)
     for node in nodes:
@@ -50,7 +50,7 @@ async def slow_disk(injection: Injection, step: FaultStep, leader: str) -> None:
 
 
 async def disk_error(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Let writes or syncs of a broker fail with EIO. It must exit, and is restarted on a good disk.
+    """Make writes or syncs of a broker fail with EIO. It must exit, and is restarted on a good disk.
 
     A broker that continues without its disk is killed: messages that it acknowledged since must be on the others.
     """
@@ -85,7 +85,7 @@ def _release(injection: Injection, nodes: tuple[str, ...]) -> None:
 async def confirm_hits(
     injection: Injection, number: int, nodes: tuple[str, ...], count: Callable[[Shim], int], what: str
 ) -> None:
-    """Wait until each of ``nodes`` has met its faked clock or disk."""
+    """Wait until each of ``nodes`` has used its faked clock or disk, and confirm the fault."""
     shims = injection.cluster.shims
     with trio.move_on_after(CONFIRM_SECONDS_MAX):
         while not all(count(shims[node]) for node in nodes):  # noqa: ASYNC110 (no event to wait for)

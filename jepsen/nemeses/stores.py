@@ -1,4 +1,4 @@
-"""Faults of the object storage that has the archive of the group, under brokers that need it for old messages."""
+"""Breaks the object storage of the group's archive, while brokers need it for old messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _log_files(storage: ObjectStorage) -> list[Path]:
 
 
 async def wait_archived(cluster: Cluster, storage: ObjectStorage) -> None:
-    """Wait until some files are in the archive only, or for `ARCHIVED_SECONDS_MAX`."""
+    """Wait until some log files exist only in the archive, at most `ARCHIVED_SECONDS_MAX`."""
 
     async def is_cold() -> bool:
         figures = await cluster.all_figures()
@@ -56,7 +56,7 @@ async def _restart(injection: Injection) -> str:
 
 
 async def store_gone(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Kill the store, and start it again with all objects; in one variant restart a broker meanwhile."""
+    """Kill the store, and restart it with all objects. One variant restarts a broker in between."""
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
     number = injection.begin(step, injection.cluster.nodes)
@@ -71,7 +71,7 @@ async def store_gone(injection: Injection, step: FaultStep, leader: str) -> None
 
 
 async def store_slow(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Let each request take two seconds longer, and restart a broker, which has to read everything again."""
+    """Delay each request to the store by two seconds, and restart a broker, which must read everything again."""
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
     number = injection.begin(step, injection.cluster.nodes)
@@ -86,7 +86,7 @@ async def store_slow(injection: Injection, step: FaultStep, leader: str) -> None
 
 
 async def store_rot(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Flip bits in all objects with messages, and restart a broker: it may refuse, and must not serve them."""
+    """Flip bits in all objects with messages, and restart a broker. It may refuse to read them, but not serve them."""
     storage = _storage(injection)
     await wait_archived(injection.cluster, storage)
     number = injection.begin(step, injection.cluster.nodes)
@@ -104,7 +104,7 @@ async def store_rot(injection: Injection, step: FaultStep, leader: str) -> None:
 
 
 def rotten(rng: Random, content: bytes) -> bytes:
-    """The content with a flipped bit in each `FLIP_EVERY_BYTES`."""
+    """Return the content with one bit flipped in each `FLIP_EVERY_BYTES`."""
     data = bytearray(content)
     for begin in range(0, len(data), FLIP_EVERY_BYTES):
         at = rng.randrange(begin, min(begin + FLIP_EVERY_BYTES, len(data)))
@@ -113,7 +113,7 @@ def rotten(rng: Random, content: bytes) -> bytes:
 
 
 async def store_rollback(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Replace the manifest by an older one, and restart a broker: missing files are refused, or archived again.
+    """Replace the manifest by an older one, and restart a broker. It must refuse missing files, or archive them again.
 
     If no broker has replaced the older one meanwhile, the newer one is put back at the end, as an operator would.
     """
@@ -137,7 +137,7 @@ async def store_rollback(injection: Injection, step: FaultStep, leader: str) -> 
 
 
 def replace_manifest(manifest: Path, content: bytes) -> None:
-    """Replace the manifest at once, as the store does."""
+    """Replace the manifest atomically, as the store does."""
     new = manifest.with_name(f".{MANIFEST}")
     new.write_bytes(content)
     new.rename(manifest)

@@ -1,4 +1,4 @@
-"""Brokers started with wrong options: each must be refused, say why, and change nothing."""
+"""Starts brokers with wrong options: each must refuse to start, say why, and change nothing."""
 
 from __future__ import annotations
 

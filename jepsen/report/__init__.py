@@ -1,1 +1,1 @@
-"""Reports runs: pages, charts, tables of profiles, and the lines that show an anomaly."""
+"""Writes pages, charts and tables about runs, and finds the lines of a history that show an anomaly."""

@@ -1,6 +1,4 @@
-"""Further charts of a run: quantiles of every operation over time, the rate of each replica, clocks, and the operations
-of each process. Pure, SVG.
-"""
+"""Draws the charts below the timeline of a run: latencies, rates, clocks, operations of processes. Pure, SVG."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ class _Axis:
 
 
 def charts(history: History) -> str:
-    """Draw all charts, with headings, as HTML."""
+    """Draw all charts with their headings, as HTML."""
     parts = [
         "<h2>Quantiles</h2><p>Durations of operations that were answered: "
         + ", ".join(f"<span style='color:{colour}'>{_name(part)}</span>" for part, colour in QUANTILES)
@@ -107,7 +105,7 @@ def _quantiles(history: History) -> Iterator[str]:
 
 
 def quantile(values: Sequence[int], part: float) -> int:
-    """The smallest of the ordered values that at least ``part`` of them does not exceed."""
+    """Return the smallest of the sorted values that at least the fraction ``part`` of them does not exceed."""
     return values[max(0, math.ceil(len(values) * part) - 1)]
 
 

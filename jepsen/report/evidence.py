@@ -1,4 +1,4 @@
-"""Finds an anomaly in a history: the lines that name its values, and the servers' logs at that time. Pure."""
+"""Finds an anomaly in a history: the lines with its values, and the time to search for in servers' logs. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BEGAN = "%Y-%m-%d %H:%M:%S UTC"
 
 
 class HistoryLine(msgspec.Struct, frozen=True):
-    """An operation that names a value: the line of the history where it begins, from 1, and its text."""
+    """An operation with a value of the anomaly: the line of the history where it begins, from 1, and its text."""
 
     number: int
     says: str
@@ -27,12 +27,12 @@ class HistoryLine(msgspec.Struct, frozen=True):
 
 
 def values_in_examples(examples: Iterable[str]) -> list[str]:
-    """The values that examples of anomalies name, each once."""
+    """List the values in the examples of anomalies, each of them once."""
     return list(dict.fromkeys(value for example in examples for value in VALUE.findall(example)))
 
 
 def lines_of(history: History, values: Iterable[str]) -> Mapping[str, list[HistoryLine]]:
-    """Map each value to the first operations that sent, read or ended it, at most `LINES_MAX`."""
+    """Map each value to the first `LINES_MAX` operations that sent, read or ended it."""
     lines: dict[str, list[HistoryLine]] = {value: [] for value in values}
     if not lines:
         return lines
@@ -66,7 +66,7 @@ def _says(operation: Operation, began: int) -> str:
 
 
 def time_of_day(history: History, at: int) -> str:
-    """The time of a moment in the servers' logs, to about a second; empty if the run does not know its own."""
+    """Convert a time of the history to a time in servers' logs, exact to about a second; empty if unknown."""
     try:
         began = datetime.strptime(str(history.plan.get("began")), BEGAN).replace(tzinfo=UTC)
     except ValueError:

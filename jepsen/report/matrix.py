@@ -1,4 +1,4 @@
-"""Results of a profile's runs: a table, the worst verdict, and the report in docs/reports."""
+"""Reports on the runs of a profile: a table, the worst verdict, and a page in docs/reports."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class StoredVerdict(msgspec.Struct, frozen=True):
 
 
 def report_of(profile: str, backend: str, directory: Path) -> Path:
-    """The path of the report on a profile in a directory: `REPORTS`, or the directory of the runs."""
+    """Return the path of the report on a profile. ``directory``: `REPORTS`, or that of the runs."""
     stem = "jepsen" if profile == NIGHTLY else f"jepsen-{profile}-{backend}"
     return directory / f"{stem}.md"
 
 
 def row_of(cell: Cell, verdict: Verdict, state_counts: Mapping[str, int]) -> Row:
-    """Describe a judged run, with the number of times that it reached each rare state."""
+    """Describe a judged run. ``state_counts``: how often it reached each rare state."""
     counts = {
         name: count for result in verdict.results for name, count in result.counts.items() if result.name in _OF_ROW
     }
@@ -95,12 +95,12 @@ def _times_met(rows: Sequence[Row], state: str) -> str:
 
 
 def not_run(cell: Cell, reason: str) -> Row:
-    """Describe a run that is not available here, or that failed before clients began."""
+    """Describe a run that this machine cannot execute, or that failed before its clients began."""
     return Row(cell.workload, cell.faults, cell.seconds, NOT_RUN, told=[reason])
 
 
 def worst(rows: Sequence[Row]) -> int:
-    """The exit code of all runs: broken before unknown before not run; unknown without any."""
+    """Return the exit code of the worst run: broken, then unknown, then not run. Without any row: unknown."""
     verdicts = {row.verdict for row in rows}
     for verdict, code in ((_BROKEN, EXIT_BROKEN), (_UNKNOWN, EXIT_UNKNOWN), (NOT_RUN, EXIT_CANNOT_RUN)):
         if verdict in verdicts:
@@ -109,7 +109,7 @@ def worst(rows: Sequence[Row]) -> int:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Format rows for a terminal."""
+    """Format the rows as a table for a terminal."""
     lines = [("workload", "faults", "verdict", "operations", "faults seen")]
     for row in rows:
         effects = f"{row.confirmed} of {row.injected}" if row.verdict != NOT_RUN else row.told[0]
@@ -123,7 +123,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def read_rows(report: Path, profile: str) -> list[Row]:
-    """Read the rows of a report on the same profile; none if it does not exist. Raises OSError."""
+    """Read the rows of an earlier report on the profile; empty without such a report. Raises OSError."""
     try:
         report_file = msgspec.json.decode(report.with_suffix(".json").read_bytes(), type=StoredVerdict)
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -132,7 +132,7 @@ def read_rows(report: Path, profile: str) -> list[Row]:
 
 
 def still_to_run(all_cells: Sequence[Cell], rows: Sequence[Row]) -> tuple[list[Cell], list[Row]]:
-    """The runs of a profile without a valid row, and its valid rows."""
+    """Split the runs of a profile: those without a valid row, and the valid rows of the others."""
     valid = {(row.workload, row.faults, row.seconds): row for row in rows if row.verdict == _VALID}
     cells_by_key = {(cell.workload, cell.faults, cell.seconds): cell for cell in all_cells}
     valid_rows = [row for key, row in valid.items() if key in cells_by_key]
@@ -140,7 +140,7 @@ def still_to_run(all_cells: Sequence[Cell], rows: Sequence[Row]) -> tuple[list[C
 
 
 def without(rows: Sequence[Row], cell: Cell) -> list[Row]:
-    """All rows except an earlier run of this kind."""
+    """Return all rows except those of the run ``cell``."""
     key = (cell.workload, cell.faults, cell.seconds)
     return [row for row in rows if (row.workload, row.faults, row.seconds) != key]
 
@@ -154,7 +154,7 @@ def _by_day(rows: Sequence[Row]) -> list[str]:
 
 
 def write_report(report: Path, profile: str, rows: Sequence[Row], reasons: Sequence[str], *, run_count: int) -> None:
-    """Write the page, and its data next to it as JSON.
+    """Write the page, and its rows as JSON next to it.
 
     ``reasons``: faults that are not available on this machine; ``run_count``: the number of runs in the profile.
 

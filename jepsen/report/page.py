@@ -1,4 +1,4 @@
-"""The HTML page of a run: promises and verdicts, a timeline, and how to repeat it. Pure."""
+"""Writes the HTML page of a run: promises and verdicts, a timeline, and the command that repeats it. Pure."""
 
 from __future__ import annotations
 

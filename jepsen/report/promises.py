@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 
 class Promise(NamedTuple):
-    """A promise of that page, in short, and the workloads that check it; without any, all do."""
+    """A promise of docs/promises.md in short, and the workloads that check it; empty: all workloads do."""
 
     what: str
     workloads: tuple[str, ...]
@@ -31,7 +31,7 @@ PROMISES = (
 
 
 class CheckedRun(Protocol):
-    """A run of a workload."""
+    """A run, as its report describes it."""
 
     @property
     def workload(self) -> str:
@@ -43,15 +43,15 @@ class CheckedRun(Protocol):
 
     @property
     def verdict(self) -> str:
-        """The verdict as text; a promise is checked only if it is `valid`."""
+        """The verdict as text. Only a `valid` run confirms a promise."""
 
     @property
     def operations(self) -> int:
-        """Number of checked operations."""
+        """The number of checked operations."""
 
     @property
     def compiled(self) -> int:
-        """Number of messages that took the compiled send path; a sending run without any is not valid."""
+        """The number of messages that took the compiled send path. A run that sends is invalid without any."""
 
 
 FAULTS = {
@@ -79,8 +79,8 @@ FAULTS = {
 
 
 def promise_lines(rows: Sequence[CheckedRun], valid: str) -> Iterable[str]:
-    """Yield a table in Markdown: each promise, its workloads, the numbers of runs and operations that confirmed it, and
-    of messages that took the compiled send path in these runs.
+    """Yield a Markdown table: for each promise its workloads, the runs and operations that confirmed it, and the
+    messages on the compiled send path.
     """
     yield "| promise | workloads | valid runs | operations checked | messages by the compiled send path |"
     yield "|---|---|---:|---:|---:|"

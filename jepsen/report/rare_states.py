@@ -1,4 +1,4 @@
-"""Rare states that long runs must reach at least once, from brokers' logs and histories. Pure.
+"""Counts rare states, which long runs must reach, in brokers' logs and in histories. Pure.
 
 The report says "never" for a state that no run reached.
 """
@@ -40,7 +40,7 @@ STATES = (*IN_LOGS, *IN_HISTORIES)
 
 
 def count_states(lines: Iterable[str]) -> Counter[str]:
-    """The number of times that each state occurs in the log of one broker."""
+    """Count how often each rare state occurs in the log of one broker."""
     counts: Counter[str] = Counter()
     for line in lines:
         if not line.startswith("{"):
@@ -76,7 +76,7 @@ class _Leaders:
 
 
 def met_in_history(history: History) -> Counter[str]:
-    """The number of times that clients reached each state of `IN_HISTORIES`, including 0."""
+    """Count how often clients reached each state of `IN_HISTORIES`; 0 if never."""
     leaders = _Leaders(history)
     counts = Counter(dict.fromkeys(IN_HISTORIES, 0))
     end_times: dict[tuple[str, str], int] = {}

@@ -1,4 +1,4 @@
-"""Stored runs in a browser: a list, their pages, and comparisons of two. Read only."""
+"""Shows stored runs in a browser: a list, the page of each run, and comparisons of two runs. Read only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class VerdictFile(msgspec.Struct, frozen=True):
 
 
 def runs_in(store: Path) -> dict[str, VerdictFile]:
-    """Judged runs by directory name, newest first. Raises OSError."""
+    """Return the judged runs in a directory by name, newest first. Raises OSError."""
     runs = {}
     for path in sorted(store.glob(f"*/{VERDICT}"), reverse=True):
         try:
@@ -45,7 +45,7 @@ def runs_in(store: Path) -> dict[str, VerdictFile]:
 
 
 def index_page(runs: dict[str, VerdictFile]) -> str:
-    """Write the page of all runs; two can be chosen."""
+    """Write the page that lists all runs, and lets the reader choose two of them."""
     rows = []
     for name, run in runs.items():
         faults = run.plan.get("scenario") or ", ".join(run.plan.get("nemeses", ()))
@@ -63,7 +63,7 @@ def index_page(runs: dict[str, VerdictFile]) -> str:
 
 
 def compare_page(names: Sequence[str], runs: Sequence[VerdictFile]) -> str:
-    """Compare two runs, promise by promise, with differing numbers."""
+    """Write the page that compares two runs promise by promise, with the numbers that differ."""
     rows = []
     by_name = [{result.name: result for result in run.results} for run in runs]
     for name in dict.fromkeys(name for results in by_name for name in results):
@@ -131,5 +131,5 @@ class _Handler(SimpleHTTPRequestHandler):
 
 
 def open_server(store: Path, port: int) -> ThreadingHTTPServer:
-    """Open a server of the runs below a directory, on the loopback address only; port 0: any. Raises OSError."""
+    """Serve the runs of a directory on the loopback address. Port 0: any free one. Raises OSError."""
     return ThreadingHTTPServer((HOST, port), partial(_Handler, directory=str(store)))

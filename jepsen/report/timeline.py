@@ -1,4 +1,4 @@
-"""The chart of a run: sends by time and duration, faults as bands, leaders as bars, the rate below. Pure, SVG."""
+"""Draws a run: sends by time and duration, faults as bands, leaders as bars, and the rate below. Pure, SVG."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TERM_COLOURS = ("#457b9d", "#8d99ae", "#6a4c93", "#1982c4", "#ff924c")
 
 
 class LogScale(NamedTuple):
-    """Heights of durations, between two powers of ten in seconds."""
+    """Maps durations to heights, between two powers of ten in seconds."""
 
     top: int
     height: int
@@ -34,12 +34,12 @@ class LogScale(NamedTuple):
     last: int
 
     def y(self, seconds: float) -> float:
-        """The y coordinate of a duration in seconds, on a log scale."""
+        """Return the y coordinate of a duration in seconds, on a logarithmic scale."""
         part = (math.log10(max(seconds, 10.0**self.first)) - self.first) / (self.last - self.first)
         return self.top + self.height * (1 - min(part, 1.0))
 
     def lines(self) -> Iterator[str]:
-        """Draw a line for each power of ten."""
+        """Draw a horizontal line for each power of ten."""
         for decade in range(self.first, self.last + 1):
             y = self.y(10.0**decade)
             label = f"{10**decade} s" if decade >= 0 else f"{10.0 ** (decade + 3):g} ms"

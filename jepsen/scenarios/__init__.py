@@ -1,4 +1,4 @@
-"""Scenarios by name: sequences of faults that made other systems lose acknowledged messages, in rounds, under load."""
+"""Lists scenarios: sequences of faults in which other systems lost acknowledged messages. They repeat under load."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 async def play(injection: Injection, scenario: Scenario, seconds: float) -> None:
-    """Run rounds for ``seconds``, at least one. Raises ClusterFailed if a leader is missing for a minute after one."""
+    """Repeat a scenario for ``seconds``, at least once. Raises ClusterFailed if no leader is found within a minute."""
     until = trio.current_time() + seconds
     while True:
         await injection.cluster.leader()

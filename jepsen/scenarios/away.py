@@ -1,4 +1,4 @@
-"""Replicas that acknowledge while one is away, and are away themselves when that one is back."""
+"""Lets two replicas acknowledge while the third is away, and takes them away when the third is back."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Away = Callable[[Injection, int, str], AbstractAsyncContextManager[None]]
 
 
 def cut_off(injection: Injection, number: int, node: str) -> AbstractAsyncContextManager[None]:
-    """Let a node receive nothing from the others, and these nothing from it."""
+    """Cut all links between a node and the others until the block ends."""
     others = [each for each in injection.cluster.nodes if each != node]
     return cut(injection, number, apart(node, others))
 
 
 async def away_then_power_loss(kind: str, away: Away, injection: Injection) -> None:
-    """Let the leader and one follower acknowledge while the third is away; then cut that follower's power, take the
-    leader away, and bring the third back.
+    """Take a follower away while the two others acknowledge. Then cut the power of the other follower, take the leader
+    away, and bring the first follower back.
 
     The two that are left are one that missed everything and one that should have it on its disk.
     """

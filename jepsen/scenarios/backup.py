@@ -1,4 +1,4 @@
-"""Backups of a replica while another one dies, and directories of a new group that are restored from them."""
+"""Backs up a replica while another one dies, and restores the backup as a new group."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NEW_NODE, NEW_PEERS = "r0", "r0@127.0.0.1:1"
 
 
 async def backup_and_restore(injection: Injection) -> None:
-    """Back up a follower, and restore: the backup must have all that was committed when it began, and the restored log
-    must be equal to the group's, file by file.
+    """Back up a follower, and restore the backup. It must have all entries committed when it began, and the files of
+    its log must equal the group's.
     """
     cluster, rng = injection.cluster, injection.rng
     leader = await cluster.leader()
@@ -88,8 +88,8 @@ async def _run_json(injection: Injection, cluster: Cluster, *command: str) -> di
 
 
 def differences(copy: Path, original: Path) -> list[str]:
-    """The restored closed log files that the original does not have byte by byte. The last file is not compared: behind
-    the copied entries, it has the entries that name the new group. Raises OSError.
+    """List the restored closed log files that differ from the original. The last file is not compared: behind the
+    copied entries, it has those that name the new group. Raises OSError.
     """
     paths = sorted(path for path in (copy / "commitlog").iterdir() if path.name.isdigit())
     full_files = [path for path in paths if any(path.read_bytes())]

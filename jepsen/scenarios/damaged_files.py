@@ -1,4 +1,4 @@
-"""Files of stopped brokers that are damaged: bits of the log on one or on all replicas, and files of every kind."""
+"""Damages files of stopped brokers: bits of the log on one or all replicas, and files of every kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKPOINT_SECONDS = 2.0
 
 
 async def bit_errors(injection: Injection) -> None:
-    """Flip bits of all closed log files of one replica."""
+    """Flip bits in all closed log files of one replica."""
     cluster = injection.cluster
     node = injection.rng.choice(cluster.nodes)
     commitlog = cluster.data_dir(node) / "commitlog"
@@ -36,7 +36,7 @@ async def bit_errors(injection: Injection) -> None:
 
 
 async def on_every_replica(injection: Injection) -> None:
-    """Damage all replicas, no two of them in the same place; all must repair each other."""
+    """Damage all replicas, each at a place where the others are intact. They must repair each other."""
     cluster = injection.cluster
     await wait_for_closed_files(cluster, cluster.nodes)
     async with injection.fault("damage", "helix", cluster.nodes, majority=False) as number:
@@ -56,7 +56,7 @@ async def on_every_replica(injection: Injection) -> None:
 
 
 async def files_of_every_kind(injection: Injection) -> None:
-    """Damage files of three kinds, each in one manner; each kind in each manner comes before one comes again.
+    """Damage files of three kinds, each in one manner. No combination repeats until all have been used.
 
     The broker must start, serve the same as before, and restore closed log files byte by byte.
     """

@@ -1,4 +1,4 @@
-"""One replica's disk is full for a while, so that it deletes its oldest messages; then it is to lead.
+"""Fills one replica's disk, so that it deletes its oldest messages, and then makes it lead.
 
 The others still have these messages. So no consumer may miss one, and the replica must get them back.
 """
@@ -22,7 +22,7 @@ REFILL_SECONDS_MAX = 90.0
 
 
 async def full_disk_then_lead(injection: Injection) -> None:
-    """Fill the leader's disk until it deletes files early; then let it lead again, which makes it fetch them."""
+    """Fill the leader's disk until it deletes files early. Then let it lead again: it must fetch these files."""
     cluster = injection.cluster
     node = await cluster.leader()
     await wait_for_closed_files(cluster, (node,))

@@ -1,4 +1,4 @@
-"""Members that are removed and added while others are dead or cut off."""
+"""Removes and adds members while others are dead or cut off."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REST_SECONDS = (0.2, 1.5)
 
 
 async def peer_remove(injection: Injection) -> None:
-    """Cut one of five off, remove another, and let three die within a second, among them the leader.
+    """Cut off one of five replicas, and kill three within a second: the leader, one that is being removed, and another.
 
     The remaining two, the one that was cut off among them, are a majority neither of five nor of four: neither may
     lead, whether the removal was committed or not.
@@ -79,7 +79,7 @@ async def _ask_to_remove(injection: Injection, node: str) -> None:
 
 
 async def look_at_minority(injection: Injection, nodes: Sequence[str], *, of: int) -> None:
-    """Check for the time of an election that none of ``nodes``, a minority, leads."""
+    """Check that none of ``nodes``, a minority of ``of`` replicas, leads within the time of an election."""
     with trio.move_on_after(ELECTION_SECONDS):
         while True:
             for node in nodes:
@@ -92,7 +92,7 @@ async def look_at_minority(injection: Injection, nodes: Sequence[str], *, of: in
 
 
 async def change_under_faults(injection: Injection) -> None:
-    """Let a fourth replica join and one leave; meanwhile kill or cut off one replica after the other."""
+    """Add a fourth replica and remove one, while faults kill or cut off one replica after the other."""
     cluster = injection.cluster
     node = await prepare_spare(cluster)
     async with injection.fault("members", "a fourth joins, one leaves", (node,)) as number:

@@ -1,4 +1,4 @@
-"""Cuts the power of all replicas: at once, or one shortly after the other."""
+"""Cuts the power of all replicas: at once, or of one shortly after the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OFF_SECONDS = 0.5
 
 
 async def all_at_once(injection: Injection) -> None:
-    """Cut the power of all replicas at the same moment, and start them again."""
+    """Cut the power of all replicas at the same moment, and restart them."""
     cluster = injection.cluster
     async with injection.fault("power-loss", "all at once", cluster.nodes, majority=False) as number:
         await lose_power(injection, number, cluster.nodes)
@@ -21,8 +21,8 @@ async def all_at_once(injection: Injection) -> None:
 
 
 async def one_after_the_other(injection: Injection) -> None:
-    """Cut the power of replicas up to two seconds apart, in any order, so that the last ones acknowledge without the
-    first; start them again in another order.
+    """Cut the power of the replicas up to two seconds apart, so that the last ones acknowledge without the first.
+    Restart them in another order.
     """
     cluster, rng = injection.cluster, injection.rng
     order = rng.sample(cluster.nodes, len(cluster.nodes))

@@ -1,4 +1,4 @@
-"""Scenarios: rounds of faults in an order that made other systems lose acknowledged messages."""
+"""Describes scenarios: sequences of faults in which other systems lost acknowledged messages."""
 
 from __future__ import annotations
 

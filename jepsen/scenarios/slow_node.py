@@ -1,4 +1,4 @@
-"""One replica with a slow disk or a slow link: the others must acknowledge as fast as before."""
+"""Slows down the disk or the link of one replica: the others must acknowledge as fast as before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIANTS = (("slow-disk", "follower"), ("packets", "follower"), ("slow-disk", "l
 
 
 async def slow_node(injection: Injection) -> None:
-    """Slow down a follower's or the leader's disk, or a follower's link, for a while."""
+    """Slow down the disk of a follower or the leader, or the link of a follower, for a while."""
     cluster = injection.cluster
     await trio.sleep(CALM_SECONDS)
     leader = await cluster.leader()

@@ -1,4 +1,4 @@
-"""A rolling upgrade from the earlier release, half of it undone on the way, while replicas die and are cut off."""
+"""Upgrades brokers from the earlier release one by one, and downgrades one, while replicas die or are cut off."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CUT_SECONDS = 3.0
 
 
 async def upgrade_and_back(injection: Injection) -> None:
-    """Upgrade one replica and downgrade it again, then upgrade all, the leader last; each is killed instead of stopped
-    half of the time, and while each is away another one is killed or cut off. Rounds after the first restart a replica
-    of the new release.
+    """Upgrade one replica and downgrade it again, then upgrade all, the leader last. Each is stopped or killed, at
+    random; after each, another replica is killed or cut off. Rounds after the first restart replicas of the new
+    release.
     """
     cluster = injection.cluster
     leader = await cluster.leader()

@@ -1,4 +1,4 @@
-"""The clock of one broker is wrong for a while, by more than any retention or delay, and is right again."""
+"""Sets the clock of one broker wrong for a while, by more than any retention or delay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VARIANTS = (("leader", "ahead"), ("follower", "ahead"), ("leader", "behind"))
 
 
 async def wrong_for_a_while(injection: Injection) -> None:
-    """Set a clock a year ahead or behind for ten seconds; retention looks at the files meanwhile and afterwards."""
+    """Set a clock a year forward or back for ten seconds. Retention runs meanwhile and afterwards."""
     cluster = injection.cluster
     leader = await cluster.leader()
     whose, how = injection.draw("clock", VARIANTS)

@@ -1,4 +1,4 @@
-"""The workloads of clients in a run. Workloads and checkers share only the history."""
+"""The workloads that clients of a run carry out. Workloads and checkers share only the history."""
 
 from __future__ import annotations
 

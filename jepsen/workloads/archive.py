@@ -1,4 +1,4 @@
-"""A log whose old messages are in object storage only, and readers of old messages at all replicas."""
+"""Reads old messages, which only object storage still has, at all replicas of a growing log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ArchiveWorkload(LogWorkload):
     }
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """Read from anywhere in a queue, or do an operation of the log."""
+        """Read from a random place of a queue, or do an operation of the workload *log*."""
         if rng.random() < 0.3:
             queue_id = rng.randrange(QUEUES)
             newest = self.newest[f"{self.topic}/{queue_id}"]

@@ -1,4 +1,4 @@
-"""Consumers with assigned queues that seek back at times, and are redirected to followers and back."""
+"""Consumers with assigned queues, which seek back at times, and which brokers redirect to followers and back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AssignedWorkload(Workload):
         self.read_values: set[str] = set()
 
     async def produce(self) -> None:
-        """Produce with the SDK until stopped."""
+        """Send with the SDK until stopped."""
         await produce_with_sdk(self)
 
     async def consume(self) -> None:
@@ -45,7 +45,7 @@ class AssignedWorkload(Workload):
                 nursery.start_soon(self._read, f"jepsen_reader_{number}")
 
     async def wait_drained(self) -> None:
-        """Wait until one reader has everything."""
+        """Wait until one reader has received all acknowledged messages."""
         await self._wait_consumed()
 
     async def _read(self, group: str) -> None:

@@ -1,4 +1,4 @@
-"""A topic that is appended to and bulk-read at any replica, as Spark's executors do; with raw requests only.
+"""Appends to a topic, and bulk-reads it at any replica as Spark's executors do, with raw requests only.
 
 A bulk reader first asks a replica for the ends of the queues (current or local), then reads up to there, or a little
 beyond.
@@ -31,7 +31,7 @@ class BulkWorkload(LogWorkload):
     summary = "raw appends, and bulk reads at any replica"
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """Bulk-read all queues, or do an operation of the log."""
+        """Bulk-read all queues, or do an operation of the workload *log*."""
         if rng.random() < 0.3:
             is_current = rng.random() < 0.5
             await self._read_in_bulk(wire, node, rng, BACK_MAX, is_current=is_current, wait_ms=rng.choice(WAITS_MS))

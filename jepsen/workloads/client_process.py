@@ -1,4 +1,4 @@
-"""Members of a consumer group in separate processes that also send; their reports are recorded in the history."""
+"""Runs clients in separate processes, and records their reports. They consume as members of a group, and send."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REPORTS = msgspec.json.Decoder(ClientReport)
 
 
 async def serve_client_process(workload: Workload, name: str, command: Sequence[str]) -> None:
-    """Run one client, restarted whenever it ends, until cancelled; then it is stopped."""
+    """Run a client until cancelled, and restart it whenever it ends."""
     rng = random.Random(workload.rng.random())
     send_count = receive_count = 0
     try:

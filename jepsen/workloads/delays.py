@@ -1,4 +1,4 @@
-"""Messages with a delay level, a delay or a delivery time; some are recalled before.
+"""Sends messages with a delay level, a delay or a delivery time, and recalls some of them.
 
 Pipelines have some of them among plain sends, which the broker receives in another way.
 """
@@ -36,7 +36,7 @@ TIMEOUTS = (1.0, 3.0)
 
 
 class DelaysWorkload(LaterWorkload):
-    """Sends messages with delays. Clients and brokers share one machine, whose clock is not set during a run."""
+    """Sends messages with delays. No fault sets the clock of the machine, which clients and brokers share."""
 
     name = "delays"
     summary = "messages with delay levels and exact times, some recalled, and readers that note when they come"

@@ -1,4 +1,4 @@
-"""The workload *queue* with a filter: two filter servers run a WebAssembly module for the group.
+"""Runs the workload *queue* with a filter: two filter servers run a WebAssembly module for the group.
 
 They are clients in processes of their own for the faults, and are started again. A message passes if the number in its
 body leaves 1 when divided by 3.
@@ -59,7 +59,7 @@ class FilteredWorkload(QueueWorkload):
             self._subscriptions.add((queue, offset))
 
     async def consume(self) -> None:
-        """Run the filter servers, and the members that the workload *queue* has in this process."""
+        """Run the filter servers, and the members of the workload *queue* that are in this process."""
         self.programs = {}  # they have no filter
         async with trio.open_nursery() as nursery:
             for name, node in zip(FILTER_SERVERS, self.cluster.nodes, strict=False):
@@ -67,7 +67,7 @@ class FilteredWorkload(QueueWorkload):
             await super().consume()
 
     async def wait_drained(self) -> None:
-        """Wait until the group has everything that its filter lets through."""
+        """Wait until the group has received all messages that pass its filter."""
         await self._wait_none_left(lambda: len(self._subscriptions - self.consumed))
 
     def _subscribe(self, consumer: PushConsumer) -> None:

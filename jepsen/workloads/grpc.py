@@ -1,4 +1,4 @@
-"""gRPC clients behind two proxies, which are killed, paused and stopped: they send, receive, acknowledge and give back.
+"""gRPC clients of two proxies, which faults kill, pause and stop: they send, receive, acknowledge and give back.
 
 Each call is sent to any proxy, so receipt handles of one are used at the other. A proxy that has ended is started
 again. Besides the faults of a run, proxies are stopped with SIGTERM now and then, as for an upgrade. For the faults,
@@ -78,7 +78,7 @@ class GrpcWorkload(Workload):
                 nursery.start_soon(self._consume, random.Random(self.rng.random()))
 
     async def wait_drained(self) -> None:
-        """Wait until consumers have acknowledged everything that was acknowledged to producers."""
+        """Wait until consumers have acknowledged every message that was acknowledged to its producer."""
         await self._wait_none_left(lambda: len(self.acknowledged_values - self._settled_values))
 
     # -- proxies -----------------------------------------------------------------------------------------------------

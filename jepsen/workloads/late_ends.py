@@ -1,4 +1,4 @@
-"""Transactions whose end arrives late: after its resend, or after an end with the other outcome.
+"""Lets the end of a transaction arrive late: after its resend, or after an end with the other outcome.
 
 A client that got no answer sends END_TRANSACTION again, perhaps to another replica, while the network still has the
 first one. Each attempt is an operation of its own in the history; the first one that is stored decides.
@@ -42,12 +42,12 @@ class LateEndsWorkload(LogWorkload):
         self._network: trio.Nursery | None = None
 
     async def produce(self) -> None:
-        """Send as the workload `log`; returns when the last late end is answered."""
+        """Send as the workload *log* does. Returns when the last late end has its response."""
         async with trio.open_nursery() as self._network:
             await super().produce()
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """Do a transaction, or an operation of the log that reads."""
+        """Do a transaction, or a read of the workload *log*."""
         if rng.random() < TRANSACTION_CHANCE:
             await self._transact(worker, wire, node, rng)
         elif rng.random() < 0.5:

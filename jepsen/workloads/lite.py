@@ -1,4 +1,4 @@
-"""Consumers that pop lite topics by raw requests at any replica, as `mq.client.LiteConsumer` does.
+"""Consumers that pop lite topics at any replica by raw requests, as `mq.client.LiteConsumer` does.
 
 Each sends its subscriptions on each connection and when a leader does not know them. All subscribe to all lite topics,
 so each of these is popped by one at a time. A message is sent to any lite topic, and is in a queue of the parent topic
@@ -44,7 +44,7 @@ class LiteWorkload(OrderedPopWorkload):
 
     @property
     def topic(self) -> str:
-        """The parent topic."""
+        """The parent topic of the lite topics."""
         return "Lite"
 
     def lite_topic(self, rng: random.Random) -> str | None:

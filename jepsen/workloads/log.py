@@ -1,4 +1,4 @@
-"""A queue as a log: raw requests to any replica append, read, and query the end.
+"""Uses a queue as a log: raw requests to any replica append to it, read it, and query its end.
 
 No retries and no hidden client state: responses of brokers are recorded as they are. Followers forward appends to the
 leader, and answer reads and queries themselves. Most messages have unique keys, as clients' do: a leader
@@ -42,8 +42,8 @@ class LogWorkload(Workload):
     summary = "raw appends, reads and questions for the end of queues, at any replica"
 
     async def produce(self) -> None:
-        """Run all workers, each doing one operation at a time; clients that write pipelines; and per replica one that
-        queries ends and one that reads.
+        """Run the workers, which do one operation at a time; clients that write pipelines; and for each replica one
+        client that queries ends and one that reads.
 
         The last two never wait for an append, so they see the messages that a replica serves while appends are slow.
         """
@@ -121,7 +121,7 @@ class LogWorkload(Workload):
 
 @contextmanager
 def unknown_unless_answered(worker: Worker, name: str, **fields: object) -> Iterator[None]:
-    """Record an operation; if the block ends by an exception, its outcome is unknown."""
+    """Record an operation. If an exception ends the block, its outcome is unknown."""
     worker.invoke(name, **fields)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Sends with sequence numbers: a send with an unknown outcome is retried until its outcome is known.
+"""Sends messages with sequence numbers, and retries a send until its outcome is known.
 
 Each attempt is sent to any replica over its own connection, some to two at once, and some messages are resent although
 they are known to be stored. All responses must report the same place. Pipelines have numbered messages among plain
@@ -41,7 +41,7 @@ class NumberedWorkload(Workload):
     patiences: ClassVar[tuple[float, ...]] = PATIENCES
 
     async def produce(self) -> None:
-        """Run all producers, each with its own id and numbers, and clients that write pipelines."""
+        """Run all producers, each with its own id and sequence, and clients that write pipelines."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_in_pipelines)
             for number in range(PRODUCERS):
@@ -156,7 +156,7 @@ class _PipelinedProducer:
 
 
 def numbered_fields(topic: str, queue_id: int, producer: str, number: int, value: str) -> dict[str, Any]:
-    """The fields of a send with a sequence number."""
+    """Return the fields of a send with a sequence number."""
     own = own_properties(value) | {properties.PRODUCER_ID: producer, properties.SEQUENCE: str(number)}
     return send_fields(topic, queue_id, properties.encode(own))
 
@@ -164,7 +164,7 @@ def numbered_fields(topic: str, queue_id: int, producer: str, number: int, value
 def record_attempt(
     workload: NumberedWorkload, attempt: Worker, response: Response, value: str, node: str
 ) -> tuple[str, int] | None:
-    """Record the end of an `attempt`; returns queue and offset, or None if it was refused."""
+    """Record the end of an `attempt`. Returns the queue and the offset; None if the broker refused the send."""
     if response.code == ResponseCode.SUCCESS:
         queue, offset = f"{workload.topic}/{response.ext['queueId']}", int(response.ext["queueOffset"])
         attempt.ok("attempt", k=queue, v=value, o=offset, n=node)

@@ -1,4 +1,4 @@
-"""Offsets of consumer groups: committed and queried by raw requests at any replica.
+"""Commits and queries the offsets of consumer groups by raw requests to any replica.
 
 Each worker has its own group and commits increasing offsets; it queries the offsets of all groups.
 """
@@ -18,13 +18,13 @@ NOWHERE = -1
 
 
 class OffsetsWorkload(LogWorkload):
-    """Commits and queries offsets. Some operations are as in the workload *log*: offsets need messages."""
+    """Commits and queries offsets. Some operations are those of the workload *log*, because offsets need messages."""
 
     name = "offsets"
     summary = "raw commits of consumer offsets, and questions for them, at any replica; appends in between"
 
     async def operate(self, worker: Worker, wire: Wire, node: str, group: int, rng: random.Random) -> None:
-        """Commit, query, or do an operation of the log."""
+        """Commit an offset, query one, or do an operation of the workload *log*."""
         chance = rng.random()
         queue_id = rng.randrange(QUEUES)
         if chance < 0.3:

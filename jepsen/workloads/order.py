@@ -1,4 +1,4 @@
-"""A consumer group whose members lock their queues and consume in order."""
+"""Consumes in order: the members of a group lock their queues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HANDLE_SECONDS_MAX = 0.003
 
 
 class OrderWorkload(QueueWorkload):
-    """Consumes in order. Each membership records its messages under a new process id."""
+    """Consumes in order. Each time a member joins, it records its messages under a new process id."""
 
     name = "order"
     summary = "as queue, and members lock their queues: one after the other, in order, by one member at a time"

@@ -1,4 +1,4 @@
-"""Servers that a workload runs beside the cluster: for the faults they are clients in processes of their own."""
+"""Runs servers beside the cluster for one workload. For faults, they are clients in separate processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REST_SECONDS: Final = 0.02
 
 
 class OwnServers:
-    """Servers of raftmq by name; ``ready_events`` are set while one serves."""
+    """Servers of raftmq by name. The event of a server in ``ready_events`` is set while it serves."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
         self._cluster = cluster
@@ -24,7 +24,7 @@ class OwnServers:
         self.ready_events = {name: trio.Event() for name in names}
 
     async def run(self, name: str, *command: str) -> None:
-        """Run `raftmq` with this command, again whenever the process has ended, until cancelled."""
+        """Run the command `raftmq` of a server until cancelled, and restart it whenever it ends."""
         command += ("--listen", f"{HOST}:{self.ports[name]}", "--set", "metrics_listen=off", "--until-stdin-closes")
         # Its log is written to its standard output, on which it says that it listens.
         program = ["sh", "-c", 'exec "$@" 2>&1', name, sys.executable, "-m", "mq.cli", *command]

@@ -1,4 +1,4 @@
-"""Pipelines: many requests of all kinds in one write, cut anywhere, as they reach the compiled receiver of a broker.
+"""Writes many requests of all kinds at once, cut at random places, to reach a broker's compiled receiver.
 
 A broker takes plain sends from received bytes without looking at them one by one, and leaves the rest to other code:
 here each such border lies at any byte. Frames are cut where a write ends, sends are followed by other requests, and
@@ -47,7 +47,7 @@ AddMore = Callable[["Pipeline", random.Random], None]
 
 
 class Pipeline:
-    """Requests that are written at once. An operation that gets no answer stays without an end: it is unknown.
+    """Requests that are written at once. The outcome of an operation without a response stays unknown.
 
     Attributes:
         frames: the requests.
@@ -88,7 +88,7 @@ class Pipeline:
     def add_send(
         self, rng: random.Random, *, keyed: bool = True, oneway: bool = False, serialization: int = JSON
     ) -> tuple[Worker, str]:
-        """Add a message; with ``keyed`` in JSON, the compiled form takes it. Returns its worker and value."""
+        """Add a send, which the compiled form takes with ``keyed`` and JSON. Returns its worker and its value."""
         worker, value = self.new_message(rng)
         queue_id = rng.randrange(QUEUES)
         queue = f"{self.workload.topic}/{queue_id}"
@@ -105,7 +105,7 @@ class Pipeline:
         return worker, value
 
     def add_batch(self, rng: random.Random) -> None:
-        """Add several messages to one queue."""
+        """Add a send of several messages to one queue."""
         queue_id = rng.randrange(QUEUES)
         queue = f"{self.workload.topic}/{queue_id}"
         messages = [self.new_message(rng, 1000) for _ in range(rng.randint(1, BATCH_MAX))]
@@ -121,7 +121,7 @@ class Pipeline:
         self.add(RequestCode.SEND_BATCH_MESSAGE, fields, on_response, encode_batch(batch))
 
     def add_pull(self, rng: random.Random) -> None:
-        """Add a read near the end of a queue."""
+        """Add a pull near the end of a queue."""
         queue_id = rng.randrange(QUEUES)
         queue = f"{self.workload.topic}/{queue_id}"
         offset = max(0, self.workload.newest[queue] - rng.randrange(READ_BACK_MAX))
@@ -134,7 +134,7 @@ class Pipeline:
         self.add(RequestCode.PULL_MESSAGE, pull_fields(self.workload.topic, queue_id, offset), on_response)
 
     def add_query(self, rng: random.Random) -> None:
-        """Add a query of the end of a queue, in JSON or RocketMQ's binary form."""
+        """Add a query for the end of a queue, in JSON or in RocketMQ's binary form."""
         queue_id = rng.randrange(QUEUES)
         queue = f"{self.workload.topic}/{queue_id}"
         worker = Worker(self.workload.recorder)
@@ -147,12 +147,12 @@ class Pipeline:
         self.add(RequestCode.GET_MAX_OFFSET, fields, on_response, serialization=rng.choice((JSON, BINARY)))
 
     def add_odd(self, rng: random.Random) -> None:
-        """Add a request that is refused, or has only a code; its answer is awaited and ignored."""
+        """Add a request that the broker refuses, or that has only a code. Its response is awaited and ignored."""
         code = rng.choice((UNKNOWN_CODE, RequestCode.GET_BROKER_RUNTIME_INFO))
         self.add(code, None, lambda answer, body: None)
 
     def new_message(self, rng: random.Random, size_max: int | None = None) -> tuple[Worker, str]:
-        """Make a worker, since all operations of a pipeline overlap, and the value that it sends."""
+        """Return a new worker and the value that it sends. Operations of a pipeline overlap, so each needs a worker."""
         worker = Worker(self.workload.recorder)
         size = rng.choice([size for size in SIZES if size_max is None or size <= size_max])
         return worker, new_value(worker.process, worker.next_number(), size)
@@ -162,14 +162,14 @@ class Pipeline:
         await self._write_pieces(b"".join(self.frames), rng)
 
     async def write_and_leave(self, rng: random.Random) -> None:
-        """Write all but the end of a last send, which is certainly not stored. The caller closes the connection."""
+        """Write all requests, and a send without its end: no broker may store it. The caller then disconnects."""
         worker, value = self.add_send(rng)
         *whole, last = self.frames
         await self._write_pieces(b"".join(whole) + last[: rng.randrange(1, len(last))], rng)
         worker.fail("send", "its client left before the end of the frame", v=value)
 
     async def wait_answered(self) -> None:
-        """Wait until every request has its answer. Raises trio.TooSlowError."""
+        """Wait for the responses to all requests. Raises trio.TooSlowError."""
         with trio.fail_after(ANSWER_SECONDS):
             while self.open_requests:
                 await self._all_received.wait()
@@ -183,7 +183,7 @@ class Pipeline:
 
 
 def own_properties(value: str, *, keyed: bool = True) -> dict[str, str]:
-    """The properties of a value's message as its sender writes them."""
+    """Return the properties of a value's message, as its sender writes them."""
     own = {properties.TAGS: tag_of(value), properties.KEYS: value, **properties_of(value)}
     return own | {properties.UNIQUE_KEY: unique_key_of(value)} if keyed else own
 
@@ -229,7 +229,7 @@ async def _session(workload: Workload, wire: Wire, node: str, rng: random.Random
 
 
 def draw(workload: Workload, wire: Wire, node: str, rng: random.Random, add_more: AddMore | None = None) -> Pipeline:
-    """Draw a pipeline of random requests, mostly plain sends."""
+    """Return a pipeline of random requests, most of them plain sends."""
     pipeline = Pipeline(workload, wire, node)
     kinds: list[Callable[[random.Random], object]] = [
         pipeline.add_batch,

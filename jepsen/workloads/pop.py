@@ -1,4 +1,4 @@
-"""Consumers that pop messages by raw requests at any replica: they acknowledge most, postpone some, and drop some.
+"""Consumers that pop messages by raw requests to any replica. They acknowledge most, postpone some, and drop some.
 
 A message is sent once, so its value identifies one stored message. When the senders have stopped, consumers acknowledge
 everything they get until nothing is left.
@@ -59,7 +59,7 @@ class PopWorkload(Workload):
         self._attempts = 0
 
     async def produce(self) -> None:
-        """Produce with the SDK until stopped."""
+        """Send with the SDK until stopped."""
         await produce_with_sdk(self, NEVER_TWICE)
 
     async def consume(self) -> None:
@@ -69,7 +69,7 @@ class PopWorkload(Workload):
                 nursery.start_soon(self._consume, random.Random(self.rng.random()))
 
     async def wait_drained(self) -> None:
-        """Wait until consumers have acknowledged everything that was acknowledged to producers."""
+        """Wait until consumers have acknowledged every message that was acknowledged to its producer."""
         await self._wait_none_left(lambda: len(self.acknowledged_values - self._settled_values))
 
     async def _consume(self, rng: random.Random) -> None:
@@ -204,7 +204,7 @@ class PopWorkload(Workload):
 
 
 class OrderedPopWorkload(PopWorkload):
-    """Pops in the order of each queue; postpones nothing, which would release later messages early."""
+    """Pops in the order of each queue. It postpones no message, because that would release later messages too early."""
 
     name = "ordered-pop"
     summary = "as pop, in the order of each queue"
@@ -212,5 +212,5 @@ class OrderedPopWorkload(PopWorkload):
 
     @property
     def topic(self) -> str:
-        """The topic, in a name without a hyphen."""
+        """The topic. Its name has no hyphen."""
         return "OrderedPop"

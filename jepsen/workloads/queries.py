@@ -1,4 +1,4 @@
-"""A queue as a log, and queries for its messages by key and by store time, at any replica."""
+"""Uses a queue as a log, and queries its messages by key and by store time at any replica."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class QueriesWorkload(LogWorkload):
         self._sent_keys: list[str] = []
 
     def acknowledge(self, queue: str, offset: int, value: str) -> None:
-        """Record an acknowledged value, from which queries choose."""
+        """Record an acknowledged message, whose value queries may search for."""
         super().acknowledge(queue, offset, value)
         self._sent_keys.append(value)
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """Query, or do an operation of the log."""
+        """Query messages, or do an operation of the workload *log*."""
         if not self._sent_keys or rng.random() > QUERY_CHANCE:
             await super().operate(worker, wire, node, number, rng)
         elif rng.random() < KEY_CHANCE:
@@ -79,7 +79,7 @@ class QueriesWorkload(LogWorkload):
 
 
 def found_in(body: bytes) -> list[tuple[str, int, str]]:
-    """Queue, offset and value of each record in an answer; an unreadable one has a value that was never sent."""
+    """Return queue, offset and value of each record in a response. The value of an unreadable one was never sent."""
     try:
         return [
             (

@@ -1,4 +1,4 @@
-"""A queue with many producers and a consumer group that members join and leave, all with the SDK."""
+"""Many producers send to a queue, and members join and leave its consumer group, all with the SDK."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class QueueWorkload(Workload):
     """Whether members lock their queues."""
 
     async def produce(self) -> None:
-        """Produce with the SDK until stopped."""
+        """Send with the SDK until stopped."""
         await produce_with_sdk(self)
 
     async def consume(self) -> None:
-        """Run members that stay, rejoin, or are separate processes; and query offsets at all replicas."""
+        """Run members that stay, that rejoin, or that are separate processes; query offsets at all replicas."""
         never = trio.Event()
         async with trio.open_nursery() as nursery:
             for node in (*self.cluster.nodes, *self.cluster.spares):
@@ -48,7 +48,7 @@ class QueueWorkload(Workload):
                 nursery.start_soon(self._be_member, STAY_SECONDS)
 
     async def wait_drained(self) -> None:
-        """Wait until the group has everything, if need be after the Java client has refreshed its routes."""
+        """Wait until the group has all messages. If necessary, this includes a route refresh of the Java client."""
         await self._wait_consumed(max(self.drain_seconds_max, JAVA_SECONDS_MAX if self.programs else 0.0))
 
     async def _be_member(self, stay_seconds: tuple[float, float] | None) -> None:

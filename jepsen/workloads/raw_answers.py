@@ -1,4 +1,4 @@
-"""Records in the history the outcomes that answers to raw requests report."""
+"""Records the outcomes that responses to raw requests report in the history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def record_sent(
 def record_batch_sent(
     workload: Workload, workers: list[Worker], response: Response, values: list[str], asked_queue: str, node: str
 ) -> None:
-    """Record the ends of the `send` operations of one batch, each with its own worker."""
+    """Record the ends of the `send` operations of one batch. Each has its own worker."""
     if response.code == ResponseCode.SUCCESS:
         first = int(response.ext["queueOffset"])
         queue = f"{workload.topic}/{response.ext['queueId']}"
@@ -39,7 +39,7 @@ def record_batch_sent(
 
 
 def record_refused(worker: Worker, name: str, response: Response, value: str, **fields: str) -> None:
-    """Record the end of an operation that stores ``value`` and was not answered with success."""
+    """Record the end of an operation that stores ``value`` and got an error as response."""
     reason = f"code {response.code}: {response.remark}"
     if judge_answer(response.code, response.remark).stored == "no":
         worker.fail(name, reason, v=value, **fields)
@@ -60,7 +60,7 @@ def record_pulled(worker: Worker, response: Response, body: bytes, queue: str, n
 
 
 def record_end(worker: Worker, response: Response, queue: str, node: str) -> None:
-    """Record the end of the query `end`."""
+    """Record the end of an operation `end`, which queries the end of a queue."""
     if response.code == ResponseCode.SUCCESS:
         worker.ok("end", k=queue, n=node, o=int(response.ext["offset"]))
     else:

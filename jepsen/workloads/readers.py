@@ -1,4 +1,4 @@
-"""Workloads whose messages become visible later, at a place that no response reports: they are tracked by value."""
+"""Workloads whose messages become visible later, at an offset that no response reports. Readers track values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jepsen.workloads.assigned import AssignedWorkload
 
 
 class LaterWorkload(AssignedWorkload):
-    """A workload with readers that follow the topic without seeking.
+    """A workload whose readers follow the topic without seeking.
 
     Attributes:
         expected: values that should become visible, as far as clients know.
@@ -28,6 +28,6 @@ class LaterWorkload(AssignedWorkload):
         self.expected: set[str] = set()
 
     async def wait_drained(self) -> None:
-        """Wait until everything expected was read, or nothing new arrived for a while."""
+        """Wait until all expected messages were read, or nothing new has arrived for a while."""
         await self._wait_none_left(lambda: len(self.expected - self.read_values))
         await trio.sleep(self.linger_seconds)

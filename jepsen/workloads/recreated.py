@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again under its name while groups consume it.
+"""Deletes a topic and creates it again under the same name, while groups consume it.
 
 Each time, the sends of the old topic have their outcomes, and the groups get time to receive everything. So no message
 that was acknowledged may be missing afterwards, neither of the old topics nor of the new one.
@@ -39,7 +39,7 @@ class RecreatedWorkload(Workload):
         self._received: dict[str, set[str]] = {group: set() for group in GROUPS}
 
     async def produce(self) -> None:
-        """Use one topic after the other; returns when the sends to the last one have outcomes."""
+        """Send to one topic after the other. Returns when all sends to the last one have outcomes."""
         maker = Worker(self.recorder)
         async with Producer(self.cluster.namesrv, "jepsen_recreated", retry_unknown=False) as producer:
             generation = 0
@@ -56,14 +56,14 @@ class RecreatedWorkload(Workload):
                 await self._make_again(maker, str(generation))
 
     async def consume(self) -> None:
-        """Run the members of a group that pushes, and a reader with assigned queues; all stay."""
+        """Run the members of a consumer group, and a reader with assigned queues. None of them leaves."""
         async with trio.open_nursery() as nursery:
             for _ in range(MEMBERS):
                 nursery.start_soon(self._be_member)
             nursery.start_soon(self._be_reader)
 
     async def wait_drained(self) -> None:
-        """Wait until both groups have everything, or get nothing new."""
+        """Wait until both groups have all messages, or get nothing new."""
         await self._wait_none_left(self._missing_count)
 
     def _missing_count(self) -> int:

@@ -1,4 +1,4 @@
-"""Registers: a topic's configuration and a group's offset, written and read by raw requests at any replica.
+"""Uses a topic's configuration and a group's offset as registers: raw requests to any replica write and read them.
 
 A register gets few operations by few processes, since the checker searches for a linearization; then the next one
 begins.
@@ -33,7 +33,7 @@ VALUES = 1024
 
 
 class RegisterWorkload(LogWorkload):
-    """Writes and reads registers. The first processes share a topic's configuration, the others a group's offset."""
+    """Writes and reads registers. The first workers share a topic's configuration, the others a group's offset."""
 
     workers: ClassVar[int] = 2 * PROCESSES
     has_pipelines: ClassVar[bool] = False
@@ -45,7 +45,7 @@ class RegisterWorkload(LogWorkload):
         self._keys = [_Key("topic", 0, rng), _Key("offset", 0, rng)]
 
     async def produce(self) -> None:
-        """Fill the queue whose offsets are committed: a broker stores none beyond its end. Then send as the log."""
+        """Fill the queue whose offsets are committed, since they may not be beyond its end. Then send as *log*."""
         with trio.move_on_after(FILL_SECONDS_MAX):
             await self._fill()
         await super().produce()
@@ -66,7 +66,7 @@ class RegisterWorkload(LogWorkload):
                     await trio.sleep(REST_SECONDS)
 
     async def operate(self, worker: Worker, wire: Wire, node: str, number: int, rng: random.Random) -> None:
-        """Write or read the key of this worker's kind."""
+        """Write or read the register that this worker uses."""
         at = number // PROCESSES
         key = self._keys[at]
         if not key.operations_left:

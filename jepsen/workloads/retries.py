@@ -1,4 +1,4 @@
-"""A consumer group whose members fail on some messages: these are redelivered, or become dead letters.
+"""Members of a consumer group fail on some messages, which are redelivered, or become dead letters.
 
 The value of a message says whether and how often it fails. A message is sent once.
 """
@@ -33,7 +33,7 @@ STAY_SECONDS = (8.0, 20.0)
 
 
 class GivenBack(Exception):
-    """A handler raises this on purpose, to send a message back."""
+    """A handler raises this on purpose, so that the broker redelivers the message."""
 
 
 class RetriesWorkload(Workload):
@@ -48,11 +48,11 @@ class RetriesWorkload(Workload):
         """Values that were handled, or sent back for the last time."""
 
     async def produce(self) -> None:
-        """Produce with the SDK until stopped."""
+        """Send with the SDK until stopped."""
         await produce_with_sdk(self, NEVER_TWICE)
 
     async def consume(self) -> None:
-        """Run the members of the group, some of which leave and rejoin."""
+        """Run the members of the group. Some of them leave and rejoin."""
         # The SDK logs each handler failure with its traceback; here they are intended.
         logging.getLogger("mq.client").setLevel(logging.CRITICAL)
         async with trio.open_nursery() as nursery:
@@ -60,7 +60,7 @@ class RetriesWorkload(Workload):
                 nursery.start_soon(self._be_member, number > 0)
 
     async def wait_drained(self) -> None:
-        """Wait until all messages are handled or dead; then read each replica's dead letters. Raises ClusterFailed."""
+        """Wait until each message is handled or dead; then read each replica's dead letters. Raises ClusterFailed."""
         await self._wait_none_left(lambda: len(self.acknowledged_values - self._settled_values))
         await self.cluster.wait_level()
         for node in self.cluster.nodes:

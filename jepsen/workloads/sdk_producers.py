@@ -1,4 +1,4 @@
-"""SDK producers: one that sends one at a time, one that never retries, one with many messages in flight."""
+"""Sends with the SDK: one producer sends one at a time, one never retries, one has many messages in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER_TWICE: Plans = (("once", 4, False),)
 
 
 async def produce_with_sdk(workload: Workload, plans: Plans = PLANS) -> None:
-    """Send until the workload stops; returns when every message has an outcome."""
+    """Send until the workload stops. Returns when every message has an outcome."""
     async with trio.open_nursery() as nursery:
         for name, in_flight, retry_unknown in plans:
             nursery.start_soon(_produce, workload, name, in_flight, retry_unknown)

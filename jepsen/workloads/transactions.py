@@ -1,4 +1,4 @@
-"""Transactional messages: a half message, then an end or none; if none, the broker checks back.
+"""Sends transactions: a half message, then its end. If the end is left out, the broker checks back.
 
 The outcome of a transaction is drawn before it begins, so that every check gets the same answer. Some are left open on
 purpose, and some checks are answered "unknown". Pipelines have half messages among plain sends; they are left open, so
@@ -59,13 +59,13 @@ class TransactionsWorkload(LaterWorkload):
         self._drained_event = trio.Event()
 
     async def consume(self) -> None:
-        """Run the readers, and the producer, which must run as long as brokers check back."""
+        """Run the readers and the producer, which answers check-backs until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(super().consume)
             nursery.start_soon(self._be_producer)
 
     async def produce(self) -> None:
-        """Send transactions; returns when every one is ended or left open; checks continue."""
+        """Send transactions. Returns when each one is ended or left open; brokers still check back."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send_pipelines, self, self._add_half)
             await self._drained_event.wait()

@@ -1,4 +1,4 @@
-"""Repeated queries to one replica that do not wait for the responses to earlier ones."""
+"""Repeats queries to one replica, without waiting for the responses to earlier ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REST_SECONDS = 0.05
 async def watch(
     cluster: Cluster, node: str, ask: Callable[[Wire, str, int], Awaitable[None]], until: trio.Event
 ) -> None:
-    """Call ``ask`` for one queue id after another until ``until`` is set; reconnect whenever that fails.
+    """Call ``ask`` for one queue id after another until ``until`` is set. Reconnects whenever the connection fails.
 
     A replica that was paused finds queries when it resumes, on known connections, the newest sent a moment ago: its
     responses must not be stale. ``ask`` records the outcome itself, as unknown if it raises or is cancelled.

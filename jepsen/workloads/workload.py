@@ -1,4 +1,4 @@
-"""The base of all workloads: clients that send and read until stopped, and their observations."""
+"""The base of all workloads: clients send and read until stopped, and record their observations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = {
 
 
 class Workload(abc.ABC):
-    """Clients of one kind at work on one topic.
+    """Clients of one kind that work on one topic.
 
     Attributes:
         acknowledged: queue and offset of every acknowledged message.
@@ -66,16 +66,16 @@ class Workload(abc.ABC):
 
     @property
     def topic(self) -> str:
-        """The topic in use."""
+        """The name of the topic in use."""
         return self.name.capitalize()
 
     @property
     def queues(self) -> list[str]:
-        """The topic's queues, as histories name them."""
+        """The names of the topic's queues, as histories write them."""
         return [f"{self.topic}/{queue_id}" for queue_id in range(QUEUES)]
 
     def lite_topic(self, rng: random.Random) -> str | None:
-        """The lite topic of the next message; None, by default, for a message without one."""
+        """Return the lite topic of the next message. By default None: the message has no lite topic."""
         return None
 
     def acknowledge(self, queue: str, offset: int, value: str) -> None:
@@ -86,10 +86,10 @@ class Workload(abc.ABC):
 
     @abc.abstractmethod
     async def produce(self) -> None:
-        """Send until `stopping` is set; returns when every send has an outcome."""
+        """Send until `stopping` is set. Returns when every send has an outcome."""
 
     async def consume(self) -> None:
-        """Read until cancelled; by default, do not read."""
+        """Read messages until cancelled. By default, reads nothing."""
         await trio.sleep_forever()
 
     async def wait_drained(self) -> None:
