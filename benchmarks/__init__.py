@@ -1,1 +1,1 @@
-"""Measurements: one script per question."""
+"""Measures the performance of raftmq: one script for each question."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 
 class Case(NamedTuple):
-    """``module`` runs the measurement; ``about`` says what it measures, and which page it writes."""
+    """A benchmark. ``module``: the module that measures. ``about``: what it measures, and the page it writes."""
 
     module: str
     about: str
@@ -67,12 +67,12 @@ CASES: Final[dict[str, Case]] = {
 
 
 def table() -> str:
-    """The table of all cases for people."""
+    """Format the table of all cases for a terminal."""
     return "\n".join(f"  {name:24s} {case.about}" for name, case in CASES.items())
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run one case with the rest of the arguments. Ends the process with exit code 2 if the case does not exist."""
+    """Run one case with the remaining arguments. Exits with code 2 if the case does not exist."""
     name = arguments[0] if arguments else ""
     if name in ("-h", "--help"):
         print(f"usage: python -m benchmarks CASE [options]\n\n{table()}")

@@ -1,4 +1,4 @@
-"""Measures the cost of a backup for the producers of a group, and how fast a group is restored from it.
+"""Measures how much a backup slows down the producers of a group, and how fast a group is restored from it.
 
 - ``backup``: three replicas hold 10 GB of messages, all on the same disk. Then messages of 1 KiB are sent at 20,000 a
   second, while `raftmq backup` copies the log of a follower at its default rate. In one window of four the backup is
@@ -78,7 +78,7 @@ DISK_PERCENT = 80.0
 
 
 def data_bytes(quick: bool, free: int) -> int:
-    """The bytes of messages to store: as many as fit into ``free`` bytes of the disk beside the load, less a tenth."""
+    """Return the bytes of messages to store: those for which ``free`` bytes of disk have room, less a tenth."""
     return (
         DATA_BYTES // 100 if quick else max(DATA_BYTES_MIN, min(DATA_BYTES, (int(0.9 * free) - LOAD_BYTES) // COPIES))
     )
@@ -160,7 +160,7 @@ def _job(
 
 
 class Copying(Protocol):
-    """A process that copies the log beside the load; see `BackupProcess`."""
+    """A process that copies the log while the load runs; see `BackupProcess`."""
 
     seconds: float
     cpu: float
@@ -173,7 +173,7 @@ class Copying(Protocol):
 
 
 class BackupProcess:
-    """`raftmq backup`, which is stopped and continued.
+    """Runs `raftmq backup`, stops it and continues it.
 
     ``seconds`` is the time while it was not stopped, ``cpu`` its CPU seconds in that time; ``nbytes`` is the number of
     copied bytes, once it has ended.
@@ -188,7 +188,7 @@ class BackupProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the backup has begun and not ended; it may be stopped."""
+        """Whether the backup has begun and not ended. It may be stopped."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -220,13 +220,13 @@ class BackupProcess:
         return False
 
     def kill(self) -> None:
-        """End the backup, if it has not ended."""
+        """Kill the backup, unless it has ended."""
         if self._process is not None and self.is_running:
             self._process.kill()
 
 
 class LoadWithBackup:
-    """Messages at a rate in rounds of windows, while `raftmq backup` copies the log of a follower to ``target``.
+    """Sends messages at a rate, in rounds of windows, while `raftmq backup` copies a follower's log to ``target``.
 
     ``off`` are the windows without the backup, ``on`` the windows that it worked through. ``failed`` sends were refused
     or got no answer; ``refusals`` is the number of connections on which this happened, by the error. ``moves`` says for
@@ -259,7 +259,7 @@ class LoadWithBackup:
         self._backup = copying
 
     async def run(self, until: float) -> None:
-        """Run rounds until the backup has ended, or until a time of trio's clock.
+        """Run rounds until the backup has ended, or until the time ``until`` on trio's clock.
 
         Raises:
             ServersFailed, GeneratorFailed: earlier windows stay.
@@ -316,7 +316,7 @@ class LoadWithBackup:
 
 
 def causes_of_moves(log: Path) -> list[str]:
-    """The reason each time that a replica stopped leading, from its log; see docs/recovery.md."""
+    """Return why a replica stopped leading, for each time, from its log; see docs/recovery.md."""
     causes, role = list[str](), ""
     for line in log.read_text().splitlines():
         event = json.loads(line) if line.startswith("{") else {}
@@ -343,7 +343,7 @@ async def _follow(job: Job, backup: Copying, without: int, work_flags: list[bool
 
 
 def figures_of(off: Sequence[Window], on: Sequence[Window], what: str = "a backup") -> list[Figure]:
-    """The medians of the windows without a backup and with it, and their differences."""
+    """Return medians of the windows without and with a backup, and their differences."""
 
     def median(windows: Sequence[Window], name: str) -> float:
         return statistics.median(float(getattr(window, name)) for window in windows)
@@ -395,7 +395,7 @@ def _restore(backup: Path, directory: Path, probe: int) -> list[Figure]:
 
 
 def disk_rates(path: Path, nbytes: int) -> tuple[float, float]:
-    """MB/s at which a plain file is written with a sync at its end, and read again from the disk."""
+    """Write a plain file and sync it, then read it from the disk. Returns both rates in MB/s."""
     piece = os.urandom(PIECE_BYTES)
     begin = time.monotonic()
     with path.open("wb", buffering=0) as file:

@@ -1,4 +1,4 @@
-"""The cases of `make bench`, and a measurement as a value."""
+"""Defines the cases of `make bench`, and their measurements as values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHAPES = ((1, 1), (64, 1), (4, 256))
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``nodes`` replicas, bodies of ``body_bytes``, ``connections`` with ``in_flight`` messages each."""
+    """A load on ``nodes`` replicas: ``connections`` with ``in_flight`` messages of ``body_bytes`` each."""
 
     nodes: int
     body_bytes: int
@@ -24,14 +24,14 @@ class Case:
 
     @property
     def load(self) -> str:
-        """The load alone, for people."""
+        """The load as text, without the replicas."""
         body = f"{self.body_bytes} B" if self.body_bytes < 1024 else f"{self.body_bytes // 1024} KiB"
         return f"{body} {self.connections}x{self.in_flight}"
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One measured window. CPU in microseconds per acknowledged message; shares in cores."""
+    """The figures of one window. CPU is in microseconds per acknowledged message, shares are in cores."""
 
     messages_per_second: float
     p50_ms: float
@@ -44,7 +44,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All windows of a case, and figures measured once: memory of the replicas (leader first), load average before."""
+    """All windows of a case. Measured once: memory of each replica, the leader first, and the load average before."""
 
     case: Case
     windows: tuple[Window, ...]
@@ -54,11 +54,11 @@ class Measurement:
 
     @property
     def median(self) -> Window:
-        """The window with the median rate: consistent figures, not medians from different windows."""
+        """The window with the median rate. Its figures belong together, unlike medians of each figure."""
         windows = sorted(self.windows, key=lambda window: window.messages_per_second)
         return windows[len(windows) // 2]
 
 
 def all_cases(nodes: tuple[int, ...] = (1, 3)) -> list[Case]:
-    """Every case, in the order of the tables."""
+    """Return every case, in the order of the tables."""
     return [Case(n, body, *shape) for n in nodes for body in BODIES for shape in SHAPES]

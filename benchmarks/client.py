@@ -1,4 +1,4 @@
-"""Measures how much the Python SDK can send from one process, and its CPU time per message.
+"""Measures how much one process can send with the Python SDK, and its CPU time per message.
 
 `raftmq bench produce` is the client: one process, one producer, bodies of 128 B and 1 KiB. It sends single messages,
 single messages that the producer batches by itself (``linger``), and batches that the application makes. Then `raftmq
@@ -79,7 +79,7 @@ async def _bench(
 
 
 def figures_of(case: str, load: str, body: int, result: Mapping[str, Mapping[str, float]]) -> list[Figure]:
-    """The figures of one load with bodies of ``body`` bytes; ``result`` is the JSON of `raftmq bench produce`."""
+    """Return the figures of one load with bodies of ``body`` bytes. ``result``: the JSON of `raftmq bench produce`."""
     cpu = result["cpu_us_per_message"]
     name = f"{load}, {body} B"
     goal = GOALS.get((case, load, body))
@@ -93,7 +93,7 @@ def figures_of(case: str, load: str, body: int, result: Mapping[str, Mapping[str
 
 
 def figures_of_received(case: str, body: int, result: Mapping[str, Mapping[str, float]]) -> list[Figure]:
-    """The figures of reading a backlog; ``result`` is the JSON of `raftmq bench backlog`."""
+    """Return the figures of reading a backlog. ``result``: the JSON of `raftmq bench backlog`."""
     goal = RECEIVED_GOAL if (case, body) == RECEIVED_AT else None
     rate = result["consumed"]["messages_per_second"]
     return [

@@ -48,7 +48,7 @@ _MINUTE_MS = 60_000
 
 
 async def run_flows(cluster: DevCluster, node_id: str, job: DialogueJob) -> tuple[DialogueReport, float]:
-    """Run the job in a separate process; also returns the broker's CPU seconds over the windows."""
+    """Run the job in a separate process. Also returns the broker's CPU seconds over the windows."""
     report, cpu = await run_beside(
         "benchmarks.load.dialogues", cluster, job, DialogueReport, node_id, may_end_early=bool(job.total)
     )
@@ -56,7 +56,7 @@ async def run_flows(cluster: DevCluster, node_id: str, job: DialogueJob) -> tupl
 
 
 def job_of(cluster: DevCluster, node_id: str, args: Arguments, kind: str, **more: Any) -> DialogueJob:
-    """A job whose windows begin after the warm-up."""
+    """Return a job whose windows begin after the warm-up."""
     begin = time.clock_gettime(time.CLOCK_MONOTONIC) + args.sizes.connect_seconds + args.warmup
     fields: dict[str, Any] = {"connections": 4, "flows": IN_FLIGHT} | more
     address = ("127.0.0.1", cluster.port(node_id))
@@ -65,7 +65,7 @@ def job_of(cluster: DevCluster, node_id: str, args: Arguments, kind: str, **more
 
 @asynccontextmanager
 async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]]:
-    """Run a group of three with the benchmark's topic; yields its leader, too."""
+    """Run a group of three with the benchmark's topic. Also yields the leader."""
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
@@ -73,7 +73,7 @@ async def three_brokers(directory: Path) -> AsyncIterator[tuple[DevCluster, str]
 
 
 async def measure_timers(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure memory and recovery with many pending messages."""
+    """Measure the memory and the restart of a broker with many pending messages."""
     timer_count = args.sizes.timers // (100 if args.quick else 1)
     async with one_broker(directory / "timers") as cluster:
         await create_topics(cluster, 1)

@@ -1,4 +1,4 @@
-"""Measures the disk alone: a plain program writes as a group of brokers does, and does nothing else.
+"""Measures the disk without a broker: a program writes in the same way as a group of brokers.
 
 One thread per replica writes to a file of its own, preallocated as a segment is, at fixed times; each write is synced
 by the same call (``RWF_DSYNC``). Beside the latency of a broker group at the same rate, it tells the disk's part of
@@ -24,7 +24,7 @@ from benchmarks.load.report import buckets
 
 @dataclass(frozen=True, slots=True)
 class DiskJob:
-    """Each of ``writers`` writes ``nbytes`` to a file in ``directory``, ``rate`` times a second, for ``seconds``.
+    """A load: ``writers`` write ``nbytes`` each to a file in ``directory``, ``rate`` times a second for ``seconds``.
 
     ``file_bytes``: size of a file, where a writer begins again; by default the size of a segment.
     """
@@ -68,7 +68,7 @@ class _Writer(threading.Thread):
 
 
 def write_alone(job: DiskJob) -> dict[int, int]:
-    """Run the job; returns the number of writes in each bucket. Raises OSError."""
+    """Run the job. Returns the number of writes in each bucket of durations. Raises OSError."""
     ready = threading.Barrier(job.writers)
     writers = [_Writer(job, number, ready) for number in range(job.writers)]
     for writer in writers:

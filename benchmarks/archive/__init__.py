@@ -1,1 +1,1 @@
-"""Measures the cost of an archive in object storage, and how fast messages and log files come from it."""
+"""Measures the cost of archiving in object storage, and the speed of reading messages and log files from it."""

@@ -1,4 +1,4 @@
-"""Measures the cost of an archive in object storage, and how fast messages and log files come from it.
+"""Measures the cost of archiving in object storage, and the speed of reading messages and log files from it.
 
 - ``archiving``: three replicas with a backlog; a follower archives it at 50 MB/s, while messages of 1 KiB are sent at
   10,000 a second. In one window of four its process is stopped, so that windows with and without it are neighbours.

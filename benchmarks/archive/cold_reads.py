@@ -1,4 +1,4 @@
-"""Measures how fast messages come from the archive, and how much their readers slow down new messages."""
+"""Measures how fast consumers read messages from the archive, and how much these reads slow down new messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _FOUND, _RETRY = 0, 20
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The offsets of a queue."""
+    """The range of offsets of a queue to read."""
 
     number: int
     begin: int
@@ -61,7 +61,7 @@ class Queue:
 
 
 def read_queue(address: tuple[str, int], queue: Queue, over: threading.Event | None = None) -> int:
-    """Pull a queue from its beginning to its end, or until ``over``; returns the received bytes. Blocks.
+    """Pull a queue from its begin to its end, or until ``over`` is set. Returns the received bytes. Blocks.
 
     Raises ConnectionError on an answer that is neither messages nor to be repeated.
     """
@@ -84,14 +84,14 @@ def read_queue(address: tuple[str, int], queue: Queue, over: threading.Event | N
 
 
 async def queues_of(cluster: DevCluster, topic: str, base_share: float) -> list[Queue]:
-    """The queues of a topic, without the newest part of each."""
+    """Return the range of offsets of each queue of a topic, without its newest part."""
     async with Admin(cluster.namesrv) as admin:
         stats = await admin.topic_stats(topic)
     return [Queue(each.queue_id, ends.min_offset, int(ends.max_offset * base_share)) for each, ends in stats.items()]
 
 
 def range_rate(endpoint_url: str, objects: Path, threads: int) -> float:
-    """Read the log files in a directory of the store in order, ``threads`` ranges at a time; returns MB/s. Blocks."""
+    """Read log files from the store in order, in ``threads`` concurrent ranges. Returns MB/s. Blocks."""
     store = open_s3(URL, endpoint_url)
     names = sorted(path for path in objects.iterdir() if path.stat().st_size > RANGE_BYTES // 4)  # not the indexes
     pieces = [(f"log/{path.name}", at) for path in names for at in range(0, path.stat().st_size, RANGE_BYTES)]
@@ -141,7 +141,7 @@ def _read_all(address: tuple[str, int], queues: Sequence[Queue]) -> list[int]:
 
 
 class ColdReaders:
-    """Ten readers, which begin at different offsets, and begin again at the first one when they come to the end."""
+    """Ten readers, which begin at different offsets. A reader that reaches the end begins again at the first offset."""
 
     def __init__(self, address: tuple[str, int], queues: Sequence[Queue]) -> None:
         self._address = address

@@ -1,4 +1,4 @@
-"""Measures the cost of archiving for the leader, its clients, and the follower that archives."""
+"""Measures what archiving costs the leader, its clients, and the follower that archives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORKER = b"mq.store.archive.worker"
 
 
 class ArchiverProcess:
-    """The process that archives, on whichever replica; it is stopped and continued, see `Copying`.
+    """The process that archives, on whichever replica. `Copying` explains why it is stopped and continued.
 
     ``nbytes`` is the number of bytes that came into the store while it was not stopped.
     """
@@ -50,7 +50,7 @@ class ArchiverProcess:
         self.nbytes = 0
 
     async def wait_begun(self) -> None:
-        """Wait until the process runs, and stop it at once. Raises ServersFailed."""
+        """Wait until the process exists, and stop it at once. Raises ServersFailed."""
 
         async def is_there() -> bool:
             await trio.lowlevel.checkpoint()
@@ -78,7 +78,7 @@ class ArchiverProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether all files are archived."""
+        """Whether the process has archived all files."""
         return not self._is_running
 
     async def work(self, seconds: float) -> bool:
@@ -94,7 +94,7 @@ class ArchiverProcess:
         return self._is_running
 
     def kill(self) -> None:
-        """Let the process continue; its broker will end it."""
+        """Continue the process, so that its broker can end it."""
         self._signal(signal.SIGCONT)
 
 
@@ -132,7 +132,7 @@ async def measure_archiving(args: Arguments, directory: Path, note: Note) -> Non
 
 
 def sha256_seconds(nbytes: int = 1 << 28, piece_bytes: int = 1 << 20) -> float:
-    """Seconds of a core in which a GB is hashed, in pieces as they are archived."""
+    """Return the CPU seconds that hashing a GB takes, in pieces as the archiver hashes them."""
     piece, checksum = os.urandom(piece_bytes), hashlib.sha256()
     begin = time.thread_time()
     for _ in range(nbytes // piece_bytes):

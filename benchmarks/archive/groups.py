@@ -1,4 +1,4 @@
-"""Starts groups that archive their logs in a store of the benchmark, and waits for their archives."""
+"""Starts groups that archive their logs in an object store of the benchmark, and waits for their archives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAIT_SECONDS_MAX = 120.0
 async def archiving_group(
     directory: Path, nodes: int, *, quick: bool, settings: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[DevCluster, ObjectStorage]]:
-    """Run a group and its store, both with directories below ``directory``."""
+    """Run a group and its object store. Both keep their files below ``directory``."""
     os.environ.update(ENVIRONMENT)  # for brokers, which are started from here
     async with open_object_storage(directory / "store") as storage:
         all_settings = {
@@ -49,14 +49,14 @@ async def archiving_group(
 
 
 async def fill_group(cluster: DevCluster, leader: str, nbytes: int, body_bytes: int = 64 * 1024) -> None:
-    """Send bodies of ``nbytes`` in total to the topic of the benchmarks."""
+    """Send messages with bodies of ``nbytes`` in total to the topic of the benchmarks."""
     frames = [send_frame(number + 1, body_bytes, number % QUEUES) for number in range(QUEUES)]
     fill = partial(fill_with, (HOST, cluster.port(leader)), -(-nbytes // body_bytes), frames)
     await trio.to_thread.run_sync(fill)
 
 
 async def wait_until(what: str, is_so: Callable[[], Awaitable[bool]], seconds: float = WAIT_SECONDS_MAX) -> None:
-    """Ask until ``is_so`` returns True. Raises ServersFailed if that takes too long."""
+    """Call ``is_so`` until it returns True. Raises ServersFailed, with ``what``, if that takes too long."""
     with trio.move_on_after(seconds):
         while not await is_so():  # noqa: ASYNC110 - other processes have no event to wait for
             await trio.sleep(0.05)
@@ -65,13 +65,13 @@ async def wait_until(what: str, is_so: Callable[[], Awaitable[bool]], seconds: f
 
 
 async def runtime(admin: Admin, address: str) -> dict[str, int]:
-    """The numeric figures of a replica."""
+    """Return the figures of a replica that are numbers."""
     table = await admin.broker_runtime(address)
     return {name: int(text) for name, text in table.items() if text.isdigit()}
 
 
 async def wait_archived(cluster: DevCluster, *, base_moves: bool) -> None:
-    """Wait until complete files are archived and, if ``base_moves``, old ones are deleted locally on all replicas."""
+    """Wait until complete files are archived, and with ``base_moves`` until all replicas have deleted old ones."""
     async with Admin(cluster.namesrv) as admin:
 
         async def is_archived(node: str) -> bool:

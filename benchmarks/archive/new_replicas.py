@@ -1,4 +1,4 @@
-"""Measures how fast a replica gets its log from the archive, in a running group and in a new one."""
+"""Measures how fast a new replica gets its log from the archive, in a running group and in a new one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Celery on raftmq: the fate of tasks while workers, leaders and connections are broken, and the cost of a task."""
+"""Tests whether Celery's tasks on raftmq survive faults of workers, leaders and connections; measures their cost."""

@@ -66,7 +66,7 @@ REPORT = ROOT / "docs" / "reports" / "celery-chaos.md"
 
 
 class Arguments(argparse.Namespace):
-    """The command line."""
+    """The options of the command line."""
 
     tasks: int
     seed: int
@@ -77,7 +77,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(slots=True)
 class Chaos:
-    """One run: its processes, and the numbers of faults."""
+    """One run: its processes, and how often each fault was injected."""
 
     args: Arguments
     directory: Path
@@ -89,7 +89,7 @@ class Chaos:
 
     @property
     def notes(self) -> Path:
-        """The file in which tasks note their steps."""
+        """The file to which tasks write when they begin and end."""
         return self.directory / "notes"
 
     async def produce(self) -> None:
@@ -113,7 +113,7 @@ class Chaos:
         self.producers_ended = True
 
     async def break_things(self, until: trio.CancelScope) -> None:
-        """Break one thing after the other until ``until`` is cancelled; then all brokers and workers run."""
+        """Inject one fault after the other until ``until`` is cancelled. Then restart all brokers and workers."""
         rng = random.Random(self.args.seed)
         with until:
             while True:
@@ -154,7 +154,7 @@ class Chaos:
         await self.cluster.wait_ready()
 
     async def wait_for_tasks(self, faults_scope: trio.CancelScope) -> None:
-        """Wait until all sent tasks have ended, and until redeliveries have come.
+        """Wait until all sent tasks have ended, and redeliveries have arrived.
 
         Things are broken until the former. Returns also if nothing more happens: the account says what is lost.
         """
@@ -188,7 +188,7 @@ class Chaos:
 
 
 async def play(args: Arguments, directory: Path) -> Result:
-    """Play the run. Raises ServersFailed, ClientError, OSError, subprocess.CalledProcessError."""
+    """Execute the run. Raises ServersFailed, ClientError, OSError, subprocess.CalledProcessError."""
     load, begin = load_average(), trio.current_time()
     ports = Ports.free(3)
     (directory / "notes").touch()
@@ -221,7 +221,7 @@ async def play(args: Arguments, directory: Path) -> Result:
 
 
 def markdown(results: list[Result], *, command: str) -> str:
-    """The page on one run, or on several that were run one after the other."""
+    """Write the page about one run, or about several consecutive runs."""
     total = in_all(results)
     faults: Counter[str] = Counter()
     for each in results:
@@ -282,7 +282,7 @@ def markdown(results: list[Result], *, command: str) -> str:
 
 
 def main() -> None:
-    """Run, print, write the report; exit code 1 if a task was lost, ran too early or twice for no reason."""
+    """Execute a run, and write the report. Exit code 1 if a task was lost, ran too early, or twice without cause."""
     parser = argparse.ArgumentParser(
         prog="make bench-celery-chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Accounts for each task: run once, again because a process died, too early, or never. Pure."""
+"""Accounts for each task: it ran once, again after a process died, too early, or never. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TaskRun:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A task that ran once more. `killed` is when the process of its earlier run was killed, None if it was not."""
+    """A task that ran again. `killed`: when the process of its earlier run was killed; None if it was not."""
 
     task: str
     before: TaskRun
@@ -35,7 +35,7 @@ class Again:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the run before was killed, or had ended so shortly before that it was not acknowledged yet."""
+        """Whether a kill explains the second run: the first one had not ended, or was not acknowledged yet."""
         if self.killed is None:
             return False
         return self.before.ended is None or self.killed - self.before.ended <= ACKNOWLEDGED_SECONDS
@@ -43,7 +43,7 @@ class Again:
 
 @dataclass(slots=True)
 class Account:
-    """The tasks that were sent, and their runs."""
+    """Compares the tasks that were sent with their runs."""
 
     sent: int = 0
     chords: int = 0
@@ -63,13 +63,13 @@ class Account:
 
     @property
     def is_good(self) -> bool:
-        """Whether every task ran once, and again only because a process was killed."""
+        """Whether every task ran once, or again only because a process was killed."""
         return not (self.lost or self.untraced_runs or self.early or self.unknown)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a run."""
+    """The faults and the account of a run."""
 
     account: Account
     errors: list[str]
@@ -80,7 +80,7 @@ class Result:
 
 
 def in_all(results: list[Result]) -> Account:
-    """The account of several runs."""
+    """Add the accounts of several runs."""
     total = Account()
     for each in results:
         for slot in Account.__slots__:
@@ -89,7 +89,7 @@ def in_all(results: list[Result]) -> Account:
 
 
 def runs_of(notes: Iterable[str]) -> list[TaskRun]:
-    """The runs that `chaos_app` has noted, in the order in which they began."""
+    """Read the runs that `chaos_app` has written down, in the order of their begin."""
     runs: dict[str, TaskRun] = {}
     for line in notes:
         what, run, *rest = line.split()
@@ -102,7 +102,7 @@ def runs_of(notes: Iterable[str]) -> list[TaskRun]:
 
 
 class Progress:
-    """The tasks that have ended so far, from notes that grow. A task that ends twice is one: others may still run."""
+    """Collects the tasks that have ended so far, while tasks write more notes. A task that ends twice counts once."""
 
     def __init__(self) -> None:
         self.ended: set[str] = set()
@@ -111,7 +111,7 @@ class Progress:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bool:
-        """Read further notes; returns whether they have the end of a run."""
+        """Read further notes. Returns whether a run has ended."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         has_end = False
         for line in lines:
@@ -125,7 +125,7 @@ class Progress:
 
 
 def sent_of(lines: Iterable[str]) -> tuple[dict[str, str | None], int, list[str]]:
-    """The tasks of a producer with the chord that each belongs to; the number of chords; errors."""
+    """Parse the output of producers: each task with the chord that it belongs to, the number of chords, and errors."""
     tasks: dict[str, str | None] = {}
     chords, errors = 0, []
     for line in lines:
@@ -147,8 +147,8 @@ def account(
     *,
     may_be_sent: bool,
 ) -> Account:
-    """Account for every task. `kills` says when each process was killed; `may_be_sent` whether errors left tasks that
-    the producers do not know.
+    """Account for every task. `kills`: when each process was killed. `may_be_sent`: whether errors may have sent tasks
+    that the producers do not know.
     """
     by_task: dict[str, list[TaskRun]] = defaultdict(list)
     for run in runs:

@@ -1,4 +1,4 @@
-"""The application of the chaos run. Each run of a task writes down where and when it began and ended.
+"""The application of the chaos run. Each task writes down where and when it begins and ends.
 
 The environment names the broker, the result backend and the directory for these notes.
 """
@@ -60,14 +60,14 @@ def work(self: Task[Any, Any], seconds: float) -> None:
 
 @app.task(bind=True)  # type: ignore[untyped-decorator]
 def part(self: Task[Any, Any], number: int) -> int:
-    """Return a number, as a part of a chord."""
+    """Return the number, as one part of a chord."""
     with _Noting(self):
         return number
 
 
 @app.task(bind=True, ignore_result=True)  # type: ignore[untyped-decorator]
 def body(self: Task[Any, Any], numbers: list[int], expected: int) -> None:
-    """Follow the parts of a chord; raises ValueError if a result is missing or there twice."""
+    """End a chord. Raises ValueError if the result of a part is missing, or exists twice."""
     with _Noting(self):
         if sum(numbers) != expected:
             raise ValueError(f"the results {numbers} are not {expected} in all")

@@ -25,7 +25,7 @@ DELAY_SECONDS_MAX: Final = 60.0
 
 
 def send(number: int, rng: random.Random) -> str:
-    """Send one task, or one chord. Returns the line to print."""
+    """Send one task or one chord. Returns the line to print about it."""
     if number % CHORD_EVERY == CHORD_EVERY - 1 - PARTS:
         chord_result = chord((part.s(each) for each in range(PARTS)), body.s(expected=sum(range(PARTS))))()
         return " ".join(["chord", chord_result.id, *(each.id for each in chord_result.parent.results)])
@@ -38,7 +38,7 @@ def send(number: int, rng: random.Random) -> str:
 
 
 def main() -> None:
-    """Send the tasks and chords."""
+    """Send all tasks and chords, and print a line about each."""
     count, rng = int(sys.argv[1]), random.Random(int(sys.argv[2]))
     for number in range(count):
         if number % CHORD_EVERY > CHORD_EVERY - 1 - PARTS:

@@ -1,4 +1,4 @@
-"""Measures the cost of a task that does nothing with raftmq, Redis and RabbitMQ as Celery's broker.
+"""Measures the cost of a task that does nothing, with raftmq, Redis and RabbitMQ as Celery's broker.
 
 For each of them a worker with one process in its pool runs, all at the same time; they are measured in turn, several
 times. Latency is the time of `noop.delay().get()`, one after the other; tasks/s is for many that are sent at once,
@@ -56,7 +56,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(slots=True)
 class SystemMeasurements:
-    """One system: its processes, and its figures."""
+    """Measures one system, and collects its figures."""
 
     system: System
     broker: Broker
@@ -84,7 +84,7 @@ class SystemMeasurements:
             self.stages.append((sent_at - began, ran_at - sent_at, done_at - ran_at))
 
     def run(self, count: int) -> None:
-        """Run ``count`` tasks at once."""
+        """Send ``count`` tasks at once, and wait until all have run."""
         noop = self.app.tasks["noop"]
         before, began = self._cpu_seconds(), time.perf_counter()
         for each in [noop.delay() for _ in range(count)]:

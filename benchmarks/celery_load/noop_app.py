@@ -1,4 +1,4 @@
-"""The application of the comparison: a task that says when it began.
+"""The application of the comparison: its task returns the time at which it began.
 
 The environment of a worker says which broker it has.
 """
@@ -17,7 +17,7 @@ import raftmq.celery  # noqa: F401 - makes the URLs known
 
 
 def application(broker: str, backend: str, settings: Mapping[str, Any]) -> Celery:
-    """An application with the task `noop`."""
+    """Make an application with the task `noop`."""
     app = Celery("noop", broker=broker, backend=backend, set_as_current=False)
     app.conf.update(broker_connection_retry_on_startup=True, result_expires=600, **settings)
 

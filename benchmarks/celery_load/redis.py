@@ -1,4 +1,4 @@
-"""Redis as a process: for the results of tasks, and as a broker to compare with. Debian's package is redis-server."""
+"""Runs Redis as a process, for the results of tasks, and as a broker to compare with. Debian: redis-server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ READY_SECONDS_MAX = 10.0
 
 
 def redis_missing() -> str | None:
-    """The command to install Redis, if it is missing; else None."""
+    """Return the command that installs Redis, if it is not installed; otherwise None."""
     return package_missing(PROGRAM, "redis-server")
 
 
 @contextmanager
 def open_redis(directory: Path, *settings: str) -> Iterator[tuple[int, int]]:
-    """Run Redis; yields its port and process. It keeps nothing on disk by default. Raises ServersFailed, OSError."""
+    """Run Redis, without files on disk by default. Yields its port and process id. Raises ServersFailed, OSError."""
     port = Ports.free(1).namesrv
     directory.mkdir(exist_ok=True)
     command = [PROGRAM, "--port", str(port), "--bind", HOST, "--dir", str(directory), "--save", "", *settings]

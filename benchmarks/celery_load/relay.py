@@ -1,4 +1,4 @@
-"""Relays of connections to servers, which can stand still or be cut.
+"""Relays connections to servers, and can pause or cut them.
 
 A server listens on 127.0.0.1 and tells clients the address 127.0.0.2; a relay listens there on the same port.
 """
@@ -23,7 +23,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Relays:
-    """All relays of a cluster; created by `open_relays`."""
+    """All relays of a cluster; `open_relays` makes them."""
 
     def __init__(self) -> None:
         self._flows = trio.Event()
@@ -32,7 +32,7 @@ class Relays:
         self._streams: set[trio.SocketStream] = set()
 
     async def stand_still(self, seconds: float) -> None:
-        """Hold all bytes back for ``seconds``, as when a cable is pulled: no side is told. Then pass them on."""
+        """Hold back all bytes for ``seconds``, as when a cable is pulled: connections stay open. Then pass them on."""
         self._flows = trio.Event()
         try:
             await trio.sleep(seconds)
@@ -50,7 +50,7 @@ class Relays:
             self._refuses = False
 
     async def serve(self, port: int, client: trio.SocketStream) -> None:
-        """Relay one connection until a side closes it."""
+        """Relay one connection until either side closes it."""
         if self._refuses:
             _reset(client)
             await trio.lowlevel.checkpoint()
@@ -84,7 +84,7 @@ def _reset(stream: trio.SocketStream) -> None:
 
 @asynccontextmanager
 async def open_relays(ports: Sequence[int]) -> AsyncIterator[Relays]:
-    """Run relays for servers with these ports, until the block ends. Raises OSError."""
+    """Run a relay for the server at each port until the block ends. Raises OSError."""
     relays = Relays()
     async with trio.open_nursery() as nursery:
         for port in ports:

@@ -1,4 +1,4 @@
-"""The brokers that Celery is compared on, as processes."""
+"""Runs the brokers that the comparison uses with Celery, as processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUORUM = {
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A running broker: its URL, and the processes of its servers."""
+    """A running broker: its URL, and the process ids of its servers."""
 
     url: str
     pids: tuple[int, ...]
@@ -31,7 +31,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A broker in one setting. `durability` says where a task is when `delay` returns."""
+    """A broker with one configuration. `durability`: where a task is stored when `delay` returns."""
 
     name: str
     durability: str
@@ -103,7 +103,7 @@ SYSTEMS = (
 
 @asynccontextmanager
 async def all_open(directory: Path) -> AsyncIterator[list[tuple[System, Broker]]]:
-    """Run all systems side by side, each in a directory of its own."""
+    """Run all systems side by side, each in a separate directory."""
     async with AsyncExitStack() as stack:
         systems = []
         for number, system in enumerate(SYSTEMS):

@@ -1,4 +1,4 @@
-"""Workers of Celery as processes that can be killed."""
+"""Runs Celery's workers as processes, and kills them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READY_SECONDS_MAX = 180.0
 
 @dataclass(slots=True)
 class Workers:
-    """The workers of one application, each with a pool of processes. `kills` says when each process was killed."""
+    """The workers of one application, each with a pool of processes. `kills`: when each process was killed."""
 
     application: str
     directory: Path
@@ -42,7 +42,7 @@ class Workers:
         await self._processes.wait_said(name, READY, begin, READY_SECONDS_MAX)
 
     def pids(self, name: str) -> list[int]:
-        """The ids of the worker's process and of its pool's processes."""
+        """Return the process ids of the worker and of its pool."""
         return process_tree(self._processes.pid(name))
 
     def kill(self, name: str) -> None:

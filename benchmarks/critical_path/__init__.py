@@ -1,1 +1,1 @@
-"""Measures which threads wait for which while a message is stored: `make bench-critical-path`."""
+"""Measures which threads wait for which others while a message is stored: `make bench-critical-path`."""

@@ -1,4 +1,4 @@
-"""Measures which threads wait for which, and how long, while three replicas store a message of 1 KiB.
+"""Measures which threads wait for which others, and how long, while three replicas store a message of 1 KiB.
 
 Brokers note when an entry passes certain points: in the event loop and in the writer's thread of all three replicas, by
 one clock. With one message in flight (1x1), and with 64 on 64 connections (64x1). The trace itself costs CPU: to
@@ -39,7 +39,7 @@ WARMUP_SECONDS: Final = 2.0
 
 
 class TracedCluster(DevCluster):
-    """A cluster of three replicas that note when entries pass the points."""
+    """A cluster of three replicas that record when entries pass the points of `steps`."""
 
     module: ClassVar[str] = "benchmarks.critical_path.traced"
 

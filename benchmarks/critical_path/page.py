@@ -1,4 +1,4 @@
-"""Critical paths as tables and pictures: pure."""
+"""Writes critical paths as tables and pictures. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LANES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LoadTrace:
-    """A load and its figures.
+    """A load, and the figures of its critical path.
 
     ``entries`` were traced. ``path_us``: median from when the leader wakes up with a request to its reply; ``p50_ms``:
     as the client saw it. CPU in us per message, and turns of the event loop per entry, the leader's first.
@@ -48,17 +48,17 @@ class LoadTrace:
 
     @property
     def name(self) -> str:
-        """The load in names of files."""
+        """The load, as it is part of file names."""
         return self.load.rpartition(" ")[2]
 
 
 def is_wait(row: Row) -> bool:
-    """Whether no thread works in this step: a thread or process has something to do, and does not run yet."""
+    """Whether no thread works in this step: one has work, and does not run yet."""
     return row.name.startswith(_WAITS)
 
 
 def section(traces: Sequence[LoadTrace], *, command: str, machine: str, date: str) -> str:
-    """The section of the page: how the loads were measured, and a picture and a table for each load."""
+    """Write the section of the page: how the loads were measured, and a picture and a table for each load."""
     lines = [
         f"Command: `{command}`. Date: {date}.",
         f"Machine: {machine}; servers and load generator share it.",
@@ -94,7 +94,7 @@ def _figures(each: LoadTrace) -> tuple[tuple[tuple[float, ...], int], tuple[tupl
 
 
 def shares(rows: Sequence[Row]) -> Mapping[str, float]:
-    """Microseconds of the critical steps by kind: medians added up, which are not exactly the median of the sum."""
+    """Add the medians of the critical steps by kind, in us. This is not exactly the median of the sums."""
     shares_of = {"waking up": 0.0, "writing with a sync": 0.0, "the leader's event loop": 0.0, "the follower's": 0.0}
     for row in rows:
         if not row.is_critical:
@@ -114,7 +114,7 @@ def _shares(each: LoadTrace) -> str:
 
 
 def picture(trace: LoadTrace) -> str:
-    """Draw as SVG a bar for each step at the medians of its begin and end, and a row for each thread."""
+    """Draw a row for each thread as SVG, with a bar for each step from its median begin to its median end."""
     span = max(row.end_us for row in trace.rows)
     height = _TOP + _LANE_HEIGHT * len(_LANES) + 40
     right = WIDTH - _RIGHT

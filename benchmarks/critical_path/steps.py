@@ -13,7 +13,7 @@ import msgspec
 
 
 class Point(enum.IntEnum):
-    """A place that an entry passes in a replica."""
+    """A place in a replica that an entry passes."""
 
     TURN_BEGINS = 0
     TURN_ENDS = 1
@@ -45,7 +45,7 @@ Trace = Sequence[Event]
 
 
 class Lane(enum.StrEnum):
-    """The thread, or the kernel, that does a step."""
+    """The thread that does a step, or the kernel."""
 
     LEADER = "leader: event loop"
     LEADER_WRITER = "leader: writer"
@@ -58,7 +58,7 @@ class Lane(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step. ``begin``, ``end``: seconds since the leader woke up with the request.
+    """A part of an entry's path. ``begin``, ``end``: seconds since the leader woke up with the request.
 
     ``is_critical``: the reply waits for it.
     """
@@ -71,13 +71,13 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """The seconds that the step takes."""
+        """The duration of the step in seconds."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The steps of one entry, in the order of their begin. ``seconds``: until the reply was given to the kernel."""
+    """The steps of one entry, in the order of their begin. ``seconds``: until the kernel got the response."""
 
     steps: tuple[Step, ...]
     seconds: float
@@ -133,7 +133,7 @@ class _Turns:
 
 
 def paths(leader: Trace, followers: Mapping[str, Trace]) -> list[Path]:
-    """Yield the path of each entry that all replicas have seen completely, without those at the edges of traces."""
+    """Return the path of each entry that the traces of all replicas have completely, not only a part."""
     of_leader = _Turns(leader)
     of_followers = {name: _Turns(trace) for name, trace in followers.items()}
     all_paths = list[Path]()
@@ -221,7 +221,7 @@ def _of_follower(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A step over all paths, in microseconds: the median of its begin and of its end, and its duration."""
+    """A step over all paths, in microseconds: the medians of its begin, of its end, and of its duration."""
 
     lane: Lane
     name: str
@@ -237,7 +237,7 @@ COMMON_SHARE: Final = 0.5
 
 
 def rows(entry_paths: Sequence[Path]) -> list[Row]:
-    """Each step over all paths, in the order of the median of its begin."""
+    """Return each step over all paths, in the order of the median of its begin."""
     of: dict[tuple[Lane, str], list[Step]] = {}
     for path in entry_paths:
         for step in path.steps:
@@ -263,5 +263,5 @@ def _median(seconds: Iterable[float]) -> float:
 
 
 def turns_per_entry(trace: Trace, entries: int) -> float:
-    """Turns of the event loop in the trace, for each entry."""
+    """Return the number of turns of the event loop per entry."""
     return _Turns(trace).turns() / max(entries, 1)

@@ -1,4 +1,4 @@
-"""A broker that notes when a message passes certain points: ``python -m benchmarks.critical_path.traced``.
+"""A broker that records when entries pass certain points: ``python -m benchmarks.critical_path.traced``.
 
 Takes the arguments of ``raftmq``. Wraps functions of the broker before it starts: brokers started otherwise have
 none of this. Times are of CLOCK_MONOTONIC, which all processes of a machine share. When the broker ends, it writes its
@@ -133,7 +133,7 @@ def _start_writer(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Wrap the functions at the points, so that this process notes them."""
+    """Wrap the functions at the points, so that this process records when entries pass them."""
     _wrap(Reactor, "_turn", _turn)
     _wrap(reactor, "flush_streams", _flush)
     _wrap(Replica, "append", _append)
@@ -146,7 +146,7 @@ def install() -> None:
 
 
 def main() -> None:
-    """Run ``raftmq`` with the arguments of this process, and write the noted events."""
+    """Run ``raftmq`` with the arguments of this process, and write the recorded events."""
     arguments = sys.argv[1:]
     if arguments[0] != "broker":
         run_raftmq()

@@ -1,1 +1,1 @@
-"""`make bench-curves`: measures the cost of a message with more connections, queues, bytes, replicas."""
+"""Measures how the cost of a message grows with connections, queues, bytes and replicas: `make bench-curves`."""

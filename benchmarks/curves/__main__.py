@@ -1,5 +1,4 @@
-"""Measures the cost of a message when there is more of something. For each curve a table and a picture in
-docs/benchmarks/curves.md.
+"""Measures how the cost of a message grows. Each curve gets a table and a picture in docs/benchmarks/curves.md.
 
 - ``connections``: 1 to 10,000 connections with one send in flight each.
 - ``idle``: 0 to 10,000 connections that do nothing, beside the load of 4 others.
@@ -72,14 +71,14 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
 
 
 async def run_curve(name: str, args: Arguments, directory: Path, note: Note) -> bool:
-    """Measure one curve; returns whether it was done in time."""
+    """Measure one curve. Returns whether it was finished in time."""
     with trio.move_on_after(args.limit) as scope:
         await CURVES[name][1](args, directory, note)
     return not scope.cancelled_caught
 
 
 def write(curve: Curve, samples: Sequence[Sample]) -> None:
-    """Write the section, the picture, and the raw figures."""
+    """Write the section, the picture, and the raw figures of a curve."""
     record = RunRecord(f"curve-{curve.name}", "make bench-curves")
     record.keep(curve=asdict(curve), samples=[asdict(each) for each in samples])
     (ROOT / "docs" / "images" / f"curve-{curve.name}.svg").write_text(picture(curve, samples))
@@ -87,7 +86,7 @@ def write(curve: Curve, samples: Sequence[Sample]) -> None:
 
 
 def main() -> None:
-    """Measure, print and write one curve after the other. Exit code 1 if one failed or was not done in time."""
+    """Measure, print and write one curve after the other. Exit code 1 if one failed, or was not finished in time."""
     args, has_failed = parse_arguments(sys.argv[1:]), False
     for name, (curve, _) in CURVES.items():
         if args.curve and name not in args.curve:

@@ -1,4 +1,4 @@
-"""The curve of consumers: messages at a steady rate, handed to one consumer or to a thousand of a group."""
+"""Measures messages at a steady rate that one consumer receives, or a group of up to a thousand."""
 
 from __future__ import annotations
 

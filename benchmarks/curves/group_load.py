@@ -42,7 +42,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The load of a point; see `benchmarks.load.job`. With several groups each gets its share of the connections."""
+    """The load of a point; see `benchmarks.load.job`. Several groups share the connections."""
 
     connections: int = 4
     in_flight: int = 256
@@ -58,7 +58,7 @@ Note = Callable[[PointMeasurement], None]
 
 @dataclass(slots=True)
 class Replicas:
-    """The replicas of running groups, by their roles when `find` looked at them."""
+    """The replicas of running groups, with the roles that they had when `find` was called."""
 
     leaders: list[int]
     followers: list[int]
@@ -66,7 +66,7 @@ class Replicas:
 
     @classmethod
     async def find(cls, clusters: Sequence[DevCluster]) -> Replicas:
-        """Find the replicas' roles. Raises ServersFailed if a group has no leader."""
+        """Ask all groups for the roles of their replicas. Raises ServersFailed if a group has no leader."""
         replicas = cls([], [], [])
         for cluster in clusters:
             leader = await cluster.leader()
@@ -76,7 +76,7 @@ class Replicas:
         return replicas
 
     def meters(self) -> list[Meter]:
-        """CPU seconds of the leaders, of one follower of each group, and of the children of one replica of each."""
+        """Return meters of CPU seconds: of leaders, a follower of each group, and one replica's children in each."""
         every = [*self.leaders, *self.followers]
         groups, others = len(self.leaders), max(1, len(self.followers))
         return [
@@ -86,7 +86,7 @@ class Replicas:
         ]
 
     def rss_mib(self) -> float:
-        """Resident memory of a leader."""
+        """Return the resident memory of a leader in MiB."""
         return sum(map(rss_bytes, self.leaders)) / len(self.leaders) / 2**20
 
 
@@ -104,7 +104,7 @@ async def measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments,
 
 
 async def persist(attempt: Callable[[], Awaitable[PointMeasurement]]) -> PointMeasurement:
-    """Measure, and once more if a leader changed, as happens on machines with other load.
+    """Measure; if a leader changed, as it may on a busy machine, measure once more.
 
     Raises GeneratorFailed, ServersFailed.
     """
@@ -138,7 +138,7 @@ async def _measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments
 
 
 def begin_after(connections: float, args: Arguments) -> float:
-    """The time at which the windows of a job begin that is started now and opens ``connections``."""
+    """Return when the windows begin of a job that starts now and opens ``connections``."""
     connect_seconds = START_SECONDS + connections / CONNECTS_PER_SECOND
     return time.clock_gettime(time.CLOCK_MONOTONIC) + connect_seconds + args.sizes.curve_warm_up_seconds
 
@@ -151,7 +151,7 @@ async def measure_jobs(
     *,
     generator: str = "benchmarks.load.closed_loop",
 ) -> PointMeasurement:
-    """Do all jobs at once. Raises GeneratorFailed, ServersFailed if a leader changed meanwhile."""
+    """Run all jobs at once. Raises GeneratorFailed, and ServersFailed if a leader changed meanwhile."""
     before = load_average()
     reports, used = await drive(jobs, replicas.meters(), generator)
     for cluster in clusters:

@@ -1,4 +1,4 @@
-"""The curve of lite topics: the cost of a send to one of them, and the memory and disk of an idle one."""
+"""Measures the cost of a send to one of many lite topics, and the memory and disk that an idle one takes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAIRS = 8
 
 
 async def lite_topics(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure with more and more lite topics in one topic, up to the number that can be filled in time."""
+    """Measure with more and more lite topics in one topic, as many as can be filled in time."""
     counts = (10, 1000) if args.quick else COUNTS
     async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=ANY_DISK) as cluster:
         await _create_topic(cluster)
@@ -103,7 +103,7 @@ def _fill(address: tuple[str, int], numbers: range) -> None:
 
 
 def lite_frames(numbers: range) -> Iterator[list[bytes]]:
-    """Yield a frame for each lite topic, in chunks; at last an empty one, to wait for the missing answers."""
+    """Yield chunks with a frame for each lite topic. The last chunk is empty, to wait for the missing responses."""
     sample = send_frame(1, BODY_BYTES, 0, lite_topic=lite_name(0))
     head, _, tail = sample.partition(lite_name(0).encode())
     for at in range(0, len(numbers), _CHUNK):

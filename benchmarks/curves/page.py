@@ -1,4 +1,4 @@
-"""A curve as a table and a picture of its section of docs/benchmarks/curves.md: pure."""
+"""Writes a curve as a table and a picture, for its section of docs/benchmarks/curves.md. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mq.cli.bench import plot
 
 
 def marks(curve: Curve) -> tuple[str, str]:
-    """The marks around the section of the curve."""
+    """Return the marks around the section of the curve."""
     mark = f"<!-- measured by `make bench-curves`, {curve.name}:"
     return f"{mark} begin -->", f"{mark} end -->"
 
 
 def section(curve: Curve, samples: Sequence[Sample], *, machine: str, date: str) -> str:
-    """The section of the page: how the curve was measured, the picture, and a row for each point."""
+    """Write the section of the page: how the curve was measured, the picture, and a row for each point."""
     loads = [sample.load_average for sample in samples]
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""A load generator: messages at a steady rate to one queue per consumer, with one long poll on each queue.
+"""Sends messages at a steady rate to one queue per consumer, and keeps one long poll open on each queue.
 
 Raw sockets in one process: a connection for all sends, and one for each consumer, which has sent a heartbeat as a
 member of a group. Latency is from the time at which a message was due to the return of the receive call that brought it
@@ -38,7 +38,7 @@ _BODY_AT = 88
 
 @dataclass(frozen=True, slots=True)
 class PollingJob:
-    """``rate`` messages a second in all, which take turns in the queues of a new topic; a queue for each consumer."""
+    """A load of ``rate`` messages a second in total, round robin over a new topic's queues: one for each consumer."""
 
     address: tuple[str, int]
     topic: str
@@ -50,7 +50,7 @@ class PollingJob:
     windows: int
 
     def at(self, begin: float) -> PollingJob:
-        """Copy the job with another begin."""
+        """Return the job with another begin."""
         return replace(self, begin=begin)
 
 

@@ -1,4 +1,4 @@
-"""The curves of sends: most measure their points twice, from the first to the last one and back."""
+"""Measures the curves of sends. Most curves measure each point twice: on the way up and on the way down."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def _group(directory: Path, nodes: int) -> AsyncIterator[DevCluster]:
 
 
 async def connections(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure one message in flight on each of 1 to 10,000 connections."""
+    """Measure 1 to 10,000 connections with one message in flight on each."""
     counts = (1, 16, 200) if args.quick else (1, 4, 16, 64, 256, 1000, 4000, 10_000)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
@@ -99,7 +99,7 @@ def _idle_connections(address: tuple[str, int], count: int) -> Iterator[None]:
 
 
 async def queues(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure messages in flight in 1 to 10,000 queues, each in its own where enough exist."""
+    """Measure messages in flight to 1 to 10,000 queues, each to another queue if there are enough."""
     topics = (1, 10, 40) if args.quick else (1, 10, 125, 1250)
     async with _group(directory, 3) as cluster:
         await create_topics(cluster, topics[-1], await cluster.leader())
@@ -120,7 +120,7 @@ async def size(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def log(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure while a log grows, as far as the disk and the time allow."""
+    """Measure while a log grows, as far as the disk and the time limit allow."""
     async with _group(directory, 1) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         began = trio.current_time()
@@ -158,7 +158,7 @@ async def _fill(cluster: DevCluster, seconds: float) -> None:
 
 
 async def replicas(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure groups of 1, 3 and 5."""
+    """Measure groups of 1, 3 and 5 replicas."""
     for nodes in up_and_down((1, 3) if args.quick else (1, 3, 5)):
         async with _group(directory / f"{nodes}", nodes) as cluster:
             await create_topics(cluster, 1, await cluster.leader())
@@ -167,7 +167,7 @@ async def replicas(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def groups(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure 1, 2 and 4 groups, each with the same rate, which the cores of a small machine bear for all of them."""
+    """Measure 1, 2 and 4 groups, each with the same rate, which a small machine can bear for all of them."""
     for count in up_and_down((1, 2) if args.quick else (1, 2, 4)):
         home = directory / f"{count}"
         async with open_groups(home, count, ports=Ports.free(3, groups=count), settings=ANY_DISK) as clusters:

@@ -1,4 +1,4 @@
-"""The points of a curve and their figures as values: pure."""
+"""The points of a curve, and their figures. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.cases import Window
 
 @dataclass(frozen=True, slots=True)
 class PointMeasurement:
-    """The figures of one point in one pass.
+    """The figures of one point, measured once.
 
     Attributes:
         at: the name of the point, as "1,000" or "64 KiB".
@@ -35,7 +35,7 @@ class PointMeasurement:
 
 
 class Spread(NamedTuple):
-    """The spread of a figure over the windows of a point."""
+    """The median, least and most of a figure over the windows of a point."""
 
     median: float
     least: float
@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One point of a curve: all windows of all passes over it. CPU is in microseconds per message.
+    """One point of a curve, over all windows of all its measurements. CPU is in microseconds per message.
 
     Attributes:
         leader_us, follower_us, children_us: of the leader itself, of a follower itself (None without followers), and of
@@ -70,7 +70,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """``name`` as for ``--curve``; ``title`` and ``axis`` for people; ``load`` describes the fixed part.
+    """A curve. ``name``: for ``--curve``. ``title``, ``axis``: for people. ``load``: what is the same for all points.
 
     ``each``: the thing that the curve adds, in the singular, where the page tells its memory and disk.
     """
@@ -83,7 +83,7 @@ class Curve:
 
 
 def samples_of(measurements: Sequence[PointMeasurement]) -> list[Sample]:
-    """The points in the order in which they were measured first."""
+    """Combine the measurements of each point, in the order in which points were measured first."""
     points: dict[str, list[PointMeasurement]] = {}
     for each in measurements:
         points.setdefault(each.at, []).append(each)

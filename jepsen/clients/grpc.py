@@ -42,7 +42,7 @@ class GrpcConnection:
         self._lost = False
 
     async def call(self, method: str, request: bytes, seconds: float) -> list[bytes]:
-        """Send a request, and return the messages of the response. Raises CallFailed; the proxy may have executed it."""
+        """Send a request, and return the messages of the response. Raises CallFailed; the proxy may have done it."""
         response, stream_id = _GrpcResponse(), 0
         try:
             with trio.fail_after(seconds):
