@@ -279,7 +279,7 @@ class Archive(Workload):
         if isinstance(command, NoteArchived):
             end = Base(command.index, command.term, command.pos, command.chain)
             if end not in self.bucket.ends:
-                raise Violation(f"archived: the group counts on {end}, and no written manifest reaches it")
+                raise Violation(f"archived: the group counts on {end}, but no written manifest reaches it")
             if end.index > self._end.index:
                 self._end = end
                 self.counts["archived"] += 1
@@ -307,7 +307,7 @@ class Archive(Workload):
         reader = ArchiveReader(BucketStore(still))
         reader.verify()
         if reader.manifest.archived.index < self._end.index:
-            raise Violation(f"archive: it ends with {reader.manifest.archived}, and the group knows {self._end}")
+            raise Violation(f"archive: it ends with {reader.manifest.archived}, but the group knows {self._end}")
 
 
 class Threads:

@@ -214,7 +214,7 @@ class Dedup(Workload):
             visible = self.ledger.copies[self.topic][message.value]
             is_known = message.value in self._placeless_values
             if (message.acked or is_known) and not is_stored:
-                raise Violation(f"lost: {message}")
+                raise Violation(f"lost: {message} was acknowledged, but is not stored")
             if is_stored and not message.copies_max and not is_known:
                 raise Violation(
                     f"duplicate: {message} was refused, but it is stored at {self._first[message.value].place}"

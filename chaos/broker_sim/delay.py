@@ -105,7 +105,7 @@ class Delay(Workload):
                 worker.ok("recall", v=value)
                 self._recall_requests[place] = True
                 if place not in self._recalls:
-                    raise Violation(f"recall: {message.value} at {place} was answered as recalled, but is not recalled")
+                    raise Violation(f"recall: {message.value} at {place} was acknowledged as recalled, but is not")
             else:
                 self.counts["not recalled"] += 1
                 (worker.info if response is LostResponse.UNKNOWN else worker.fail)("recall", str(response), v=value)

@@ -42,7 +42,7 @@ class FilteredPulls(Workload):
         """The programs in the filter server's memory, by name."""
         self.start_count = 0
         """The number of starts of the filter server; its work from before a start is lost."""
-        self._members = [Member(self, queue_id, f"kind = '{queue_id % 2}'") for queue_id in range(self.queues)]
+        self._members = [FilteredMember(self, queue_id, f"kind = '{queue_id % 2}'") for queue_id in range(self.queues)]
         self._stored_program = ""
         """The name of the filter that the group has by the log."""
         self._query_count = 0
@@ -93,7 +93,7 @@ class FilteredPulls(Workload):
                         f"filter: {response} for {name.text}, but the log says that the group had {sorted(meanwhile)}"
                     )
                 if has_it and not name.is_of(response.body):
-                    raise Violation(f"filter: {name.text} came as {response.body!r}")
+                    raise Violation(f"filter: {name.text} was returned as {response.body!r}")
             then(response)
 
         self.ask(RequestCode.GET_FILTER, self.filter_fields(name), b"", on_response)
@@ -103,7 +103,7 @@ class FilteredPulls(Workload):
         return {"consumerGroup": _GROUP, "topic": self.topic, "program": name.text}
 
 
-class Member:
+class FilteredMember:
     """The member of the consumer group that reads one queue.
 
     Attributes:

@@ -61,7 +61,7 @@ class LimitedSends(Workload):
         if self._total > count_max:
             raise Violation(
                 f"quota: {self._total} messages in {self.cluster.now - self._limited_at:.1f} s and {leaderships} "
-                f"leaderships, {count_max:.0f} are allowed"
+                f"leaderships, but only {count_max:.0f} are allowed"
             )
 
     def pending_count(self) -> int:

@@ -299,7 +299,7 @@ class Lite(OrderedPop):
             before, since = self._unread_since.get(key, (offset, self.cluster.now))
             unread_since[key] = offset, since if before == offset else self.cluster.now
             if self.cluster.now - unread_since[key][1] > _HIDDEN_SECONDS:
-                raise Violation(f"hidden: {key} has a message for {_HIDDEN_SECONDS} s, it is {self._at(key)}")
+                raise Violation(f"hidden: {key} delivers no message for {_HIDDEN_SECONDS} s; it is {self._at(key)}")
         self._unread_since = unread_since
 
     def check_replicas(self, processes: list[BrokerProcess]) -> None:

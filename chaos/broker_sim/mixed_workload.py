@@ -209,7 +209,7 @@ class MixedWorkload(Workload):
                 key = (_SHARED, ref.topic, ref.queue_id)
                 since = self._checker.offsets[key][counts[key] - 1 :]
                 if offset not in since:
-                    raise Violation(f"reset: {key} was told to be reset to {offset}, since then it was {since}")
+                    raise Violation(f"reset: {key} was acknowledged at {offset}, but since the reset it was {since}")
 
         self.request(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext, b"", on_response)
 
@@ -244,7 +244,7 @@ class MixedWorkload(Workload):
             if is_stored:
                 self.counts["given back"] += 1
                 if self._back[copy] == before:
-                    raise Violation(f"lost: {copy} was answered as taken back, but is not stored")
+                    raise Violation(f"lost: {copy} was acknowledged as sent back, but is not stored")
                 self._checker.check_handling(member.client_id, queue.key, offset)
             else:
                 self.counts["not given back"] += 1
@@ -320,7 +320,7 @@ class MixedWorkload(Workload):
     def on_entry_end(self) -> None:
         """Check that batches are whole, and that done delayed messages are in the retry topic."""
         if self._due != self._redeliveries:
-            raise Violation(f"retry: {self._due} waited, but {self._redeliveries} came")
+            raise Violation(f"retry: {self._due} were due, but {self._redeliveries} were redelivered")
         self._due.clear()
         self._redeliveries.clear()
         messages, self._batch_records = self._batch_records, []
@@ -329,7 +329,7 @@ class MixedWorkload(Workload):
             first, batch, messages = messages[0].record, messages[: len(values)], messages[len(values) :]
             places = [(each.value, each.record.queue_id, each.record.queue_offset) for each in batch]
             if places != [(value, first.queue_id, first.queue_offset + n) for n, value in enumerate(values)]:
-                raise Violation(f"batch: of {values} one entry has {places}")
+                raise Violation(f"batch: {values} were sent together, but an entry has {places}")
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class OffsetChecker:
             return
         self._workload.counts["offsets told"] += 1
         if not fits:
-            raise Violation(f"offset: {key} was told as {response}, since it was asked for it was {since}")
+            raise Violation(f"offset: {key} was returned as {response}, but since the query it was {since}")
 
     def begin_pull(self, member: str, key: Key, offset: int) -> None:
         """Record that a member sends a pull."""
@@ -136,9 +136,9 @@ class OffsetChecker:
         resets, count = commit
         since = self.offsets[key][count - 1 :]
         if resets == self._resets[key] == 0 and max(since) < offset:
-            raise Violation(f"offset: {key} was told to be committed at {offset}, it is {self.offset(key)}")
+            raise Violation(f"offset: {key} was acknowledged at {offset}, but is {self.offset(key)}")
         if min(since) > offset:
-            raise Violation(f"offset: {key} was told to be committed at {offset}, since it was asked it was {since}")
+            raise Violation(f"offset: {key} was acknowledged at {offset}, but since the commit it was {since}")
 
     def check_handling(self, member: str, key: Key, offset: int) -> None:
         """Check that a member may handle a message or send it back."""
@@ -184,7 +184,7 @@ class OffsetChecker:
         since = self._lock_times.get((holder, key), float("-inf"))
         if self._now - since < _KEPT_SECONDS:
             raise Violation(
-                f"lock: {key} goes from {holder} to {after or 'nobody'} {self._now - since:.3f} s after it was renewed"
+                f"lock: {key} goes from {holder} to {after or 'nobody'} {self._now - since:.3f} s after its renewal"
             )
         self._workload.counts["locks that ran out"] += 1
 

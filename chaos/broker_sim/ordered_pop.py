@@ -156,7 +156,7 @@ class OrderedPop(Workload):
                 self.counts["handed out, and gone"] += 1
                 continue
             if offset >= len(queue) or queue[offset].record.body != message.body:
-                raise Violation(f"pop: {key}/{offset} was handed out as {message}")
+                raise Violation(f"pop: {key}/{offset} was handed out as {message}, which is not committed there")
             self._handed_out[delivery] -= 1
             if self._handed_out[delivery] < 0:
                 raise Violation(f"pop: {key}/{offset} was handed out with {receipt}, but that pop is not committed")
@@ -172,7 +172,7 @@ class OrderedPop(Workload):
         for key, receipts in queues.items():
             first = receipts[0].offset
             if [each.offset for each in receipts] != list(range(first, first + len(receipts))):
-                raise Violation(f"order: {receipts} were handed out together")
+                raise Violation(f"order: {receipts} were handed out together, but are not contiguous")
             self._handle(From(consumer, node, key), receipts)
 
     def _handle(self, source: From, receipts: list[Receipt]) -> None:
@@ -210,7 +210,7 @@ class OrderedPop(Workload):
                 self.counts["told acknowledged"] += 1
                 if delivery not in self._acks:
                     raise Violation(
-                        f"pop: {receipt} was told to be acknowledged, the queue is {self._at(source.queue)}"
+                        f"pop: {receipt} was acknowledged to its client, but the queue is {self._at(source.queue)}"
                     )
                 return
             worker.info("ack", str(response), k=queue, v=value)
@@ -268,7 +268,7 @@ class OrderedPop(Workload):
         key, at_ms = (command.group, command.topic, command.queue_id), command.pop_time_ms
         offsets_out = list(offsets_of(command.start, command.taken))
         if not offsets_out or offsets_out != list(range(self._next(key), command.next_offset)):
-            raise Violation(f"order: {command} takes {offsets_out}, the queue is {self._at(key)}")
+            raise Violation(f"order: {command} takes {offsets_out}, but the queue is {self._at(key)}")
         pop = self._pops.get(key)
         counts: dict[int, int] = dict.fromkeys(offsets_out, 0)
         if pop is not None:
@@ -280,7 +280,7 @@ class OrderedPop(Workload):
                 self.counts["had again by the same attempt"] += 1
             # The clocks of old and new leaders may differ.
             elif pop.until_ms - at_ms > 2 * self.cluster.plan.wall_skew_ms:
-                raise Violation(f"early: {command} takes {pop.until_ms - at_ms} ms too early what is {pop}")
+                raise Violation(f"early: {command} takes {pop.until_ms - at_ms} ms too early the messages of {pop}")
             else:
                 self.counts["had again after their time"] += 1
         self._pops[key] = _QueueMessages(

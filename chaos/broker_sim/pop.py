@@ -208,7 +208,7 @@ class Pop(Workload):
             place = self._place_of(receipt)
             queue = self.ledger.queues[place.queue]
             if place.offset >= len(queue) or queue[place.offset].record.body != message.body:
-                raise Violation(f"pop: {place} was handed out as {message}")
+                raise Violation(f"pop: {place} was handed out as {message}, which is not committed there")
             if (receipt.start, receipt.pop_time_ms) not in self._pops.get(place, ()):
                 raise Violation(f"pop: {place} was handed out with {receipt}, but that pop is not committed")
             self._handed_out[place] += 1
@@ -282,7 +282,7 @@ class Pop(Workload):
     def _check_acked(self, place: MessageAt) -> None:
         self.counts["told acknowledged"] += 1
         if (how := self._outcomes.get(place)) != "acknowledged":
-            raise Violation(f"pop: {place} was answered as acknowledged, but is {how}")
+            raise Violation(f"pop: {place} was acknowledged to its client, but is {how}")
 
     def _change_invisible(
         self, consumer: Client, place: MessageAt, receipt: Receipt, invisible_ms: int | None = None, attempt: int = 1
@@ -302,7 +302,7 @@ class Pop(Workload):
                 return
             is_refused = isinstance(response, ClientResponse) and response.code == ResponseCode.NO_MESSAGE
             if is_refused and known_to and known_to == self._known_to(place, receipt):
-                raise Violation(f"denied: {place} is hidden for {receipt}, and cannot be put off again by it")
+                raise Violation(f"denied: {place} is hidden for {receipt}, but cannot be put off again with it")
             if not isinstance(response, ClientResponse) or response.code != ResponseCode.SUCCESS:
                 return
             self.counts["put off"] += 1
@@ -375,9 +375,9 @@ class Pop(Workload):
         offsets = list(offsets_of(command.start, command.taken)) if command.taken else []
         # Without a filter a pop takes every message, in the order of the queue.
         if offsets != list(range(position, command.next_offset)):
-            raise Violation(f"pop: {command} takes {offsets}, {position} to {command.next_offset} are next")
+            raise Violation(f"pop: {command} takes {offsets}, but {position} to {command.next_offset} are next")
         if command.next_offset > (there := len(self.ledger.queues[MessageAt(*key, FIRST_OFFSET).queue])):
-            raise Violation(f"pop: {command} takes messages before they are in the log; the queue has {there}")
+            raise Violation(f"pop: {command} takes messages that are not in the log; the queue has {there}")
         self._next_offsets[key] = command.next_offset
         for offset in offsets:
             self._hold(MessageAt(*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))

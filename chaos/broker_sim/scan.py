@@ -117,7 +117,7 @@ class Scan(Workload):
         if bodies and decode_record(data) != record:
             raise Violation(f"read: {commit.place} is {record}, but {decode_record(data)} was read")
         if not bodies and len(data) != record.size - len(record.body):
-            raise Violation(f"read: {commit.place} has {record.size} bytes, without its body came {len(data)}")
+            raise Violation(f"read: {commit.place} has {record.size} bytes, but {len(data)} came without its body")
         if record.topic == _PASSING:
             incarnation = self._incarnation_at[position]
             if identity and self._incarnations.setdefault(identity, incarnation) != incarnation:
@@ -235,12 +235,12 @@ class ScanRead:
             if each.end > len(records):
                 raise Violation(f"uncommitted end: {each} is beyond the {len(records)} committed messages")
             if each.end < before.get(each.queue_id, 0):
-                raise Violation(f"stale read: {each}, committed were {before[each.queue_id]} before it was asked")
+                raise Violation(f"stale read: {each}, but {before[each.queue_id]} were committed before the request")
             positions = [commit.record.physical_offset for commit in records[: each.end]]
             for place in places:
                 expected = min(max(bisect_left(positions, place.position), each.first), each.end)
                 if place.offsets[number] != expected:
-                    raise Violation(f"place: queue {each} at {place.position} is {expected}, told was {place}")
+                    raise Violation(f"place: queue {each} at {place.position} is {expected}, but the plan has {place}")
 
     def _hold(self) -> None:
         ledger = self._workload.ledger.queues
@@ -311,7 +311,7 @@ class ScanRead:
         process, until = self._lease
         if isinstance(process, BrokerProcess) and self._node.process is process and self._node.clock() < until:
             raise Violation(
-                f"lease: {process.node_id} let go of what is held: {dict(response.offsets)}, {self._ranges}"
+                f"lease: {process.node_id} deleted what a lease keeps: {dict(response.offsets)}, {self._ranges}"
             )
         self._lease = None
 
@@ -331,7 +331,7 @@ class ScanRead:
             before = position
             at += size
         if not response.offsets or any(offsets[queue_id] != offset for queue_id, offset in response.offsets.items()):
-            raise Violation(f"read: rows lead to {offsets}, told is {response.offsets}")
+            raise Violation(f"read: rows lead to {offsets}, but the response says {response.offsets}")
         for queue_id, offset in response.offsets.items():
             self._go_on_at(queue_id, offset)
 

@@ -188,7 +188,7 @@ class ScheduledMessages(Workload):
             case SettleTick(name=name):
                 there = self._schedules.get(name)
                 if there is None or there.version != command.version:
-                    raise Violation(f"version: {command} follows a change, now it is {there}")
+                    raise Violation(f"version: {command} is not for the version {there}")
                 self._marks.append((command, there))
                 self._schedules[name] = there._replace(settled_ms=command.settled_ms)
             case _:
@@ -215,13 +215,13 @@ class ScheduledMessages(Workload):
     def _check_mark(self, mark: SettleTick, before: _Model) -> None:
         ticks = before.ticks(mark.settled_ms)
         if not before.definition.enabled:
-            raise Violation(f"paused: {mark} of {before}")
+            raise Violation(f"paused: {mark} is of {before}, which is paused")
         if mark.due_ms and mark.due_ms not in ticks:
-            raise Violation(f"duplicate: {mark.due_ms} of {mark.name} is no tick of {ticks} that is to be sent")
+            raise Violation(f"duplicate: {mark.due_ms} of {mark.name} is none of the ticks {ticks} that are to be sent")
         message = self._message_of(mark, before) if mark.due_ms else None
         given_up = [tick for tick in ticks if tick != mark.due_ms]
         if len(given_up) != mark.skipped:
-            raise Violation(f"lost: {mark} passes {list(ticks)}, and counts {mark.skipped} as skipped")
+            raise Violation(f"lost: {mark} passes {list(ticks)}, but counts {mark.skipped} as skipped")
         self.counts["skipped"] += len(given_up)
         if message is None:
             return
@@ -235,7 +235,7 @@ class ScheduledMessages(Workload):
                 tick for tick in given_up if message.record.store_timestamp_ms - tick < definition.catch_up_ms - skew_ms
             ]
             if too_early:
-                raise Violation(f"given up: {too_early} of {mark}, and {definition.catch_up_ms} ms were to be waited")
+                raise Violation(f"given up: {too_early} of {mark}, before {definition.catch_up_ms} ms were over")
         if definition.catch_up == "skip" and late_ms > ON_TIME_MS + skew_ms + 5000:
             raise Violation(f"late: {mark} was sent {late_ms} ms late")
         self.count_delay("ticks sent", max(0, late_ms) / 1000)
@@ -249,7 +249,7 @@ class ScheduledMessages(Workload):
                 if schedule != before or commit.record.body != before.definition.body:
                     raise Violation(f"version: {commit.place} has {commit.record.body!r}, the schedule was {before}")
                 if not properties.get(props.UNIQUE_KEY):
-                    raise Violation(f"properties: {commit.place} has {properties}")
+                    raise Violation(f"properties: {commit.place} has no unique key: {properties}")
                 return commit
         raise Violation(f"lost: {mark} is in the log without its message")
 

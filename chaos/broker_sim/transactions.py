@@ -138,7 +138,7 @@ class Transactions(Workload):
             if is_done:
                 if self._outcomes.get(offset) != outcome:
                     raise Violation(
-                        f"end: {outcome} of half message {offset} was answered as done, but its outcome is "
+                        f"end: {outcome} of half message {offset} was acknowledged, but the outcome is "
                         f"{self._outcomes.get(offset)}"
                     )
             else:
@@ -167,7 +167,7 @@ class Transactions(Workload):
                 raise Violation(f"end: {wrong} was ended, where {offset}, {position} is a half message")
             if is_done and (outcome == COMMITTED) != (self._outcomes[offset] == COMMITTED):
                 raise Violation(
-                    f"end: {outcome} of half message {offset} was answered as done, but its outcome is "
+                    f"end: {outcome} of half message {offset} was acknowledged, but the outcome is "
                     f"{self._outcomes[offset]}"
                 )
 
@@ -238,7 +238,7 @@ class Transactions(Workload):
             raise Violation(f"offset: {command} was not requested")
         elif isinstance(command, SkipEntries):
             if (command.topic, command.queue_id) != (HALF_TOPIC, DISCARDED_QUEUE_ID):
-                raise Violation(f"lost: {command}, and the log has every open half message")
+                raise Violation(f"lost: {command}, but the log has every open half message")
             first_open = min(self._open, default=len(self._outcomes))
             if command.offset > 2 * max(0, first_open - self.cluster.limits.waiting.discarded_remembered_max):
                 raise Violation(f"transaction: {command} forgets what was discarded before {first_open} too early")

@@ -80,7 +80,7 @@ class CatchUp:
         if pull.begin_archive_read(lambda: self._later(node, pull)):
             return
         if pull.install.complete:
-            assert node.process is not None, f"{node.node_id} fetches and does not run"
+            assert node.process is not None, f"{node.node_id} fetches files, but does not run"
             note_reset(node.process.replica, pull.manifest.base.index, lambda: self._finish(node, pull))
             return
         source = pull.source
@@ -144,7 +144,7 @@ class _Pull:
     def fetch(self) -> None:
         """Request the next piece."""
         request = self.install.next_request()
-        assert request is not None, "nothing is wanted, and not all is here"
+        assert request is not None, "nothing is requested, although bytes are missing"
         what, pos, nbytes = request
         data: bytes | None = self._snapshot[pos : pos + nbytes]
         if what == "log":

@@ -155,8 +155,8 @@ class History:
         holders = self._holders(entry.pos, data)
         if not any(_has_majorities(conf, holders) for conf in confs):
             raise Violation(
-                f"durability: {node} commits {entry}, on disk it is at {', '.join(sorted(holders)) or 'nobody'}, "
-                f"voters are {confs[-1]}"
+                f"durability: {node} commits {entry}, which is on disk at {', '.join(sorted(holders)) or 'nobody'}, "
+                f"but the voters are {confs[-1]}"
             )
 
     def _check_value(self, node: NodeId, entry: Entry, value: int) -> None:

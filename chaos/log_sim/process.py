@@ -188,7 +188,7 @@ class LogProcess:
         if node.checkpoint < base_index:
             snapshot = node.disk.durable(f"{DIRECTORY}/snapshot", 0, 32)
             if not snapshot.isdigit() or int(snapshot) < base_index:
-                raise Violation(f"{self.node_id}: the log begins behind {base_index}, the snapshot is {snapshot!r}")
+                raise Violation(f"{self.node_id}: the log begins behind {base_index}, but the snapshot is {snapshot!r}")
         if node.checkpoint < base_index or node.replaces_log:
             node.checkpoint = base_index
         node.replaces_log = False
@@ -210,7 +210,7 @@ class LogProcess:
             self.replica.receive(source, kind, payload)
         except (WireError, FrameCorrupt) as error:
             if not garbled:
-                raise Violation(f"{source} sent to {self.node_id} what cannot be read: {error}") from error
+                raise Violation(f"{source} sent an unreadable frame to {self.node_id}: {error}") from error
             return False
         finally:
             # The buffer belongs to the connection; code that keeps a view of it will notice.
@@ -318,7 +318,7 @@ class LogProcess:
             core.check_invariants()
         if core.last_index != log.last_index:
             raise Violation(
-                f"{self.node_id}: the log of the core ends at {core.last_index}, and that of the disk at "
+                f"{self.node_id}: the log of the core ends at {core.last_index}, but that of the disk at "
                 f"{log.last_index}"
             )
         if self._durable_commit and core.durable > log.durable_index:
@@ -341,7 +341,7 @@ class LogProcess:
                 if (at := disk.first_undurable(f"{DIRECTORY}/{start:020d}", 0, end)) is not None:
                     raise Violation(
                         f"durability: {self.node_id} counts {log.durable_pos} bytes as durable, "
-                        f"its disk has not got what lies at {start + at}"
+                        f"but its disk lacks the byte at {start + at}"
                     )
 
     # -- PeerSender --------------------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ class LogProcess:
         if change.role is not Role.LEADER and (
             open_indexes := [i for i in self._appends if i > self.replica.commit_index]
         ):
-            raise Violation(f"{self.node_id} leads no more, the outcome of {open_indexes} is open")
+            raise Violation(f"{self.node_id} leads no more, but the outcome of {open_indexes} is open")
 
     def outcome_unknown(self, first_index: int) -> None:
         for index in [index for index in self._appends if index >= first_index]:

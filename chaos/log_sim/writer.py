@@ -229,7 +229,7 @@ class SimWriter:
         if ticket == self._checked_ticket:
             return
         if ticket < self._checked_ticket or ticket not in {op.ticket for op in self._batch}:
-            raise Violation(f"the log writer says that ticket {ticket} is done, {self._checked_ticket} was")
+            raise Violation(f"the log writer says that ticket {ticket} is done, but {self._checked_ticket} was before")
         count = next(number for number, op in enumerate(self._batch) if op.ticket == ticket) + 1
         ops, self._batch = self._batch[:count], self._batch[count:]
         files, disk = self._store.files, self._disk
