@@ -259,7 +259,7 @@ class Broker:
         assert self._applied_index <= committed, f"entry {self._applied_index} is applied, {committed} is committed"
 
     def _lead(self, term: Term) -> None:
-        """Accept messages: all entries before this term are applied, so queue offsets are known."""
+        """Start to accept messages: all entries of earlier terms are applied, so queue offsets are known."""
         assert not self.appender.is_open, f"term {term} begins while messages of term {self._led_term} are accepted"
         assert term > self._led_term, f"this broker leads in term {term} after term {self._led_term}"
         self._led_term = term
@@ -270,7 +270,7 @@ class Broker:
         self._on_registration_changed(None)
 
     def _announce(self) -> None:
-        """Replicate the leader's facts about itself that are not in the log yet."""
+        """Replicate the facts about this leader that are not in the log yet."""
         settings = self._settings
         commands = missing_system_topics(
             self._metadata,
@@ -331,7 +331,7 @@ class Broker:
         self._log.info("format_level_raised", format_level=level)
 
     def _derive(self, entry: CommittedEntry, annotation: bytes) -> tuple[list[Command], list[SequencedRun]]:
-        """Add the entry's records to the queues; returns its commands, and its records with sequence numbers."""
+        """Add the entry's records to the queues. Returns its commands, and its records with sequence numbers."""
         commands: list[bytes] = []
         sequenced_runs: list[SequencedRun] = []
         if annotation:

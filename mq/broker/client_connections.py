@@ -94,7 +94,7 @@ class ClientConnections:
         self._open[connection] = None
 
     def _secure(self, sock: socket.socket) -> socket.socket | TlsSocket | SniffingSocket:
-        """The socket, wrapped for TLS as the settings require."""
+        """Wrap a socket for TLS as the settings require."""
         certificate = self._environment.certificate
         if certificate is None or self._settings.tls_mode == "disabled":
             return sock

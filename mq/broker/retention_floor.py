@@ -58,7 +58,7 @@ class RetentionFloor:
         return min(self._places.values(), default=NOTHING)
 
     def _heads(self) -> Iterator[tuple[ConsumeQueue, QueueOffset]]:
-        """Each queue with a waiting message, and the offset of the first."""
+        """Yield each queue with a waiting message, and the offset of the first one."""
         for level in range(1, LEVEL_MAX + 1):
             queue = self._store.get(SCHEDULE_TOPIC, level - 1)
             if queue is not None:
@@ -74,7 +74,7 @@ class RetentionFloor:
                     break
 
     def _pop_places(self) -> Iterator[tuple[ConsumeQueue, QueueOffset]]:
-        """Each queue with open pops of a group, and an offset below which nothing is open."""
+        """Yield each queue with open pops of a group, and an offset below which none is open."""
         now_ms = self._wall_clock_ms()
         for (_, topic, queue_id), pop_queue in self._metadata.pops.queues.items():
             queue = self._store.get(topic, queue_id)

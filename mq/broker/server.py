@@ -202,7 +202,7 @@ async def _with_segment_bytes(
     log: Log,
     task_status: trio.TaskStatus[None],
 ) -> tuple[BrokerSettings, trio.TaskStatus[None]]:
-    """Settings with the log file size of the directory, or else, for a joining broker, of its group.
+    """Add to the settings the log file size of the directory or, for a joining broker, of its group.
 
     Also returns the task status to report the start to: an ignored one if the broker waited for its group and has
     reported. Raises StartRefused; nothing was written then.
@@ -223,7 +223,7 @@ async def _with_segment_bytes(
 
 
 class _Host:
-    """Builds a new broker for each run of its node; ``started`` is set once the first one was built completely.
+    """Builds a new broker for each run of its node. ``started`` is set once the first is complete.
 
     Raises StartRefused if the accounts file is invalid.
     """
@@ -410,7 +410,7 @@ class _Host:
         )
 
     async def _run_timers(self, broker: Broker, reactor: Reactor, queues: QueueStore) -> None:
-        """Run the periodic actions of the broker, until cancelled."""
+        """Run the periodic actions of the broker until cancelled."""
         file_caches = [each for each in (self.access, self.certificate) if each is not None]
         actions = [
             *broker.periodic(),
@@ -428,7 +428,7 @@ class _Host:
 
 
 async def _store_ip(settings: BrokerSettings) -> str:
-    """The address in message ids: IPv4 if the host has it, since all clients understand that."""
+    """Return the address for message ids: IPv4 if the host has it, since all clients understand that."""
     host, port = parse_address(settings.advertise or settings.listen)
     failure: Exception | None = None
     for family in (trio.socket.AF_INET, trio.socket.AF_INET6):
@@ -480,7 +480,7 @@ def _node_settings(settings: BrokerSettings, certificate: Certificate | None, li
 
 
 def _check_ports(settings: BrokerSettings, machine: Machine) -> None:
-    """Refuse the start while nothing is written yet. If another process takes a port later, binding fails."""
+    """Refuse the start before anything is written. If another process takes a port later, binding fails."""
     (host, port), (peer_host, peer_port) = settings.listen_address, settings.replication_address
     if port == peer_port != 0 and (host == peer_host or {host, peer_host} & _ALL_ADDRESSES):
         raise StartRefused(

@@ -164,7 +164,7 @@ class Services:
         self.serve_as_follower()
 
     def _that_define(self, hook: Callable[..., T]) -> list[Callable[..., T]]:
-        """The implementations of a method, by the services that define it."""
+        """Return the implementations of a method by the services that define it."""
         name = hook.__name__
         return [getattr(service, name) for service in self._services if getattr(type(service), name) is not hook]
 
@@ -214,7 +214,7 @@ class Services:
         return self.locks, self.offsets, corrections, self.groups, self.subscriptions, self.pulls, rebalance, *filters
 
     def _waiting_messages(self, context: BrokerContext) -> tuple[Service, ...]:
-        """Delayed messages, timers, schedules and transactions."""
+        """Build the services for delayed messages, timers, schedules and transactions."""
         self.delays = LevelDelivery(context)
         self.timers = Timers(context)
         recalls = Recalls(context, timers=self.timers)
@@ -471,14 +471,14 @@ class Services:
         self.requests.serve_as_follower(self.forwarder.handle)
 
     def _peer_tls(self) -> ssl.SSLContext | None:
-        """The TLS context for connections to other replicas; None if they need no TLS."""
+        """Return the TLS context for connections to other replicas; None if they need no TLS."""
         certificate, settings = self._context.environment.certificate, self._context.settings
         is_enforced = settings.tls_mode == "enforcing" or settings.tls_replication == "enforcing"
         uses_tls = settings.tls_mode != "disabled" and is_enforced
         return certificate.peer_context() if certificate is not None and uses_tls else None
 
     def _own_queues(self, topic: str) -> Queues | None:
-        """The readable queues of a topic in this broker group."""
+        """Return the readable queues of a topic in this broker group."""
         config = self._context.metadata.topics.get(topic)
         if config is None:
             return None

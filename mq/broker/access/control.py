@@ -177,7 +177,7 @@ class AccessControl:
         """Return a function that finds the key for a send's signature, valid in this turn only; None: sends need none.
 
         It takes the access key and the topic, in ASCII, which must not be a retry topic. It returns the key of the
-        HMAC, 64 bytes, if the account may send to the topic. None means that `checked` has to look at the request,
+        HMAC, 64 bytes, if the account may send to the topic. None means that `authorize` has to check the request,
         which also says why it is denied, and whether a quota holds for its user.
         """
         if self._file.accounts.white_listed(address):
@@ -194,14 +194,14 @@ class AccessControl:
         return key_of
 
     def _current(self) -> Mapping[str, Account]:
-        """The accounts and users by access key, merged again if they have changed."""
+        """Return the accounts and users by access key, and merge them again if they have changed."""
         accounts, secrets = self._file.accounts, self._secrets()
         if self._merged_of != (accounts, self._users.version, self._quotas.version, secrets):
             self._merge(accounts, secrets)
         return self._by_key
 
     def _merge(self, accounts: Accounts, secrets: Sequence[bytes]) -> None:
-        """Merge users and accounts; an account of the file wins over a user of the same name."""
+        """Merge users and accounts. An account of the file overrides a user of the same name."""
         by_key: dict[str, Account] = {}
         earlier, self._of_users, self._unusable = self._of_users, {}, {}
         for name, user in self._users.table.items():
@@ -241,7 +241,7 @@ def _unknown(access_key: str) -> str:
 
 
 def _denial_reason(account: Account, row: Row | None, request: Any, body: bytes, address: str) -> str | None:
-    """The missing permission for a request, as text; None if it is allowed."""
+    """Return the text that names the missing permission for a request; None if the request is allowed."""
     if callable(row):
         for topic, permission in row(request, body):
             if not account.may(topic, permission, address):
@@ -257,7 +257,7 @@ def _denial_reason(account: Account, row: Row | None, request: Any, body: bytes,
 
 
 def _proxy_denial_reason(account: Account, request: Any, body: bytes) -> str | None:
-    """Return the reason why a proxy may not make a request of its own accord; None if it may."""
+    """Return the reason why a proxy may not make a request for no user; None if it may."""
     if type(request) in OF_PROXIES and not is_of_consumers(request, body):
         return None
     return f"{account.access_key} is an account of a proxy, and the request names no user"

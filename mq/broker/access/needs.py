@@ -83,12 +83,12 @@ def _consumption(request: Any, body: bytes) -> Needs:
 
 
 def _upload(request: Any, body: bytes) -> Needs:
-    """The permissions for a program upload: FILTER in addition to consumption, since other machines run the program."""
+    """Return the permissions for uploading a program: FILTER besides those of a consumer, since servers run it."""
     return *_consumption(request, body), (retry_topic(request.ext.consumer_group), FILTER)
 
 
 def _send(request: Any, body: bytes) -> Needs:
-    """The permission for a send: SUB for a retry topic, to which consumers send messages back, else PUB."""
+    """Return the permission for a send: SUB for a retry topic, to which consumers send messages back, else PUB."""
     topic = request.ext.topic
     return ((topic, SUB if topic.startswith("%RETRY%") else PUB),)
 
@@ -105,7 +105,7 @@ def _heartbeat(request: Any, body: bytes) -> Needs:
 
 
 def _has_consumers(body: bytes) -> bool:
-    """Whether the sender of a heartbeat is a consumer itself: clients behind it are not meant."""
+    """Return whether the sender of a heartbeat is a consumer itself, not only a proxy of consumers."""
     try:
         return bool(HeartbeatOfProxy.decode(body).consumers)
     except BodyError:
@@ -346,7 +346,7 @@ THROUGH_PROXIES: Final = frozenset(
 
 
 def _end_transaction(request: Any, body: bytes) -> Needs:
-    """The permission to end a transaction. Clients behind proxies produce for a group with the name of the topic."""
+    """Return the permission to end a transaction. Clients behind proxies use their topic as producer group."""
     return ((request.ext.producer_group, PUB),)
 
 

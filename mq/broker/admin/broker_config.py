@@ -153,7 +153,7 @@ class BrokerConfig(Service):
         return table
 
     def _parse(self, properties: Mapping[str, str]) -> dict[str, Any]:
-        """The requested changes, by our names. Raises RequestRefused."""
+        """Parse the requested changes, by our names. Raises RequestRefused."""
         current = self.properties()
         changes: dict[str, Any] = {}
         for name, value in properties.items():

@@ -249,7 +249,7 @@ class GroupMembers(Service):
         at.ask(call.request.code, fields, body, self._relay_seconds, on_response)
 
     def _connection_of(self, name: str, client_id: str | None) -> ClientConnection:
-        """The connection over which a member can be asked: its own, or that of its proxy. Raises RequestRefused."""
+        """Return the connection on which to ask a member: its own or its proxy's. Raises RequestRefused."""
         group = self._clients.consumer_group(name)
         for at, member in () if group is None else reversed(group.members.items()):
             if member.client_id == client_id:
@@ -272,7 +272,7 @@ def subscribes(group: ConsumerGroup[ClientConnection] | None, topic: str) -> boo
 
 
 def _fits(response: Response) -> bool:
-    """Whether a client's answer can be relayed in both encodings."""
+    """Return whether a client's response can be relayed in both encodings."""
     texts = sum(len(name) + len(value) for name, value in response.ext.items()) + len(response.remark or "")
     return -32768 <= response.code <= 32767 and texts <= RELAYED_LENGTH_MAX
 
@@ -306,7 +306,7 @@ def proxied_data(client: ClientBehindProxy, at: ClientConnection) -> ClientConne
 def _subscriptions_of(
     group: ConsumerGroup[ClientConnection] | None, clients: Iterable[ClientBehindProxy]
 ) -> dict[str, SubscriptionData]:
-    """The subscriptions of a group by topic. If clients behind proxies disagree, one of them decides."""
+    """Return the subscriptions of a group by topic. If clients behind proxies disagree, those of one client count."""
     subscriptions = {
         topic: SubscriptionData(topic=topic, expression=expression, expression_type=kind)
         for client in clients

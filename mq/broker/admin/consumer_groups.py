@@ -126,7 +126,7 @@ class ConsumerGroups(Service):
         replicate(self._appender, commands, call, what="a group", check=check)
 
     def _config(self, request: SubscriptionGroupConfig) -> GroupConfig:
-        """The requested configuration. Raises RequestRefused."""
+        """Parse the requested configuration. Raises RequestRefused."""
         old = self._metadata.groups.get(request.group_name)
         assert old is None or old.name == request.group_name, f"the group {request.group_name} is known as {old}"
         return GroupConfig(
@@ -144,10 +144,8 @@ class ConsumerGroups(Service):
         )
 
     def _attributes(self, config: GroupConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
-        """The attributes of a group after changes. Raises RequestRefused. Below the format level that supports
-        attributes, they are not stored, and attributes with an effect are refused.
-
-        Below the format level that knows attributes they are not stored, and those that would have an effect refused.
+        """Return the attributes of a group after changes. Below the format level that supports attributes, none are
+        stored, and those with an effect are refused. Raises RequestRefused.
         """
         attributes = merge_attributes({} if config is None else config.attributes, changes)
         factor = attributes.get(PRIORITY_FACTOR)

@@ -23,7 +23,7 @@ class Creations:
     """Tracks the requests to create topics or groups until the log has applied them."""
 
     def __init__(self, what: str) -> None:
-        """``what`` is created: a topic or a group."""
+        """``what`` names what is created: a topic or a group."""
         self._what: Final = what
         self._creations: Final[weakref.WeakSet[Creation]] = weakref.WeakSet()
 

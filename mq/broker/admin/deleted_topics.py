@@ -92,7 +92,7 @@ class DeletedTopics(Service):
         replicate(self._appender, [command], call, what="a topic's restore", check=check)
 
     def _check(self, topic: str) -> None:
-        """Raises RequestRefused if a topic cannot be restored."""
+        """Raise RequestRefused if a topic cannot be restored."""
         if topic in self._metadata.topics:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,

@@ -159,7 +159,7 @@ class GroupOffsets(Service):
         return sorted(topic for name, topic in self._metadata.consumer_offsets if name == group)
 
     def _offsets_of(self, group: str, topic: str) -> Mapping[int, QueueOffset]:
-        """The next offset of a group in each queue of a topic; for transactions, tools read their progress there."""
+        """Return the next offset of a group in each queue of a topic. Tools read progress of transactions there."""
         if group == TRANSACTION_GROUP and topic == HALF_TOPIC:
             return {0: self._metadata.marks.get(HALF_TOPIC, 0).low}
         if group == TRANSACTION_GROUP and topic == HALF_OP_TOPIC:
@@ -167,7 +167,7 @@ class GroupOffsets(Service):
         return self._metadata.consumer_offsets.get((group, topic), {})
 
     def _rows(self, group: str, topics: Iterable[str], behind: _Behind | None = None) -> Iterator[bytes]:
-        """The progress of a group in each queue; ``behind`` accumulates the lag."""
+        """Yield the progress of a group in each queue, and add its lag to ``behind``."""
         online = self._clients.consumer_group(group)
         for topic in topics:
             config = self._metadata.topics.get(topic)

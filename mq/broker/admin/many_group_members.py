@@ -111,7 +111,7 @@ class MembersOfManyGroups(Service):
         ]
 
     def _ask(self, call: Call[AskMembers], group: str) -> None:
-        """Ask all members for their queues, and answer the request after the last of them."""
+        """Ask all members for their queues, and respond after the last of them."""
         consumers = self._clients.consumer_group(group)
         connections = [
             (at, member.client_id)
@@ -154,7 +154,7 @@ class MembersOfManyGroups(Service):
 
 
 def _one_of_each(members: Iterable[GroupMember]) -> list[GroupMember]:
-    """The first member with each subscription."""
+    """Return the first member with each distinct subscription."""
     members_by_subscription: dict[str, GroupMember] = {}
     for each in members:
         if len(members_by_subscription) == DIFFERENT_MAX:

@@ -27,7 +27,7 @@ _QUEUES_IN_STEP: Final = 256
 
 
 class _Metric(NamedTuple):
-    """The name, type, help and scale with which a counter of `Service.counters` is exported."""
+    """Defines how a counter of `Service.counters` is exported: its name, type, help text and scale."""
 
     name: str
     kind: Kind
@@ -442,7 +442,7 @@ class BrokerMetrics:
         ]
 
     def _lag(self) -> Generator[None, None, list[Family]]:
-        """The lag of each group in messages, as `mqadmin consumerProgress` computes it; and offsets beyond the end."""
+        """Compute the lag of each group in messages, as `mqadmin consumerProgress` does, and offsets beyond the end."""
         metadata, store = self._context.metadata, self._context.store
         pops = metadata.pops.queues
         # Skip what would exceed the limit anyway: a thousand groups may consume a thousand topics each.
@@ -489,7 +489,7 @@ class BrokerMetrics:
         ]
 
     def _connections(self) -> Generator[None, None, list[Family]]:
-        """Connected clients of this replica by group, from heartbeats."""
+        """Count this replica's connected clients by group, from heartbeats."""
         clients = self._context.clients
         producers: list[Sample] = []
         counts: dict[str, int] = {}
@@ -515,7 +515,7 @@ class BrokerMetrics:
 
 
 def _within(families: list[Family], room: int) -> tuple[list[Family], int]:
-    """The families cut to ``room`` samples in total, and the number of samples left out."""
+    """Cut the families to ``room`` samples in total. Returns them and the number of samples left out."""
     room_before = room
     cut_families: list[Family] = []
     excess = 0

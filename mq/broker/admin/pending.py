@@ -42,7 +42,7 @@ _TEXT_MAX: Final = 256
 
 
 class _PendingEntry(NamedTuple):
-    """A waiting message: when it is looked at (for those without a time, 0), its queue, and its record."""
+    """The queue entry of a waiting message. ``turn_ms``: when the broker next looks at it; 0 without a time."""
 
     turn_ms: int
     topic: str
@@ -115,7 +115,7 @@ class PendingQueries(Service):
         self._gradually.when_current(self._read, call, answer)
 
     def _queues(self, kind: str) -> list[tuple[str, int]]:
-        """The queues to look at; of timers, the minute of now comes first."""
+        """Return the queues to examine, with those of timers starting at the current minute."""
         if kind == "half":
             return [(HALF_TOPIC, HALF_QUEUE_ID)]
         if kind == "given-up":
@@ -139,7 +139,7 @@ class PendingQueries(Service):
         return max(queue.min_offset, self._metadata.marks.get(topic, queue_id).low, next_offset)
 
     def _open_entries(self, topic: str, queue_id: int) -> Generator[_PendingEntry | None, None, None]:
-        """The open messages of a queue, and None where the work may be interrupted."""
+        """Yield the open messages of a queue, and None where the work may be interrupted."""
         offset = FIRST_OFFSET
         while (queue := self._store.get(topic, queue_id)) is not None:
             offset = max(offset, self._begin(topic, queue_id, queue))
@@ -168,7 +168,7 @@ class PendingQueries(Service):
             yield None
 
     def _pending_message(self, entry: _PendingEntry) -> PendingMessage | None:
-        """A message of an answer; None if it was delivered or deleted meanwhile, or cannot be read."""
+        """Read a message for a response. Returns None if it is no longer pending, or cannot be read."""
         if self._metadata.marks.get(entry.topic, entry.queue_id).is_done(entry.offset):
             return None
         try:
@@ -198,7 +198,7 @@ class PendingQueries(Service):
         )
 
     def _handle(self, entry: _PendingEntry, message: StoredMessage, due_ms: int) -> str:
-        """The recall handle of a timed message; other messages cannot be recalled."""
+        """Return the recall handle of a timed message; empty for others, which cannot be recalled."""
         topic, key = message.properties.get(props.REAL_TOPIC, ""), message.properties.get(props.UNIQUE_KEY, "")
         is_recallable = entry.topic == TIMER_TOPIC and props.DELAY not in message.properties
         if not is_recallable or topic.startswith(RETRY_PREFIX):
@@ -206,19 +206,19 @@ class PendingQueries(Service):
         return RecallHandle(topic, self._broker_name, due_ms, key, entry.offset).encode() or ""
 
     def _checks(self, entry: _PendingEntry) -> int:
-        """The number of times that the producer group of a half message was asked; 0 for other messages."""
+        """Return how often the producer group of a half message was asked for the outcome; 0 for other messages."""
         if entry.topic != HALF_TOPIC:
             return 0
         return sum(entry.offset < offset for offset in self._metadata.checks.offsets.values())
 
 
 def _nearest(entries: list[_PendingEntry], count: int) -> list[_PendingEntry]:
-    """The first ``count`` by time; those without a time are the oldest."""
+    """Return the first ``count`` entries by time. Those without a time come first."""
     return sorted(entries, key=itemgetter(0))[:count]
 
 
 def _border(left_ms: int) -> int:
-    """The smallest of the borders that is not passed, in seconds; the last one for later messages."""
+    """Return the smallest border, in seconds, that is at least ``left_ms``; the last one for later messages."""
     return next((border for border in BORDERS_SECONDS if left_ms <= border * 1000), BORDERS_SECONDS[-1])
 
 

@@ -51,7 +51,7 @@ _EXPIRE_SECONDS = 0.1
 
 
 class _MembershipCall(NamedTuple):
-    """A caller that waits for the change that began with entry ``first_index``, or for a transfer (0)."""
+    """A request that waits for the change that begins with entry ``first_index``; 0 for a leadership transfer."""
 
     first_index: LogIndex
     since: float
@@ -153,7 +153,7 @@ class RaftMembers(Service):
         return _MembershipCall(NO_INDEX, self._clock(), "", _no_reply)
 
     def _refusal_text(self, refusal: Refusal, change: ConfChange | None) -> str:
-        """The reason for a refusal as text with its figures."""
+        """Return the reason for a refusal as text with its figures."""
         status = self._replica.core.status()
         if refusal is Refusal.NOT_LEADER:
             leader = f"{status.leader_id} does" if status.leader_id else "it knows no leader"

@@ -123,7 +123,7 @@ class RemovedMembers(Service):
         return None
 
     def _remove(self, group: str, client_id: str, seconds: float, reason: str, operator: str) -> bool:
-        """Remove a client, and keep it out for ``seconds``; returns whether it was a member, or was kept out."""
+        """Keep a client out of a group for ``seconds``. Returns whether it was a member, or was kept out already."""
         connections, notices, was_member = self._clients.remove_member(
             group, client_id, until=self._clock() + seconds, reason=reason, operator=operator
         )

@@ -96,7 +96,7 @@ class RuntimeInfo:
         return levels
 
     def _position(self, index: LogIndex) -> int:
-        """The physical offset of the end of an entry."""
+        """Return the physical offset of the end of an entry."""
         log = self._replica.log
         if index >= log.last_index:
             return log.end_pos

@@ -134,7 +134,7 @@ class Stats(Service):
 
 
 def _sizes(queue: ConsumeQueue, start: QueueOffset, end: QueueOffset) -> int:
-    """Total bytes of the records of these entries."""
+    """Return the total bytes of the records of these entries."""
     count = end - start
     assert count > 0, f"{count} messages of {queue.key} are measured"
     sampled_count = min(count, _SIZES_MAX)

@@ -83,7 +83,7 @@ _CARRIED: Final = f"{props.CARRIED}{props.NAME_END}".encode()
 
 @dataclass(slots=True, eq=False)
 class _Queue:
-    """The leader's compaction state of one queue.
+    """The compaction state of one queue, on the leader.
 
     Attributes:
         learned_end: messages before this offset are in ``keys``.
@@ -238,7 +238,7 @@ class TopicCompaction(Service):
         self._sends.is_full = sum(len(each.keys) for each in self._queues.values()) >= self._sends.keys_max
 
     def _current(self, key: QueueKey) -> _Queue | None:
-        """The compaction state of a queue; a new one if the topic was created again."""
+        """Return the compaction state of a queue; a new one if the topic was created again."""
         queue, entry = self._store.get(*key), self._queues.get(key)
         if queue is None:
             self._queues.pop(key, None)
@@ -250,7 +250,7 @@ class TopicCompaction(Service):
         return entry
 
     def _step(self, entry: _Queue) -> bool:
-        """Do something for a queue; returns whether there is more to do soon."""
+        """Do one step for a queue, and return whether there is more to do soon."""
         if self._clock() < entry.again_at or self._current(entry.key) is not entry:
             return False
         try:
@@ -264,7 +264,7 @@ class TopicCompaction(Service):
             return False
 
     def _read(self, queue: ConsumeQueue, offset: QueueOffset) -> bytes | None:
-        """A record; None if it is being loaded. Raises SegmentError, StoreError, OSError."""
+        """Return a record; None if it is being loaded. Raises SegmentError, StoreError, OSError."""
         position, size, _ = QUEUE_ENTRY.unpack(queue.read(offset, 1))
         if self._records.is_loading:
             return None
@@ -278,7 +278,7 @@ class TopicCompaction(Service):
             self.run()
 
     def _learn(self, entry: _Queue, count_max: int) -> bool:
-        """Learn the keys of the next messages; returns whether there may be more. Raises as `_read`; RecordError."""
+        """Read the keys of the next messages, and return whether there may be more. Raises as `_read`; RecordError."""
         end = min(entry.learned_end + count_max, entry.queue.max_offset)
         while entry.learned_end < end:
             record = self._read(entry.queue, entry.learned_end)
@@ -293,7 +293,7 @@ class TopicCompaction(Service):
     # -- carrying ------------------------------------------------------------------------------------------------------
 
     def _look_at_old(self, entry: _Queue) -> bool:
-        """Look at the next old messages; returns whether there are any. Raises as `_learn`."""
+        """Examine the next old messages, and return whether there are any. Raises as `_learn`."""
         own = self._places.get((self._topics or {}).get(entry.key[0]), LOG_BEGIN)
         place = max(own, min(self._wished_pos(), self._places.get(_PRESSED_HOURS, LOG_BEGIN)))
         end = entry.queue.first_from(place)
@@ -328,7 +328,7 @@ class TopicCompaction(Service):
         return True
 
     def _looked_at(self, entry: _Queue, end: QueueOffset) -> None:
-        """Note that messages before this offset are no longer needed: they are deleted after a while."""
+        """Record that messages before ``end`` are no longer needed, so that they expire after a while."""
         assert entry.checked_end <= end, f"{entry.key}: looked at {entry.checked_end} messages before, at {end} now"
         entry.checked_end = end
         now = self._clock()
@@ -362,7 +362,7 @@ class TopicCompaction(Service):
         self._appender.add_command(encode_command(nothing), on_apply)
 
     def _carry(self, entry: _Queue, old: _Old, end: QueueOffset) -> None:
-        """Append copies of those among the old messages that are still the newest of their keys."""
+        """Append copies of those old messages that are still the newest of their keys."""
         assert old[-1][0] < end, f"{entry.key}: the message at {old[-1][0]} is not before {end}"
         if self._current(entry.key) is not entry or not self._is_kept(entry.key[0]) or not self._has_caught_up(entry):
             return
@@ -394,7 +394,7 @@ class TopicCompaction(Service):
         self._appender.add_atomically(group)
 
     def _has_caught_up(self, entry: _Queue) -> bool:
-        """Learn the messages that were applied since; returns false if that would take too long."""
+        """Read the keys of newly applied messages. Returns False if that would take too long."""
         assert entry.learned_end <= entry.queue.max_offset, (
             f"{entry.key}: {entry.learned_end} messages are learned of {entry.queue}"
         )
@@ -407,7 +407,7 @@ class TopicCompaction(Service):
     # -- expiry --------------------------------------------------------------------------------------------------------
 
     def _expire(self, entry: _Queue) -> bool:
-        """Let the queue begin behind messages that are no longer needed; returns whether it will."""
+        """Expire messages that are no longer needed, and return whether there are any."""
         assert not self._in_flight, f"{entry.key}: something else is carried"
         now = self._clock()
         linger_seconds = min(_LINGER_SECONDS, self._retention_hours * _HOUR_MS / 1000)
@@ -437,7 +437,7 @@ class TopicCompaction(Service):
 
 
 def _copy(record: RawRecord, offset: QueueOffset, tail: QueueTail) -> InternalRecord:
-    """Copy a message for the end of its queue, with its properties, its offset and its store time."""
+    """Copy a message to the end of its queue. The copy has its properties, and names its offset and store time."""
     # Clients may have sent anything as the place and the time: the time is never later than the store time.
     text = props.find(record.properties.decode("utf-8", "replace"), props.CARRIED) or ""
     original = text.partition(" ")[0]

@@ -114,7 +114,7 @@ class TopicExpiry(Service):
             self._expire(without_hidden(rows, self._metadata, self._store, self._wall_clock_ms()))
 
     def _limit_sizes(self) -> None:
-        """Use the present limits of topics; keeps the counted sizes of topics whose limit has not changed."""
+        """Apply the current limits of topics, and keep the counted sizes of topics whose limit has not changed."""
         limits = {
             name: None if is_compacted(config.attributes) else reserve_bytes(config.attributes)
             for name, config in self._metadata.topics.items()
@@ -128,7 +128,7 @@ class TopicExpiry(Service):
                 self._sizes[name].bytes_max = bytes_max
 
     def _too_many(self) -> list[tuple[str, int, QueueOffset]]:
-        """Count some queues of limited topics; returns the new beginnings of the first topic that exceeds its limit."""
+        """Count some queues of limited topics. Returns the new beginnings of the first topic above its limit."""
         budget = _COUNTED_AT_ONCE
         while budget > 0 and self._topics_to_count is not None:
             topic = self._current_topic or next(self._topics_to_count, None)
@@ -150,7 +150,7 @@ class TopicExpiry(Service):
         return []
 
     def _too_old(self) -> list[tuple[str, int, QueueOffset]]:
-        """Look at some queues of topics with shorter retention; returns the new beginnings of some of them."""
+        """Check some queues of topics with shorter retention. Returns the new beginnings of queues to shorten."""
         if self._queues_to_check is None:
             return []
         some = list(islice(self._queues_to_check, _LOOKED_AT_ONCE))
@@ -170,7 +170,7 @@ class TopicExpiry(Service):
         return places
 
     def _expiry_row(self, key: QueueKey) -> tuple[str, int, QueueOffset] | None:
-        """A queue and where it is to begin; None if nothing of it is too old."""
+        """Return a queue with its new beginning; None if none of its messages is too old."""
         hours, queue = (self._hours or {}).get(key[0]), self._store.get(*key)
         place = None if hours is None else self._places.get(hours)
         if queue is None or place is None:

@@ -165,7 +165,7 @@ class Topics(Service):
         replicate(self._appender, commands, call, what="a topic's deletion", on_framed=on_framed, check=check)
 
     def _room_for_restorable(self) -> list[bytes]:
-        """Commands that forget the topics that were deleted first, if too many can be restored already."""
+        """Return the commands that drop the oldest deleted topics, if too many can be restored already."""
         rows, limits = self._metadata.deleted_topics.rows, self._metadata.limits
         count, size = len(rows), sum(row.rows for row in rows.values())
         commands: list[bytes] = []
@@ -181,7 +181,7 @@ class Topics(Service):
             self._creations.exists(topic)
 
     def _pop_retry_topics(self, topic: str) -> list[str]:
-        """The retry topics in which groups pop messages of ``topic`` again; without topics that others use, too."""
+        """Return the retry topics of ``topic``'s groups that pop, without those that other topics use, too."""
         topics, offsets = self._metadata.topics, self._metadata.consumer_offsets
         groups = self._metadata.groups.keys() | {group for group, _ in offsets}
         retry_topics = {pop_retry_topic(group, topic) for group in groups} & topics.keys() - {topic}
@@ -216,7 +216,7 @@ class Topics(Service):
         return f"there are {len(self._metadata.topics)} topics; maximum: {self._metadata.limits.topics_max}"
 
     def _parse_config(self, request: wire_topics.TopicConfig) -> TopicConfig:
-        """The requested configuration. Raises RequestRefused."""
+        """Parse the requested configuration. Raises RequestRefused."""
         name = request.topic_name
         _check_name(name)
         if self._is_system(name) and name != BENCHMARK_TOPIC:
@@ -252,7 +252,7 @@ class Topics(Service):
 
     @staticmethod
     def _attributes(config: TopicConfig | None, changes: Mapping[str, str]) -> dict[str, str]:
-        """The attributes of a topic after changes. Raises RequestRefused for an unknown message type."""
+        """Return the attributes of a topic after changes. Raises RequestRefused for an unknown message type."""
         attributes = merge_attributes(config.attributes if config is not None else {}, changes)
         kind = attributes.get(MESSAGE_TYPE_ATTRIBUTE, PRIORITY)
         if kind not in TYPES_STORED and sets(changes, MESSAGE_TYPE_ATTRIBUTE):
@@ -281,7 +281,7 @@ class Topics(Service):
             )
 
     def _check_compaction(self, name: str, changes: Mapping[str, str], attributes: Mapping[str, str]) -> None:
-        """Raises RequestRefused if a topic is to be compacted that cannot be, or that replicas would not keep."""
+        """Raise RequestRefused if the topic is to be compacted but cannot be, or members do not support that."""
         of_policy = CLEANUP_POLICY, DELETE_RETENTION
         if not is_compacted(attributes) and not any(sets(changes, each) for each in of_policy):
             return
@@ -304,7 +304,7 @@ class Topics(Service):
         check_level(self._metadata.format_level.level, LEVEL_OF_COMPACTION, f"{CLEANUP_POLICY}={COMPACTION} needs")
 
     def _check_retention(self, attributes: Mapping[str, str]) -> None:
-        """Raises RequestRefused for a retention that is too long, or that replicas do not support."""
+        """Raise RequestRefused for a retention that is too long, or that members do not support."""
         try:
             check_reserve_time(attributes, self._retention_hours)
             check_reserve_bytes(attributes)
@@ -315,7 +315,7 @@ class Topics(Service):
             check_level(level, LEVEL_OF_TOPIC_RETENTION, f"{RESERVE_TIME} and {RESERVE_BYTES} need")
 
     def _check_quotas(self, attributes: Mapping[str, str]) -> None:
-        """Raises RequestRefused for quotas that there are not, or that older replicas would ignore."""
+        """Raise RequestRefused for unknown quotas, or if older members would ignore them."""
         try:
             check_quotas(attributes)
         except AttributeInvalid as error:

@@ -304,7 +304,7 @@ class UserAdministration(Service):
         return name, info
 
     def _matches(self, name: str, user: User, request: UserInfo) -> bool:
-        """Whether an existing user equals the one to create. Only asked of the leader, which can open seals."""
+        """Return whether an existing user equals the requested one. Only the leader is asked: it can open seals."""
         if (user.admin, user.enabled) != (request.user_type == SUPER, request.user_status != DISABLED):
             return False
         try:
@@ -326,7 +326,7 @@ def _invalid(remark: str) -> RequestRefused:
 
 
 def _one_of(what: str, text: str | None, words: Sequence[str]) -> str | None:
-    """The known word that equals ``text`` regardless of case; None if none is given. Raises RequestRefused."""
+    """Return the word that equals ``text``, ignoring case; None if ``text`` is None. Raises RequestRefused."""
     if not text:
         return None
     for word in words:
@@ -346,7 +346,7 @@ def _is_custom(policy_type: str | None) -> bool:
 
 
 def _canonical(resource: str) -> str:
-    """The resource with its type in canonical case, as stock brokers accept any."""
+    """Return the resource with its type in canonical case: RocketMQ brokers accept any case."""
     kind, colon, name = resource.partition(":")
     return f"{kind.capitalize()}:{name}" if colon else resource
 

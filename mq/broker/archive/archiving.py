@@ -134,7 +134,7 @@ class Archiving(Service):
         }
 
     def _unknown(self) -> int:
-        """The number of members that have not told this leader their retention of the archive; 0 on other replicas."""
+        """Return the number of members whose retention this leader does not know; 0 on other replicas."""
         if self._settings.archive_url is None or not self._appender.is_open:
             return 0
         return len(self._member_limits.silent(self._replica.core.conf.members, self._clock()))
@@ -151,7 +151,7 @@ class Archiving(Service):
         return self._metadata.archived.end_at(self._settings.archive_url)
 
     def _complete_pos(self) -> int:
-        """The physical offset up to which files are complete: a committed entry follows behind them."""
+        """Return the physical offset up to which log files are complete: a committed entry follows them."""
         end = self._replica.log.base_pos
         for segment in self._replica.log.segments():
             if not segment.closed or segment.last_index >= self._replica.commit_index:
@@ -160,7 +160,7 @@ class Archiving(Service):
         return end
 
     def _waiting_bytes(self) -> int:
-        """Bytes of complete files that are not known to be archived."""
+        """Return the bytes of complete files that are not archived yet, as far as is known."""
         return max(0, self._complete_pos() - max(self._archived_end.pos, self._replica.log.base_pos))
 
     def update_progress(self) -> None:
@@ -184,7 +184,7 @@ class Archiving(Service):
         self._tell_of_level(now)
 
     def _tell_limits(self, now: float) -> None:
-        """Tell the leader, which may be this replica, how long this one is set to keep archived messages."""
+        """Report this replica's retention of the archive to the leader, which may be itself."""
         own = KeptLimits.from_settings(self._settings)
         if self._appender.is_open:
             self._member_limits.set_member(self._settings.node_id, own, now)
@@ -216,7 +216,7 @@ class Archiving(Service):
                 self._tell_at = min(self._tell_at, self._clock() + self._limits.retry_seconds)
 
     def _limits_of_group(self) -> KeptLimits:
-        """The retention of archived messages in this group; without limit while it is not known."""
+        """Return the retention of archived messages in this group; no limits while it is unknown."""
         now = self._clock()
         if self._appender.is_open:
             self._member_limits.set_member(self._settings.node_id, KeptLimits.from_settings(self._settings), now)
@@ -226,7 +226,7 @@ class Archiving(Service):
         return limits or KeptLimits(NOT_SET, NOT_SET)
 
     def _tell_of_level(self, now: float) -> None:
-        """Warn if the format level of the group is too low for the settings; nothing else would give that reason."""
+        """Warn if the group's format level is too low for the settings: nothing else would tell the reason."""
         level, needed_level = self._metadata.format_level.level, LEVEL_OF_ARCHIVE
         waits_long = self._waits_since is not None and now >= self._waits_since + self._limits.turn_seconds
         if self._tier.is_wanted and level >= LEVEL_OF_ARCHIVE:
@@ -239,7 +239,7 @@ class Archiving(Service):
 
     @property
     def _has_news(self) -> bool:
-        """Whether the group does not know yet what this replica has found in the archive."""
+        """Whether this replica has found something in the archive that the group does not know yet."""
         if self._reported_end.index > self._archived_end.index:
             return True
         state = self._metadata.archived
@@ -260,7 +260,7 @@ class Archiving(Service):
         return None if self._is_older is False and self._whole_index < self._archived_end.index else self._is_older
 
     def _first_queues(self) -> int:
-        """The physical offset at which the queues of the group begin, for all clients; 0 if it is not known."""
+        """Return the physical offset at which the group's queues begin, for all clients; 0 if it is unknown."""
         own = self._context.settings.node_id
         positions = self._queues_from | {own: self._tier.queues_from if self._tier.lacks_older_for_good else 0}
         members = self._replica.core.conf.members
@@ -402,7 +402,7 @@ class Archiving(Service):
             self._on_refusal(response.remark)
 
     def _on_refusal(self, remark: str | None) -> None:
-        """Note that the leader refused a report for good: the next run reads the manifest again."""
+        """Handle the leader's final refusal of a report: the next run reads the manifest again."""
         self._reported_end = self._archived_end
         self._on_failure(Trouble.REFUSED, f"the leader refuses the report: {remark}")
 
@@ -427,7 +427,7 @@ class Archiving(Service):
         return call.response()
 
     def _handle_report(self, ext: ReportArchivedExt) -> ReportArchivedReply:
-        """Note the retention that a member is set to, and answer with the retention of the group if it is known."""
+        """Store a member's retention, and respond with that of the group if it is known."""
         now, own = self._clock(), self._settings.node_id
         self._member_limits.set_member(own, KeptLimits.from_settings(self._settings), now)
         self._member_limits.set_member(ext.member, KeptLimits(ext.kept_seconds, ext.kept_bytes), now)
@@ -484,7 +484,7 @@ class Archiving(Service):
             self._appender.add_command(encode_command(NoteTier(url=url, begin_pos=begin_pos, is_held=is_held)))
 
     def _deletable_to(self, expired_pos: int) -> int:
-        """The physical offset up to which archived files may be deleted, at most ``expired_pos``."""
+        """Return the physical offset up to which archived files may be deleted, at most ``expired_pos``."""
         try:
             needed_pos = self._needed_pos()
         except (StoreError, OSError):

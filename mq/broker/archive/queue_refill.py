@@ -155,7 +155,7 @@ class QueueRefill(Service):
             self.continue_refill()
 
     def _pause(self, nbytes: int) -> None:
-        """Pause as archiving does, so that a new replica has something left for its clients."""
+        """Pause as archiving does, so that a new replica has capacity left for its clients."""
         assert nbytes >= 0, f"a step read {nbytes} bytes"
         if rate := self._settings.archive_bytes_per_second:
             self._wait_until = max(self._wait_until, self._clock()) + nbytes / rate

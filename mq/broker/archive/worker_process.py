@@ -58,7 +58,7 @@ async def archive_in_process(
 async def _follow(
     worker: trio.Process, job: ArchiveJob, take: Callable[[ArchiveStep], None], silent_seconds: float
 ) -> None:
-    """Give the process its job, and take all steps, until it has ended or should end."""
+    """Send the process its job, and receive steps until it has ended or should end."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     with suppress(trio.BrokenResourceError):
@@ -73,7 +73,7 @@ async def _follow(
 async def _take_all(
     steps: trio.abc.ReceiveStream, take: Callable[[ArchiveStep], None], silent_seconds: float
 ) -> ArchiveStep | None:
-    """Take all steps; returns the last one if it did not come, None if it did."""
+    """Receive all steps. Returns the last one if it did not arrive, None if it did."""
     rest = b""
     while True:
         more = None
@@ -101,6 +101,6 @@ def _failure_step(reason: str, trouble: Trouble = Trouble.REPLICA) -> ArchiveSte
 
 
 async def _kill(worker: trio.Process) -> None:
-    """End the process at once: objects that it has stored are ignored until the manifest names them."""
+    """Kill the process. Objects that it has stored are ignored until the manifest names them."""
     await trio.lowlevel.checkpoint()
     worker.kill()

@@ -59,7 +59,7 @@ class ArchivedUnreadable(SegmentError):
 
 
 class _ChunkWait:
-    """A reader that waits for this many chunks, until a time."""
+    """A reader that waits for ``chunk_count`` chunks until ``deadline``."""
 
     __slots__ = ("chunk_count", "deadline", "then")
 
@@ -211,7 +211,7 @@ class ArchivedReads:
     # -- memory --------------------------------------------------------------------------------------------------------
 
     def _find(self, pos: int, nbytes: int) -> int | None:
-        """The beginning of the block with a place; None if it is not in memory."""
+        """Return the beginning of the block in memory that has these bytes; None if there is none."""
         number = bisect_right(self._begins, pos) - 1
         if number < 0:
             return None
@@ -248,12 +248,12 @@ class ArchivedReads:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _extend(self, group: list[int]) -> list[int]:
-        """Extend the request of a reader that reads on in the log to the largest size."""
+        """Extend the request of a sequential reader to the maximum size."""
         more = range(group[-1] + 1, group[0] + REQUEST_CHUNKS)
         return [*group, *self._wanted_of(more)]
 
     def _went_on(self, place: LogSpan) -> None:
-        """Load the next chunk ahead of a reader that has read the previous one."""
+        """Load the next chunk for a reader that has read the previous one, so that it need not wait."""
         chunk = sum(place) // CHUNK_BYTES
         if chunk not in self._seen_chunks:
             self._touch(chunk)
@@ -261,7 +261,7 @@ class ArchivedReads:
                 self._read_ahead(chunk)
 
     def _read_ahead(self, chunk: int) -> None:
-        """Load the chunks that a reader behind a chunk needs next, if no other reader waits for a request."""
+        """Load the chunks that a sequential reader needs after ``chunk``, if no reader waits for a request."""
         for first in range(chunk + 1, chunk + 1 + REQUEST_CHUNKS):
             ahead = self._wanted_of(range(first, first + REQUEST_CHUNKS))
             if ahead and self._requests < self._limits.read_threads:
@@ -428,7 +428,7 @@ class TieredLog:
 
 
 def _chunks(places: Sequence[LogSpan]) -> list[int]:
-    """The chunks that contain places, ascending."""
+    """Return the chunks that contain the places, ascending."""
     chunks: dict[int, None] = {}
     for pos, nbytes in places:
         assert nbytes > 0, f"{nbytes} bytes are read at {pos}"

@@ -121,11 +121,11 @@ class ClockCorrections:
         self._replace([(start, max(self.get_ms(start), other.get_ms(start))) for start in starts])
 
     def _between(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The steps of the files from ``begin`` to ``end``, beginning with the step of the first file."""
+        """Return the steps of the files from ``begin`` to ``end``, starting with that of the first file."""
         return [(begin, self.get_ms(begin)), *(step for step in self._steps if begin < step[0] < end)]
 
     def _put(self, steps: list[tuple[int, int]], end: int) -> None:
-        """Replace the steps up to ``end``; behind it nothing changes."""
+        """Replace the steps up to ``end``, and keep those behind it."""
         begin, behind = steps[0][0], self.get_ms(end)
         before = [step for step in self._steps if step[0] < begin]
         after = [step for step in self._steps if step[0] > end]
@@ -136,7 +136,7 @@ class ClockCorrections:
             self._replace([(begin, self.get_ms(begin)), *(step for step in self._steps if step[0] > begin)])
 
     def _replace(self, steps: list[tuple[int, int]]) -> None:
-        """Replace the steps; joins equal neighbours, and while there are too many, the two that differ least."""
+        """Replace all steps. Joins equal neighbours and, while there are too many, the two that differ least."""
         new_steps: list[tuple[int, int]] = []
         for start, ms in steps:
             if ms != (new_steps[-1][1] if new_steps else 0):

@@ -152,7 +152,7 @@ class FileTimes:
         return self._earlier_ms
 
     def _record_growth(self, segment: SegmentInfo) -> None:
-        """Remember for later processes if a file that was just closed grew later than its messages say."""
+        """Store a correction, for later processes, if a file just closed grew later than its messages say."""
         stamps = self._readable_stamps(segment)
         if stamps and max(stamps) <= self._now_ms:
             late_ms = self._before_ms(self._grew_at[segment.start]) - max(stamps)
@@ -160,7 +160,7 @@ class FileTimes:
                 self.corrections.add(segment.start, segment.end, late_ms)
 
     def _limit_added(self, newest: SegmentInfo) -> None:
-        """Reduce corrections that put the newest closed file into the future: the clock was set back at a reboot."""
+        """Reduce corrections that put the newest closed file into the future, because a reboot set the clock back."""
         added_ms = self.corrections.get_ms(newest.start)
         if added_ms and (stamps := self._readable_stamps(newest)) and max(stamps) <= self._wall_ms:
             ahead_ms = max(stamps) + added_ms - self._wall_ms
@@ -168,7 +168,7 @@ class FileTimes:
                 self.corrections.take_away(min(ahead_ms, added_ms))
 
     def _next_plausible(self, segment: SegmentInfo) -> int:
-        """A time at which the file was certainly closed."""
+        """Return a time at which the file was certainly closed."""
         for later in self._segments:
             if later.start > segment.start:
                 for stamp in self._stamps_of(later):
@@ -182,7 +182,7 @@ class FileTimes:
         return self._now_ms - round((self._clock() - at) * 1000)
 
     def _readable_stamps(self, segment: SegmentInfo) -> Sequence[int]:
-        """The stamps of a file; empty if it is damaged, which is reported when it would be deleted."""
+        """Return the stamps of a file; none if it is damaged, which is reported when it would be deleted."""
         with suppress(SegmentError, RecordError):
             return self._stamps_of(segment)
         return ()

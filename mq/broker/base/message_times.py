@@ -74,7 +74,7 @@ def old_until(log: StampedLog, before_ms: int) -> PhysicalOffset | None:
 def first_from_the_future(log: StampedLog, now_ms: int) -> int | None:
     """Return the physical offset from which on all store times are after ``now_ms``; None if the last one is not.
 
-    They were stored by a leader whose clock was ahead, until now. Reads some entries, since it is a binary search.
+    A leader whose clock was ahead stored those messages, until now. Reads some entries, since it is a binary search.
     Raises SegmentError.
     """
 

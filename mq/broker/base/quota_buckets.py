@@ -142,7 +142,7 @@ class QuotaBuckets:
                     yield subject, bucket
 
     def _pair(self, subject: LimitKey, quota: Quota, now: float) -> list[Bucket | None]:
-        """The buckets for messages and for bytes, with the rates that the quota has now."""
+        """Return the buckets for messages and for bytes, at the current rates of the quota."""
         assert subject.direction in (PRODUCE, CONSUME), f"{subject} has no rate"
         rates = (
             (quota.produce_messages, quota.produce_bytes)

@@ -233,7 +233,7 @@ class Retention:
     def _wish(
         self, segments: Sequence[SegmentInfo], now: Situation, needed_pos: PhysicalOffset, *, is_tight: bool
     ) -> None:
-        """Note what would be deleted without the messages that stay: these are carried forward then."""
+        """Record which files retention would delete if no messages had to stay, so that those are carried forward."""
         self.wished_pos = LOG_BEGIN
         if now.floor_pos < needed_pos:
             drop = droppable(segments, self._files.newest_ms, self._wanted_policy, replace(now, floor_pos=needed_pos))
@@ -264,7 +264,8 @@ class Retention:
         return room if self._calm_checks >= self._early_checks and room >= self._settings.segment_bytes else 0
 
     def _hands_over(self) -> bool:
-        """Whether another replica with a whole log takes over the leadership, before this one deletes files early."""
+        """Request that a replica with an older log leads, before files are deleted early here. Returns whether to wait.
+        """
         replica = self._replica
         if not replica.is_leader or self._tight_checks > self._early_checks + self._handover_checks:
             return False
@@ -272,7 +273,7 @@ class Retention:
         return successor is not None and replica.transfer(successor) is None
 
     def _copied_pos(self) -> PhysicalOffset:
-        """The position below which a reachable replica has all entries; 0 if none is known to have the oldest file."""
+        """Return the offset up to which a reachable replica has all entries; 0 if none has the oldest file."""
         core, own = self._replica.core, self._replica.core.base.index
         if not self._replica.is_leader:
             return self._floor_pos() if core.leader_base is not None and core.leader_base <= own else LOG_BEGIN
@@ -282,7 +283,7 @@ class Retention:
         return LOG_BEGIN
 
     def _early_note(self, deletion: Deletion) -> bytes:
-        """The durable note about files that are deleted early."""
+        """Encode the durable note about files that are deleted early."""
         earlier = self._early_deletion()
         newest = max((self._files.newest_ms(segment) or 0 for segment in deletion.early), default=0)
         base_index: int = deletion.early[0].first_index - 1
@@ -291,7 +292,7 @@ class Retention:
         return encode_early(base_index, newest)
 
     def _keep_times(self) -> None:
-        """Note the corrections of file times durably, if they have changed."""
+        """Store the corrections of file times durably, if they have changed."""
         note = self._corrections.encode()
         if note != self._replica.log.notes.get(FILE_TIMES):
             self._replica.remember(FILE_TIMES, note)
@@ -356,7 +357,7 @@ class Retention:
         return deletion
 
     def _wanted_pos(self) -> PhysicalOffset:
-        """The position below which no peer needs the log, except peers that lag too far to be waited for."""
+        """Return the position up to which no peer needs the log, except peers that lag too far to wait for."""
         log, core = self._replica.log, self._replica.core
         if any(peer.active and peer.state is PeerState.SNAPSHOT for peer in core.status().peers):
             return PhysicalOffset(log.base_pos)  # the peer is fetching these files
@@ -385,7 +386,7 @@ class Retention:
         return self._time.plausible_ms(wall_ms)
 
     def _stamps(self, segment: SegmentInfo) -> Sequence[int]:
-        """Store times of the first and the last message of a file, as far as they are near its ends."""
+        """Return store times of the first and the last message of a file, as far as they are near its ends."""
         log, first, last = self._replica.log, segment.first_index, segment.last_index
         if last < first:
             return ()

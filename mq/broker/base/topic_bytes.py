@@ -99,7 +99,7 @@ class QueueBytes:
             self.nbytes -= self._chunks.popleft().nbytes
 
     def _recount_first(self, queue: ConsumeQueue) -> int:
-        """Count what is left of the first chunk, since its beginning has expired."""
+        """Count the remaining entries of the first chunk, because its beginning has expired."""
         first, low = self._chunks[0], queue.min_offset
         entries = [*QUEUE_ENTRY.iter_unpack(queue.read(low, first.start + first.entries - low))]
         assert entries, f"nothing is left of a chunk that ends at {first.start + first.entries}, behind {low}"

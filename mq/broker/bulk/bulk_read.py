@@ -57,7 +57,7 @@ _EXPIRE_SECONDS: Final = 0.02
 
 
 class _Read(NamedTuple):
-    """A request in progress. ``codes`` are the wanted tag codes; empty for all."""
+    """A request in progress. ``codes`` are the requested tag codes; empty for all tags."""
 
     call: Call[BulkRead]
     ranges: list[ReadRange]
@@ -201,7 +201,7 @@ class BulkReads(Service):
                     self._send(read, response, [])
 
     def _begin(self, read: _Read) -> bytes:
-        """Start to read, hold the request, or return its answer. Raises RequestRefused, SegmentError, OSError."""
+        """Start to read, hold the request, or return its response. Raises RequestRefused, SegmentError, OSError."""
         ext = read.call.request.ext
         config = self._checked_topic(ext)
         for each in read.ranges:
@@ -371,7 +371,7 @@ class BulkReads(Service):
             connection.send_all([frame, *records], len(frame) + sum(map(len, records)))
 
     def _frame(self, read: _Read, body: bytes, more_bytes: int = 0) -> bytes:
-        """Prefix and header of a frame with ``body``, to which ``more_bytes`` of the body will be appended."""
+        """Encode a response with ``body``, to whose end the caller appends ``more_bytes``."""
         header = encode_header(
             ResponseCode.SUCCESS, read.call.request.opaque, RESPONSE_FLAG, serialization=read.call.serialization
         )

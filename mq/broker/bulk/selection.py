@@ -118,7 +118,7 @@ def select_in_python(
 
 
 def _merge(spans: Sequence[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> Selection | None:
-    """Select for all tags in compiled code, in a thirtieth of the time; None where it is not compiled."""
+    """Do the same as `select` for all tags, in compiled code and a thirtieth of the time; None without it."""
     queue_ids = [span.queue_id for span in spans]
     merge = merged_entries(
         [span.entries for span in spans], queue_ids, [span.is_whole for span in spans], bytes_max, limit_pos
@@ -179,7 +179,7 @@ def _whole_or_joined(records: list[memoryview], run_bytes: int) -> Iterable[byte
 
 
 def _extents(positions: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Contiguous ranges of records."""
+    """Return the contiguous ranges of records."""
     if not positions:
         return []
     ends = list(map(add, positions, sizes))
@@ -188,7 +188,7 @@ def _extents(positions: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, 
 
 
 def _groups(extents: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Groups of ranges to read together: with small gaps and a limited total size."""
+    """Yield groups of ranges to read together: their gaps are small and their total size is limited."""
     group: list[tuple[int, int]] = []
     for extent in extents:
         if group and (extent[0] - group[-1][1] > GAP_BYTES_MAX or extent[1] - group[0][0] > LOAD_BYTES_MAX):
@@ -200,7 +200,7 @@ def _groups(extents: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]
 
 
 def _without_bodies(data: bytes, sizes: Sequence[int]) -> tuple[bytes, list[int]]:
-    """The records without their bodies, and their sizes then."""
+    """Return the records without their bodies, and their new sizes."""
     parts: list[bytes] = []
     rests: list[int] = []
     at = 0

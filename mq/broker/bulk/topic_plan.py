@@ -96,7 +96,7 @@ class TopicPlans(Service):
         return call.response(ext=reply.fields(), body=encode_plan(rows, places))
 
     def _archive(self) -> dict[str, Any]:
-        """The address of the archive, and a place by which readers verify that it is the archive of this log."""
+        """Return the archive's address, and a place by which readers verify that it is this log's archive."""
         settings = self._settings
         if (url := settings.archive_url) is None:
             return {}
@@ -112,7 +112,7 @@ class TopicPlans(Service):
         }
 
     def _places(self, queues: int) -> Iterator[PhysicalOffset]:
-        """Beginnings of log files, without the first one: as many as fit into an answer with this many queues."""
+        """Yield the beginnings of log files except the first, as many as fit into a response for these queues."""
         begin, size = self._records.begin_pos, self._settings.segment_bytes
         archive_starts = range(begin - begin % size + size, self._replica.log.base_pos + 1, size)
         local = (segment.start for segment in self._replica.log.segments()[1:])
@@ -140,7 +140,7 @@ def _row(queue_id: int, queue: ConsumeQueue | None, *, with_size: bool) -> Plann
 def _offset_at(
     queue: ConsumeQueue | None, position: PhysicalOffset, low: QueueOffset, high: QueueOffset
 ) -> QueueOffset:
-    """The first queue offset from ``low`` on whose message is at or after a physical offset; else ``high``."""
+    """Return the first offset, at least ``low``, of a message at or after ``position``; ``high`` if there is none."""
     if queue is None:
         return low
     assert low <= high, f"offsets are planned from {low} to {high}"

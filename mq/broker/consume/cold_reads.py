@@ -50,7 +50,7 @@ class ColdLog(Protocol):
 
 
 class _ChunkWait:
-    """A read that waits for this many chunks."""
+    """A read that waits for ``chunk_count`` chunks."""
 
     __slots__ = ("chunk_count", "then")
 
@@ -164,7 +164,7 @@ class ColdReads:
         return self._archive is not None and begin < self._log.base_pos
 
     def _load_archived(self, archive: ArchivedReads, places: Sequence[RecordSpan], then: Callable[[], None]) -> bool:
-        """Load the archived part from the archive, then the rest from the disk."""
+        """Load the archived part from the archive, then the rest from disk."""
         count = bisect_left(places, (self._log.base_pos, 0))
         local = places[count:]
 
@@ -201,7 +201,7 @@ class ColdReads:
         self._start(self._on_disk([(begin, begin + CHUNK_BYTES)]), partial(self._on_chunk, chunk))
 
     def _on_disk(self, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Cut runs to the parts that have to be read from files, and can be."""
+        """Cut ranges to the parts that are in files on disk, and not in the log's memory."""
         low, high = self._log.base_pos, self._log.memory_pos
         return [(max(begin, low), min(stop, high)) for begin, stop in runs if begin < high and low < stop]
 
@@ -232,7 +232,7 @@ class ColdReads:
 
 
 def _chunks_of(places: Sequence[RecordSpan]) -> list[int]:
-    """The chunks that contain the places, ascending; cut off after more than `CHUNKS_MAX`."""
+    """Return the chunks that contain the places, ascending, and stop after more than `CHUNKS_MAX`."""
     chunks: list[int] = []
     behind = 0
     for position, size in places:
@@ -246,7 +246,7 @@ def _chunks_of(places: Sequence[RecordSpan]) -> list[int]:
 
 
 def _runs_of(places: Sequence[RecordSpan]) -> list[tuple[int, int]]:
-    """The places as ranges, with nearby ones joined."""
+    """Return the places as ranges, with nearby ones joined."""
     runs: list[tuple[int, int]] = []
     assert places, "no records are read alone"
     for position, size in places:

@@ -23,7 +23,7 @@ _SILENT_SECONDS_MAX = 1.0
 
 
 class _Follower(NamedTuple):
-    """A replica heard recently, and the physical offset up to which it serves."""
+    """A follower heard recently, and the physical offset up to which it serves."""
 
     broker_id: int
     applied_pos: PhysicalOffset

@@ -69,7 +69,7 @@ class Heartbeats(Service):
         yield Periodic(self._expire_some_seconds, self.expire_some, self._expires_next_at)
 
     def _expires_next_at(self) -> float:
-        """The time of the next `expire_some`: a round over few connections takes as long as a round over many."""
+        """Return when `expire_some` is due next: a round over few connections takes as long as one over many."""
         count = self._clients.connection_count
         return self._expired_at + self._expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 
@@ -103,7 +103,7 @@ class Heartbeats(Service):
         return self._register(call, heartbeat)
 
     def _take_slowly(self, call: Call[HeartBeat]) -> ResponseSteps:
-        """Process a heartbeat with many subscriptions between other work."""
+        """Process a heartbeat with many subscriptions in steps between other work."""
         try:
             heartbeat = HeartbeatOfProxy.decode(call.body)
             yield
@@ -194,7 +194,7 @@ class Heartbeats(Service):
         self._appender.add_command(put_group, lambda _: self._new_groups.discard(group))
 
     def _ensure_retry_topic(self, group: str) -> None:
-        """Create the retry topic of a group that an operator created; other groups are created with theirs."""
+        """Create the missing retry topic of a group that an operator created."""
         config = self._metadata.groups.get(group)
         if config is None or config.retry_queues < 1 or not self._appender.is_open or group in self._new_groups:
             return

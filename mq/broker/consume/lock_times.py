@@ -17,7 +17,7 @@ class LockTimes:
         self._of_host: Counter[bytes] = Counter()
 
     def __iter__(self) -> Iterator[Table]:
-        """The groups and topics with renewed locks."""
+        """Yield the groups and topics with renewed locks."""
         return iter(self._tables)
 
     def clear(self) -> None:

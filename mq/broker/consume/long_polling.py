@@ -39,7 +39,7 @@ PullT = TypeVar("PullT", bound=WaitingPull)
 
 
 class _QueuedPull(Generic[PullT]):
-    """A pull and its deadline. Without a pull it is answered and only left in the heap."""
+    """A pull with its deadline. Once answered, it has no pull and is only left in the heap."""
 
     __slots__ = ("connection", "deadline", "key", "nbytes", "number", "pull", "rivals", "wanted_offset")
 
@@ -150,7 +150,7 @@ class LongPolling(Generic[PullT]):
     ) -> Iterator[PullT]:
         """Iterate over the waiting pulls that new entries of a queue may satisfy, longest waiting first.
 
-        It removes each when it comes to it: until then it is held, and may be taken otherwise.
+        A pull is removed when it is yielded: until then it is held, and another method may take it.
         ``entries`` are consume queue entries, 20 bytes each. ``first_offset`` is the queue offset of the first; without
         it all entries count, which is right for pulls held at the end of the queue.
         """
@@ -289,7 +289,7 @@ class LongPolling(Generic[PullT]):
 
 
 def _in_order(rivals: dict[int, _QueuedPull[PullT]], newest: int) -> Iterator[_QueuedPull[PullT]]:
-    """The held pulls up to the number ``newest``, in order; the table may change meanwhile."""
+    """Yield the held pulls up to number ``newest``, in order. The table may change meanwhile."""
     last = -1
     for count in (_COPIED_FIRST, None):
         for entry in list(itertools.islice(rivals.values(), count)):

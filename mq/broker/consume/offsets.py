@@ -413,7 +413,7 @@ class Offsets(Service):
     def _check_may_move_back(
         self, connection: ClientConnection, key: Key, offset: QueueOffset, last: QueueOffset
     ) -> None:
-        """Raise RequestRefused unless the sender is the queue's reader, or the group has no known consumers.
+        """Raise RequestRefused unless the sender reads the queue, or the group has no known consumers.
 
         A member that does not read from there has lost the queue to another one, and its commit is late.
         """
@@ -428,14 +428,14 @@ class Offsets(Service):
             )
 
     def _rereads(self, connection: ClientConnection, key: Key, offset: QueueOffset) -> bool:
-        """Whether a commit below the current offset comes from the reader of the queue after it has sought back."""
+        """Return whether a commit below the current offset comes from the queue's reader, which has gone back."""
         reader = self._rereaders.get(key)
         if reader is None or not reader[1] <= offset < self._highest(key):
             return False
         return reader[0] == self._sender(connection, key[0])
 
     def _sender(self, connection: ClientConnection, group: str) -> str | ClientConnection:
-        """The identity of a sender: the member's id, or its connection."""
+        """Identify a sender by its client id, or by its connection if that is unknown."""
         return self._client_id(connection, group) or connection
 
     def _move_back(
@@ -519,7 +519,7 @@ class Offsets(Service):
         return call.response(ResponseCode.QUERY_NOT_FOUND, remark="Not found, maybe this group consumer boot first")
 
     def _first_of_younger(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
-        """The first offset of a queue that was added after the group had offsets in the topic; None for others."""
+        """Return the first offset of a queue that was added after the group had offsets in the topic, else None."""
         config = self._metadata.topics.get(topic)
         if config is None or not 0 <= queue_id < max(config.read_queues, config.write_queues):
             return None
@@ -558,7 +558,7 @@ class Offsets(Service):
         return key not in self._restarted_keys and key[2] in self._metadata.offset_resets.get(key[:2], ())
 
     def _highest(self, key: Key) -> QueueOffset:
-        """The group's offset including commits in flight; -1 for none."""
+        """Return the group's offset including commits in flight; -1 for none."""
         return max(self._offset(key), self._to_commit.get(key, NO_OFFSET), self._in_flight.get(key, NO_OFFSET))
 
     def _offset(self, key: Key) -> QueueOffset:

@@ -306,7 +306,7 @@ class Pulls(Service):
         return self._empty(pull, ResponseCode.PULL_NOT_FOUND, offset, low, high, "OFFSET_OVERFLOW_ONE")
 
     def _sent_back(self, pull: HeldPull, low: QueueOffset, high: QueueOffset) -> bytes:
-        """Answer a pull beyond the end: its reader read another history of the queue, such as before a restore.
+        """Answer a pull beyond the end: its client read another history of the queue, such as before a restore.
 
         A reader that wants its group's position continues at the group's offset, or at the first message: at the end it
         would skip messages that were written since. Others continue at the end. The leader decides, since pulls of
@@ -348,7 +348,7 @@ class Pulls(Service):
         return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "LOG_BEGINS_LATER_HERE", other)
 
     def _while_restored(self, pull: HeldPull, offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> bytes | None:
-        """Answer a pull of a damaged queue block: it waits a moment, then its client may try another replica."""
+        """Answer a pull of a damaged queue block: hold it for a moment, then let the client try another replica."""
         if not pull.has_waited and self._hold(
             pull._replace(has_waited=True), self._clock() + self._limits.repair_seconds
         ):
@@ -360,7 +360,7 @@ class Pulls(Service):
         )
 
     def _while_loaded(self, pull: HeldPull, offset: QueueOffset, low: QueueOffset, high: QueueOffset) -> bytes | None:
-        """Answer a pull of archived messages that could not be loaded in time: its client tries again in a moment."""
+        """Answer a pull of archived messages that were not loaded in time: the client tries again in a moment."""
         if not pull.has_waited and self._hold(pull._replace(has_waited=True), self._clock() + _ELSEWHERE_SECONDS):
             return None
         return self._empty(pull, ResponseCode.PULL_RETRY_IMMEDIATELY, offset, low, high, "BEING_LOADED_FROM_ARCHIVE")
@@ -453,7 +453,7 @@ class Pulls(Service):
         return None
 
     def _load(self, pull: HeldPull, entries: bytes, count_max: int, budget: int) -> bool:
-        """Load the messages of a pull, then resume it; returns False if they can be read at once."""
+        """Load the messages of a pull, then resume it. Returns False if they can be read at once."""
         if pull.text_bytes > self._limits.old_text_bytes_max:
             return False
         subscription = pull.subscription
@@ -471,13 +471,13 @@ class Pulls(Service):
         return False
 
     def _may_wait_on(self, pull: HeldPull, next_offset: QueueOffset, high: QueueOffset) -> bool:
-        """Hold a pull again if the new messages up to the end did not match; returns whether it is held."""
+        """Hold a pull again if the new messages did not match. Returns whether it is held."""
         assert next_offset >= pull.offset, f"a held pull goes back from {pull.offset} to {next_offset}"
         is_due = pull.deadline <= self._clock()
         return next_offset == high and not is_due and self._hold(pull._replace(offset=next_offset), pull.deadline)
 
     def _pick(self, entries: bytes, subscription: Subscription, count_max: int, budget: int) -> Selection:
-        """Messages by tag code; their records are read in one piece."""
+        """Select messages by tag code, and read their records in one piece."""
         if subscription.all_tags:
             sizes = entry_sizes(entries)
             count, nbytes = len(sizes), sum(sizes)
@@ -506,14 +506,14 @@ class Pulls(Service):
 
 
 def _near(entries: bytes) -> bytes:
-    """The first entries, at least one, whose messages are within some megabytes of the archive."""
+    """Return the first entries, at least one, whose messages lie within some megabytes of the archive."""
     stop = QUEUE_ENTRY.unpack_from(entries)[0] + _ARCHIVED_BYTES_MAX
     count = sum(position < stop for position, _, _ in QUEUE_ENTRY.iter_unpack(entries))
     return entries[: count * QUEUE_ENTRY_BYTES]
 
 
 def _few(entries: bytes, limits: ConsumeLimits) -> bytes:
-    """The first entries, at least one, whose messages are small enough to be loaded."""
+    """Return the first entries, at least one, whose messages are small enough to load."""
     entries = entries[: limits.old_scan_entries_max * QUEUE_ENTRY_BYTES]
     count = sum(nbytes <= limits.old_scan_bytes_max for nbytes in accumulate(entry_sizes(entries)))
     few = entries[: max(1, count) * QUEUE_ENTRY_BYTES]
@@ -524,7 +524,7 @@ def _few(entries: bytes, limits: ConsumeLimits) -> bytes:
 def _choose(
     entries: bytes, subscription: Subscription, count_max: int, budget: int
 ) -> tuple[list[RecordSpan], int, int, PhysicalOffset]:
-    """Messages by tag code: places, bytes, number examined, and the end of the last one."""
+    """Select messages by tag code. Returns places, bytes, the number examined, and the end of the last message."""
     codes = subscription.codes
     places: list[RecordSpan] = []
     nbytes = scan_count = 0

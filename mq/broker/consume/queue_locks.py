@@ -38,7 +38,7 @@ COMMAND_ROWS_MAX = 200
 
 
 class _Grant:
-    """Locks that one request asked for, until it is known whether they are stored."""
+    """The locks that one request asked for, while it is unknown whether they are stored."""
 
     __slots__ = ("client_id", "host")
 
@@ -82,7 +82,7 @@ class QueueLockService(Service):
         yield Periodic(self._limits.expire_some_seconds, self.expire_some, self._expires_next_at)
 
     def _expires_next_at(self) -> float:
-        """The time of the next `expire_some`: a round over few locks takes as long as a round over many."""
+        """Return when `expire_some` is due next: a round over few locks takes as long as one over many."""
         count = self._metadata.lock_count + len(self._metadata.queue_locks)
         return self._expired_at + self._limits.expire_some_seconds * ROUND_CALLS / count if count else float("inf")
 
@@ -255,7 +255,7 @@ class QueueLockService(Service):
         return config is not None and 0 <= ref.queue_id < max(config.read_queues, config.write_queues)
 
     def _is_free(self, key: QueueKey) -> bool:
-        """Whether this queue is unlocked or its lock expired, including changes in flight."""
+        """Return whether this queue is unlocked or its lock has expired, counting changes in flight."""
         if key in self._grants:
             return False
         if key in self._releases or self._metadata.lock_holder(*key) is None:
@@ -265,7 +265,7 @@ class QueueLockService(Service):
         return self._clock() - (self._led_since if renewed_at is None else renewed_at) >= self._limits.lock_seconds
 
     def _has_room(self, host: bytes) -> bool:
-        """Whether a host may have one more lock: at most the number that is left for all others.
+        """Return whether a host may have one more lock: at most as many as all others could still get.
 
         So a single host never has more than half of all, whatever names its clients and groups have.
         """
@@ -273,12 +273,12 @@ class QueueLockService(Service):
         return self._renewals.of_host(host) + self._host_grants[host] < room
 
     def _next_holder(self, key: QueueKey) -> str | None:
-        """The holder of this queue after the changes in flight."""
+        """Return the holder of this queue after the changes in flight."""
         grant = self._grants.get(key)
         return self._metadata.lock_holder(*key) if grant is None else grant.client_id
 
     def _forget_grant(self, key: QueueKey, grant: _Grant) -> None:
-        """Forget a grant in flight, unless another request of its client or the end of the leadership has ended it."""
+        """Forget a grant in flight, unless another request of its client has replaced it or leadership has ended."""
         if self._grants.get(key) is not grant:
             return
         del self._grants[key]
@@ -288,7 +288,7 @@ class QueueLockService(Service):
             del self._host_grants[grant.host]
 
     def _renew(self, request: QueueLocks, host: bytes) -> list[QueueRef]:
-        """Renew the locks of a client; returns those in force."""
+        """Renew the locks of a client, and return those in force."""
         now = self._clock()
         ours: list[QueueRef] = []
         for ref in request.queues:
@@ -329,7 +329,7 @@ class QueueLockService(Service):
                 self._appender.add_command(command)
 
     def _serve_elsewhere(self, call: Call[Any]) -> None:
-        """Send a request to the new leader after a loss of leadership; locking is idempotent."""
+        """Pass a request to the new leader after leadership was lost. Locking is idempotent."""
         if not self._appender.is_open:
             call.dispatch()
             return

@@ -82,7 +82,7 @@ class QueueRepair(Service):
         self._schedule_step(block, rebuild)
 
     def _log_range(self, block: DamagedBlock, first: QueueOffset, end: QueueOffset) -> WantedEntries:
-        """The range of the log that contains the entries: between the readable entries before and behind them."""
+        """Return the log range that has the entries: from the readable entry before them to the one behind."""
         queue, log = block.queue, self._log
         local_pos = PhysicalOffset(log.base_pos)
         begin_pos, from_base = PhysicalOffset(self._tier.visible_pos), True
@@ -125,7 +125,7 @@ class QueueRepair(Service):
             self._in_background(step)
 
     def _step(self, block: DamagedBlock, rebuild: BlockRebuild) -> Callable[[], None]:
-        """One step of the repair; runs in a worker thread."""
+        """Do one step of the repair in a worker thread."""
         try:
             is_done = rebuild.step()
         except (RebuildFailed, SegmentError) as error:

@@ -139,7 +139,7 @@ class Routes:
 
 
 async def _receive(stream: Stream, topic: str, opaque: int) -> Queues | None:
-    """The answer to the request in flight. Raises ProtocolError, OSError, trio.BrokenResourceError."""
+    """Receive the response to the request in flight. Raises ProtocolError, OSError, trio.BrokenResourceError."""
     response, body = await receive_answer(stream, opaque)
     if response.code == ResponseCode.TOPIC_NOT_EXIST:
         return None

@@ -129,7 +129,7 @@ class Subscriptions(Service):
         return self._parse(ext.topic, ext.expression or _ALL, ext.expression_type)
 
     def _group(self, name: str) -> GroupConfig | None:
-        """A group that may consume; None for an unknown one that may be created. Raises RequestRefused."""
+        """Return a group that may consume; None for an unknown one that may be created. Raises RequestRefused."""
         config = self._metadata.groups.get(name)
         if config is None:
             if not self._settings.auto_create_groups:

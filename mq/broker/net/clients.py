@@ -67,7 +67,7 @@ class HeartbeatOutcome(Generic[ConnectionT]):
 
 
 class _ConnectionGroups:
-    """The groups of a connection."""
+    """The groups of one connection's clients."""
 
     __slots__ = ("consumer_groups", "producer_groups")
 
@@ -397,7 +397,7 @@ class ClientRegistry(Generic[ConnectionT]):
         self._check_length_of_one(lengths_of(subscriptions))
 
     def _check_length_of_one(self, lengths: Lengths) -> None:
-        """Raises HeartbeatInvalid if the expressions of one connection are too long."""
+        """Raise HeartbeatInvalid if the expressions of one connection are too long."""
         limits = self._limits
         for kind, length, length_max in (
             ("", lengths[0], limits.expressions_length_max),
@@ -407,7 +407,7 @@ class ClientRegistry(Generic[ConnectionT]):
                 raise HeartbeatInvalid(f"the {kind}expressions have {length} characters in all; maximum: {length_max}")
 
     def _check_lengths(self, after: Mapping[str, Lengths], before: Mapping[str, Lengths]) -> None:
-        """Raises HeartbeatInvalid if the expressions of one connection, or of all connections, would be too long.
+        """Raise HeartbeatInvalid if the expressions of one connection, or of all together, would be too long.
 
         ``before`` are the current groups of the connection, ``after`` those that change.
         """
@@ -525,7 +525,7 @@ class ClientRegistry(Generic[ConnectionT]):
         )
 
     def _leave_as_another(self, connection: ConnectionT, name: str) -> list[Notice[ConnectionT]]:
-        """Remove the former client of a connection that now names a client which is kept out."""
+        """Remove the former client of a connection that now names a removed client."""
         group = self._consumers.get(name)
         return [] if group is None or connection not in group.members else self._remove_consumers([(group, connection)])
 
@@ -535,7 +535,7 @@ class ClientRegistry(Generic[ConnectionT]):
 
 
 def _result(steps: Generator[None, None, T]) -> T:
-    """The return value of a generator, run to its end."""
+    """Run a generator to its end, and return its value."""
     while True:
         try:
             next(steps)
@@ -547,7 +547,7 @@ def _result(steps: Generator[None, None, T]) -> T:
 def _merge_newer(
     current: dict[str, GroupSubscription], subscriptions: dict[str, GroupSubscription]
 ) -> dict[str, GroupSubscription]:
-    """Replace the subscriptions by a heartbeat's; newer ones stay, since heartbeats of a group may cross."""
+    """Replace subscriptions by those of a heartbeat, except newer ones: heartbeats of a group may cross."""
     return {
         topic: current[topic] if topic in current and current[topic].version >= subscription.version else subscription
         for topic, subscription in subscriptions.items()

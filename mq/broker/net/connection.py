@@ -271,7 +271,7 @@ class ClientConnection:
         return nbytes + self._serve_frames(chunk[nbytes:])
 
     def _serve_frames(self, chunk: bytes) -> int:
-        """Serve all complete requests at the start of a chunk; returns how many bytes they have."""
+        """Serve all complete requests at the start of a chunk, and return their bytes."""
         try:
             requests, nbytes = decode_chunk(chunk)
         except FrameError as error:
@@ -295,7 +295,7 @@ class ClientConnection:
         return nbytes
 
     def _end_partial(self) -> None:
-        """Note that the rest of a partial request has arrived."""
+        """Free the room reserved for a partial request, because its rest has arrived."""
         if self._unfinished:
             self._unfinished = False
             self._partial_requests.on_frame_end(self)
@@ -325,7 +325,7 @@ class ClientConnection:
         self._read_or_wait()
 
     def _begin(self, nbytes: int) -> None:
-        """Reserve room for a request of ``nbytes`` that begins to arrive; without room, its rest is not read."""
+        """Reserve memory for an arriving request of ``nbytes``. Without room, stop reading its rest."""
         if nbytes > SMALL_BYTES and not self.trusted and not self.closed:
             self._unfinished = True
             if not self._partial_requests.begin(self, nbytes):
@@ -340,7 +340,7 @@ class ClientConnection:
             self._stream.go_on_reading()
 
     def _much_waits(self) -> None:
-        """Pass as much as possible to the kernel; closes the connection if the client leaves too much unread."""
+        """Pass as much as possible to the kernel. Closes the connection if the client leaves too much unread."""
         stream = self._stream
         stream.flush()
         if stream.out_bytes > self.output_bytes_max:
@@ -350,7 +350,7 @@ class ClientConnection:
             self._unread.add(self)
 
     def _refusal_response(self, request: Any, serialization: int, error: Exception) -> bytes | None:
-        """The reply to a failed request; the failure of an assertion is raised again."""
+        """Encode the response to a failed request. Raises an AssertionError again."""
         if isinstance(error, RequestRefused):
             if error.code in _CLIENT_FAULTS:
                 self._report("request_refused", request.code, error.remark)
@@ -363,7 +363,7 @@ class ClientConnection:
         return answer_failure(error, request, serialization, self.peer, self._log)
 
     def _report(self, event: str, code: int | None, reason: str) -> None:
-        """Log a mistake of the client, once per connection and kind, since clients repeat their mistakes."""
+        """Log a client's mistake once per connection and kind, since clients repeat their mistakes."""
         if (event, code) not in self._reports and len(self._reports) < _REPORTS_MAX:
             self._reports += ((event, code),)
             self._log.warning(event, client=self.peer, code=code, reason=reason)

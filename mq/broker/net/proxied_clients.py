@@ -31,7 +31,7 @@ class ProxiedClients(Generic[ConnectionT]):
     def heartbeat(self, now: float, connection: ConnectionT, clients: Sequence[ClientBehindProxy]) -> None:
         """Replace the clients behind a proxy's connection by ``clients``.
 
-        Those that exceed a limit are left out: the rest of the heartbeat is worth more than they are.
+        Leaves out clients that exceed a limit, and registers the others.
         """
         entry = self._of.get(connection)
         if not clients and entry is None:

@@ -88,7 +88,7 @@ class RequestTable:
         self._put()
 
     def _put(self) -> None:
-        """Put the handlers, and the gate in front of them, to where they are looked up."""
+        """Store the handlers, behind the gate if there is one, in the tables for look-ups."""
         for request_type, handler in self._of_all.items():
             self._handlers[request_type] = self._gate_handler(request_type, handler, False)
         for request_type, handler in self._of_leader.items():

@@ -129,7 +129,7 @@ class SlowResponses:
             self._jobs.append(job)
 
     def _run_step(self, job: _SlowResponse) -> bool:
-        """Run one step; returns whether the answer is unfinished."""
+        """Run one step, and return whether the response is unfinished."""
         until = self._clock() + self._slice_seconds
         try:
             next(job.steps)
