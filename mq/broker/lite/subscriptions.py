@@ -182,7 +182,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         }
 
     def check_invariants(self) -> None:
-        """Assert what holds between calls; for tests.
+        """Assert that clients, queues and the count of subscriptions agree; for tests.
 
         A subscription is listed with its client and with its queue, or news would miss the client; all are counted.
         """

@@ -1,4 +1,4 @@
-"""The archived part of the log: replicated, so that every replica knows it, also while the store cannot be reached.
+"""The archived part of the log. It is replicated, so that every replica knows it even if the store cannot be reached.
 
 A replica proposes it after it has read the manifest back, and every object that this names; the leader checks it with
 its own log. No replica believes the manifest alone.
@@ -23,7 +23,7 @@ _TierRow = tuple[str, LogIndex, Term, int, int, int, bool]
 
 
 class NoteArchived(TableCommand, frozen=True, tag="note_archived"):
-    """Note that the archive at ``url`` has the log up to the entry ``index``, before the physical offset ``pos``.
+    """Record that the archive at ``url`` has the log up to the entry ``index``, before the physical offset ``pos``.
 
     A lower index of the same archive changes nothing; another archive replaces this one.
     """
@@ -42,9 +42,8 @@ class NoteArchived(TableCommand, frozen=True, tag="note_archived"):
 
 
 class NoteTier(TableCommand, frozen=True, tag="note_tier"):
-    """Command: serve messages of the archive at ``url`` from the physical offset ``begin_pos`` on, also on replicas
-    that have deleted them locally. ``is_held`` says that its manifest was found without files that are archived:
-    nothing may be deleted locally until they are in it again.
+    """Serve messages of the archive at ``url`` from the physical offset ``begin_pos`` on, even if they are deleted
+    locally. With ``is_held``, no replica deletes messages locally: the manifest of the archive lacks archived files.
 
     The beginning never decreases. Only for the archive that the group has; of another one it changes nothing.
     """
@@ -59,7 +58,7 @@ class NoteTier(TableCommand, frozen=True, tag="note_tier"):
 
 
 class ArchivedLog(StateTable):
-    """A `StateTable` with one row. The archive keeps the messages of deleted topics.
+    """The table of the archived log, with one row. The archive keeps the messages of deleted topics.
 
     Attributes:
         url: of the archive; empty without one.
@@ -77,11 +76,11 @@ class ArchivedLog(StateTable):
         self.is_held = False
 
     def end_at(self, url: str | None) -> Base:
-        """The end of the part of the log that is archived at a URL; NOTHING if another archive is known, or none."""
+        """Return the end of the archived log, if ``url`` is the known archive; otherwise NOTHING."""
         return self.end if url == self.url else NOTHING
 
     def known_at(self, url: str | None) -> Base | None:
-        """Works like `end_at`; None instead of NOTHING."""
+        """Return the end of the archived log, if ``url`` is the known archive; otherwise None."""
         end = self.end_at(url)
         return end if end.index else None
 
@@ -101,7 +100,7 @@ class ArchivedLog(StateTable):
                 raise AssertionError(f"{type(command).__name__} is not a command of the archive")
 
     def capture(self) -> Callable[[], object]:
-        """Capture the row; without tiers as in format level 6, so that software of that level can read it."""
+        """Capture the row. Without a tier it has the form of format level 6, which older software can read."""
         if not self.url:
             return lambda: None
         end, begin_pos = self.end, self.begin_pos
@@ -126,6 +125,6 @@ class ArchivedLog(StateTable):
         self.begin_pos, self.is_held = begin_pos, is_held
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests."""
+        """Assert that the table is consistent between two commands; for tests."""
         assert bool(self.url) == bool(self.end.index), f"the archive at {self.url!r} has the log up to {self.end.index}"
         assert self.url or self.begin_pos is None, f"no archive is served from {self.begin_pos} on"

@@ -1,4 +1,4 @@
-"""The changes that a command made, for services whose state follows from them."""
+"""The changes that a command made, for services that depend on the metadata."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mq.protocol.numbers import QueueOffset
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """The topics, groups and others that a command changed."""
+    """The topics, groups and other entries that a command changed."""
 
     topics: tuple[str, ...] = ()
     """Topics that were created, changed or deleted."""

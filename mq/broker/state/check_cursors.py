@@ -1,4 +1,4 @@
-"""Progress of check-backs: how often each open half message was checked.
+"""Counts how often each open half message was checked.
 
 Half messages stay in their queue in order of arrival. For each number of checks there is an offset in the queue:
 everything below it was checked that often. So a million open transactions need no counter each. Half messages that were
@@ -25,7 +25,7 @@ _PUT_OFF = 0
 
 
 class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_checks"):
-    """Note that open half messages below ``offset`` were checked ``number`` times, except the ones in ``put_off``.
+    """Record that open half messages below ``offset`` were checked ``number`` times, except those in ``put_off``.
 
     A lower offset changes nothing. ``put_off``, if given, replaces the list of postponed ones.
     """
@@ -44,7 +44,7 @@ class AdvanceChecks(TableCommand, frozen=True, omit_defaults=True, tag="advance_
 
 
 class CheckCursors(StateTable):
-    """Maps each number of checks, from 1, to the offset below which half messages were checked that often.
+    """Maps each number of checks, from 1, to the offset below which half messages were checked so often.
 
     Attributes:
         put_off: the postponed half messages, ascending; some may be ended.
@@ -74,7 +74,7 @@ class CheckCursors(StateTable):
         self.put_off = tuple(offset for number, offset in rows if number == _PUT_OFF)
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests."""
+        """Assert that the table is consistent between two commands; for tests."""
         count, in_order = len(self.put_off), sorted(set(self.put_off))
         assert count <= PUT_OFF_MAX, f"{count} half messages are postponed; maximum: {PUT_OFF_MAX}"
         assert in_order == [*self.put_off], f"half messages are postponed in the order {self.put_off}"

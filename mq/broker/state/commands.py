@@ -1,4 +1,4 @@
-"""The commands that change a broker group's replicated metadata, and their values.
+"""The commands that change the replicated metadata of a broker group, and the values in them.
 
 They are bodies of records in the log. A command is validated when it is encoded and again when it is decoded. An
 unknown command stops the replica (`CommandUnknown`): skipping it would make this replica's state diverge. For the
@@ -57,7 +57,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A topic. ``perm`` is a sum of PERM_READ, PERM_WRITE and PERM_INHERIT."""
+    """The configuration of a topic. ``perm`` is a sum of PERM_READ, PERM_WRITE and PERM_INHERIT."""
 
     name: str
     read_queues: int
@@ -73,7 +73,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A consumer group.
+    """The configuration of a consumer group.
 
     Default values are not written, so that older releases can read groups that do not use newer fields.
     """
@@ -94,13 +94,13 @@ class GroupConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Counts changes of topics and groups; name servers and tools compare it."""
+    """Counts the changes of topics and groups. Name servers and tools compare it."""
 
     counter: Annotated[int, Meta(ge=0, le=_INT64_MAX)] = 0
     timestamp_ms: Annotated[int, Meta(ge=0, le=_INT64_MAX)] = 0
 
     def next(self, timestamp_ms: int) -> DataVersion:
-        """The version after a change at ``timestamp_ms``."""
+        """Return the version after a change at ``timestamp_ms``."""
         return DataVersion(self.counter + 1, timestamp_ms)
 
 
@@ -123,7 +123,7 @@ class PutTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="put
 
 
 class DeleteTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="delete_topic"):
-    """Delete a topic and every group's offsets in it: a later topic of that name starts empty.
+    """Delete a topic and all offsets of groups in it. A later topic of that name starts without messages.
 
     With ``continued``, its queue offsets continue the deleted topic's offsets (`mq.broker.state.former_topics`).
     Otherwise they begin at 0, as before format level 3.
@@ -142,7 +142,7 @@ class DeleteTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class RestoreTopic(_Command, frozen=True, kw_only=True, tag="restore_topic"):
-    """Restore a deleted topic, with its retry topics that were deleted along with it.
+    """Restore a deleted topic, and the retry topics that were deleted with it.
 
     Changes nothing if there is a topic of its name, or if it cannot be restored.
     """
@@ -152,7 +152,7 @@ class RestoreTopic(_Command, frozen=True, kw_only=True, tag="restore_topic"):
 
 
 class ForgetTopic(_Command, frozen=True, kw_only=True, tag="forget_topic"):
-    """Drop the queues of a deleted topic, which can no longer be restored.
+    """Drop the queues of a deleted topic. It cannot be restored any more.
 
     ``ends`` are the ends of its queues, by queue id, when this was decided. If a queue has grown since, the topic
     stays.
@@ -174,7 +174,7 @@ class PutGroup(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="put
 
 
 class DeleteGroup(_Command, frozen=True, kw_only=True, tag="delete_group"):
-    """Delete a consumer group, and with ``remove_offsets`` its offsets."""
+    """Delete a consumer group; with ``remove_offsets``, also its offsets."""
 
     name: str
     timestamp_ms: int
@@ -182,13 +182,13 @@ class DeleteGroup(_Command, frozen=True, kw_only=True, tag="delete_group"):
 
 
 class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True):
-    """Advance consumer offsets: (group, topic, queue id, next offset to consume). A lower offset changes nothing."""
+    """Advance consumer offsets: (group, topic, queue id, next offset to consume). Lower offsets change nothing."""
 
     offsets: list[tuple[str, str, int, QueueOffset]]
 
 
 class ResetOffset(_Command, frozen=True, kw_only=True, tag="reset_offset"):
-    """Set one consumer offset, possibly to a lower value. Only this command moves an offset back.
+    """Set one consumer offset, even to a lower value. No other command moves an offset back.
 
     With ``restart``, running consumers have to restart there: until one has, their commits are ignored.
     """
@@ -209,9 +209,7 @@ class ForbidTopic(_Command, frozen=True, kw_only=True, tag="forbid_topic"):
 
 
 class LockQueues(_Command, frozen=True, kw_only=True, tag="lock_queues"):
-    """Assign queues (topic, queue id) to a client of a group, whoever held them; the leader has checked that they are
-    free.
-    """
+    """Lock queues (topic, queue id) for a client of a group, whoever held them: the leader saw that they are free."""
 
     group: str
     client_id: str
@@ -219,7 +217,7 @@ class LockQueues(_Command, frozen=True, kw_only=True, tag="lock_queues"):
 
 
 class UnlockQueues(_Command, frozen=True, kw_only=True, tag="unlock_queues"):
-    """Release queues that a client of a group has locked. Queues that another client holds now are not changed."""
+    """Unlock those of these queues that a client of a group holds."""
 
     group: str
     client_id: str
@@ -227,14 +225,14 @@ class UnlockQueues(_Command, frozen=True, kw_only=True, tag="unlock_queues"):
 
 
 class AdvanceDelay(_Command, frozen=True, kw_only=True, tag="advance_delay"):
-    """Note that the messages of a delay level below ``offset`` are delivered. A lower offset changes nothing."""
+    """Record that the messages of a delay level below ``offset`` were delivered. A lower offset changes nothing."""
 
     level: int
     offset: QueueOffset
 
 
 class PutReplica(_Command, frozen=True, kw_only=True, tag="put_replica"):
-    """Set the address of a replica's client listener for other replicas, an IP address and a port."""
+    """Set the client address of a replica, an IP address and a port, for the other replicas."""
 
     node_id: str
     address: str
@@ -299,7 +297,7 @@ _KINDS: Final = {kind.__struct_config__.tag: kind for kind in get_args(_Written)
 
 
 def encode_command(command: Command) -> bytes:
-    """The body of a command record. Raises CommandInvalid for invalid values."""
+    """Return the body of a command's record. Raises CommandInvalid for invalid values."""
     _check_command(command)
     wire_form: _Written = _write_offsets(command) if isinstance(command, CommitOffsets) else command
     body: bytes = cbor2.dumps(msgspec.to_builtins(wire_form))
@@ -307,7 +305,7 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(body: bytes) -> Command:
-    """Decode a committed command record. Raises CommandUnknown for any invalid bytes."""
+    """Decode the body of a committed command's record. Raises CommandUnknown for any invalid bytes."""
     try:
         fields = decode_safe(body, number_bytes_max=NUMBER_BYTES_MAX)
         # Decoding with the union of all types would take ten times as long.

@@ -1,4 +1,4 @@
-"""Marks of finished messages in the broker's internal queues, where messages finish out of order.
+"""Marks finished messages of the broker's internal queues, whose messages do not finish in order.
 
 A timed or half message is finished at its own time, not in the order of its queue. So each such queue has a *low*
 offset below which all are finished, and a bitmap from there on. A million waiting messages take 125 KB, without an
@@ -23,7 +23,7 @@ _ALL = 0xFF
 
 
 class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
-    """Mark the messages at these offsets of a queue as finished. Idempotent."""
+    """Mark the messages at these offsets of a queue as finished. A repetition changes nothing."""
 
     topic: str
     queue_id: int
@@ -39,7 +39,7 @@ class CompleteEntries(TableCommand, frozen=True, tag="complete_entries"):
 
 
 class SkipEntries(TableCommand, frozen=True, tag="skip_entries"):
-    """Note that all messages below ``offset`` are finished, or deleted by retention. A lower offset changes nothing."""
+    """Mark all messages below ``offset`` as finished, or deleted by retention. A lower offset changes nothing."""
 
     topic: str
     queue_id: int
@@ -52,7 +52,7 @@ class SkipEntries(TableCommand, frozen=True, tag="skip_entries"):
 
 
 class QueueMarks:
-    """Marks the messages of one queue that are done.
+    """Marks the finished messages of one queue.
 
     Attributes:
         low: all offsets below are done; this one is not.
@@ -74,9 +74,7 @@ class QueueMarks:
         return at >> 3 < len(self.bits) and bool(self.bits[at >> 3] >> (at & 7) & 1)
 
     def open_offsets(self, start: QueueOffset, end: QueueOffset) -> Iterator[QueueOffset]:
-        """The offsets in ``[start, end)`` that are not finished, ascending. The marks must not change during
-        iteration.
-        """
+        """Yield the unfinished offsets in ``[start, end)``, ascending. Do not change the marks during the iteration."""
         offset = max(start, self.low)
         base, bits = self.low - (self.low & 7), self.bits
         marked_end = min(end, base + 8 * len(bits))
@@ -92,7 +90,7 @@ class QueueMarks:
         yield from offset_range(max(offset, marked_end), end)
 
     def count_open(self, end: QueueOffset) -> int:
-        """The number of unfinished offsets below ``end``."""
+        """Return the number of unfinished offsets below ``end``."""
         if end <= self.low:
             return 0
         base = self.low & ~7
@@ -102,7 +100,7 @@ class QueueMarks:
         return end - self.low - (done_bits & ~below).bit_count()
 
     def complete(self, offsets: Sequence[QueueOffset]) -> None:
-        """Mark ``offsets`` as finished."""
+        """Mark the messages at ``offsets`` as finished."""
         bits, low = self.bits, self.low
         base = low & ~7
         for offset in offsets:
@@ -126,7 +124,7 @@ class QueueMarks:
             assert self.low >= offset, f"everything is finished below {offset}, marked below {self.low}"
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests.
+        """Assert that the table is consistent between two commands; for tests.
 
         ``low`` is open, for it moves past finished ones at once; nothing below it is marked, and no byte at the end is
         empty. So equal marks are equal byte for byte, in memory and in snapshots.
@@ -159,7 +157,7 @@ class QueueMarks:
 
 
 class CompletionMarks(StateTable):
-    """The marks of all internal queues in which messages finish out of order."""
+    """The marks of all internal queues whose messages do not finish in order."""
 
     COMMANDS: tuple[type[TableCommand], ...] = (CompleteEntries, SkipEntries)
 
@@ -167,7 +165,7 @@ class CompletionMarks(StateTable):
         self.queues: dict[tuple[str, int], QueueMarks] = {}
 
     def get(self, topic: str, queue_id: int) -> QueueMarks:
-        """The marks of a queue; all unfinished for an unknown one. Read only."""
+        """Return the marks of a queue, read only. In an unknown queue, no message is finished."""
         return self.queues.get((topic, queue_id)) or QueueMarks()
 
     def apply(self, command: TableCommand) -> None:

@@ -1,4 +1,4 @@
-"""Deleted topics that can be restored: what the metadata knew of them.
+"""Deleted topics that can be restored, with all that the metadata had of them.
 
 Their messages are in the log as long as retention keeps it, and their consume queues stay. So nothing has to be derived
 again when a topic comes back: its queues are those that it had. A message that is added meanwhile, such as a delayed
@@ -23,7 +23,7 @@ OffsetsOfGroups = dict[str, list[int]]
 
 
 class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A deleted topic as it was when it was deleted."""
+    """A deleted topic, with its state at its deletion."""
 
     config: TopicConfig
     identity: str
@@ -47,12 +47,12 @@ class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def rows(self) -> int:
-        """The memory of this topic, in rows."""
+        """The size of this topic in memory, counted in rows."""
         return 1 + len(self.ends) + sum(len(row) // 2 + 1 for row in self.offsets.values())
 
 
 class DeletedTopics(StateTable):
-    """The table; the metadata applies its commands. A deleted group whose offsets stay gets them back.
+    """The table of deleted topics. The metadata applies its commands. A restore gives a deleted group its offsets back.
 
     Attributes:
         rows: by name, in order of deletion.
@@ -62,11 +62,11 @@ class DeletedTopics(StateTable):
         self.rows: dict[str, DeletedTopic] = {}
 
     def companions(self, topic: str) -> list[str]:
-        """List the deleted topics that are restored with this one, in order of deletion."""
+        """Return the deleted topics that a restore of ``topic`` also restores, in order of deletion."""
         return [name for name, row in self.rows.items() if row.along_with == topic]
 
     def remove_group(self, group: str) -> None:
-        """Drop the kept offsets of a group whose offsets were removed: a restore does not bring them back."""
+        """Drop the offsets of a group whose offsets were removed, so that no restore brings them back."""
         for name, row in self.rows.items():
             if group in row.offsets:
                 changes = {
@@ -92,7 +92,7 @@ class DeletedTopics(StateTable):
         self.rows = {row.config.name: row for row in rows}
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests. Offsets are not below the first of their queue."""
+        """Assert that offsets are not below the first offset of their queue; for tests."""
         for name, row in self.rows.items():
             assert row.config.name == name, f"the deleted topic {row.config.name} is listed as {name}"
             for group, numbers in row.offsets.items():
@@ -103,7 +103,7 @@ class DeletedTopics(StateTable):
 
 
 def offset_numbers(offsets: Mapping[int, QueueOffset]) -> list[int]:
-    """Offsets by queue id as alternating numbers, in order."""
+    """Return offsets by queue id as a flat list: queue id, offset, queue id, offset ..."""
     assert all(offset >= 0 for offset in offsets.values()), f"offsets of a deleted topic: {offsets}"
     return [number for pair in sorted(offsets.items()) for number in pair]
 

@@ -1,4 +1,4 @@
-"""Messages that are hidden by the retention time of their topic, although the log still has them.
+"""Expires messages by the retention time of their topic, although the log has them.
 
 The leader decides by its clock up to where messages of a queue are too old, and the command says so to all replicas, at
 the same place in the log. So they agree about the first message of every queue. Nothing of it is kept besides the
@@ -20,7 +20,7 @@ _INT64_MAX: Final = 2**63 - 1
 
 
 class ExpireMessages(TableCommand, frozen=True, tag="expire_messages"):
-    """Let queues begin at these offsets: earlier messages are no longer served.
+    """Make queues begin at these offsets. Earlier messages are not served any more.
 
     Each row is a topic, a queue id and the offset. A queue that begins later already is not changed, and one that ends
     earlier becomes empty.
@@ -38,5 +38,5 @@ class ExpireMessages(TableCommand, frozen=True, tag="expire_messages"):
 
 
 def expired_by(command: object) -> tuple[tuple[str, int, QueueOffset], ...]:
-    """The queues in which a command expires messages, with the first offset that it keeps in each."""
+    """Return the queues in which a command expires messages, each with its new first offset."""
     return tuple(command.rows) if isinstance(command, ExpireMessages) else ()

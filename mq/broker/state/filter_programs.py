@@ -1,4 +1,4 @@
-"""The programs that filter the messages of consumer groups. Filter servers run them; brokers only keep them.
+"""The filter programs of consumer groups. Brokers store them, and filter servers run them.
 
 A group has one program for a topic, and a new one replaces it. The bytes are replicated, so that a filter server gets
 the program from whichever replica leads.
@@ -18,7 +18,7 @@ from mq.protocol.names import check_group, check_topic
 
 
 class FilterProgram(NamedTuple):
-    """The program of a group for a topic; ``version`` is the number of changes."""
+    """The filter program of a group for a topic. ``version`` counts its changes."""
 
     name: ProgramName
     version: int
@@ -26,7 +26,7 @@ class FilterProgram(NamedTuple):
 
 
 class PutFilter(TableCommand, frozen=True, tag="put_filter"):
-    """Set the program of a group for a topic. The same program again changes nothing."""
+    """Set the filter program of a group for a topic. The same program again changes nothing."""
 
     group: str
     topic: str
@@ -61,7 +61,7 @@ class FilterPrograms(StateTable):
         self.nbytes = 0
 
     def has_room(self, group: str, topic: str, content: bytes) -> bool:
-        """Whether the group may get this program for the topic."""
+        """Whether the limits allow a group to set this program for a topic."""
         there = self.table.get((group, topic))
         count = len(self.table) + (there is None)
         nbytes = self.nbytes + len(content) - (0 if there is None else len(there.content))
@@ -99,7 +99,7 @@ class FilterPrograms(StateTable):
         self.nbytes = sum(len(each.content) for each in table.values())
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests."""
+        """Assert that the table is consistent between two commands; for tests."""
         nbytes = sum(len(each.content) for each in self.table.values())
         assert nbytes == self.nbytes, f"programs have {nbytes} bytes, and {self.nbytes} are counted"
         assert len(self.table) <= self._limits.filters_max, f"{len(self.table)} filter programs"

@@ -77,7 +77,7 @@ _LEVEL_MAX: Final = 2**31 - 1
 
 
 class RaiseLevel(TableCommand, frozen=True, tag="raise_level"):
-    """Raise the group to this level; a level already reached changes nothing."""
+    """Raise the format level of the group. A level that is not above the current one changes nothing."""
 
     level: int
     timestamp_ms: int
@@ -88,7 +88,7 @@ class RaiseLevel(TableCommand, frozen=True, tag="raise_level"):
 
 
 class FormatLevel(StateTable):
-    """The level of the applied log. The metadata has it apply its command, and then changes what depends on the level.
+    """The format level at the applied end of the log. The metadata changes what depends on it.
 
     Args:
         newest: the highest supported level.
@@ -102,14 +102,14 @@ class FormatLevel(StateTable):
         self.newest = newest
 
     def apply(self, command: TableCommand) -> None:
-        """Raise the level. Raises CommandUnknown, with both numbers, for an unsupported level."""
+        """Raise the level. Raises CommandUnknown if this software does not support it."""
         assert isinstance(command, RaiseLevel), f"{command} is not a command of the format level"
         if command.level > self.newest:
             raise CommandUnknown(_too_new(command.level, self.newest))
         self.level = max(self.level, command.level)
 
     def capture(self) -> Callable[[], object]:
-        """Capture the level; nothing for level 1, so that software from before format levels can read the snapshot."""
+        """Capture the level; None for level 1, so that software without format levels can read the snapshot."""
         level = self.level
         return lambda: None if level == LEVEL_FIRST else level
 
@@ -121,12 +121,12 @@ class FormatLevel(StateTable):
 
 
 def announced_level(format_level_max: int | None) -> int:
-    """The highest level that a replica with this setting reports as supported."""
+    """Return the highest level that a replica reports as supported: `LEVEL_NEWEST`, or the setting if lower."""
     return LEVEL_NEWEST if format_level_max is None else min(LEVEL_NEWEST, format_level_max)
 
 
 def next_level(current: int, own: int, others: Iterable[int | None]) -> int:
-    """The level that a leader may propose: the highest that all members support, or ``current``.
+    """Return the level that a leader may propose: the highest that all members support, at least ``current``.
 
     Args:
         own: the highest level that the leader supports.

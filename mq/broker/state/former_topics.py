@@ -1,4 +1,4 @@
-"""The first offsets of the queues of a topic whose name an earlier topic had.
+"""First offsets of the queues of topics whose names deleted topics had.
 
 Queue offsets of a name are never used twice: a queue of the new topic begins where the queue of the deleted one ended.
 So an offset that a client still has from the deleted topic (a position, a commit in flight, a file of a broadcast
@@ -22,14 +22,14 @@ from mq.protocol.numbers import FIRST_OFFSET, QueueOffset
 
 
 class FormerTopic(NamedTuple):
-    """A deleted topic: the end of each queue by queue id, and the groups that had offsets, in order."""
+    """A deleted topic: the end of each queue, by queue id, and the groups that had offsets, sorted."""
 
     ends: tuple[QueueOffset, ...] = ()
     groups: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
-        """Number of queues and groups."""
+        """The number of its queues and groups."""
         return len(self.ends) + len(self.groups)
 
 
@@ -38,7 +38,7 @@ _Row = tuple[str, list[QueueOffset], list[str] | None]
 
 
 class FormerTopics(StateTable):
-    """The table. It has no commands: `mq.broker.state.metadata` changes it with the topics.
+    """The table of former topics. It has no commands: `mq.broker.state.metadata` changes it with the topics.
 
     Attributes:
         deleted_topics: deleted topics by name, in order of deletion.
@@ -52,13 +52,13 @@ class FormerTopics(StateTable):
         self._rows = 0
 
     def begin(self, topic: str, queue_id: int) -> QueueOffset:
-        """The first offset of a queue of this topic, or of the next topic of this name."""
+        """Return the first offset of a queue of the topic, or of the next topic of this name."""
         former = self.deleted_topics.get(topic)
         begins = self.begins.get(topic, ()) if former is None else former.ends
         return begins[queue_id] if queue_id < len(begins) else FIRST_OFFSET
 
     def delete(self, topic: str, ends: Mapping[int, QueueOffset], groups: Iterable[str]) -> None:
-        """Note that a topic was deleted whose queues end at ``ends``.
+        """Record that a topic was deleted, whose queues ended at ``ends``.
 
         Also if it did not exist: messages may have come after an earlier deletion.
         """
@@ -76,20 +76,20 @@ class FormerTopics(StateTable):
             self._remove(next(iter(self.deleted_topics)))
 
     def create(self, topic: str) -> FormerTopic:
-        """Note that a topic was created; returns the deleted topic of that name, empty if there was none."""
+        """Record that a topic was created. Returns the deleted topic of that name, empty if there was none."""
         former = self._remove(topic)
         if former.ends:
             self.begins[topic] = former.ends
         return former
 
     def bring_back(self, topic: str, begins: Iterable[QueueOffset]) -> None:
-        """Note that a deleted topic was restored, whose queues began at ``begins``."""
+        """Record that a deleted topic was restored, whose queues began at ``begins``."""
         self._remove(topic)
         if firsts := tuple(begins):
             self.begins[topic] = firsts
 
     def forget(self, topic: str) -> None:
-        """Let a topic begin at 0 again: a release that does not know this table has deleted it."""
+        """Make a topic begin at offset 0 again: software that does not know this table deleted it."""
         self._remove(topic)
 
     def _remove(self, topic: str) -> FormerTopic:
@@ -121,7 +121,7 @@ class FormerTopics(StateTable):
         self._rows = sum(former.rows for former in self.deleted_topics.values())
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests.
+        """Assert that the table is consistent between two commands; for tests.
 
         The rows are counted right, since the count decides what is forgotten. Whether topics exist is checked by
         `Metadata.check_invariants`.
@@ -131,7 +131,7 @@ class FormerTopics(StateTable):
         assert len(self.deleted_topics) <= self._deleted_max, f"{len(self.deleted_topics)} deleted topics are kept"
 
     def remove_group(self, group: str) -> None:
-        """Forget a group whose offsets were removed: it begins at its start position again in all topics."""
+        """Forget a group whose offsets were removed. It begins in all topics as a new group does."""
         for topic, former in self.deleted_topics.items():
             if group in former.groups:
                 groups = tuple(each for each in former.groups if each != group)

@@ -1,4 +1,4 @@
-"""The consumer offsets of lite topics.
+"""Consumer offsets in lite topics.
 
 There may be very many lite topics, and a group has an offset in each that it has read. So they are not in
 `Metadata.consumer_offsets`, where an offset costs a table of its own, but in tables of many lite topics each. Which
@@ -30,7 +30,7 @@ LiteKey = tuple[str, str, int]
 
 
 class ResetLiteOffsets(TableCommand, frozen=True, tag="reset_lite_offsets"):
-    """Let a group continue at these offsets; its open pops of these queues end.
+    """Set the offsets of a group in lite topics, and end its open pops there.
 
     Each row is the queue of a lite topic and the offset.
     """
@@ -47,7 +47,7 @@ class ResetLiteOffsets(TableCommand, frozen=True, tag="reset_lite_offsets"):
 
 
 class ExpireLiteTopics(TableCommand, frozen=True, tag="expire_lite_topics"):
-    """End lite topics, with their queues and all offsets in them.
+    """Delete lite topics, with their queues and all offsets in them.
 
     Each row is the queue of a lite topic, and where it ended when this was decided. If it has grown since, it stays.
     """
@@ -62,8 +62,8 @@ class ExpireLiteTopics(TableCommand, frozen=True, tag="expire_lite_topics"):
 
 
 class LiteOffsets(StateTable):
-    """The next offset to consume of each group in each lite topic. The metadata applies the commands, since they change
-    more than this table. The offsets of a deleted group stay, as those in topics do; see `remove_group`.
+    """The next offset that each group consumes in each lite topic. The metadata applies the commands, since they change
+    more than this table. A deleted group keeps its offsets; see `remove_group`.
 
     Attributes:
         tables: by `LiteKey`: for each lite topic the offset.
@@ -75,18 +75,18 @@ class LiteOffsets(StateTable):
         """The groups with offsets, by parent topic."""
 
     def get(self, group: str, queue: str) -> QueueOffset | None:
-        """The offset of a group in the queue of a lite topic; None without one."""
+        """Return the offset of a group in the queue of a lite topic; None without one."""
         parent, lite = split_lite_queue(queue)
         return self.tables.get((group, parent, _part(lite)), {}).get(lite)
 
     def put(self, group: str, queue: str, offset: QueueOffset) -> None:
-        """Set the offset of a group."""
+        """Set the offset of a group in the queue of a lite topic."""
         parent, lite = split_lite_queue(queue)
         self.tables.to_change((group, parent, _part(lite)))[lite] = offset
         self._groups.setdefault(parent, set()).add(group)
 
     def forget(self, queue: str) -> None:
-        """Drop all offsets in a lite topic that ended."""
+        """Drop the offsets of all groups in a deleted lite topic."""
         parent, lite = split_lite_queue(queue)
         for group in sorted(self._groups.get(parent, ())):
             key = group, parent, _part(lite)
@@ -113,18 +113,18 @@ class LiteOffsets(StateTable):
             self._groups.setdefault(parent, set()).add(group)
 
     def topic_deleted(self, topic: str) -> None:
-        """Drop the offsets in lite topics of a deleted parent topic."""
+        """Drop the offsets in the lite topics of a deleted parent topic."""
         if self._groups.pop(topic, None) is not None:
             self._remove([key for key in self.tables if key[1] == topic])
 
     def remove_group(self, group: str) -> int:
-        """Remove the offsets of a group; returns how many there were."""
+        """Remove all offsets of a group; returns their number."""
         for groups in self._groups.values():
             groups.discard(group)
         return self._remove([key for key in self.tables if key[0] == group])
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests.
+        """Assert that the table is consistent between two commands; for tests.
 
         Every offset is in the table in which it is looked for, and a group with offsets is listed with the parent
         topic: the end of a lite topic looks at nothing else. Tables without offsets do not stay.

@@ -1,4 +1,4 @@
-"""The replicated metadata of a broker group: topics, consumer groups, consumer offsets, progress of delays.
+"""The replicated metadata of a broker group: topics, consumer groups, their offsets, and the tables of `parts`.
 
 A state machine. Its commands (`mq.broker.state.commands`) are log records, so every replica applies the same ones in
 the same order and reaches the same state; `Metadata.snapshot` of two replicas at the same entry is equal byte for byte.
@@ -90,7 +90,7 @@ _PARTS: Final = (
 
 
 class Metadata:
-    """Topics, groups and consumer offsets of one broker group. Readers may access all fields; only `apply` changes
+    """The topics, consumer groups and offsets of a broker group. Readers may read all fields; only `apply` changes
     them.
 
     Args:
@@ -160,7 +160,7 @@ class Metadata:
 
     @property
     def system_topics(self) -> frozenset[str]:
-        """Names of internal topics of the broker."""
+        """The names of the broker's internal topics."""
         return frozenset(name for name, config in self.topics.items() if config.system)
 
     def apply(
@@ -169,7 +169,7 @@ class Metadata:
         queue_ends: Callable[[str], Mapping[int, QueueOffset]] = _no_queues,
         position: PhysicalOffset = LOG_BEGIN,
     ) -> Changes:
-        """Apply one committed command; returns what changed.
+        """Apply one committed command, and return the changes that it made.
 
         Args:
             queue_ends: returns the ends of a topic's queues, by queue id, right after the log entry of the command.
@@ -304,53 +304,53 @@ class Metadata:
         return Changes(topics=tuple(nameless))
 
     def topic_identity(self, name: str) -> str:
-        """The identity of a topic (`mq.protocol.topic_identity`); empty if it does not exist or has none."""
+        """Return a topic's identity (`mq.protocol.topic_identity`); empty if it does not exist or has none."""
         return self.topic_identities.get(name, "")
 
     def has_room_for_topic(self, name: str) -> bool:
-        """Whether a topic of this name exists, or may be created."""
+        """Whether a topic of this name exists, or the limits allow to create it."""
         return name in self.topics or len(self.topics) < self.limits.topics_max
 
     def has_room_for_group(self, name: str) -> bool:
-        """Whether a group of this name exists, or may be created with its retry topic."""
+        """Whether a group of this name exists, or the limits allow to create it with its retry topic."""
         return name in self.groups or (
             len(self.groups) < self.limits.groups_max and len(self.topics) < self.limits.topics_max
         )
 
     def has_room_for_offsets(self, group: str, topic: str) -> bool:
-        """Whether ``group`` may store offsets of ``topic``."""
+        """Whether the limits allow ``group`` to store offsets of ``topic``."""
         return (group, topic) in self.consumer_offsets or len(self.consumer_offsets) < self.limits.offset_tables_max
 
     def has_room_for_forbidden(self, group: str, topic: str) -> bool:
-        """Whether ``group`` may be forbidden to read ``topic``."""
+        """Whether the limits allow to forbid ``group`` to read ``topic``."""
         return (group, topic) in self.forbidden or len(self.forbidden) < self.limits.offset_tables_max
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:
-        """The next offset that ``group`` consumes from a queue, None if it has not stored one."""
+        """Return the next offset that ``group`` consumes from a queue; None if it has not stored one."""
         if is_lite_queue(topic):
             return self.lite.get(group, topic)
         return self.consumer_offsets.get((group, topic), {}).get(queue_id)
 
     def lock_holder(self, group: str, topic: str, queue_id: int) -> str | None:
-        """The client that last locked a queue and has not released it."""
+        """Return the client that holds the lock of a queue; None without one."""
         return self.queue_locks.get((group, topic), {}).get(queue_id)
 
     def topic_table(self) -> dict[str, wire_topics.TopicConfig]:
-        """All topics in the format of a broker registration."""
+        """Return all topics in the format of a broker registration."""
         return {name: as_registered(config) for name, config in self.topics.items()}
 
     def topics_version(self, term: Term) -> wire_topics.DataVersion:
-        """The version of topics and groups that name servers and tools compare; ``term`` is the term of the log."""
+        """Return the version of topics and groups that name servers and tools compare; ``term`` is that of the log."""
         version = self.data_version
         return wire_topics.DataVersion(counter=version.counter, timestamp_ms=version.timestamp_ms, state_version=term)
 
     def snapshot(self) -> bytes:
-        """The whole state as CBOR; equal states give equal bytes."""
+        """Return the whole state as CBOR. Equal states have equal bytes."""
         return self.capture()()
 
     def capture(self) -> Callable[[], bytes]:
-        """A function that returns the snapshot of the current state; it may be called later in another thread.
-        Capturing is fast.
+        """Capture the current state, which is fast. The returned function encodes it as a snapshot; another thread may
+        call it later.
         """
         topics, groups, data_version = dict(self.topics), dict(self.groups), self.data_version
         replicas = dict(sorted(self.replicas.items()))
@@ -380,7 +380,7 @@ class Metadata:
         return encode
 
     def restore(self, snapshot: bytes) -> None:
-        """Replace the state by ``snapshot``; empty bytes stand for the state before the first command.
+        """Replace the state by that of ``snapshot``; empty bytes are the state before the first command.
 
         Raises SnapshotDamaged; then the state is unchanged.
         """
@@ -423,7 +423,7 @@ class Metadata:
             self.sequences.reach(self.format_level.level)
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests, since it looks at every table.
+        """Assert that the tables agree between two commands; for tests, since it reads every table.
 
         - Every topic and group is listed under its name, and no two topics have one identity: clients take equal ones
           for the same topic.
@@ -553,7 +553,7 @@ class Metadata:
         return True
 
     def remove_offsets(self, *, group: str | None = None, topic: str | None = None) -> int:
-        """Remove the offsets of a group, or of all groups in a topic; returns how many there were."""
+        """Remove the offsets of a group, or of all groups in a topic; returns their number."""
         self.younger_queues.offsets_removed(group=group, topic=topic)
         for key in [key for key in self.offset_resets if key[0] == group or key[1] == topic]:
             del self.offset_resets[key]
@@ -579,14 +579,14 @@ class Metadata:
                     del self.queue_locks[key]
 
     def remove_locks(self, *, group: str | None = None, topic: str | None = None) -> None:
-        """Release all queues of a group, or of a topic."""
+        """Unlock all queues of a group, or of a topic."""
         for key in [key for key in self.queue_locks if key[0] == group or key[1] == topic]:
             self.lock_count -= len(self.queue_locks.pop(key))
         assert self.lock_count >= 0, f"{self.lock_count} queues are locked"
 
 
 def as_registered(config: TopicConfig) -> wire_topics.TopicConfig:
-    """A topic in the format of a broker registration."""
+    """Return a topic in the format of a broker registration."""
     return wire_topics.TopicConfig(
         topic_name=config.name,
         read_queue_nums=config.read_queues,

@@ -1,4 +1,4 @@
-"""The snapshot of a broker group's metadata: its content, and its encoding as CBOR.
+"""The snapshot of a broker group's metadata: its fields, and their encoding as CBOR.
 
 `mq.broker.state.metadata` fills and restores it. Equal states give equal bytes.
 """
@@ -29,7 +29,7 @@ LockRows = list[tuple[str, str, list[tuple[int, str]]]]
 
 
 class Snapshot(msgspec.Struct, forbid_unknown_fields=True):
-    """The state as rows in order; ``parts`` are the tables that have modules of their own, by name."""
+    """The metadata as sorted rows. ``parts`` are the tables with modules of their own, by name."""
 
     format: int
     topics: list[TopicConfig]
@@ -46,7 +46,7 @@ class Snapshot(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def encode_snapshot(state: Snapshot) -> bytes:
-    """A snapshot as CBOR."""
+    """Encode a snapshot as CBOR."""
     return b"".join(_encode(state))
 
 
@@ -103,10 +103,10 @@ def _cbor_head(kind: int, count: int) -> bytes:
 
 
 def offset_rows(tables: Mapping[tuple[str, str], dict[int, QueueOffset]]) -> Sequence[OffsetRow]:
-    """The rows of a table of offsets, in order; they are made when they are encoded."""
+    """Return the rows of a table of offsets, sorted. Each is built when it is encoded."""
     return Rows(list(in_order(tables)), lambda key: (*key, list(chain.from_iterable(sorted(tables[key].items())))))
 
 
 def offset_table(rows: Sequence[OffsetRow]) -> dict[tuple[str, str], dict[int, QueueOffset]]:
-    """The table of these rows. Raises CommandInvalid if they are damaged."""
+    """Return the table of offsets that these rows encode. Raises CommandInvalid if they are damaged."""
     return {(group, topic): dict(offset_pairs(group, topic, row)) for group, topic, row in rows}

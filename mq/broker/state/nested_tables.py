@@ -1,4 +1,4 @@
-"""Nested tables that can be captured quickly, to be encoded later in another thread."""
+"""Nested tables that are captured quickly, and encoded later in another thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RowT = TypeVar("RowT")
 
 
 class NestedTables(dict[OuterT, dict[InnerT, ValueT]]):
-    """Tables by key, with copy on write: `to_change` returns a table to modify, copied if a capture may still read it.
+    """Tables by key, with copy on write: to change one, get it from `to_change`, which copies it if a capture reads it.
 
     ``own``: keys of the tables that no capture reads, which may be changed in place.
     """
@@ -23,12 +23,12 @@ class NestedTables(dict[OuterT, dict[InnerT, ValueT]]):
         self.own: set[OuterT] = set()
 
     def capture(self) -> dict[OuterT, dict[InnerT, ValueT]]:
-        """An immutable view of all tables as they are now."""
+        """Return an immutable view of the present tables."""
         self.own = set()
         return self.copy()
 
     def to_change(self, key: OuterT) -> dict[InnerT, ValueT]:
-        """The table of ``key`` for changes, created if missing. Do not keep it: the next capture may share it."""
+        """Return the table of ``key`` for changes; create it if missing. Do not keep it: the next capture reads it."""
         if key in self.own and key in self:
             return self[key]
         self.own.add(key)
@@ -37,7 +37,7 @@ class NestedTables(dict[OuterT, dict[InnerT, ValueT]]):
 
 
 def in_order(keys: Iterable[KeyT]) -> Iterator[KeyT]:
-    """Keys in order, sorted by their first item, a name.
+    """Yield keys, sorted by their first item, a name.
 
     Sorted in groups with the same name: no other thread runs while Python sorts, and 200,000 keys take 0.4 s.
     """
@@ -49,7 +49,7 @@ def in_order(keys: Iterable[KeyT]) -> Iterator[KeyT]:
 
 
 class Rows(Sequence[RowT], Generic[KeyT, RowT]):
-    """A row for each key, built when accessed: many rows at once would keep the garbage collector busy.
+    """A sequence with a row for each key. Each row is built when it is read: many would slow the garbage collector.
 
     Args:
         make: builds the row of a key.

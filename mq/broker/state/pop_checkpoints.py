@@ -1,4 +1,4 @@
-"""Popped messages that are not acknowledged: the open checkpoints of each group and queue.
+"""Popped messages that are not acknowledged, as open checkpoints of each group and queue.
 
 A *checkpoint* records what one pop took from one queue: the first offset, the pop time, the invisible time, and a bit
 for each message that is still open. An acknowledgement clears a bit; clearing the last one removes the checkpoint. The
@@ -39,7 +39,7 @@ QueueOfGroup = tuple[str, str, int]
 
 
 class CheckpointId(NamedTuple):
-    """Names a checkpoint: its queue, the offset of its first message, and the time of its pop in epoch milliseconds."""
+    """Identifies a checkpoint: its queue, its first offset, and the time of its pop in epoch milliseconds."""
 
     queue: QueueOfGroup
     start: QueueOffset
@@ -87,7 +87,7 @@ class PopMessages(TableCommand, frozen=True, omit_defaults=True, tag="pop_messag
 
 
 class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
-    """Close messages that are acknowledged, or moved to a retry topic.
+    """Close messages that were acknowledged, or copied to a retry topic.
 
     Each row is group, topic, queue id, start and pop time of a checkpoint, and a bitmap as in `PopMessages`. Bits of
     messages that are not open have no effect.
@@ -108,7 +108,7 @@ class AckMessages(TableCommand, frozen=True, tag="ack_messages"):
 
 
 class DeferMessage(TableCommand, frozen=True, omit_defaults=True, tag="defer_message"):
-    """Restart the invisible time of one message: ``invisible_ms`` from ``new_pop_time_ms`` on.
+    """Restart the invisible time of one message, at ``new_pop_time_ms`` for ``invisible_ms``.
 
     It moves to a checkpoint of its own, (``offset``, ``new_pop_time_ms``). In ordered consumption it stays in its
     checkpoint. If it is ``suspended``, the attempt that ends here is not counted.
@@ -135,7 +135,7 @@ class DeferMessage(TableCommand, frozen=True, omit_defaults=True, tag="defer_mes
 
 
 class Checkpoint(NamedTuple):
-    """The open messages of a pop; bit ``i`` of ``bits`` is the start offset plus ``i``."""
+    """The open messages of a pop. Bit ``i`` of ``bits`` stands for the message at its start offset plus ``i``."""
 
     invisible_ms: int
     bits: int
@@ -143,12 +143,12 @@ class Checkpoint(NamedTuple):
     """Whether its message, the only one then, comes again without a higher count."""
 
     def row(self) -> tuple[int, ...]:
-        """A row of a snapshot: before format level 7 it has two numbers."""
+        """Return the row for a snapshot. It has two numbers unless ``suspended``, which needs format level 7."""
         return self if self.suspended else self[:2]
 
 
 class OpenPop(NamedTuple):
-    """The checkpoint of an ordered queue. Its tables are replaced, never changed."""
+    """The open pop of an ordered queue. Its tables are replaced, not changed."""
 
     start: QueueOffset
     pop_time_ms: int
@@ -170,7 +170,7 @@ class OpenPop(NamedTuple):
         return self.start + lowest_bit(self.bits)
 
     def blocked_until_ms(self) -> int:
-        """The time at which all open messages may be popped again, in epoch milliseconds."""
+        """Return when all open messages may be popped again, in epoch milliseconds."""
         usual = self.pop_time_ms + self.invisible_ms
         if not self.later:
             return usual
@@ -199,7 +199,7 @@ class PopQueue:
         self.ordered: OpenPop | None = None
 
     def copy(self, epoch: int) -> PopQueue:
-        """A copy, to be changed."""
+        """Return a copy, which may be changed."""
         queue = PopQueue(epoch)
         queue.open = dict(self.open)
         queue.ordered = self.ordered
@@ -208,7 +208,7 @@ class PopQueue:
         return queue
 
     def record_move(self, start: QueueOffset, pop_time_ms: int, offset: QueueOffset, new_pop_time_ms: int) -> None:
-        """Note that a message moved to a checkpoint of its own; the client may not have got the answer that says so."""
+        """Record that a message moved to another checkpoint: its client may not have got the new receipt."""
         former = self._former.setdefault((offset, new_pop_time_ms), [])
         if start == offset:
             former += self._former.get((start, pop_time_ms), ())
@@ -218,27 +218,27 @@ class PopQueue:
             self.moves[*name, offset] = new_pop_time_ms
 
     def forget_moves(self, start: QueueOffset, pop_time_ms: int) -> None:
-        """Note that no message of a checkpoint is open."""
+        """Forget the moves to a checkpoint without open messages."""
         for name in self._former.pop((start, pop_time_ms), ()):
             if self.moves.get((*name, start)) == pop_time_ms:
                 del self.moves[*name, start]
 
     def message_count(self) -> int:
-        """Number of open messages."""
+        """Return the number of open messages."""
         return (0 if self.ordered is None else self.ordered.bits.bit_count()) + self.unordered_count()
 
     def unordered_count(self) -> int:
-        """Number of open messages that were not popped in order."""
+        """Return the number of open messages that were not popped in order."""
         return sum(checkpoint.bits.bit_count() for checkpoint in self.open.values())
 
     def first_open(self) -> QueueOffset | None:
-        """The offset of the first message that is not acknowledged, popped in order or not; None without one."""
+        """Return the offset of the first open message, popped in order or not; None without one."""
         starts = [start + lowest_bit(each.bits) for (start, _), each in self.open.items()]
         starts += [] if self.ordered is None else [self.ordered.first_open]
         return min(starts, default=None)
 
     def popped_at(self, offset: QueueOffset) -> int | None:
-        """The pop time of an open message, in epoch milliseconds; None if it is not open, or was popped in order."""
+        """Return the pop time of an open message in epoch milliseconds; None if not open, or popped in order."""
         times = (
             pop_time_ms
             for (start, pop_time_ms), checkpoint in self.open.items()
@@ -247,7 +247,7 @@ class PopQueue:
         return next(times, None)
 
     def first_hidden(self, low: QueueOffset, now_ms: int) -> QueueOffset | None:
-        """The first invisible message from offset ``low`` on; None without one.
+        """Return the offset of the first invisible message from ``low`` on; None without one.
 
         It may be up to `SPAN_MAX` too low. Ordered messages are visible again when their invisible time ends.
         """
@@ -303,7 +303,7 @@ class PopCheckpoints(StateTable):
         """Queues of an older epoch may be read by a capture: they are copied before a change."""
 
     def get(self, key: QueueOfGroup) -> PopQueue:
-        """The open messages of a queue. Read only."""
+        """Return the open messages of a queue, read only."""
         return self.queues.get(key, _NOTHING)
 
     def apply(self, command: TableCommand) -> None:
@@ -458,7 +458,7 @@ class PopCheckpoints(StateTable):
             self._count(key[0], len(queue.open))
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests, since it looks at every checkpoint.
+        """Assert that queues, checkpoints and their counts agree; for tests, since it reads every checkpoint.
 
         - A queue is listed as long as something in it is open, and by its topic: what deletes a topic and what keeps
           the log for popped messages look at nothing else.
@@ -496,7 +496,7 @@ class PopCheckpoints(StateTable):
         assert self.of_groups == +counts, f"{self.of_groups} checkpoints were counted by group, there are {+counts}"
 
     def reset_ordered(self, key: QueueOfGroup) -> None:
-        """Forget the ordered checkpoint of a queue, whose offset is set."""
+        """Forget the open pop of an ordered queue, because the group's offset in it is set."""
         if self.get(key).ordered is not None:
             self._to_change(key).ordered = None
             if not self.queues[key].open:
@@ -520,7 +520,7 @@ class PopCheckpoints(StateTable):
 
 
 def offsets_of(start: QueueOffset, bits: int) -> Iterator[QueueOffset]:
-    """The offsets of the set bits of a checkpoint, ascending."""
+    """Yield the offsets of the set bits of a checkpoint, ascending."""
     if not bits & bits + 1:  # contiguous, as nearly always
         yield from offset_range(start, start + bits.bit_length())
         return
@@ -531,7 +531,7 @@ def offsets_of(start: QueueOffset, bits: int) -> Iterator[QueueOffset]:
 
 
 def lowest_bit(bits: int) -> int:
-    """The index of the lowest set bit; there must be one."""
+    """Return the index of the lowest set bit. There must be one."""
     assert bits > 0, f"no bit of {bits} is set"
     return (bits & -bits).bit_length() - 1
 

@@ -1,4 +1,4 @@
-"""Sequence numbers of stored messages: a table that every replica derives from the records themselves.
+"""The sequence numbers of stored messages, which every replica derives from the records.
 
 Numbers are stored as ranges, as they were sent: a single message is a range of one number, a batch a range of many. For
 each producer the table has the ranges with the highest numbers, with the place of their first record, and a *floor*; at
@@ -51,7 +51,7 @@ assert (array(_INT).itemsize, array(_UINT).itemsize) == (8, _UINT_BYTES)
 
 
 class SequencedRange(NamedTuple):
-    """Messages with numbers from ``first`` to ``last`` are in the log.
+    """A range of sequence numbers, from ``first`` to ``last``, whose messages are in the log.
 
     ``position`` is the physical offset of the first record of the range as stored, ``skip`` the number of records from
     there to this one; None if the place is unknown.
@@ -278,16 +278,16 @@ class ProducerSequences(StateTable):
 
     @property
     def producers(self) -> int:
-        """Number of known producers."""
+        """The number of known producers."""
         return len(self._own_ids.windows) + len(self._generated_ids.windows)
 
     @property
     def count(self) -> int:
-        """Total ranges."""
+        """The number of ranges of all producers."""
         return self._own_ids.count + self._generated_ids.count
 
     def reach(self, level: int) -> None:
-        """Adapt to the log's format level: from level 8 on, producers with generated ids have a part of their own."""
+        """Adapt to the format level: from level 8 on, producers with generated ids are limited separately."""
         if self._is_separate or level < LEVEL_OF_GENERATED_PRODUCERS:
             return
         self._is_separate = True
@@ -307,7 +307,7 @@ class ProducerSequences(StateTable):
         return self._generated_ids if self._is_separate and producer.startswith(GENERATED_MARK) else self._own_ids
 
     def find(self, numbers: SequenceRange) -> list[SequencedRange] | None:
-        """Return the stored ones of these messages, ascending; the others are not stored, unless they are in flight.
+        """Return the stored ranges among these numbers, ascending. The others are not stored, or are in flight.
 
         None if it is unknown for some of them.
         """
@@ -315,12 +315,12 @@ class ProducerSequences(StateTable):
         return [] if window is None else window.find(numbers.first, numbers.last)
 
     def highest(self, producer: str) -> int:
-        """The highest number of this producer that is known to be stored; -1 without any."""
+        """Return the highest stored number of a producer; -1 if none is known."""
         window = self._own_ids.windows.get(producer) or self._generated_ids.windows.get(producer)
         return _NONE if window is None else window.last
 
     def add_run(self, run: SequencedRun) -> None:
-        """Call `add` for each of these records; in one step if they are new, and nothing has to be trimmed."""
+        """Call `add` for each of these records, or add all in one step if they are new and nothing is trimmed."""
         producer, firsts, lasts, positions, store_ms = run
         count = len(firsts)
         assert count == len(positions), f"{count} ranges of {producer} at {len(positions)} places"
@@ -340,7 +340,7 @@ class ProducerSequences(StateTable):
         part.add_count(producer, window, count, self._epoch)
 
     def add(self, producer: str, first: int, last: int, physical_offset: PhysicalOffset, store_ms: int) -> None:
-        """Note that the messages with these numbers were committed, beginning with the record at an offset."""
+        """Record that messages with these numbers were committed, the first one at ``physical_offset``."""
         part = self._part_of(producer)
         window = part.windows.get(producer)
         if window is not None and first <= window.last and window.find(first, last) != []:
@@ -351,7 +351,7 @@ class ProducerSequences(StateTable):
         part.add_count(producer, window, 1, self._epoch)
 
     def check_invariants(self) -> None:
-        """Assert what holds between two records; for tests, since it looks at every range.
+        """Assert that ranges, limits and counts agree; for tests, since it reads every range.
 
         The ranges of a producer ascend and do not overlap, because a search looks at one side of the first number only;
         those below the floor are gone. The limits hold, and so does the count that they are compared with. Each
@@ -363,13 +363,13 @@ class ProducerSequences(StateTable):
                 assert self._part_of(name) is part, f"{name} is in the other part; separate: {self._is_separate}"
 
     def capture(self) -> Callable[[], object]:
-        """Capture the windows of all producers, first the ones with chosen ids."""
+        """Capture the ranges of all producers, first those of producers with chosen ids."""
         self._epoch += 1
         windows = [*self._own_ids.windows.items(), *self._generated_ids.windows.items()]
         return lambda: [window.row(name) for name, window in windows] or None
 
     def restore(self, state: object) -> None:
-        """Replace all windows. All producers are in one part until `reach` is called."""
+        """Replace the ranges of all producers. Until `reach` is called, all share one limit."""
         windows: OrderedDict[str, _Window] = OrderedDict()
         for values in msgspec.convert(state or [], list[list[object]]):
             row = _row(values)

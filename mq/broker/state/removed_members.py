@@ -1,4 +1,4 @@
-"""Clients that an operator has removed from a consumer group, and until when they stay out of it."""
+"""Clients that an operator removed from a consumer group, and until when they may not join it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT_LENGTH_MAX: Final = 1024
 
 
 class RemovedMemberRow(NamedTuple):
-    """``until_ms`` is in milliseconds since 1970; ``reason`` are the operator's words, ``operator`` says who it was."""
+    """A removal: its end ``until_ms`` in epoch milliseconds, the operator's ``reason``, and who the ``operator`` is."""
 
     until_ms: int
     reason: str
@@ -24,7 +24,7 @@ class RemovedMemberRow(NamedTuple):
 
 
 class RemoveOrReadmit(TableCommand, frozen=True, tag="keep_out"):
-    """Keep a client out of a group until ``until_ms``, or readmit it if that is not after ``now_ms``.
+    """Remove a client from a group until ``until_ms``, or readmit it if ``until_ms`` is not after ``now_ms``.
 
     From format level 8 on.
     """
@@ -45,7 +45,7 @@ class RemoveOrReadmit(TableCommand, frozen=True, tag="keep_out"):
 
 
 class ReplicatedRemovals(StateTable):
-    """The replicated table of clients that stay out of consumer groups, and until when.
+    """The replicated table of clients that may not join a consumer group.
 
     Attributes:
         table: by group and client id. Those whose time is over are removed by the next command.
@@ -81,7 +81,7 @@ class ReplicatedRemovals(StateTable):
         self.version += 1
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests."""
+        """Assert that the table is consistent between two commands; for tests."""
         assert len(self.table) <= REMOVED_MEMBERS_MAX, (
             f"{len(self.table)} clients are kept out; maximum: {REMOVED_MEMBERS_MAX}"
         )

@@ -1,4 +1,4 @@
-"""Whether consumer groups pull or pop the messages of topics, as set by operators."""
+"""Operators' choice whether a consumer group pulls or pops the messages of a topic."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MODES_MAX = 10_000
 
 
 class RequestMode(NamedTuple):
-    """PULL or POP. A popping member shares the queues of ``shared`` further members; of all members if it is 0."""
+    """PULL or POP. With POP, members share the queues of ``shared`` further members, or of all if it is 0."""
 
     mode: str = PULL
     shared: int = 0
 
 
 class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
-    """Set the mode of a group for a topic."""
+    """Set the request mode of a group for a topic."""
 
     group: str
     topic: str
@@ -41,7 +41,7 @@ class PutRequestMode(TableCommand, frozen=True, tag="put_request_mode"):
 
 
 class RequestModes(StateTable):
-    """The replicated choice, by group and topic, whether the group pulls or pops.
+    """The replicated request modes of groups, by topic.
 
     Attributes:
         table: by (topic, group); only modes that were set.
@@ -53,11 +53,11 @@ class RequestModes(StateTable):
         self.table: dict[tuple[str, str], RequestMode] = {}
 
     def get(self, topic: str, group: str) -> RequestMode:
-        """The mode of a group for a topic."""
+        """Return the request mode of a group for a topic."""
         return self.table.get((topic, group), RequestMode())
 
     def has_room(self, topic: str, group: str) -> bool:
-        """Whether a mode may be set for them."""
+        """Whether the limits allow to set a request mode for this group and topic."""
         return (topic, group) in self.table or len(self.table) < MODES_MAX
 
     def apply(self, command: TableCommand) -> None:
@@ -74,7 +74,7 @@ class RequestModes(StateTable):
         self.table = {(topic, group): RequestMode(mode, shared) for topic, group, mode, shared in rows}
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests."""
+        """Assert that the table is consistent between two commands; for tests."""
         assert len(self.table) <= MODES_MAX, f"{len(self.table)} request modes; maximum: {MODES_MAX}"
 
     def topic_deleted(self, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""Schedules: messages that the leader sends by a rule, and how far each has come.
+"""Schedules, by whose rules the leader sends messages, and how far each was sent.
 
 The leader computes when a schedule ticks, with its clock and its time zones; commands contain the result. A tick is one
 log entry with the message and `SettleTick`: so every tick is in the log once, whoever leads.
@@ -37,7 +37,7 @@ _SPACE: Final = 32
 
 
 class Schedule(NamedTuple):
-    """A schedule and its progress: everything due up to ``settled_ms`` was sent or skipped."""
+    """A schedule and its progress. Its ticks up to ``settled_ms`` were sent or skipped."""
 
     definition: ScheduleDefinition
     version: int
@@ -75,7 +75,7 @@ class DeleteSchedule(TableCommand, frozen=True, tag="delete_schedule"):
 
 
 class SwitchSchedule(TableCommand, frozen=True, tag="switch_schedule"):
-    """Pause a schedule, or resume it: then it continues from ``timestamp_ms``."""
+    """Pause a schedule, or resume it from ``timestamp_ms`` on."""
 
     name: str
     enabled: bool
@@ -87,7 +87,7 @@ class SwitchSchedule(TableCommand, frozen=True, tag="switch_schedule"):
 
 
 class SettleTick(TableCommand, frozen=True, tag="settle_tick"):
-    """Note that the ticks up to ``settled_ms`` are done; ``due_ms`` is the tick with a message in this entry, or 0.
+    """Record that ticks up to ``settled_ms`` are done. This entry has the message of the tick at ``due_ms``, if not 0.
 
     Of a schedule that has another version by now, nothing changes.
     """
@@ -107,7 +107,7 @@ class SettleTick(TableCommand, frozen=True, tag="settle_tick"):
 
 
 def check_schedule_name(name: str) -> None:
-    """Raises CommandInvalid unless ``name`` is 1 to 255 bytes without control characters, and without outer spaces."""
+    """Raise CommandInvalid unless ``name`` has 1 to 255 bytes, no control characters, and no spaces at its ends."""
     if not 1 <= len(name.encode("utf-8", "replace")) <= NAME_BYTES_MAX:
         raise CommandInvalid(f"schedule {name[:80]!a}: a name has 1 to {NAME_BYTES_MAX} bytes")
     if name != name.strip() or not _is_text(name):
@@ -115,8 +115,8 @@ def check_schedule_name(name: str) -> None:
 
 
 def check_definition(definition: ScheduleDefinition) -> None:
-    """Raises CommandInvalid, or NameRefused, unless the definition may be in the log. Does not look into rules: the
-    meaning of a cron expression or a time zone depends on the release.
+    """Raise CommandInvalid or NameRefused if the definition may not be in the log. Does not check the cron expression
+    and the time zone, whose meaning depends on the release.
     """
     check_schedule_name(definition.name)
     check_topic(definition.topic)
@@ -165,7 +165,7 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Schedules(StateTable):
-    """The replicated schedules. A schedule of a deleted topic waits for a later one of its name, and skips its ticks.
+    """The replicated schedules. If its topic is deleted, a schedule skips ticks until a topic of that name exists.
 
     Attributes:
         table: by name.
@@ -183,7 +183,7 @@ class Schedules(StateTable):
         self.nbytes = 0
 
     def has_room(self, definition: ScheduleDefinition) -> bool:
-        """Whether a schedule of this name exists or may be created, and its bytes have room."""
+        """Whether the limits allow to create or change a schedule to this definition."""
         there = self.table.get(definition.name)
         before = 0 if there is None else there.definition.nbytes
         count = len(self.table) + (there is None)
@@ -260,7 +260,7 @@ class Schedules(StateTable):
         self.nbytes = sum(row.definition.nbytes for row in rows)
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests.
+        """Assert that the table is consistent between two commands; for tests.
 
         - Schedules are listed under their names, their bytes are counted right, and there are no more than there may
           be.

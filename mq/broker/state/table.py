@@ -1,4 +1,4 @@
-"""The interface of a part of the replicated state: a table with its own commands."""
+"""The interface of a table of the replicated state, with its own commands."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import msgspec
 
 
 class MetadataError(Exception):
-    """Base of the errors of replicated state."""
+    """Base of the errors of the replicated state."""
 
 
 class CommandInvalid(MetadataError):
-    """A command may not enter the log: it contains an invalid name or number. Nothing has changed."""
+    """A command has an invalid name or number, and may not enter the log. Nothing has changed."""
 
 
 class CommandUnknown(MetadataError):
-    """A committed command is from a newer version, or no correct leader wrote it.
+    """A committed command is from newer software, or was not written by a correct leader.
 
     This replica cannot continue; one with a newer version may.
     """
 
 
 class SnapshotDamaged(MetadataError):
-    """A snapshot is damaged, or from a newer version."""
+    """A snapshot is damaged, or from newer software."""
 
 
 class TableCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Base of the commands that belong to a table. Each has its own tag."""
+    """Base of the commands that belong to a table. Each has a tag of its own."""
 
     def check(self) -> None:
-        """Raises CommandInvalid, or NameRefused, if the command is invalid."""
+        """Raise CommandInvalid or NameRefused if the command is invalid."""
 
 
 class StateTable:
-    """Base of the tables of the replicated state. Only commands change one, in the same way on every replica.
+    """Base of the tables of the replicated state. Only commands change a table, on every replica in the same way.
 
     Attributes:
         COMMANDS: the types of the commands that it applies; no other table has them.
@@ -51,7 +51,7 @@ class StateTable:
         raise AssertionError(f"{type(command).__name__} is not a command of {type(self).__name__}")
 
     def capture(self) -> Callable[[], object]:
-        """A function that encodes the current table for a snapshot: None or lists, dicts, numbers, strings and bytes.
+        """Capture the table. The returned function encodes it as None or lists, dicts, numbers, strings and bytes.
 
         Capturing is fast; the function is called later in another thread. Equal tables give equal results; an empty one
         gives None.
@@ -59,20 +59,20 @@ class StateTable:
         raise NotImplementedError
 
     def restore(self, state: object) -> None:
-        """Replace the table by one that ``capture`` encoded; None stands for the empty one.
+        """Replace the table by one that ``capture`` encoded. None is an empty table.
 
         Raises SnapshotDamaged, msgspec.ValidationError; then the table is unchanged.
         """
         raise NotImplementedError
 
     def topic_deleted(self, topic: str) -> None:
-        """Remove entries of a deleted topic; there are none unless a table overrides this."""
+        """Remove the entries of a deleted topic. A table without such entries does not override this."""
 
     def group_deleted(self, group: str) -> None:
-        """Remove entries of a deleted consumer group; likewise."""
+        """Remove the entries of a deleted consumer group. A table without such entries does not override this."""
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests, since it looks at the whole table."""
+        """Assert that the table is consistent between two commands; for tests, since it reads the whole table."""
 
 
 def by_command(parts: Iterable[StateTable]) -> dict[type[object], Callable[[Any], None]]:
@@ -81,6 +81,6 @@ def by_command(parts: Iterable[StateTable]) -> dict[type[object], Callable[[Any]
 
 
 def check_range(name: str, value: int, low: int, high: int) -> None:
-    """Raises CommandInvalid unless ``low <= value <= high``."""
+    """Raise CommandInvalid unless ``low <= value <= high``."""
     if not low <= value <= high:
         raise CommandInvalid(f"{name} is {value}; allowed: {low} to {high}")

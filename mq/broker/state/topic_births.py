@@ -1,4 +1,4 @@
-"""The log positions at which topics were created: messages delayed earlier belong to a deleted topic of that name.
+"""Log positions at which topics were created. Messages delayed before belong to a deleted topic of the same name.
 
 Delayed messages, half messages and retries wait in queues of the broker and name their topic. If that is deleted and
 created again while they wait, they are not for the new one. The position of a record tells: clocks of leaders differ,
@@ -16,7 +16,7 @@ from mq.protocol.numbers import LOG_BEGIN, PhysicalOffset
 
 
 class TopicBirths(StateTable):
-    """The table; it has no commands: `mq.broker.state.metadata` changes it with the topics.
+    """The table of topic births. It has no commands: `mq.broker.state.metadata` changes it with the topics.
 
     A deleted topic that can be restored keeps its entry. Topics from before format level 8 have none.
     """
@@ -25,16 +25,16 @@ class TopicBirths(StateTable):
         self._positions: dict[str, PhysicalOffset] = {}
 
     def get(self, topic: str) -> PhysicalOffset:
-        """The physical offset of the log entry that created a topic; the beginning of the log if that is not known."""
+        """Return the physical offset of the entry that created a topic; the beginning of the log if not known."""
         return self._positions.get(topic, LOG_BEGIN)
 
     def record(self, topic: str, position: PhysicalOffset) -> None:
-        """Note that the entry at a position created a topic."""
+        """Record that the entry at a physical offset created a topic."""
         assert position >= self.get(topic), f"{topic} was created at {self.get(topic)} and again at {position}"
         self._positions[topic] = position
 
     def topics(self) -> KeysView[str]:
-        """All topics with an entry."""
+        """Return all topics with an entry."""
         return self._positions.keys()
 
     def capture(self) -> Callable[[], object]:
@@ -48,5 +48,5 @@ class TopicBirths(StateTable):
         self._positions = dict(rows)
 
     def topic_deleted(self, topic: str) -> None:
-        """Forget the position of a topic that can no longer be restored."""
+        """Forget the position of a topic that cannot be restored any more."""
         self._positions.pop(topic, None)

@@ -1,4 +1,4 @@
-"""Deletes and forgets topics: the part of these commands in each table of the metadata.
+"""Deletes topics in all tables of the metadata, and drops deleted topics for good.
 
 Until a deleted topic is forgotten, its consume queues stay as they are; see `mq.broker.state.deleted_topics`. A replica
 that fills its queues from the log behind a snapshot knows the metadata of a later entry: `queue_effects` says what a
@@ -54,15 +54,15 @@ class Tables(Protocol):
     parts: dict[str, StateTable]
 
     def topic_identity(self, name: str, /) -> str:
-        """The identity of a topic; empty if it does not exist or has none."""
+        """Return a topic's identity; empty if it does not exist or has none."""
         ...
 
     def has_room_for_topic(self, name: str, /) -> bool:
-        """Whether a topic of this name exists, or may be created."""
+        """Whether a topic of this name exists, or the limits allow to create it."""
         ...
 
     def has_room_for_offsets(self, group: str, topic: str, /) -> bool:
-        """Whether ``group`` may store offsets of ``topic``."""
+        """Whether the limits allow ``group`` to store offsets of ``topic``."""
         ...
 
     def remove_offsets(self, *, topic: str) -> int:
@@ -70,12 +70,12 @@ class Tables(Protocol):
         ...
 
     def remove_locks(self, *, topic: str) -> None:
-        """Release all locked queues of a topic."""
+        """Unlock all queues of a topic."""
         ...
 
 
 def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) -> Changes:
-    """Apply `DeleteTopic`: delete a topic, which may be restorable."""
+    """Apply `DeleteTopic`: delete a topic, so that it can be restored if the command says so."""
     name = command.name
     config = metadata.topics.get(name)
     if command.restorable and config is not None and is_lite(config.attributes):
@@ -115,7 +115,7 @@ def delete_topic(metadata: Tables, command: DeleteTopic, queue_ends: QueueEnds) 
 
 
 def forget_topic(metadata: Tables, command: ForgetTopic, queue_ends: QueueEnds) -> Changes:
-    """Apply `ForgetTopic`: remove a deleted topic, unless its queues have changed since the command was made."""
+    """Apply `ForgetTopic`: drop a deleted topic, unless its queues have changed since the command was made."""
     if command.name not in metadata.deleted_topics.rows or dict(queue_ends(command.name)) != dict(command.ends):
         return Changes()
     _forget(metadata, command.name)
@@ -140,7 +140,7 @@ def replace_deleted(metadata: Tables, name: str) -> tuple[str, ...]:
 
 
 def queue_effects(command: Command, metadata: Tables, queue_ends: QueueEnds) -> Changes:
-    """Return the changes of a command to the consume queues, if the metadata is of a later entry already."""
+    """Return a command's changes to consume queues, also if the metadata is at a later entry already."""
     match command:
         case PutTopic(config=config):
             # If it was deleted in between, its earlier messages are deleted by now.
@@ -156,7 +156,7 @@ def queue_effects(command: Command, metadata: Tables, queue_ends: QueueEnds) -> 
 
 
 def dropped_by(command: Command, queue_ends: QueueEnds) -> tuple[str, ...]:
-    """The topics whose queues a command drops, computed without the metadata."""
+    """Return the topics whose queues a command drops, without the use of the metadata."""
     match command:
         case DeleteTopic(name=name, restorable=False):
             return (name,)

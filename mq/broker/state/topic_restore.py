@@ -1,4 +1,4 @@
-"""Restores a deleted topic: what the command changes in each table of the metadata.
+"""Restores a deleted topic in all tables of the metadata.
 
 `mq.broker.state.topic_deletion` has taken the topic out of them; its consume queues have stayed as they were.
 """
@@ -12,7 +12,7 @@ from mq.broker.state.topic_deletion import Tables
 
 
 def restore_topic(metadata: Tables, command: RestoreTopic) -> Changes:
-    """Apply `RestoreTopic`: bring back a deleted topic, if there is room for it."""
+    """Apply `RestoreTopic`: restore a deleted topic, if the limits allow it."""
     rows, name = metadata.deleted_topics.rows, command.name
     if name not in rows or not metadata.has_room_for_topic(name):
         return Changes()

@@ -1,4 +1,4 @@
-"""Creates the topics that a broker group makes by itself: its internal ones, and those of first messages."""
+"""Creates topics without an operator: the internal ones, and those of first messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mq.store.dispatch import META_TOPIC
 def auto_create(
     metadata: Metadata, topic: str, template: str, default_queue_nums: int, timestamp_ms: int
 ) -> PutTopic | None:
-    """The command that creates ``topic`` for its first message, None if the rules do not allow it.
+    """Return the command that creates ``topic`` for its first message; None if the rules do not allow it.
 
     The template must exist and have PERM_INHERIT; it determines the permissions. The number of queues is
     ``default_queue_nums`` as requested by the sender, at most the template's number. None for an existing topic, and
@@ -59,7 +59,7 @@ def auto_create(
 
 
 def why_not_created(metadata: Metadata, topic: str) -> str:
-    """The reason why a topic is not created for a message, and what an operator can do about it."""
+    """Return why a message does not create its topic, and what an operator can do about it."""
     if topic in metadata.deleted_topics.rows:
         return (
             f"topic {topic} was deleted; `raftmq topic restore` brings it back with its messages, and `raftmq topic "
@@ -71,7 +71,7 @@ def why_not_created(metadata: Metadata, topic: str) -> str:
 def missing_system_topics(
     metadata: Metadata, cluster: str, broker: str, timestamp_ms: int, *, default_topic_queues: int = 8
 ) -> list[bytes]:
-    """Encoded commands that create the missing internal topics."""
+    """Return encoded commands that create the missing internal topics."""
     return [
         encode_command(PutTopic(config=config, timestamp_ms=timestamp_ms, unless_there=True))
         for config in _system_topics(cluster, broker, default_topic_queues)

@@ -14,7 +14,7 @@ USER_QUOTAS_MAX = 1000
 
 
 class PutUserQuota(TableCommand, frozen=True, tag="put_user_quota"):
-    """Set the quota of a user, or of each user without one; a quota without limits removes it.
+    """Set the quota of a user, or of all users without one. A quota without limits removes it.
 
     From format level 8 on.
     """
@@ -46,12 +46,12 @@ class UserQuotas(StateTable):
         self.version = 0
 
     def get(self, name: str) -> Quota:
-        """The quota that holds for a user."""
+        """Return the quota of a user: its own one, or that of all users without one."""
         quota = self.table.get(name)
         return self.table.get(EVERYBODY, NO_QUOTA) if quota is None else quota
 
     def has_room(self, name: str) -> bool:
-        """Whether a quota may be set for this name."""
+        """Whether the limits allow to set a quota for this name."""
         return name in self.table or len(self.table) < USER_QUOTAS_MAX
 
     def apply(self, command: TableCommand) -> None:
@@ -71,6 +71,6 @@ class UserQuotas(StateTable):
         self.version += 1
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests."""
+        """Assert that the table is consistent between two commands; for tests."""
         assert len(self.table) <= USER_QUOTAS_MAX, f"{len(self.table)} quotas; maximum: {USER_QUOTAS_MAX}"
         assert NO_QUOTA not in self.table.values(), f"quotas that limit nothing: {self.table}"

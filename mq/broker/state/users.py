@@ -1,4 +1,4 @@
-"""Users created by request, their policies, and their sealed secrets.
+"""Users that requests created, with their policies and their sealed secrets.
 
 This module cannot open seals (`mq.broker.access.sealing`): a secret is an opaque text, so equal commands give equal
 states.
@@ -47,7 +47,7 @@ class Policy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class User(NamedTuple):
-    """One user. An ``admin`` may do everything; a user that is not ``enabled`` nothing."""
+    """A user. An ``admin`` may do everything; a user that is not ``enabled`` may do nothing."""
 
     sealed: str
     admin: bool
@@ -56,7 +56,7 @@ class User(NamedTuple):
 
 
 class CreateUser(TableCommand, frozen=True, tag="create_user"):
-    """Create a user; an existing one is not changed."""
+    """Create a user. If it exists, nothing changes."""
 
     name: str
     sealed: str
@@ -69,7 +69,7 @@ class CreateUser(TableCommand, frozen=True, tag="create_user"):
 
 
 class UpdateUser(TableCommand, frozen=True, tag="update_user"):
-    """Change the fields that are not None. ``instead_of``: only if that is still the sealed secret."""
+    """Change those fields of a user that are not None, if ``instead_of`` is None or its present sealed secret."""
 
     name: str
     sealed: str | None = None
@@ -84,7 +84,7 @@ class UpdateUser(TableCommand, frozen=True, tag="update_user"):
 
 
 class DeleteUser(TableCommand, frozen=True, tag="delete_user"):
-    """Delete the user and its policies."""
+    """Delete a user and its policies."""
 
     name: str
 
@@ -93,7 +93,7 @@ class DeleteUser(TableCommand, frozen=True, tag="delete_user"):
 
 
 class PutPolicies(TableCommand, frozen=True, tag="put_policies"):
-    """Add these policies to a user; one for the same resource is replaced."""
+    """Add policies to a user. Each replaces the policy for the same resource."""
 
     name: str
     policies: list[Policy]
@@ -111,7 +111,7 @@ class PutPolicies(TableCommand, frozen=True, tag="put_policies"):
 
 
 class DeletePolicies(TableCommand, frozen=True, tag="delete_policies"):
-    """Remove a user's policies for a resource, or all of them; only custom ones, only others, or for None both."""
+    """Remove policies of a user: for a resource or for all; custom ones, others, or both if ``custom`` is None."""
 
     name: str
     custom: bool | None = None
@@ -124,13 +124,13 @@ class DeletePolicies(TableCommand, frozen=True, tag="delete_policies"):
 
 
 def check_user_name(name: str) -> None:
-    """Raises CommandInvalid unless ``name`` has 1 to 64 letters, digits and ``_.@-``."""
+    """Raise CommandInvalid unless ``name`` has 1 to 64 letters, digits and ``_.@-``."""
     if not _NAME.fullmatch(name):
         raise CommandInvalid(f"user {name[:80]!a}: a name has 1 to 64 letters, digits and _.@-")
 
 
 def check_resource(resource: str) -> None:
-    """Raises CommandInvalid for an invalid resource."""
+    """Raise CommandInvalid if a resource is invalid."""
     if not _RESOURCE.fullmatch(resource):
         raise CommandInvalid(
             f"resource {resource[:80]!a}: allowed: *, Topic:NAME, Group:NAME, Cluster:NAME and Namespace:NAME, "
@@ -139,7 +139,7 @@ def check_resource(resource: str) -> None:
 
 
 def check_policy(policy: Policy) -> None:
-    """Raises CommandInvalid for an invalid policy."""
+    """Raise CommandInvalid if a policy is invalid."""
     check_resource(policy.resource)
     if not policy.actions or not set(policy.actions) <= set(ACTIONS) or len(policy.actions) > len(ACTIONS):
         raise CommandInvalid(f"actions {ascii(policy.actions)[:200]} are unknown; allowed: {', '.join(ACTIONS)}")
@@ -149,7 +149,7 @@ def check_policy(policy: Policy) -> None:
 
 
 class Users(StateTable):
-    """The table; see the module. Policies also apply to a later topic or group of the same name.
+    """The table of users. Policies also apply to a later topic or group of the same name.
 
     Attributes:
         table: by name.
@@ -163,11 +163,11 @@ class Users(StateTable):
         self.version = 0
 
     def has_room(self, name: str) -> bool:
-        """Whether a user of this name exists, or may be created."""
+        """Whether a user of this name exists, or the limits allow to create it."""
         return name in self.table or len(self.table) < USERS_MAX
 
     def with_policies(self, name: str, policies: Iterable[Policy]) -> tuple[Policy, ...] | None:
-        """The policies of a user after adding these; None if the user does not exist or there is no room."""
+        """Return a user's policies with these added; None if there is no such user, or too many policies."""
         user = self.table.get(name)
         if user is None:
             return None
@@ -216,7 +216,7 @@ class Users(StateTable):
         self.version += 1
 
     def check_invariants(self) -> None:
-        """Assert what holds between two commands; for tests."""
+        """Assert that the table is consistent between two commands; for tests."""
         assert len(self.table) <= USERS_MAX, f"{len(self.table)} users; maximum: {USERS_MAX}"
         policies = sum(len(user.policies) for user in self.table.values())
         assert policies <= POLICIES_MAX, f"{policies} policies of all users; maximum: {POLICIES_MAX}"

@@ -1,4 +1,4 @@
-"""Queues that were added to a topic after a consumer group had stored offsets in it.
+"""Queues that were added to a topic after consumer groups had stored offsets in it.
 
 Such a group reads them from their first message, whatever its members are configured for: it has consumed the topic
 from some position on, and everything in these queues is later than that. Without this record, they would look like
@@ -15,14 +15,14 @@ from mq.broker.state.table import SnapshotDamaged, StateTable
 
 
 class YoungerQueues(StateTable):
-    """The table. Only groups for which a topic has grown have an entry, and only while they keep their offsets."""
+    """The table of younger queues. A group has an entry if its topic has grown, as long as it has offsets in it."""
 
     def __init__(self) -> None:
         self._first: dict[tuple[str, str], int] = {}
         """The id of the first queue that was added later, by (group, topic)."""
 
     def topic_grew(self, topic: str, queues_before: int, groups: Iterable[str]) -> None:
-        """Note that queues were added to a topic with ``queues_before``, in which ``groups`` had stored offsets."""
+        """Record that queues were added to a topic that had ``queues_before``, and in which ``groups`` had offsets."""
         for group in groups:
             first = self._first.get((group, topic), queues_before)
             self._first[group, topic] = min(first, queues_before)
@@ -33,15 +33,15 @@ class YoungerQueues(StateTable):
         return first is not None and queue_id >= first
 
     def first(self, group: str, topic: str) -> int | None:
-        """The first queue of a topic that was added after the group had stored offsets; None without one."""
+        """Return the first queue that was added to a topic after the group stored offsets; None without one."""
         return self._first.get((group, topic))
 
     def keys(self) -> KeysView[tuple[str, str]]:
-        """The groups with younger queues, each with its topic."""
+        """Return the groups with younger queues, each with its topic."""
         return self._first.keys()
 
     def offsets_removed(self, *, group: str | None = None, topic: str | None = None) -> None:
-        """Forget a group, or all groups of a topic, whose offsets were removed: they are new groups from now on."""
+        """Forget a group, or all groups of a topic, because their offsets were removed: they are new groups now."""
         for key in [key for key in self._first if key[0] == group or key[1] == topic]:
             del self._first[key]
 

@@ -274,7 +274,7 @@ class Appender:
         self._round_wait.stop()
 
     def check_invariants(self) -> None:
-        """Assert what holds between two turns; for tests.
+        """Assert that items, entries, rounds and their counts agree between two turns; for tests.
 
         - Nothing waits for a round unless this replica leads: whoever adds something later would never be answered.
         - The pending bytes are at least the bytes of waiting items and of items in flight; messages that wait outside,

@@ -204,7 +204,7 @@ class QueueTails(Service):
         return tail
 
     def check_invariants(self) -> None:
-        """Assert what holds between two turns while this replica leads; for tests.
+        """Assert that tails and stored queues agree between two turns of a leader; for tests.
 
         The next offset of a queue is not below the stored end, otherwise two messages would get one offset; unless the
         queue's deletion is in the log and not applied yet. What an entry adds is gathered only while it is built.
