@@ -185,14 +185,14 @@ class _DemoState:
             self.history.on_acknowledge(number, queue, outcome.queue_offset, first_attempt=outcome.attempts == 1)
             self.last_ack_at = trio.current_time()
             if self.killed_port is not None and self.failed_over_at is None:
-                self._note_failover(outcome.offset_message_id)
+                self._record_failover(outcome.offset_message_id)
         elif outcome.stored == "unknown":
             self.history.unknown.add(number)
         else:
             self.history.rejected.add(number)
         self.progress.set()
 
-    def _note_failover(self, offset_message_id: str) -> None:
+    def _record_failover(self, offset_message_id: str) -> None:
         # The id of a stored message names the broker that stored it. Answers of the dead leader may still be in our
         # socket; they do not end the failover.
         if parse_offset_message_id(offset_message_id).port != self.killed_port:

@@ -96,15 +96,15 @@ def role_of(replica: ReplicaStatus) -> str:
 
 
 def _notes(replica: ReplicaStatus) -> Iterator[str]:
-    if replica.role == "leader" and (waiting := _waiting_text(replica)):
-        yield f"waiting at {replica.node_id}: {waiting}"
+    if replica.role == "leader" and (text := _waiting_text(replica)):
+        yield f"waiting at {replica.node_id}: {text}"
     if memory := _memory(replica):
         yield f"memory of clients at {replica.node_id}: {memory}"
     if replica.priority:
         yield f"{replica.node_id} has priority {replica.priority}"
     if replica.forwarded:
-        waiting = f", {replica.forwarding:,} wait" if replica.forwarding else ""
-        yield f"{replica.node_id} forwarded {replica.forwarded:,} requests to the leader{waiting}"
+        text = f", {replica.forwarding:,} wait" if replica.forwarding else ""
+        yield f"{replica.node_id} forwarded {replica.forwarded:,} requests to the leader{text}"
     if replica.base_index:
         yield f"{replica.node_id} keeps entries from {replica.base_index + 1:,} on"
     if replica.refusal:

@@ -80,7 +80,7 @@ PAGES: Final[Mapping[str, Build]] = {
     "/remove-member": removals.preview,
     "/dead-letter-groups": dead_letters.group_list,
     "/dead-letters": dead_letters.letters,
-    "/pending": pending.pending,
+    "/pending": pending.pending_list,
     "/schedules": pending.schedules,
     "/job": dead_letters.job_page,
     "/accounts": accounts.accounts,

@@ -18,7 +18,7 @@ class Lag(NamedTuple):
     """The number of messages that waited for a group at one time."""
 
     at: float
-    waiting: int
+    message_count: int
 
 
 class LagHistory:
@@ -44,7 +44,7 @@ class LagHistory:
                 if len(self._points) < GROUPS_MAX:
                     self._points[group] = deque([Lag(now, waiting_count)])
                 continue
-            if points[-1].waiting != waiting_count:
+            if points[-1].message_count != waiting_count:
                 points.append(Lag(now, waiting_count))
             while len(points) > 1 and points[1].at <= now - SECONDS:
                 points.popleft()
@@ -61,5 +61,5 @@ class LagHistory:
             while after.at <= at:
                 current, after = after, next(points_after)
             if current is not None and at >= now - SECONDS:
-                lags.append(Lag(at, current.waiting))
+                lags.append(Lag(at, current.message_count))
         return lags

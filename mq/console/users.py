@@ -46,13 +46,13 @@ class Users:
         self._namesrv = namesrv
         self._own = own
         self._nursery = nursery
-        self._opening = trio.Lock()
+        self._lock = trio.Lock()
         self._open: dict[Credentials | None, _Open] = {}
         self._of_session: dict[str, Credentials | None] = {}
 
     async def enter(self, session: str, credentials: Credentials | None) -> None:
         """Begin a session of a user, or of the console itself without credentials."""
-        async with self._opening:  # two sessions that begin at once see the same
+        async with self._lock:  # two sessions that begin at once see the same
             if credentials not in self._open:
                 self._open[credentials] = await self._nursery.start(self._serve, credentials)
             self._open[credentials].sessions += 1

@@ -137,7 +137,7 @@ class _Connection:
         self._server = server
         self._stream = stream
         self._address = address
-        self._sending = trio.Lock()
+        self._send_lock = trio.Lock()
         self._room = trio.Semaphore(_IN_FLIGHT_MAX)
         self._judgements: dict[tuple[type[Request], str, str, str, ActsFor | None], _Judgement] = {}
         """Verdicts by kind of request, group, topic, access key, and the user for whom it acts."""
@@ -195,7 +195,7 @@ class _Connection:
             self._room.release()
 
     async def _send(self, parts: list[bytes]) -> None:
-        async with self._sending:
+        async with self._send_lock:
             with trio.move_on_after(_SEND_SECONDS) as scope:
                 await self._stream.send_all(b"".join(parts))
             if scope.cancelled_caught:
@@ -233,15 +233,15 @@ class _Connection:
                 await self._upload(request, body)
                 return [encode_response(request.opaque, ResponseCode.SUCCESS, serialization=serialization)]
             if not await _waits_for_quota(request, judgement):
-                return _come_again(request, serialization)
-            reply = await self._pull(request, serialization)
-            if judgement.is_limited and len(reply) > 1 and reply[1]:
+                return _busy_response(request, serialization)
+            response = await self._pull(request, serialization)
+            if judgement.is_limited and len(response) > 1 and response[1]:
                 frame = encode_frame(serialization, header, body)
                 check = await self._server.link.judge(
-                    request.ext.topic, self._address, frame, _message_volume(reply[1])
+                    request.ext.topic, self._address, frame, _message_volume(response[1])
                 )
                 judgement.paid_at = trio.current_time() + check.wait_ms / 1000
-            return reply
+            return response
         except (ClientError, ProgramInvalid) as error:
             return refuse(request.opaque, *refusal(error))
 
@@ -334,7 +334,7 @@ async def _waits_for_quota(request: Pull, judgement: _Judgement) -> bool:
     return judgement.paid_at <= trio.current_time()
 
 
-def _come_again(request: Pull, serialization: int) -> list[bytes]:
+def _busy_response(request: Pull, serialization: int) -> list[bytes]:
     offset = request.ext.queue_offset
     code = ResponseCode.PULL_RETRY_IMMEDIATELY
     return [pull_response_header(request.opaque, code, offset, 0, offset, 0, "QUOTA_EXCEEDED", 0, serialization)]

@@ -12,15 +12,15 @@ class GroupBudget:
 
     def __init__(self, share: float, now: float) -> None:
         self._share = share
-        self._remaining = share * _BURST_SECONDS
+        self._seconds = share * _BURST_SECONDS
         self._at = now
 
     def spend(self, seconds: float, now: float) -> None:
         """Charge `seconds` of processor time to the group."""
-        self._remaining = min(self._remaining + (now - self._at) * self._share, self._share * _BURST_SECONDS) - seconds
+        self._seconds = min(self._seconds + (now - self._at) * self._share, self._share * _BURST_SECONDS) - seconds
         self._at = now
 
     def wait_seconds(self, now: float) -> float:
         """Return for how many seconds the group's filters must not run; 0 if they may."""
         self.spend(0.0, now)
-        return max(0.0, -self._remaining / self._share)
+        return max(0.0, -self._seconds / self._share)

@@ -251,8 +251,8 @@ class JavaFilter:
             passes: list[bool] = []
             failures: dict[int, str] = {}
             while len(passes) < len(block):
-                remaining = seconds_max - (time.perf_counter() - started_at)
-                if passes and remaining <= 0:
+                rest = seconds_max - (time.perf_counter() - started_at)
+                if passes and rest <= 0:
                     break
                 at = len(passes)
                 end = min(len(block), at + self._most)
@@ -260,7 +260,7 @@ class JavaFilter:
                 begin = time.perf_counter()
                 try:
                     machine = self._start()
-                    answer = machine.filter(block, at, end, max(0.0, min(remaining, 1.0)), self._seconds)
+                    answer = machine.filter(block, at, end, max(0.0, min(rest, 1.0)), self._seconds)
                 except MachineFailed as failed:
                     self._stop()
                     seconds += time.perf_counter() - begin  # the processor time of its process is no longer known

@@ -125,9 +125,9 @@ class Programs:
         self._programs: OrderedDict[Key, Program] = OrderedDict()
         self._refusals: dict[Key, tuple[float, str]] = {}
         self._budgets: dict[str, GroupBudget] = {}
-        self._loading: dict[Key, trio.Lock] = {}
+        self._locks: dict[Key, trio.Lock] = {}
         # One after another: compiling may take a processor for seconds.
-        self._compiling = trio.CapacityLimiter(1)
+        self._compile_slot = trio.CapacityLimiter(1)
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -154,13 +154,13 @@ class Programs:
             there = self._load_known(key)
             program = await self._once(key, name, return_content) if there is None else there
         except ProgramInvalid as refused:
-            self._note_upload(group, topic, str(refused))
+            self._record_upload(group, topic, str(refused))
             raise
-        self._note_upload(group, topic, name)
+        self._record_upload(group, topic, name)
         await trio.lowlevel.checkpoint()
         return program
 
-    def _note_upload(self, group: str, topic: str, outcome: ProgramName | str) -> None:
+    def _record_upload(self, group: str, topic: str, outcome: ProgramName | str) -> None:
         self._upload_names[group, topic] = outcome
         self._upload_names.move_to_end((group, topic))
         while len(self._upload_names) > self._programs_max:
@@ -191,7 +191,7 @@ class Programs:
 
     async def _once(self, key: Key, name: ProgramName, content: Callable[[], Awaitable[bytes]]) -> Program:
         """Load a program, unless another task has done so by the time that it is this one's turn."""
-        lock = self._loading.setdefault(key, trio.Lock())
+        lock = self._locks.setdefault(key, trio.Lock())
         try:
             async with lock:
                 if (there := self._load_known(key)) is not None:
@@ -199,7 +199,7 @@ class Programs:
                 return await self._load(key, name, await content())
         finally:
             if not lock.statistics().tasks_waiting:
-                self._loading.pop(key, None)
+                self._locks.pop(key, None)
 
     def _load_known(self, key: Key) -> Program | None:
         there = self._programs.get(key)
@@ -225,7 +225,7 @@ class Programs:
                     return self._java.load(content, key[0], key[1])
 
         try:
-            program_filter = await trio.to_thread.run_sync(runs, limiter=self._compiling)
+            program_filter = await trio.to_thread.run_sync(runs, limiter=self._compile_slot)
         except ProgramInvalid as refused:
             if len(self._refusals) >= self._programs_max:
                 self._refusals.clear()
@@ -236,7 +236,7 @@ class Programs:
         self._programs[key] = program = Program(name, program_filter, budget)
         while len(self._programs) > self._programs_max:
             _, oldest = self._programs.popitem(last=False)
-            await trio.to_thread.run_sync(oldest.runs.close, limiter=self._compiling)
+            await trio.to_thread.run_sync(oldest.runs.close, limiter=self._compile_slot)
         groups = {group for group, _, _ in self._programs}
         self._budgets = {group: each for group, each in self._budgets.items() if group in groups}
         return program

@@ -159,8 +159,8 @@ def _group_status(cluster: str, group: str, answers: list[BrokerAnswer]) -> Grou
     leader = max(leader_figures, key=lambda figures: _int_figure(figures, "term") or 0, default=None)
     peers: dict[str, dict[str, object]] = json.loads(leader.get("raftmq.peers", "{}")) if leader else {}
     members: dict[str, str] = json.loads(leader.get("raftmq.members", "{}")) if leader else {}
-    answering = {answer.figures.get("raftmq.nodeId") for answer in answers if answer.figures is not None}
-    node_ids = {broker_id_of(node_id): node_id for node_id in peers if node_id not in answering}
+    known_ids = {answer.figures.get("raftmq.nodeId") for answer in answers if answer.figures is not None}
+    node_ids = {broker_id_of(node_id): node_id for node_id in peers if node_id not in known_ids}
     replicas = []
     for answer in sorted(answers, key=lambda a: a.broker_id):
         if answer.figures is None:

@@ -50,12 +50,12 @@ class OfReplicas(Generic[T]):
 
     Attributes:
         silent: replicas that did not answer.
-        unknowing: those that do not know the request, as those of Apache RocketMQ or of an earlier release.
+        incapable: those that do not know the request, as those of Apache RocketMQ or of an earlier release.
     """
 
     answers: dict[str, T] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
-    unknowing: list[str] = field(default_factory=list)
+    incapable: list[str] = field(default_factory=list)
 
 
 class QueryingAdmin(CatalogueAdmin):
@@ -133,7 +133,7 @@ class QueryingAdmin(CatalogueAdmin):
                 responses.answers[replica] = read_body(decode, body)
             except BrokerError as error:
                 if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                    responses.unknowing.append(replica)
+                    responses.incapable.append(replica)
                 else:
                     refusals.append(error)
             except ClientError:

@@ -125,10 +125,10 @@ async def survey(namesrv: str, *, watch_seconds: float, remoting: RemotingSettin
     open_name_servers: set[str] = set()
     resolve_errors: dict[str, str] = {}
     throttled_users: dict[str, Sequence[Throttled]] = {}
-    answering = [each.address for group in groups for each in group.replicas if each.address and each.figures]
+    replica_addresses = [each.address for group in groups for each in group.replicas if each.address and each.figures]
     addresses = {each.address for group in groups for each in group.replicas if each.address}
     async with UserAdmin(namesrv, remoting=remoting) as admin, trio.open_nursery() as nursery:
-        for address in answering:
+        for address in replica_addresses:
             nursery.start_soon(_ask_settings, admin, address, settings)
         for address in _throttling_replicas(groups):
             nursery.start_soon(_ask_throttled, admin, address, throttled_users)

@@ -147,7 +147,7 @@ class _Peer:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.received = bytearray()
+        self.buffer = bytearray()
         self.unfinished = False
         self.answering_bytes = 0
         self.room = trio.Event()
@@ -156,7 +156,7 @@ class _Peer:
 
     @property
     def unfinished_bytes(self) -> int:
-        return len(self.received)
+        return len(self.buffer)
 
     def on_admit(self) -> None:
         self.room.set()
@@ -310,7 +310,7 @@ class _Server:
 
     async def _serve(self, stream: Stream, peer: _Peer) -> None:
         settings = self._settings
-        buffer = peer.received
+        buffer = peer.buffer
         deadline = trio.current_time() + settings.idle_seconds_max
         while True:
             with trio.move_on_at(deadline) as scope:

@@ -83,7 +83,7 @@ class _Sender:
 
     def forget(self) -> None:
         """Reset the counts."""
-        self.counted, self.latencies = DirectionCounts(), Latencies()
+        self.counts, self.latencies = DirectionCounts(), Latencies()
         self.failed = {"not stored": 0, "outcome unknown": 0, _UNSENT: 0}
         self.examples: list[str] = []
 
@@ -139,7 +139,7 @@ class _Sender:
         self._room.release()
         if isinstance(outcome, SendResult):
             now = trio.current_time()
-            self.counted.add(len(numbers), len(numbers) * self._plan.body_bytes, now)
+            self.counts.add(len(numbers), len(numbers) * self._plan.body_bytes, now)
             self.latencies.add(now - due_at, len(numbers))
             if self._arrivals is not None:
                 self._arrivals.on_acknowledge(numbers)
@@ -150,7 +150,7 @@ class _Sender:
 
     def report(self, result: Result) -> None:
         """Store the counts in a result."""
-        result.produced, result.acknowledged = self.counted, self.latencies
+        result.produced, result.acknowledged = self.counts, self.latencies
         result.failed = {what: count for what, count in self.failed.items() if count}
         result.examples = self.examples
 

@@ -141,7 +141,7 @@ class QueueReading:
     def __init__(self, admin: ClusterAdmin, queue: MessageQueue, begin: int, end: int) -> None:
         self._admin, self._queue = admin, queue
         self._next, self._end = begin, end
-        self._waiting: deque[StoredMessage] = deque()
+        self._messages: deque[StoredMessage] = deque()
 
     @property
     def next_offset(self) -> int:
@@ -164,12 +164,12 @@ class QueueReading:
 
     async def next(self) -> StoredMessage | None:
         """Return the next message; None at the end."""
-        if not self._waiting:
+        if not self._messages:
             try:
-                self._waiting.extend(await anext(self))
+                self._messages.extend(await anext(self))
             except StopAsyncIteration:
                 return None
-        return self._waiting.popleft()
+        return self._messages.popleft()
 
 
 async def check_different(source: ClusterAdmin, target: ClusterAdmin) -> tuple[ClusterInfo, ClusterInfo]:

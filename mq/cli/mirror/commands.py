@@ -184,12 +184,12 @@ async def _verify(source: ClusterAdmin, target: ClusterAdmin, path: Path, *, as_
     differences = [each for each in results if each.difference is not None]
     total = sum(each.compared for each in results)
     lag = sum(each.behind for each in results)
-    gone = sum(last - first for each in results for first, last in each.queue.gone)
+    deletions = sum(last - first for each in results for first, last in each.queue.gone)
     skips = sum(len(each.queue.skipped) for each in results)
     if not as_json:
         print(
             f"{total:,} messages in {len(results)} queues compared, {len(differences)} queues differ, "
-            f"{lag:,} messages behind, {gone:,} deleted at the source before they were copied, {skips:,} left out"
+            f"{lag:,} messages behind, {deletions:,} deleted at the source before they were copied, {skips:,} left out"
         )
     return not differences
 

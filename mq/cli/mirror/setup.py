@@ -162,7 +162,7 @@ async def _put_topic(target: ClusterAdmin, topic: NewTopic, attributes: Mapping[
 async def create_groups(source: Groups, target: Groups, say: Say) -> None:
     """Create the consumer groups that the target lacks, several at a time. Raises ClientError."""
     target_groups = await target.consumer_groups()
-    missing: list[SubscriptionGroupConfig] = []
+    new_configs: list[SubscriptionGroupConfig] = []
     for name, configs in sorted((await source.consumer_groups()).items()):
         if name in target_groups or is_system_group(name):
             continue
@@ -171,7 +171,7 @@ async def create_groups(source: Groups, target: Groups, say: Say) -> None:
         except NameRefused as error:
             say(f"consumer group {name} is left out: {error}")
             continue
-        missing.append(group_config(name, group_of(configs[min(configs)])))
+        new_configs.append(group_config(name, group_of(configs[min(configs)])))
 
     async def create(config: SubscriptionGroupConfig) -> None:
         name = config.group_name
@@ -184,7 +184,7 @@ async def create_groups(source: Groups, target: Groups, say: Say) -> None:
             await target.put_consumer_group(msgspec.structs.replace(config, attributes={}))
             say(f"created consumer group {name} without its attributes: {error.remark}")
 
-    await _some_at_once(missing, create)
+    await _some_at_once(new_configs, create)
 
 
 def is_system_group(name: str) -> bool:

@@ -68,7 +68,7 @@ async def browse(visit: Visit) -> Page:
     count = min(max(1, visit.number("count", COUNT_DEFAULT)), COUNT_MAX)
     rows: list[MessageRow] = []
     is_partial = False
-    fault = following = ""
+    fault = next_page = ""
     looked_at = 0
     querying_admin = visit.watch.querying_admin
     ends = await querying_admin.topic_stats(topic)
@@ -91,7 +91,7 @@ async def browse(visit: Visit) -> Page:
             found_messages, unshown, is_partial = await _read(visit, ranges, count, message_filter, is_newest=is_newest)
             rows = [each.row for each in found_messages]
             if not is_partial:
-                following = next_places(queues, ranges, ends, unshown, is_newest=is_newest)
+                next_page = next_places(queues, ranges, ends, unshown, is_newest=is_newest)
             if sql and is_partial and not rows and await visit.watch.is_stock():
                 fault = WITHOUT_SQL
     except (InputInvalid, SubscriptionError, ValueError) as error:
@@ -112,7 +112,7 @@ async def browse(visit: Visit) -> Page:
         "queues": [f"{queue.broker_name}/{queue.queue_id}" for queue in ends],
         "rows": rows,
         "is_not_found": by in ("key", "id") and bool(query.get("value", "").strip()) and not rows and not fault,
-        "following": link("/messages", **parameters, at=following) if following else "",
+        "following": link("/messages", **parameters, at=next_page) if next_page else "",
         "first": link("/messages", **parameters),
         "is_first": not query.get("at"),
         "is_partial": is_partial,

@@ -21,7 +21,7 @@ TITLES: Final[dict[PendingKind, str]] = {
 }
 
 
-async def pending(visit: Visit) -> Page:
+async def pending_list(visit: Visit) -> Page:
     """Build the page of the messages that are not visible yet, from one request to each broker group."""
     kind_name = visit.query.get("kind", "timed")
     kind: PendingKind = next((each for each in KINDS if each == kind_name), "timed")

@@ -163,8 +163,8 @@ def addresses_of(name: str, files: OfReplicas[AccountList]) -> list[str]:
 def file_words(files: OfReplicas[AccountList]) -> list[str]:
     """Return remarks on the files as a whole, as sentences."""
     words = []
-    if files.unknowing:
-        these = some_of(sorted(files.unknowing), SHOWN_OF_LIST)
+    if files.incapable:
+        these = some_of(sorted(files.incapable), SHOWN_OF_LIST)
         words.append(
             f"{these} cannot say what is in an acl_file: brokers of Apache RocketMQ, and of earlier releases, do not "
             "tell it."

@@ -55,10 +55,10 @@ def lag_chart(points: Sequence[Lag], now: float) -> Chart | None:
     """Draw how many messages waited for a consumer group in the last hour. Returns None for fewer than two points."""
     if len(points) < 2:
         return None
-    highest = max(each.waiting for each in points)
-    lines = _lines([(each.at, each.waiting) for each in points], now, max(highest, 1), 3 * lags.EVERY_SECONDS)
+    highest = max(each.message_count for each in points)
+    lines = _lines([(each.at, each.message_count) for each in points], now, max(highest, 1), 3 * lags.EVERY_SECONDS)
     minutes = max(1, round((now - points[0].at) / 60))
-    words = f"messages to consume in the last {minutes} min, at most {highest:,}, now {points[-1].waiting:,}"
+    words = f"messages to consume in the last {minutes} min, at most {highest:,}, now {points[-1].message_count:,}"
     return Chart(lines, (), f"{highest:,}", words)
 
 

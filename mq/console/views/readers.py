@@ -44,9 +44,9 @@ def reader_rows(lists: OfReplicas[LeaseList], groups: Sequence[GroupStatus]) -> 
 def unknown_words(lists: OfReplicas[LeaseList]) -> list[str]:
     """Name the replicas whose leases are unknown, as sentences."""
     words = []
-    if lists.unknowing:
+    if lists.incapable:
         words.append(
-            f"{some_of(sorted(lists.unknowing), 3)} cannot say who reads: brokers of Apache RocketMQ have no bulk "
+            f"{some_of(sorted(lists.incapable), 3)} cannot say who reads: brokers of Apache RocketMQ have no bulk "
             "readers, and those of earlier releases do not tell them."
         )
     if lists.silent:

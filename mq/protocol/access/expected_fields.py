@@ -89,9 +89,9 @@ def unexpected_part(request: Any, fields: Mapping[str, str], body: bytes, broker
     Clients of RocketMQ 5 name the broker to which they send; nothing reads that.
     """
     kind = type(request)
-    named = fields.get(_BROKER_NAMES.get(request.code, "bname"))
-    if named and broker_name is not None and named != broker_name:
-        return f"the name of another broker, {named[:64]!r}"
+    broker = fields.get(_BROKER_NAMES.get(request.code, "bname"))
+    if broker and broker_name is not None and broker != broker_name:
+        return f"the name of another broker, {broker[:64]!r}"
     if body and kind in _WITHOUT_BODY:
         return f"a body of {len(body)} bytes"
     name = _unexpected_field(cast("Hashable", kind), request.code, tuple(fields))

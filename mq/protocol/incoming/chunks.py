@@ -42,7 +42,7 @@ def decode_chunk(chunk: bytes) -> tuple[list[Incoming], int]:
     Raises:
         FrameError: a frame is invalid; the caller must close the connection.
     """
-    incoming: list[Incoming] = []
+    frames: list[Incoming] = []
     at = 0
     size = len(chunk)
     unpack, decode = _unpack_prefix, _decode_typed
@@ -53,7 +53,7 @@ def decode_chunk(chunk: bytes) -> tuple[list[Incoming], int]:
         if header_end > end or length > FRAME_BYTES_MAX or word & 0xFFFFFF > HEADER_BYTES_MAX or word > 0x1FFFFFF:
             break
         if end > size:
-            return incoming, at
+            return frames, at
         header = chunk[at + _PREFIX_BYTES : header_end]
         if word < 0x1000000:
             try:
@@ -62,16 +62,16 @@ def decode_chunk(chunk: bytes) -> tuple[list[Incoming], int]:
                 pass
             else:
                 if not request.flag & RESPONSE_FLAG:
-                    incoming.append((request, chunk[header_end:end], 0))
+                    frames.append((request, chunk[header_end:end], 0))
                     at = end
                     continue
-        incoming.append((_decode_loosely(word >> 24, header), chunk[header_end:end], word >> 24))
+        frames.append((_decode_loosely(word >> 24, header), chunk[header_end:end], word >> 24))
         at = end
     if size - at >= _LENGTH_BYTES:
         # What is left has no complete prefix, or a prefix that cannot be: the careful function says which.
         with memoryview(chunk) as view:
             split_frames(view[at:])
-    return incoming, at
+    return frames, at
 
 
 def requests_of(chunk: bytes) -> Iterator[tuple[Request, bytes, int]]:

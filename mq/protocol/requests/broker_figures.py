@@ -70,7 +70,7 @@ class StockFigures(HeaderFields, kw_only=True, rename=wire(end_transaction_queue
 
 def delay_progress(levels: Mapping[int, tuple[int, int]]) -> dict[str, str]:
     """Format the figures of the delay levels: for each, the offset of the next delivery and the end of the queue."""
-    return {f"scheduleMessageOffset_{level}": f"{delivered},{end}" for level, (delivered, end) in levels.items()}
+    return {f"scheduleMessageOffset_{level}": f"{offset},{end}" for level, (offset, end) in levels.items()}
 
 
 class OwnFigures(HeaderFields, rename=lambda name: OWN_PREFIX + camel_case(name)):
