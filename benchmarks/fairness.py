@@ -140,13 +140,13 @@ async def _come_later(seconds: float, job: NeighbourJob) -> None:
 
 
 async def measure_alone(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure without other clients."""
+    """Measure a client without other clients."""
     async with _three(directory) as (cluster, leader):
         await _measure("alone", cluster, leader, args, note, SECONDS, goal=None)
 
 
 async def measure_many(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure beside many topics, queues and groups."""
+    """Measure a client beside clients of many topics, queues and groups."""
     part = 100 if args.quick else 1
     async with _three(directory) as (cluster, leader):
         job = NeighbourJob("groups", HOST, cluster.port(leader), TOPICS // part, GROUPS // part, SPREAD_RATE)
@@ -160,7 +160,7 @@ async def measure_many(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def measure_hostile(kind: str, args: Arguments, directory: Path, note: Note) -> None:
-    """Measure beside clients that request as much as they can."""
+    """Measure a client beside clients that send as many requests as they can."""
     async with _three(directory) as (cluster, leader):
         if kind == "pulls":
             async with Admin(cluster.namesrv) as admin:

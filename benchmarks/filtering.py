@@ -59,7 +59,7 @@ _ANSWERS = (0, 20)
 
 @dataclass(frozen=True, slots=True)
 class ReadOutcome:
-    """The result of reading all queues once."""
+    """The figures of reading all queues once."""
 
     messages: int
     nbytes: int
@@ -67,7 +67,7 @@ class ReadOutcome:
 
 
 def read_queue(address: tuple[str, int], queue_id: int, end: int, program: str | None) -> tuple[int, int]:
-    """Pull one queue up to the offset ``end``; the messages examined and the bytes received. Blocks."""
+    """Pull one queue up to the offset ``end``. Returns the messages examined and the bytes received. Blocks."""
     offset = received_bytes = 0
     with socket.create_connection(address) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -84,7 +84,7 @@ def read_queue(address: tuple[str, int], queue_id: int, end: int, program: str |
 
 
 def read_all(address: tuple[str, int], end: int, program: str | None) -> ReadOutcome:
-    """Read all queues at the same time, each up to the offset ``end``. Blocks."""
+    """Pull all queues at the same time, each up to the offset ``end``. Blocks."""
     begin = time.perf_counter()
     with ThreadPoolExecutor(QUEUES) as threads:
         outcomes = list(threads.map(lambda queue_id: read_queue(address, queue_id, end, program), range(QUEUES)))
@@ -94,7 +94,7 @@ def read_all(address: tuple[str, int], end: int, program: str | None) -> ReadOut
 
 
 def upload(address: tuple[str, int], name: ProgramName, content: bytes) -> None:
-    """Give the filter to the filter server. Blocks. Raises ConnectionError if it is refused."""
+    """Upload a filter to the filter server. Blocks. Raises ConnectionError if the server refuses it."""
     ext = RegisterFilterClassExt(
         consumer_group=CONSUMERS, topic=TOPIC, class_name=name.text, class_crc=zlib.crc32(content) & 0x7FFFFFFF
     )
@@ -107,7 +107,7 @@ def upload(address: tuple[str, int], name: ProgramName, content: bytes) -> None:
 
 @asynccontextmanager
 async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, int], int]]:
-    """Run a filter server beside the broker; yields its address and its process id."""
+    """Run a filter server beside the broker. Yields its address and its process id."""
     port = OWN_PORTS.reserve(1)
     settings = ["metrics_listen=off", f"group_share={os.cpu_count()}"]
     options = ["--broker", cluster.address("n0"), "--namesrv", cluster.namesrv, "--listen", f"{HOST}:{port}"]
@@ -128,7 +128,7 @@ async def filter_server(cluster: DevCluster) -> AsyncIterator[tuple[tuple[str, i
 
 
 async def measure_filters(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure without a filter, and with each kind, in turns."""
+    """Measure reading without a filter, and with each kind of filter, in turns."""
     messages = MESSAGES // (10 if args.quick else 1)
     end = messages // QUEUES
     frames = [
@@ -185,7 +185,7 @@ async def measure_filters(args: Arguments, directory: Path, note: Note) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The figures of reading all queues once."""
+    """The figures of reading all queues once with one kind of filter."""
 
     done: ReadOutcome
     leader_us: float

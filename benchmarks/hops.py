@@ -1,4 +1,4 @@
-"""Prints the functions of ours that a sent message walks through: ``python -m benchmarks.hops [--walk]``.
+"""Prints which of our functions a sent message passes: ``python -m benchmarks.hops [--walk]``.
 
 A broker with a single replica, in this process, gets sends from a client that already produces; its log is synced. A
 *hop* is an entry of a Python function of `mq` or `raftlog` on the event loop's thread, from the turn in which the sends
@@ -47,12 +47,12 @@ _COMPREHENSIONS: Final = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 
 @dataclass
 class Walk:
-    """The functions of a walk, in order: the number of ours that have called each, its file and its name."""
+    """The functions that a message passes, in order: how many of ours have called each, its file and its name."""
 
     hops: list[tuple[int, str, str]] = field(default_factory=list)
 
     def note(self, frame: FrameType, event: str, argument: object) -> None:
-        """Note a call of our functions; a profile function, see `sys.setprofile`."""
+        """Record a call of one of our functions. It is a profile function, see `sys.setprofile`."""
         code = frame.f_code
         if event != "call" or not _is_ours(code):
             return
@@ -81,7 +81,7 @@ def _profile(on_call: Callable[[FrameType, str, object], None]) -> Iterator[None
 
 
 async def walks(directory: Path, clock: MockClock) -> dict[int, Walk]:
-    """The shortest walk of a chunk, by its number of messages."""
+    """Return the shortest walk of a chunk for each number of messages in it."""
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     ports = Ports.free(1)
     settings = BrokerSettings(
@@ -114,14 +114,14 @@ async def walks(directory: Path, clock: MockClock) -> dict[int, Walk]:
 
 
 def per_message(few: int, many: int) -> int:
-    """The hops that come with each further message, from the hops of a chunk of few and one of many. A hop more or less
-    in one chunk, as when a write is durable sooner, does not change it.
+    """Compute the hops per further message, from a chunk with few messages and one with many. One hop more or less in a
+    chunk, as when a write is durable sooner, does not change the result.
     """
     return round((many - few) / (MANY - FEW))
 
 
 def main() -> None:
-    """Print the hops per round and per message as JSON, or the walk."""
+    """Print the hops per round and per message as JSON, or print the walk."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--walk", action="store_true", help="print each function of the walk of one message")
     options = parser.parse_args()

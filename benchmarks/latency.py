@@ -36,7 +36,7 @@ _SILENCE_SECONDS_MAX = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LatencyJob:
-    """``warmup`` messages, which are not measured, then ``messages`` measured ones, each of ``body_bytes``."""
+    """The messages to send: ``warmup`` unmeasured ones, then ``messages`` measured ones, of ``body_bytes`` each."""
 
     namesrv: str
     topic: str
@@ -47,7 +47,7 @@ class LatencyJob:
 
 @dataclass(frozen=True, slots=True)
 class LatencyReport:
-    """The seconds to the callback, and to the producer's acknowledgement, in the order of the messages."""
+    """The seconds from each send to its callback, and to its acknowledgement, in the order of the messages."""
 
     delivered: list[float]
     acknowledged: list[float]
@@ -58,7 +58,7 @@ class MessageLost(Exception):
 
 
 async def ping(job: LatencyJob) -> LatencyReport:
-    """Send and receive. Raises ClientError, MessageLost."""
+    """Send the messages one by one, and wait for each at the consumer. Raises ClientError, MessageLost."""
     report = LatencyReport([], [])
     arrivals: dict[str, float] = {}
     news = trio.Event()
@@ -92,13 +92,13 @@ async def ping(job: LatencyJob) -> LatencyReport:
 
 
 def share_of(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of the values do not exceed."""
+    """Return the value that the fraction ``share`` of the values do not exceed."""
     assert values, "no values"
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 async def measure_latency(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure one message at a time through three replicas."""
+    """Measure the latency through three replicas, with one message in flight."""
     messages = args.sizes.latency_messages // (20 if args.quick else 1)
     async with DevCluster.open(directory / "latency", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())

@@ -1,4 +1,4 @@
-"""Measures possible causes of slow messages in the open loop of `benchmarks.paced`: cores and writes."""
+"""Measures what may make messages slow in the open loop of `benchmarks.paced`: busy cores, and slow writes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DISK_SECONDS = 20.0
 
 
 def core_meters(pids: Sequence[int]) -> list[Meter]:
-    """The meters for `core_figures`; the first process is the leader."""
+    """Return the meters that `core_figures` needs. The first process must be the leader's."""
 
     def index_seconds() -> float:
         return sum(cpu_seconds(pid) - own_cpu_seconds(pid) for pid in pids)
@@ -37,7 +37,7 @@ def core_meters(pids: Sequence[int]) -> list[Meter]:
 
 
 def core_figures(used: Sequence[Sequence[float]], seconds: float) -> list[Figure]:
-    """The figures from the counts of `core_meters` in windows of ``seconds``: pure."""
+    """Compute figures from the counts of `core_meters` in windows of ``seconds``. Pure."""
     cores, index, waits = (max(0.0, statistics.mean(column) / seconds) for column in zip(*used, strict=True))
     return [
         Figure(CASE, f"cores in use, of {os.cpu_count()}", cores, ""),
@@ -48,7 +48,7 @@ def core_figures(used: Sequence[Sequence[float]], seconds: float) -> list[Figure
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """The synced writes of one replica until now, or in ``seconds``: the number that took at most each of `BOUNDS`."""
+    """The synced writes of one replica so far, or in ``seconds``: how many took at most each of `BOUNDS`."""
 
     seconds: float
     nbytes: float
@@ -60,13 +60,13 @@ class Writes:
         return self.below[-1]
 
     def since(self, start: Writes) -> Writes:
-        """The difference to an earlier reading."""
+        """Return the writes since an earlier reading."""
         below = tuple(now - then for now, then in zip(self.below, start.below, strict=True))
         return Writes(self.seconds - start.seconds, self.nbytes - start.nbytes, below)
 
 
 async def writes_of(cluster: DevCluster, node_id: str) -> Writes:
-    """The write counters of a replica, read from its metrics, which are at most a second old."""
+    """Read the write counters of a replica from its metrics, which are at most a second old."""
     _, samples = await scrape(cluster, node_id)
     below = tuple(
         float(line.rpartition(b" ")[2]) for line in samples if line.startswith(b"raftmq_log_sync_seconds_bucket")
@@ -77,13 +77,13 @@ async def writes_of(cluster: DevCluster, node_id: str) -> Writes:
 
 
 def bound_of(below: Sequence[float], share: float) -> float:
-    """The smallest of `BOUNDS` that ``share`` of the writes do not exceed, in seconds; infinity above all of them."""
+    """Return the smallest of `BOUNDS`, in seconds, that ``share`` of the writes do not exceed; infinity if none."""
     target = share * below[-1]
     return next((bound for bound, count in zip(BOUNDS, below, strict=False) if count >= target), math.inf)
 
 
 async def measure_writes(writes: Sequence[Writes], directory: Path, note: Note) -> None:
-    """Measure the writes of all replicas, and the same writes alone. Raises subprocess.CalledProcessError."""
+    """Report the writes of all replicas, and measure the same writes alone. Raises subprocess.CalledProcessError."""
     below = [sum(counts) for counts in zip(*(each.below for each in writes), strict=True)]
     for share, name in ((0.99, "p99"), (0.999, "p99.9")):
         note(Figure(CASE, f"synced writes of the replicas, {name}, at most", 1e3 * bound_of(below, share), "ms"))

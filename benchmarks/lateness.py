@@ -1,4 +1,4 @@
-"""Measures how late delayed messages arrive: 1,000 a second at the shortest level, from send to callback.
+"""Measures how late delayed messages arrive: 1,000 a second with the shortest delay level.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.lateness`` reads one JSON
 object from standard input (`LatenessJob`) and writes one to standard output (`LatenessReport`). Lateness begins with
@@ -37,7 +37,7 @@ _SILENCE_SECONDS_MAX = 20.0
 
 @dataclass(frozen=True, slots=True)
 class LatenessJob:
-    """``rate`` messages a second for ``seconds``."""
+    """A load of ``rate`` messages a second for ``seconds``."""
 
     namesrv: str
     topic: str
@@ -47,7 +47,7 @@ class LatenessJob:
 
 @dataclass(slots=True)
 class LatenessReport:
-    """Seconds between the end of its delay and the callback, for each message; negative for early ones."""
+    """The seconds from the end of each message's delay to its callback; negative if it came too early."""
 
     late: list[float] = field(default_factory=list)
     unsent: int = 0
@@ -56,7 +56,7 @@ class LatenessReport:
 
 
 async def watch(job: LatenessJob) -> LatenessReport:
-    """Send and receive. Raises ClientError."""
+    """Send delayed messages, and receive them. Raises ClientError."""
     report = LatenessReport()
     sent_at: dict[bytes, float] = {}
     bodies: set[bytes] = set()
@@ -94,7 +94,7 @@ async def watch(job: LatenessJob) -> LatenessReport:
 
 
 async def measure_lateness(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure the shortest delay level on three replicas."""
+    """Measure the shortest delay level with three replicas."""
     async with DevCluster.open(directory / "lateness", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, 1, await cluster.leader())
         job = LatenessJob(cluster.namesrv, TOPIC, RATE, args.windows * args.seconds)

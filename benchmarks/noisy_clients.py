@@ -1,4 +1,4 @@
-"""Clients that put heavy load on a broker, to measure their effect on others: each kind is a separate process.
+"""Clients that put heavy load on a broker, to measure how they disturb others. Each kind is a separate process.
 
 ``python -m benchmarks.noisy_clients`` reads one JSON object from standard input (`NeighbourJob`), writes a line once
 the load is up, and runs until it is killed.
@@ -51,12 +51,12 @@ _PAUSE_SECONDS = 0.1
 
 
 class NeighbourFailed(Exception):
-    """A neighbour could not be set up or started; the message has the reason."""
+    """A noisy client could not be set up or started. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class NeighbourJob:
-    """``topics``, ``groups`` and ``rate``, in messages a second, are for the kind ``groups``."""
+    """The noisy clients to run. The kind ``groups`` uses ``topics``, ``groups``, and ``rate`` in messages a second."""
 
     kind: str
     host: str
@@ -68,7 +68,7 @@ class NeighbourJob:
 
 @asynccontextmanager
 async def neighbours(job: NeighbourJob) -> AsyncIterator[None]:
-    """Run the neighbours within the block. Raises NeighbourFailed if they cannot start."""
+    """Run the noisy clients until the block ends. Raises NeighbourFailed if they cannot start."""
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "benchmarks.noisy_clients"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
     )
@@ -273,7 +273,7 @@ async def _hostile(job: NeighbourJob, at_work: Callable[[], None]) -> None:
 
 
 def main() -> None:
-    """Read a job, and run it until killed."""
+    """Read a job, and do it until killed."""
     job = NeighbourJob(**json.load(sys.stdin))
     kind: Callable[[NeighbourJob, Callable[[], None]], Awaitable[None]] = _groups if job.kind == "groups" else _hostile
     try:

@@ -1,4 +1,4 @@
-"""Measures the latency at half of the maximum rate: an open loop, three replicas, messages of 1 KiB.
+"""Measures the latency at half of the maximum rate, with an open loop, three replicas, and messages of 1 KiB.
 
 First the maximum: 4 connections with 256 single sends in flight each. Then half of its median rate at fixed times,
 whether earlier messages were acknowledged or not. A latency begins when a message was due, so that a pause of the
@@ -44,7 +44,7 @@ P999_GOAL_MS = 50.0
 
 
 async def measure_paced(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure the maximum, then half of it. Raises ServersFailed, also if the leader changes meanwhile."""
+    """Measure the maximum rate, then the latency at half of it. Raises ServersFailed, also if the leader changes."""
     async with DevCluster.open(directory / "replicas", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
@@ -91,7 +91,7 @@ def _begin(args: Arguments) -> float:
 
 
 def figures_of(maximum: float, reports: Sequence[Report], windows: Sequence[Window]) -> list[Figure]:
-    """The figures of all windows of the open loop together: pure."""
+    """Compute the figures of all windows of the open loop together. Pure."""
     counts = sum_counts(latencies for report in reports for latencies in report.latencies)
     late = sum_counts(report.late for report in reports)
     rate = statistics.mean(window.messages_per_second for window in windows)

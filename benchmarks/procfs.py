@@ -1,4 +1,4 @@
-"""Memory and CPU use of a process and of the machine, from the kernel."""
+"""Reads the memory and CPU use of a process and of the machine from the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REAL_TIME_HELP = "servers and clients get the processors before all other progra
 
 
 def run_before_others() -> None:
-    """Give this process, and its later child processes, the processor before all programs of normal priority.
+    """Give this process and its later children priority over all programs of normal priority.
 
     On a machine that others use, latencies are nearly those of a quiet one then. Ends the process without permission.
     """
@@ -24,17 +24,17 @@ def run_before_others() -> None:
 
 
 def rss_bytes(pid: int) -> int:
-    """The resident set of the process, in bytes. 0 once it is gone."""
+    """Return the resident set of the process in bytes; 0 once it has ended."""
     return _status_bytes(pid, "VmRSS:")
 
 
 def anonymous_bytes(pid: int) -> int:
-    """The anonymous part of the resident set, in bytes. 0 once it is gone."""
+    """Return the anonymous part of the resident set in bytes; 0 once the process has ended."""
     return _status_bytes(pid, "RssAnon:")
 
 
 def own_cpu_seconds(pid: int) -> float:
-    """User and system time of the process without its children, in steps of 10 ms. 0 once it is gone."""
+    """Return user and system time of the process without children, in steps of 10 ms; 0 once it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -43,7 +43,7 @@ def own_cpu_seconds(pid: int) -> float:
 
 
 def wait_seconds(pid: int) -> float:
-    """The seconds for which the process's main thread was ready to run and waited for a core. 0 once it is gone."""
+    """Return the seconds in which the main thread was ready, but waited for a core; 0 once it has ended."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (FileNotFoundError, ProcessLookupError):
@@ -51,12 +51,12 @@ def wait_seconds(pid: int) -> float:
 
 
 def ran_seconds(pid: int) -> float:
-    """The seconds for which the living threads of the process have run, in steps of a nanosecond. 0 once it is gone."""
+    """Return the seconds that the process's living threads have run, to the nanosecond; 0 once it has ended."""
     return sum(_thread_numbers(pid, "schedstat", lambda text: int(text.split()[0]))) / 1e9
 
 
 def wake_ups(pid: int) -> float:
-    """The number of times that the living threads of the process have waited for something. 0 once it is gone."""
+    """Return how often the living threads of the process have waited for something; 0 once it has ended."""
     return sum(_thread_numbers(pid, "status", lambda text: _number_in(text, "voluntary_ctxt_switches:")))
 
 
@@ -72,14 +72,14 @@ def _thread_numbers(pid: int, name: str, number: Callable[[str], int]) -> list[i
 
 
 def machine_cpu_seconds() -> float:
-    """CPU seconds of all processes and the kernel since the machine's start, in steps of 10 ms."""
+    """Return the CPU seconds of all processes and the kernel since the machine's start, in steps of 10 ms."""
     words = Path("/proc/stat").read_text().partition("\n")[0].split()
     user, nice, system, _, _, interrupts, soft_interrupts, *_ = map(int, words[1:])
     return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
 
 
 def process_tree(pid: int) -> list[int]:
-    """The process and all its descendants."""
+    """Return the ids of the process and all its descendants."""
     pids = [pid]
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -91,12 +91,12 @@ def process_tree(pid: int) -> list[int]:
 
 
 def rss_bytes_max(pid: int) -> int:
-    """The peak resident set of the process. 0 once it is gone."""
+    """Return the peak resident set of the process in bytes; 0 once it has ended."""
     return _status_bytes(pid, "VmHWM:")
 
 
 def disk_bytes_read(pid: int) -> int:
-    """Bytes that the process has made the disk read, read-ahead included. 0 once it is gone."""
+    """Return the bytes that the process made the disk read, with read-ahead; 0 once it has ended."""
     return _file_number(f"/proc/{pid}/io", "read_bytes:")
 
 
@@ -116,12 +116,12 @@ def _number_in(text: str, name: str) -> int:
 
 
 def load_average() -> float:
-    """The load average of the last minute."""
+    """Return the load average of the last minute."""
     return os.getloadavg()[0]
 
 
 def machine() -> str:
-    """Processor, kernel and interpreter in a line."""
+    """Describe the processor, the kernel and the interpreter in one line."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

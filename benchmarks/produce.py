@@ -1,4 +1,4 @@
-"""Measures messages per second, latency and CPU time of produce, with one replica and with three.
+"""Measures the rate, latency and CPU time of sends, with one replica and with three.
 
 Workload: SEND_MESSAGE_V2 requests as stock clients send them, bodies of 128 B and 1 KiB, one topic of 8 queues; 1 and
 64 connections with one message in flight each, and 4 connections with 256 each. Real processes, real files, the
@@ -91,7 +91,7 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
 async def run_load(
     address: tuple[str, int], case: Case, args: Arguments, pids: Sequence[int]
 ) -> tuple[list[Report], list[list[float]]]:
-    """Load ``address`` as the case says; returns the workers' reports, and the CPU seconds of ``pids`` per window.
+    """Put the load of a case on ``address``. Returns the workers' reports, and the CPU seconds of ``pids`` by window.
 
     Raises GeneratorFailed.
     """
@@ -111,7 +111,7 @@ async def run_load(
 
 
 def windows_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], seconds: float) -> tuple[Window, ...]:
-    """The counts of the workers and the CPU use of the servers (leader first), window by window: pure."""
+    """Combine the workers' counts and the servers' CPU use (leader first) by window. Pure."""
     windows = []
     for number, used in enumerate(cpu):
         messages = sum(report.messages[number] for report in reports)
@@ -156,7 +156,7 @@ async def measure(cluster: DevCluster, case: Case, args: Arguments) -> Measureme
 
 
 async def measure_ceiling(case: Case, args: Arguments) -> float:
-    """The messages a second that the generator reaches against a server that does nothing."""
+    """Return the messages a second that the load generator reaches with a server that only acknowledges."""
     async with _null_server() as port:
         reports, cpu = await run_load(("127.0.0.1", port), case, args, [])
     return statistics.median(window.messages_per_second for window in windows_of(reports, cpu, args.seconds))
@@ -189,7 +189,7 @@ async def _null_server() -> AsyncIterator[int]:
 
 
 async def run(args: Arguments, directory: Path) -> tuple[list[Measurement], dict[str, float]]:
-    """Measure all cases of the plan, and the generator's ceilings by load."""
+    """Measure all selected cases, and the load generator's ceiling for each load."""
     cases = [
         case
         for case in all_cases()
@@ -244,7 +244,7 @@ def _accounts_file(directory: Path) -> Path:
 
 
 def line_of(measurement: Measurement) -> str:
-    """A measurement in a line for the terminal."""
+    """Format a measurement as a line for the terminal."""
     window = measurement.median
     followers = " + ".join(f"{us:.1f}" for us in window.follower_us)
     rss = " / ".join(f"{mib:.0f}" for mib in measurement.rss_mib)

@@ -1,4 +1,4 @@
-"""Measures the cost of serving pulls for a broker: pipelined pulls of one consumer, from the page cache.
+"""Measures what pulls cost a broker: one consumer sends many pulls at once, and messages are in the page cache.
 
     python -m benchmarks.pulling [--seconds 3] [--messages 100000]
 
@@ -36,7 +36,7 @@ _LENGTHS = struct.Struct(">II")
 
 @dataclass(frozen=True, slots=True)
 class PullRate:
-    """The messages received in ``seconds``; ``cpu_seconds`` are the server process's."""
+    """The messages received in ``seconds``. ``cpu_seconds``: of the server's process."""
 
     answers: int
     messages: int
@@ -46,14 +46,14 @@ class PullRate:
 
     @property
     def cpu_us(self) -> float:
-        """Microseconds of CPU per response."""
+        """The CPU time of the server per response, in microseconds."""
         return self.cpu_seconds / max(self.answers, 1) * 1e6
 
 
 def pull(
     address: tuple[str, int], frames: Iterable[bytes], *, count: int, in_flight: int, seconds: float, pid: int
 ) -> PullRate:
-    """Send ``frames``, an endless iterator, on one connection, ``in_flight`` of them at a time, for some seconds.
+    """Send ``frames``, an endless iterator, on one connection for some seconds, ``in_flight`` of them at a time.
 
     Each response stands for ``count`` messages; a response with another code than 0 is an error. Blocks.
     """
@@ -89,12 +89,12 @@ def _check(answer: bytes) -> None:
 
 
 def fill(address: tuple[str, int], messages: int, body_bytes: int, queues: int = QUEUES) -> None:
-    """Send ``messages`` messages to the benchmark's topic, round robin over the queues. Blocks."""
+    """Send ``messages`` messages to the benchmark's topic, round robin over its queues. Blocks."""
     fill_with(address, messages, [send_frame(number + 1, body_bytes, number % queues) for number in range(queues)])
 
 
 def fill_with(address: tuple[str, int], messages: int, frames: Sequence[bytes]) -> None:
-    """Send these frames in turn until ``messages`` were acknowledged. Blocks."""
+    """Send the frames in turn, again and again, until ``messages`` are acknowledged. Blocks."""
     with socket.create_connection(address) as sock:
         buffer, send_count, ack_count = b"", 0, 0
         while ack_count < messages:
@@ -109,7 +109,7 @@ def fill_with(address: tuple[str, int], messages: int, frames: Sequence[bytes]) 
 
 
 def receive_frame(sock: socket.socket) -> bytes:
-    """Receive the next frame, without its length. Blocks. Raises ConnectionError."""
+    """Receive the next frame, and return it without its length. Blocks. Raises ConnectionError."""
     data = bytearray()
     while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
         more = sock.recv(_RECEIVE_BYTES)
@@ -120,13 +120,13 @@ def receive_frame(sock: socket.socket) -> bytes:
 
 
 def sequential(messages: int, count: int, expression: str = "*", kind: str = "TAG") -> list[bytes]:
-    """Pulls over the first queue from its beginning to its end."""
+    """Return pulls that read the first queue from its begin to its end."""
     offsets = range(0, messages - count + 1, count)
     return [pull_frame(opaque, 0, offset, count, expression, kind) for opaque, offset in enumerate(offsets, 1)]
 
 
 def walk(messages: int, step: int, queues: Sequence[int], *, count: int = 32) -> Iterator[bytes]:
-    """Yield pulls over queues of ``messages`` messages each, from one queue after the other in turn; does not end.
+    """Yield pulls of one queue after the other, round robin, without an end. Each queue has ``messages`` messages.
 
     Each requests ``count`` messages, and should get ``step`` of them.
     """
@@ -145,7 +145,7 @@ def walk(messages: int, step: int, queues: Sequence[int], *, count: int = 32) ->
 
 
 def scattered_pulls(messages: int, pulls: int = 5000) -> list[bytes]:
-    """Pulls of single messages anywhere in the queues."""
+    """Return pulls of single messages at random places of all queues."""
     rng = random.Random(1)
     return [
         pull_frame(opaque, rng.randrange(QUEUES), rng.randrange(messages // QUEUES), 1) for opaque in range(1, pulls)
@@ -191,7 +191,7 @@ async def run(messages: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Run the command."""
+    """Read the command line, and measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--messages", type=int, default=100_000, help="in the topic")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")

@@ -49,7 +49,7 @@ _STEP = re.compile(rb'raftmq_scrape_step_max_seconds\{clock="(\w+)".*\} (\S+)')
 
 
 async def scrape(cluster: DevCluster, node_id: str = "n0") -> tuple[float, list[bytes]]:
-    """Scrape a broker's metrics; returns the seconds that took, and the lines of samples."""
+    """Scrape a broker's metrics. Returns the duration in seconds, and the lines of samples."""
     address = metrics_address_beside(("127.0.0.1", cluster.port(node_id)))
     assert address is not None, "a broker without a port for metrics"
     url = "http://{}:{}/metrics".format(*address)
@@ -65,7 +65,7 @@ async def scrape(cluster: DevCluster, node_id: str = "n0") -> tuple[float, list[
 
 
 async def measure_cost(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure CPU time per message, scraped and not, alternating window by window."""
+    """Measure the CPU time per message in windows that alternate: with scrapes and without."""
     pairs = args.windows
     windows = Arguments(**vars(args) | {"windows": 2 * pairs})
     async with one_broker(directory) as cluster:
@@ -99,14 +99,14 @@ def _steps(begin: float, end: float, step: float) -> Iterator[float]:
 
 @dataclass
 class Probe:
-    """Sends requests to a broker, one at a time, and measures the duration of each."""
+    """Sends requests to a broker one by one, and measures how long each takes."""
 
     quiet: list[float] = field(default_factory=list)
     scraped: list[float] = field(default_factory=list)
     _into: list[float] | None = None
 
     async def run(self, cluster: DevCluster) -> None:
-        """Send requests for ever. A request that begins or ends in a window is a sample of it."""
+        """Send requests forever. A request that begins or ends in a window is a sample of the window."""
         async with ClientCore.open([cluster.namesrv]) as core:
             while True:
                 began_in, begin = self._into, time.perf_counter()
@@ -118,7 +118,7 @@ class Probe:
 
     @contextmanager
     def window(self, into: list[float]) -> Iterator[None]:
-        """Collect the samples in this list until the end of the block."""
+        """Collect samples in the list ``into`` until the block ends."""
         self._into = into
         try:
             yield
@@ -127,7 +127,7 @@ class Probe:
 
 
 async def measure_large(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure with many topics and groups."""
+    """Measure scrapes of a broker with many topics and groups."""
     names = NAMES // 100 if args.quick else NAMES
     async with one_broker(directory) as cluster:
         await create_topics(cluster, names)

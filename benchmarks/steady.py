@@ -1,4 +1,4 @@
-"""Puts a sustained load on a group: measures it after the first seconds, and the cost of deferred work.
+"""Puts a sustained load on a group, to measure it after the first seconds, and to see the cost of deferred work.
 
 Three replicas, messages of 1 KiB, for at least 60 s and 2 GB of bodies: ``pipelined``, 4 connections with 256 single
 sends in flight each, and ``batches``, 4 connections with 2 batches of 32 messages. *Steady* is the second half of the
@@ -41,12 +41,12 @@ INDEX_GOAL_US = 1.0
 
 
 async def measure_pipelined(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure single sends."""
+    """Measure sends of single messages."""
     await _measure("pipelined", 256, 1, args, directory, note)
 
 
 async def measure_batches(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure batches."""
+    """Measure sends of batches."""
     await _measure("batches", 2, BATCH, args, directory, note)
 
 
@@ -113,7 +113,7 @@ async def _wait_idle(pids: Sequence[int], idle_core: float) -> tuple[float, floa
 
 
 def figures_of(case: str, windows: Sequence[Window], seconds: float) -> list[Figure]:
-    """The figures of the first window, and of the second half of all: pure.
+    """Compute the figures of the first window, and of the second half of all windows. Pure.
 
     CPU of each window is of the leader itself, then of the followers themselves, then of the child processes of each.
     """

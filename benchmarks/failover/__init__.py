@@ -1,1 +1,1 @@
-"""Measures the effects on clients while leaders fail and replicas are upgraded."""
+"""Measures what clients notice when leaders fail, and when replicas are upgraded."""

@@ -1,4 +1,4 @@
-"""Measures from outside how long writes are unavailable when a leader fails: by our client with its default settings.
+"""Measures for how long a client with default settings cannot write when a leader fails.
 
 A producer sends a message of 100 bytes every 5 ms to a group of three real brokers throughout. Unavailability is the
 longest time between two acknowledgements around the event; 5 ms of it is the send interval. Events: the leader is
@@ -65,7 +65,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(slots=True)
 class Sends:
-    """The outcomes of the messages: when each was acknowledged, and by which broker last."""
+    """The outcomes of messages: when each was acknowledged, and the broker that acknowledged last."""
 
     sent: int = 0
     acknowledged_at: list[float] = field(default_factory=list)
@@ -88,14 +88,14 @@ class Sends:
             self.host, self.host_since = host, now
 
     def longest_gap(self, since: float) -> float:
-        """The longest time between two acknowledgements, from the last one before ``since`` on."""
+        """Return the longest time between two acknowledgements, from the last one before ``since`` on."""
         times = self.acknowledged_at[max(bisect_left(self.acknowledged_at, since) - 1, 0) :]
         return max((after - before for before, after in itertools.pairwise(times)), default=0.0)
 
 
 @dataclass(slots=True)
 class Bench:
-    """A cluster and a producer that never stops."""
+    """A cluster, and a producer that sends without a pause."""
 
     cluster: Cluster
     networks: Networks
@@ -109,7 +109,7 @@ class Bench:
         return next(n for n in self.cluster.nodes if self.networks.clients_reach(n)[0] == self.sends.host)
 
     async def around(self, event: Callable[[], Awaitable[object]], *, moves: bool) -> float:
-        """Measure the unavailability around ``event``; ``moves``: another node has to acknowledge afterwards."""
+        """Measure the unavailability around ``event``. ``moves``: whether another node must acknowledge afterwards."""
         await wait_in_step(self.cluster)
         await trio.sleep(STEADY_SECONDS)
         before, since = self.sends.host, trio.current_time()
@@ -124,7 +124,7 @@ class Bench:
         raise ClusterFailed(f"no acknowledgement by another leader within {RECOVERY_SECONDS_MAX:g} s")
 
     async def measure_kill(self) -> float:
-        """Kill the leader's process and restart it; returns the unavailability in seconds."""
+        """Kill the leader and restart it. Returns the unavailability in seconds."""
         leader = self.leader
 
         async def kill() -> None:
@@ -136,7 +136,7 @@ class Bench:
         return gap
 
     async def follower_gone(self) -> float:
-        """Kill a follower's process, and restart it after a while; returns the unavailability in seconds."""
+        """Kill a follower and restart it after a while. Returns the unavailability in seconds."""
         follower = next(node for node in self.cluster.nodes if node != self.leader)
 
         async def leave() -> None:
@@ -154,7 +154,7 @@ class Bench:
         self.recoveries.append(trio.current_time() - start)
 
     async def cut_off(self) -> float:
-        """Cut the leader's network and restore it; returns the unavailability in seconds."""
+        """Cut the leader off the network for a while. Returns the unavailability in seconds."""
         leader = self.leader
         gap = await self.around(partial(self.networks.cut_off, leader), moves=True)
         await self.networks.heal()
@@ -162,7 +162,7 @@ class Bench:
         return gap
 
     async def measure_transfer(self) -> float:
-        """Transfer leadership by a command; returns the unavailability in seconds. Raises ClusterFailed if it fails."""
+        """Transfer leadership by a command. Returns the unavailability in seconds. Raises ClusterFailed."""
 
         async def transfer() -> None:
             process = await self.cluster.command("group", "transfer", "--namesrv", self.cluster.namesrv)
@@ -172,7 +172,7 @@ class Bench:
         return await self.around(transfer, moves=True)
 
     async def measure_restart(self, node: str) -> float:
-        """Restart a node cleanly, and wait until it has caught up; returns the unavailability in seconds."""
+        """Stop and restart a node, and wait until it has caught up. Returns the unavailability in seconds."""
 
         async def restart() -> None:
             await self.cluster.end(node, signal.SIGTERM)
@@ -184,7 +184,7 @@ class Bench:
 
 @asynccontextmanager
 async def open_bench(directory: Path) -> AsyncIterator[Bench]:
-    """Run a cluster with a producer. Raises ClusterFailed, ClientError, OSError."""
+    """Run a cluster and a producer. Raises ClusterFailed, ClientError, OSError."""
     async with open_failover_cluster(directory) as (cluster, networks):
         async with Admin(cluster.namesrv) as admin:
             await admin.create_topic(TOPIC, read_queues=4, write_queues=4)

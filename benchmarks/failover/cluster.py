@@ -1,4 +1,4 @@
-"""Two name servers and three brokers as processes in network namespaces, to be killed, cut off and restarted."""
+"""Runs two name servers and three brokers in network namespaces, where tests kill, cut off and restart them."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ def _is_in_step(status: GroupStatus) -> bool:
 
 @asynccontextmanager
 async def open_failover_cluster(directory: Path) -> AsyncIterator[tuple[Cluster, Networks]]:
-    """Start the cluster, and stop it at the end of the block. Raises ClusterFailed, OSError,
-    subprocess.CalledProcessError.
-    """
+    """Run the cluster until the block ends. Raises ClusterFailed, OSError, subprocess.CalledProcessError."""
     async with AsyncExitStack() as stack:
         networks = await stack.enter_async_context(open_networks(NODES))
         stack.enter_context(lock_directory(directory))

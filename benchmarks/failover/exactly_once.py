@@ -48,7 +48,7 @@ DELAYED, TIMED, TRANSACTIONS = "OnceDelayed", "OnceTimed", "OnceTransactions"
 
 
 class Fate(Enum):
-    """The allowed number of visible copies of a message."""
+    """The number of copies of a message that may become visible."""
 
     ONCE = "once"
     MAYBE = "at most once"
@@ -57,29 +57,29 @@ class Fate(Enum):
 
 @dataclass(slots=True)
 class Ledger:
-    """The expected fate of each message of a topic, and the actual one."""
+    """Compares the expected fate of each message of a topic with the copies that became visible."""
 
     topic: str
     fates: dict[bytes, Fate] = field(default_factory=dict)
     seen: Counter[bytes] = field(default_factory=Counter)
 
     def count(self, fate: Fate) -> int:
-        """The number of messages with this fate."""
+        """Return the number of messages with this expected fate."""
         return sum(each is fate for each in self.fates.values())
 
     @property
     def missing_messages(self) -> list[bytes]:
-        """Messages that must be visible and are not."""
+        """The messages that are not visible, but must be."""
         return [value for value, fate in self.fates.items() if fate is Fate.ONCE and not self.seen[value]]
 
     @property
     def duplicates(self) -> list[bytes]:
-        """Messages that are visible more than once."""
+        """The messages that are visible more than once."""
         return [value for value, count in self.seen.items() if count > 1]
 
     @property
     def phantoms(self) -> list[bytes]:
-        """Messages that are visible and must not be."""
+        """The messages that are visible, but must not be."""
         return [value for value in self.seen if self.fates.get(value, Fate.NEVER) is Fate.NEVER]
 
     @property
@@ -99,7 +99,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(slots=True)
 class ExactlyOnceRun:
-    """One run: the sent messages, and the kills."""
+    """The sent messages and the kills of one run."""
 
     args: Arguments
     ledgers: Mapping[str, Ledger] = field(
@@ -115,7 +115,7 @@ class ExactlyOnceRun:
 
 
 async def kill_leaders(cluster: DevCluster, run: ExactlyOnceRun) -> None:
-    """Kill the leader repeatedly, until cancelled; then all brokers run."""
+    """Kill the leader repeatedly until cancelled; afterwards all brokers run."""
     down: str | None = None
     try:
         while True:
@@ -133,7 +133,7 @@ async def kill_leaders(cluster: DevCluster, run: ExactlyOnceRun) -> None:
 
 
 async def send_delayed(producer: Producer, run: ExactlyOnceRun) -> None:
-    """Send delayed messages at a steady rate throughout."""
+    """Send delayed messages at a steady rate."""
     by_level, by_time = run.ledgers[DELAYED], run.ledgers[TIMED]
 
     def on_outcome(ledger: Ledger, body: bytes, outcome: SendResult | ClientError) -> None:
@@ -171,7 +171,7 @@ async def send_delayed(producer: Producer, run: ExactlyOnceRun) -> None:
 
 
 async def send_transactions(producer: TransactionProducer, run: ExactlyOnceRun) -> None:
-    """Send transactions at a steady rate: six of ten are committed, two rolled back, two left to a check-back."""
+    """Send transactions at a steady rate. Of ten, six are committed, two rolled back, two left to a check-back."""
     ledger = run.ledgers[TRANSACTIONS]
     begin = trio.current_time()
 
@@ -201,12 +201,12 @@ async def send_transactions(producer: TransactionProducer, run: ExactlyOnceRun) 
 
 
 def should_commit(body: bytes) -> bool:
-    """Whether the transaction of this message is to be committed."""
+    """Whether to commit the transaction of this message."""
     return int(body) % 10 not in (1, 6, 8)
 
 
 async def read_all(namesrv: str, ledger: Ledger) -> None:
-    """Read the topic until no message came for a while and none is missing, or the time is over. Raises ClientError."""
+    """Read the topic until no message is missing and none came for a while, or time is up. Raises ClientError."""
     async with PullConsumer(namesrv, "once_readers", consume_from="first") as consumer:
         await consumer.assign(await consumer.queues(ledger.topic))
         places: dict[tuple[int, int], bytes] = {}
@@ -225,7 +225,7 @@ async def read_all(namesrv: str, ledger: Ledger) -> None:
 
 
 async def play(args: Arguments, directory: Path) -> ExactlyOnceRun:
-    """Play the run. Raises ServersFailed, ClientError, OSError."""
+    """Execute the run. Raises ServersFailed, ClientError, OSError."""
     run = ExactlyOnceRun(args, load_average=load_average())
     begin = trio.current_time()
 
@@ -258,7 +258,7 @@ async def play(args: Arguments, directory: Path) -> ExactlyOnceRun:
 
 
 def markdown(run: ExactlyOnceRun, *, command: str) -> str:
-    """Write the page."""
+    """Write the page about the run."""
     lines = [
         "# Exactly once, measured",
         "",
@@ -288,7 +288,7 @@ def markdown(run: ExactlyOnceRun, *, command: str) -> str:
 
 
 def main() -> None:
-    """Run, print, write docs/reports/exactly-once.md; exit code 1 if a promise was broken."""
+    """Execute the run, and write docs/reports/exactly-once.md. Exit code 1 if a message has another fate."""
     parser = argparse.ArgumentParser(
         prog="make bench-exactly-once", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Measured failovers as a page of the documentation."""
+"""Writes measured failovers as a page of the documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Events:
-    """The unavailability at each run of an event; goals in seconds, None for none."""
+    """The unavailability during each repetition of an event. Goals are in seconds; None: no goal."""
 
     name: str
     p50_goal: float | None
@@ -34,13 +34,13 @@ class Events:
 
     @property
     def is_met(self) -> bool:
-        """Whether median and maximum are within their goals."""
+        """Whether the median and the maximum are within their goals."""
         p50_met = self.p50_goal is None or self.p50 < self.p50_goal
         return p50_met and (self.max_goal is None or self.maximum < self.max_goal)
 
 
 def markdown(all_events: Sequence[Events], *, command: str, machine: str, date: str) -> str:
-    """Write the page."""
+    """Write the page about all events."""
     lines = [
         "# Failover, measured",
         "",

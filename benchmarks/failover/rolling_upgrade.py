@@ -70,7 +70,7 @@ class Load:
         self.errors: list[str] = []
 
     async def run(self, *, task_status: trio.TaskStatus[trio.CancelScope]) -> None:
-        """Send until the scope that it starts with is cancelled; then wait for the sends in flight."""
+        """Send until the scope passed to ``task_status`` is cancelled. Then wait for the sends in flight."""
         async with trio.open_nursery() as sends:
             with trio.CancelScope() as scope:
                 task_status.started(scope)
@@ -95,14 +95,14 @@ class Load:
             self._under_way -= 1
 
     def longest_pause(self, begin: float, end: float) -> float:
-        """The longest time without an acknowledgement between two moments."""
+        """Return the longest time without an acknowledgement between ``begin`` and ``end``, in seconds."""
         times = [begin, *sorted(at for _, _, at in self.sends if begin <= at <= end), end]
         return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 @dataclass(slots=True)
 class UpgradeStep:
-    """A replica was restarted with the other version. ``pause_ms``: the longest time without an acknowledgement."""
+    """One restart of a replica with the other version. ``pause_ms``: the longest time without an acknowledgement."""
 
     what: str
     seconds: float
@@ -112,7 +112,7 @@ class UpgradeStep:
 
 @dataclass(slots=True)
 class SendOutcomes:
-    """The outcomes of all sends; ``waits_ms`` are the times until acknowledgement, in ascending order."""
+    """The outcomes of all sends. ``waits_ms``: times until acknowledgement, in ascending order."""
 
     steps: list[UpgradeStep] = field(default_factory=list)
     seconds: float = 0.0
@@ -128,7 +128,7 @@ class SendOutcomes:
         return not self.failed and not self.lost
 
     def lines(self) -> list[str]:
-        """The outcomes for people."""
+        """Describe the outcomes in lines for a terminal."""
         waits = self.waits_ms
         p99 = waits[len(waits) * 99 // 100]
         return [
@@ -140,7 +140,7 @@ class SendOutcomes:
         ]
 
     def section(self, *, command: str, earlier: str, load: float) -> str:
-        """The section of the document."""
+        """Write the section of the document."""
         rows = [f"| {s.what} | {s.seconds:.1f} s | {s.pause_ms:.0f} ms | {s.failed} |" for s in self.steps]
         return "\n".join(
             [
@@ -158,7 +158,7 @@ class SendOutcomes:
 
 
 def build(reference: str, directory: Path) -> Path:
-    """Build a checkout of ``reference`` with its virtual environment."""
+    """Check out ``reference``, and build it with its own virtual environment. Returns its path."""
     archive = subprocess.run(["git", "archive", reference], check=True, stdout=subprocess.PIPE).stdout
     checkout = directory / "earlier"
     checkout.mkdir()
@@ -168,7 +168,7 @@ def build(reference: str, directory: Path) -> Path:
 
 
 def last_tag() -> str:
-    """The last tag of this repository. Raises UpgradeFailed without one."""
+    """Return the last tag of this repository. Raises UpgradeFailed without one."""
     process = subprocess.run(["git", "describe", "--tags", "--abbrev=0"], check=False, capture_output=True, text=True)
     if process.returncode:
         raise UpgradeFailed("this repository has no tag: say which version to begin with, --from REF")
@@ -176,7 +176,7 @@ def last_tag() -> str:
 
 
 async def report_of(cluster: DevCluster) -> UpgradeReport | None:
-    """The report of `raftmq group upgrade-check`."""
+    """Return the report of `raftmq group upgrade-check`; None without one."""
     try:
         status = await cluster.status()
     except ClientError:
@@ -185,7 +185,7 @@ async def report_of(cluster: DevCluster) -> UpgradeReport | None:
 
 
 async def safe_report(cluster: DevCluster) -> UpgradeReport:
-    """Wait until a member may be stopped. Raises UpgradeFailed on timeout."""
+    """Wait until the report says that a member may be stopped, and return it. Raises UpgradeFailed on timeout."""
     report: UpgradeReport | None = None
     with trio.move_on_after(PATIENCE_SECONDS):
         while report is None or not report.safe:
@@ -197,7 +197,7 @@ async def safe_report(cluster: DevCluster) -> UpgradeReport:
 
 
 class Upgrade:
-    """The upgrade steps, with a line of figures for each."""
+    """Executes the steps of the upgrade, and prints a line of figures about each."""
 
     def __init__(self, cluster: DevCluster, load: Load, earlier: Path) -> None:
         self._cluster = cluster
@@ -279,7 +279,7 @@ def _lines_with(words: tuple[str, ...], log: Path) -> list[str]:
 
 
 async def read_all(namesrv: str, count: int) -> Counter[bytes]:
-    """Read every body in the topic, with its number of copies; waits until nothing more arrives."""
+    """Read the topic until nothing more arrives. Returns the number of copies of each body."""
     counts: Counter[bytes] = Counter()
     consumer = PushConsumer(namesrv, "check", consume_from="first")
     consumer.subscribe(TOPIC)
@@ -321,13 +321,13 @@ async def measure(directory: Path, earlier: Path, rate: int) -> SendOutcomes:
 
 
 def describe_commit(reference: str) -> str:
-    """A commit with its date."""
+    """Return a commit's short hash with its date."""
     command = ["git", "log", "-1", "--date=short", "--format=%h of %ad", reference]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def main() -> int:
-    """Run the command; returns 1 if a send failed or a message is lost."""
+    """Execute the command. Returns 1 if a send failed or a message is lost."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--from", dest="reference", metavar="REF", help="tag or commit; default: the last tag")
     parser.add_argument("--rate", type=int, default=1000, help="messages a second, default 1000")

@@ -1,1 +1,1 @@
-"""Instructions per message on the hot paths, against a committed baseline: `make bench-gate`."""
+"""Compares the instructions per message on the hot paths with a committed baseline: `make bench-gate`."""

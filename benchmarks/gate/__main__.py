@@ -1,4 +1,4 @@
-"""Instructions per message on the hot paths, counted by callgrind, against a committed baseline.
+"""Counts the instructions per message on the hot paths by callgrind, and compares them with a committed baseline.
 
 Time depends on other load of the machine, the number of instructions hardly does. Counts both forms of the broker: with
 compiled modules, and in Python alone. Fails if a figure is more than 10 % above benchmarks/gate/baseline.json;
@@ -36,17 +36,17 @@ FORMS = (PYTHON, COMPILED)
 
 
 class CannotTell(Exception):
-    """The instructions were not counted; the message has the reason and the remedy."""
+    """The instructions could not be counted. The message has the reason and the remedy."""
 
 
 def interpreter() -> str:
-    """The build of Python, on which the figures depend, too: another build has other instructions."""
+    """Return the build of Python. The figures depend on it: another build has other instructions."""
     compiler = f"{platform.python_compiler()}, {platform.machine()}"
     return f"{platform.python_implementation()} {platform.python_version()}, {compiler}"
 
 
 def count(form: str, seconds_max: float = SECONDS_MAX) -> dict[str, float]:
-    """Run all cases under callgrind; instructions per message by name. Raises CannotTell."""
+    """Run all cases under callgrind. Returns the instructions per message by case. Raises CannotTell."""
     if shutil.which("valgrind") is None or shutil.which(CONTROL) is None:
         raise CannotTell(f"valgrind, or its {CONTROL}, is not installed: apt-get install valgrind")
     if form == COMPILED and not IS_COMPILED:
@@ -79,7 +79,7 @@ def count(form: str, seconds_max: float = SECONDS_MAX) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None, path: Path = BASELINE) -> int:
-    """Count instructions and judge them by the baseline at ``path``; returns the exit code."""
+    """Count instructions, and compare them with the baseline at ``path``. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="make bench-gate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

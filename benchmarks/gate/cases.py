@@ -1,4 +1,4 @@
-"""The measured code, in the measured process: ``python -m benchmarks.gate.cases FILE [--by-callgrind]``.
+"""Runs the measured code in the measured process: ``python -m benchmarks.gate.cases FILE [--by-callgrind]``.
 
 Each case warms up, then instructions are counted. ``FILE`` gets names and numbers of messages as JSON, in order.
 """
@@ -83,7 +83,7 @@ class _Client:
 
 
 def count_append(counter: Counting) -> None:
-    """Count the instructions from validated requests to an entry of the log and, once committed, its responses."""
+    """Count the instructions from validated requests to a log entry, and from its commit to the responses."""
     log, client = _Log(), _Client()
     appender = Appender(
         log=log,
@@ -122,7 +122,7 @@ def count_append(counter: Counting) -> None:
 
 
 def count_reply(counter: Counting) -> None:
-    """Count the instructions of a response to a stored message."""
+    """Count the instructions of the response to a stored message."""
     template = SendReplyTemplate(HOST)
     offset, position = QueueOffset(1_000_000), PhysicalOffset(5_000_000_000)
 
@@ -136,7 +136,7 @@ def count_reply(counter: Counting) -> None:
 
 
 def main() -> None:
-    """Run all cases, and write their names and numbers of messages."""
+    """Run all cases, and write their names and numbers of messages to FILE."""
     file, *options = sys.argv[1:]
     counter = Counting(by_callgrind=BY_CALLGRIND in options)
     with tempfile.TemporaryDirectory(prefix="raftmq-gate-") as name:

@@ -20,7 +20,7 @@ CONTROL = "callgrind_control"
 
 
 class Counting:
-    """Records the counted cases, in order: names, and numbers of messages.
+    """Records the name and the number of messages of each counted case, in order.
 
     ``by_callgrind``: this process runs under callgrind, which instruments nothing yet.
     """
@@ -31,7 +31,7 @@ class Counting:
 
     @contextmanager
     def of(self, name: str, messages: int) -> Iterator[None]:
-        """Count the instructions of the block, after collecting garbage. Raises OSError if callgrind cannot be told."""
+        """Collect garbage, and count the instructions of the block. Raises OSError if callgrind does not respond."""
         gc.collect()
         self.cases.append((name, messages))
         if self._by_callgrind:

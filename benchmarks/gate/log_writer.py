@@ -1,4 +1,4 @@
-"""A log and its writer with a thread, each entry on disk before the next one is appended."""
+"""Counts the instructions of a log and its writer thread. Each entry is on disk before the next is appended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Two replicas in one process: real cores, logs and files; frames are passed directly, and each write is done at
-once.
-"""
+"""Counts the instructions of two replicas in one process, with real logs. Frames pass directly, writes end at once."""
 
 from __future__ import annotations
 
@@ -115,7 +113,7 @@ def _exchange(leader: _Member, follower: _Member, follower_frames: list[bytes]) 
 
 
 def count_replication(counter: Counting, directory: Path) -> None:
-    """Count the instructions of entries of 32 messages, from the leader's append to its commit; and the follower's."""
+    """Count the instructions of entries of 32 messages: the leader's, from append to commit, and the follower's."""
     clock = _Clock()
     leader, follower = _Member(LEADER, directory / "n0", clock), _Member(FOLLOWER, directory / "n1", clock)
     frames: list[bytes] = []

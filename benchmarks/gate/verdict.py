@@ -1,4 +1,4 @@
-"""Compares instructions per message with a baseline: pure."""
+"""Compares instructions per message with a baseline. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _SUMMARY = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 
 class DumpUnreadable(Exception):
-    """A callgrind file has no number of instructions, or files are missing."""
+    """A file of callgrind has no number of instructions, or is missing."""
 
 
 def instructions_in(dump: str) -> int:
-    """The number of instructions in a callgrind dump. Raises DumpUnreadable."""
+    """Read the number of instructions from a dump of callgrind. Raises DumpUnreadable."""
     match = _SUMMARY.search(dump)
     if match is None:
         raise DumpUnreadable("a dump of callgrind has no summary")
@@ -23,7 +23,7 @@ def instructions_in(dump: str) -> int:
 
 
 def per_message(cases: Sequence[tuple[str, int]], instructions: Sequence[int]) -> dict[str, float]:
-    """Instructions per message, by name; the least where a name was counted several times.
+    """Compute the instructions per message by name. If a name was counted several times, the least count is used.
 
     ``instructions`` are those between one mark and the next, from the start on: before the first counted block, in it,
     between it and the next, and so on. Raises DumpUnreadable.
@@ -39,7 +39,7 @@ def per_message(cases: Sequence[tuple[str, int]], instructions: Sequence[int]) -
 
 @dataclass(frozen=True, slots=True)
 class GateVerdict:
-    """The verdict on one figure. ``before`` is None for one that has no baseline yet."""
+    """The verdict on one figure. ``before``: its baseline; None if it has none yet."""
 
     name: str
     now: float
@@ -63,5 +63,5 @@ class GateVerdict:
 
 
 def judge(now: Mapping[str, float], baseline: Mapping[str, float]) -> list[GateVerdict]:
-    """A verdict for each figure, in their order."""
+    """Compare each figure with its baseline. Returns the verdicts in the order of the figures."""
     return [GateVerdict(name, value, baseline.get(name)) for name, value in now.items()]

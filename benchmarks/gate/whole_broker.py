@@ -1,4 +1,4 @@
-"""A broker with a single replica on a loopback socket, and a client of it, in one process and one event loop.
+"""Counts the instructions of a broker with one replica and its client, in one process with one event loop.
 
 Nothing is left to chance, so that each run has the same instructions: the clock stops while instructions are counted,
 so no timer runs; messages are acknowledged from memory, and the log is written without a thread of its own
@@ -36,7 +36,7 @@ _READY_SECONDS_MAX = 120.0
 
 
 async def ask(stream: trio.SocketStream, frames: Sequence[bytes]) -> list[bytes]:
-    """Send all frames at once; returns the codes of the responses when all have arrived."""
+    """Send all frames at once, and wait for all responses. Returns their codes."""
     await stream.send_all(b"".join(frames))
     data, codes = b"", list[bytes]()
     while len(codes) < len(frames):
@@ -60,7 +60,7 @@ def _codes(frames: bytes) -> list[bytes]:
 
 
 async def create_topic(stream: trio.SocketStream) -> None:
-    """Create the topic as soon as the broker leads."""
+    """Wait until the broker leads, and create the topic."""
     frame = request_frame(RequestCode.UPDATE_AND_CREATE_TOPIC, 1, topic_ext(TOPIC))
     with trio.fail_after(_READY_SECONDS_MAX):
         while await ask(stream, [frame]) != [b"0"]:  # noqa: ASYNC110 - no event to wait for
@@ -79,7 +79,7 @@ def _writer(
 
 
 def count_whole_broker(counter: Counting, directory: Path) -> None:
-    """Count the instructions of sends, 32 in flight; batches, 8 in flight; then pulls of 32 messages, one at a time."""
+    """Count the instructions of sends (32 in flight), of batches (8 in flight), and of pulls of 32 messages each."""
     clock = MockClock(rate=1.0)
     # Trio lets chance decide which of its tasks comes first.
     trio._core._run._r.seed(1)

@@ -1,1 +1,1 @@
-"""Load on servers: a closed loop, an open loop, and dialogues of several requests, each as a process of its own."""
+"""Load generators as separate processes: a closed loop, an open loop, and dialogues of several requests."""

@@ -1,4 +1,4 @@
-"""The load generator: one operating system process with a fixed number of messages in flight on each connection.
+"""A load generator that keeps a fixed number of messages in flight on each connection, in one process.
 
 It does as little as possible: raw non-blocking sockets under epoll, frames built before the start and resent unchanged,
 responses split and matched in bulk (`benchmarks.wires`, one for each kind of server). Latency is from passing a frame
@@ -60,7 +60,7 @@ class Connection:
         self.unsent: memoryview | None = None
 
     def send(self, data: bytes | memoryview) -> bool:
-        """Send bytes; returns False if the kernel did not take all: the rest is in ``unsent``."""
+        """Send bytes. Returns False if the kernel did not take all; the rest is then in ``unsent``."""
         try:
             count = self.sock.send(data)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -72,12 +72,12 @@ class Connection:
         return False
 
     def send_later(self, data: bytes) -> None:
-        """Append to the bytes that the kernel has not taken yet."""
+        """Append bytes to those that the kernel has not taken yet."""
         assert self.unsent is not None, "the socket has room"
         self.unsent = memoryview(bytes(self.unsent) + data)
 
     def receive(self, samples: array[float]) -> Sequence[Hashable]:
-        """Read replies and add their latencies to ``samples``; returns the answered requests. Raises LoadFailed."""
+        """Read responses, and add their latencies to ``samples``. Returns the answered requests. Raises LoadFailed."""
         try:
             size = self.sock.recv_into(RECEIVE_BUFFER)
         except ssl.SSLWantReadError:

@@ -1,4 +1,4 @@
-"""Burns a share of one core: a baseline for the cost of CPU contention alone.
+"""Burns a share of one core, to measure what CPU contention alone costs.
 
     python -m benchmarks.load.cpu_burner SHARE SECONDS
 
@@ -15,7 +15,7 @@ _SLICE_SECONDS = 0.0005
 
 
 def burn(share: float, seconds: float) -> None:
-    """Be busy for ``share`` (0 to 1) of the time, for ``seconds``, in short pieces."""
+    """Use the CPU for the fraction ``share`` (0 to 1) of ``seconds``, in short pieces."""
     begin, used = time.monotonic(), time.process_time()
     while (elapsed := time.monotonic() - begin) < seconds:
         if time.process_time() - used < share * elapsed:

@@ -1,4 +1,4 @@
-"""Dialogues with a broker, as a load generator: each next request depends on the response, as in transactions and POP.
+"""A load generator of dialogues, in which each request depends on the response before, as in transactions and POP.
 
 A dialogue is a generator of requests, which gets the response to each. Many of them share a few connections: the opaque
 is the number of the dialogue. Run as ``python -m benchmarks.load.dialogues``: a `DialogueJob` on standard input, a
@@ -47,7 +47,7 @@ _EMPTY = (ResponseCode.PULL_NOT_FOUND, ResponseCode.POLLING_FULL, ResponseCode.P
 
 @dataclass(frozen=True, slots=True)
 class DialogueJob:
-    """``flows`` of one kind (a name in `FLOWS`) on a number of ``connections``.
+    """A load of ``flows`` of one kind (a name in `FLOWS`) on a number of ``connections``.
 
     ``begin``: when the first window begins, on CLOCK_MONOTONIC. ``total``: the number of operations after which to end,
     0 for never. ``options`` are the flow's own.
@@ -67,7 +67,7 @@ class DialogueJob:
 
 @dataclass(frozen=True, slots=True)
 class DialogueReport:
-    """The operations in each window, and in total, and the CPU seconds of this process."""
+    """The operations in each window and in total, and the CPU seconds of the load generator."""
 
     done: list[int]
     total: int
@@ -76,7 +76,7 @@ class DialogueReport:
 
 
 class Request(NamedTuple):
-    """A request of a flow to the broker."""
+    """A request that a flow sends to the broker."""
 
     code: int
     ext: Ext | None
@@ -90,7 +90,7 @@ OnDone = Callable[[int], None]
 def send_request(
     slot: int, number: int, body: bytes, queue_id: int, more: Mapping[str, str], sys_flag: int = 0
 ) -> Request:
-    """A SEND_MESSAGE_V2 with its own unique key, and ``more`` properties by their names on the wire."""
+    """Make a SEND_MESSAGE_V2 with a unique key, and with ``more`` properties by their names on the wire."""
     properties = {props.UNIQUE_KEY: f"7F000001{slot:08X}{number:016X}", props.WAIT: "true", **more}
     ext = send_ext(TOPIC, queue_id, props.encode(properties), sys_flag=sys_flag)
     return Request(RequestCode.SEND_MESSAGE_V2, ext, body)
@@ -105,7 +105,7 @@ def sends(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
 
 
 def timed_sends(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
-    """Send messages for a time between ``options["from_ms"]`` and ``options["to_ms"]``, epoch milliseconds."""
+    """Send messages to deliver between ``options["from_ms"]`` and ``options["to_ms"]``, in epoch milliseconds."""
     rng = random.Random(slot)
     low, high = job.options["from_ms"], job.options["to_ms"]
     body = bytes(job.body_bytes)
@@ -116,7 +116,7 @@ def timed_sends(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
 
 
 def transactions(job: DialogueJob, slot: int, on_done: OnDone) -> Flow:
-    """Send half messages, and commit each as soon as it is stored."""
+    """Send half messages, and commit each one as soon as it is stored."""
     body = bytes(job.body_bytes)
     half = {props.TRANSACTION_PREPARED: "true", props.PRODUCER_GROUP: PRODUCERS}
     for number in itertools.count():

@@ -1,4 +1,4 @@
-"""The common part of load generators as processes: a job comes in, a report is printed, both dataclasses as JSON.
+"""Runs a load generator as a process: reads a job, and prints a report. Both are dataclasses as JSON.
 
 Imports little: a generator must be ready when its first window begins.
 """
@@ -20,7 +20,7 @@ STARTED_LATE = 3
 
 
 def do_job(kind: type[J], generate: Callable[[J], object], *failures: type[Exception]) -> None:
-    """Run a load generator: read a job, do it, write the report. ``failures`` become the last line of the errors."""
+    """Read a job, do it, and print the report. An error of ``failures`` becomes the last line of standard error."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=kind)
     try:
         report = generate(job)

@@ -1,4 +1,4 @@
-"""The requests that load generators send, as stock clients write them, and the responses to them."""
+"""Builds the requests of load generators, as stock clients write them, and reads the responses."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ _decode = msgspec.json.Decoder(Response).decode
 
 
 def topic_name(number: int) -> str:
-    """The name of a topic of loads with many topics; the first one is `TOPIC`."""
+    """Return the name of topic ``number`` of a load with many topics. The first one is `TOPIC`."""
     return f"{TOPIC}{number}" if number else TOPIC
 
 
 def lite_name(number: int) -> str:
-    """The name of a lite topic, of the same length for all."""
+    """Return the name of lite topic ``number``. All names have the same length."""
     return f"lite-{number:07d}"
 
 
 def request_frame(
     code: int, opaque: int, ext: Ext | None = None, body: bytes = b"", keys: tuple[str, str] | None = None
 ) -> bytes:
-    """Encode a request; with ``keys``, access key and secret key, sign it."""
+    """Encode a request. ``keys``, an access key and a secret key, sign it."""
     fields = {} if ext is None else ext.fields()
     fields.pop(_FORWARD_ONLY, None)
     if keys is not None:
@@ -72,7 +72,7 @@ def request_frame(
 
 
 def send_ext(topic: str, queue_id: int, properties: str, *, sys_flag: int = 0, batch: bool = False) -> SendExt:
-    """The fields of a send, without the body."""
+    """Return the fields of a send, without the body."""
     return SendExt(
         producer_group=PRODUCERS,
         topic=topic,
@@ -99,7 +99,7 @@ def send_frame(
     body: bytes | None = None,
     more: str = "",
 ) -> bytes:
-    """A whole frame: length, header length, a JSON header of about 360 bytes, and a body.
+    """Return the whole frame of a send: length, header length, a JSON header of about 360 bytes, and the body.
 
     With ``batch`` above 1 the body is ``batch`` messages of ``body_bytes`` each, and the request a SEND_BATCH_MESSAGE.
     The same frame may be sent repeatedly: a broker does not look at the unique key. With ``keys``, access key and
@@ -128,7 +128,7 @@ def pull_ext(
     expression: str = "*",
     kind: str = "TAG",
 ) -> PullExt:
-    """The fields of a pull that brings its subscription along."""
+    """Return the fields of a pull that includes its subscription."""
     return PullExt(
         consumer_group=group,
         topic=topic,
@@ -156,7 +156,7 @@ def pull_frame(
     waits: bool = False,
     program: str | None = None,
 ) -> bytes:
-    """A pull that brings its subscription along, as a whole frame.
+    """Return the whole frame of a pull that includes its subscription.
 
     With ``waits`` it is a long poll of 15 s, with ``program`` one to a filter server.
     """
@@ -166,7 +166,7 @@ def pull_frame(
 
 
 def pop_ext(group: str, queue_id: int, count: int, *, from_last: bool = False) -> PopExt:
-    """The fields of a pop of `TOPIC` that may wait."""
+    """Return the fields of a pop of `TOPIC` that may wait."""
     return PopExt(
         consumer_group=group,
         topic=TOPIC,
@@ -182,7 +182,7 @@ def pop_ext(group: str, queue_id: int, count: int, *, from_last: bool = False) -
 
 
 def topic_ext(topic: str, queues: int = QUEUES) -> UpdateAndCreateTopicExt:
-    """The fields of the request that creates a topic."""
+    """Return the fields of the request that creates a topic."""
     return UpdateAndCreateTopicExt(
         topic=topic,
         default_topic=AUTO_CREATE_TEMPLATE,
@@ -193,7 +193,7 @@ def topic_ext(topic: str, queues: int = QUEUES) -> UpdateAndCreateTopicExt:
 
 
 def heartbeat_frame(opaque: int, client_id: str, *, consumes: str | None = None) -> bytes:
-    """A heartbeat of a producer, or of a consumer of the topic ``consumes``, as a member of `CONSUMERS`."""
+    """Return the heartbeat of a producer, or of a member of `CONSUMERS` that consumes the topic ``consumes``."""
     if consumes is None:
         data = HeartbeatData(client_id=client_id, producers=[ProducerData(group=PRODUCERS)])
     else:
@@ -204,21 +204,21 @@ def heartbeat_frame(opaque: int, client_id: str, *, consumes: str | None = None)
 
 
 def responses(data: bytes) -> tuple[Sequence[tuple[Response, memoryview]], int]:
-    """Decode header and body of each whole response in JSON; returns also their end. Skips a broker's requests."""
+    """Decode the whole responses in JSON: header and body of each, and the end of the last one. Skips requests."""
     frames, end = split_frames(memoryview(data))
     pairs = ((_decode(header), body) for _, header, body in frames)
     return [(header, body) for header, body in pairs if header.flag & RESPONSE_FLAG], end
 
 
 def popped_rows(reply: PopReply) -> Iterator[tuple[str, int, int, list[int]]]:
-    """The messages of a pop: mark, queue id, and start of each queue, and the offsets of the messages in it."""
+    """Yield the messages of a pop by queue: mark, queue id, first offset of the queue, and the messages' offsets."""
     starts = {(mark, queue): int(start) for mark, queue, start in _rows(reply.start_offset_info)}
     for mark, queue, offsets in _rows(reply.msg_offset_info):
         yield mark, int(queue), starts[mark, queue], [int(offset) for offset in offsets.split(",")]
 
 
 def batch_ack(group: str, reply: PopReply) -> BatchAck:
-    """The acknowledgement of all messages of a pop of `TOPIC`: a bit for each, counted from the first of its queue."""
+    """Return the acknowledgement of all messages of a pop of `TOPIC`: a bit for each, from the first of its queue."""
     rows = [
         AckRow(
             group=group,

@@ -1,4 +1,4 @@
-"""Load generators as separate processes, and the CPU use of the servers meanwhile.
+"""Runs load generators as separate processes, and measures the CPU use of the servers meanwhile.
 
 A generator is a module that calls `do_job`; callers that want its report call `run_generator`.
 """
@@ -38,11 +38,11 @@ _LATE_SHARE = 0.1
 
 
 class GeneratorFailed(Exception):
-    """A load generator ended early; the message has its last output."""
+    """A load generator ended too early. The message has its last output."""
 
 
 async def run_generator(module: str, job: object, report: type[R], environment: Mapping[str, str] | None = None) -> R:
-    """Let a process of its own do a job. ``environment`` extends ours. Raises GeneratorFailed, StartedLate."""
+    """Run a job in a separate process. ``environment`` extends ours. Raises GeneratorFailed, StartedLate."""
     process = await trio.run_process(
         [sys.executable, "-m", module],
         stdin=msgspec.json.encode(job),
@@ -60,7 +60,7 @@ async def run_generator(module: str, job: object, report: type[R], environment: 
 
 
 def share_out(job: Job, workers: int = WORKERS_MAX) -> list[Job]:
-    """Divide the connections of ``job`` among at most ``workers`` processes."""
+    """Divide the connections of ``job`` among at most ``workers`` jobs."""
     workers = min(workers, job.connections)
     jobs, first = list[Job](), 0
     for worker in range(workers):
@@ -75,7 +75,7 @@ Meter = Callable[[], float]
 
 
 def cpu_meters(pids: Sequence[int]) -> list[Meter]:
-    """The CPU seconds of each process with its children."""
+    """Return a meter of CPU seconds for each process and its children."""
     return [partial(cpu_seconds, pid) for pid in pids]
 
 
@@ -105,7 +105,7 @@ async def drive(
     *,
     ahead_seconds_min: float = AHEAD_SECONDS_MIN,
 ) -> tuple[list[Report], list[list[float]]]:
-    """Run all jobs at once, with the same windows; returns also the counts of each meter in each window.
+    """Run all jobs at once, with the same windows. Also returns the counts of each meter in each window.
 
     ``generator`` is a module that reads a job and writes a `Report`, both as JSON; exit code `STARTED_LATE` says that
     the first window began before it. If the machine is so busy that this happens, or that this process notices the end

@@ -39,5 +39,5 @@ class Job:
     lite_topics: int = 0
 
     def at(self, begin: float) -> Job:
-        """Copy the job with another begin."""
+        """Return the job with another begin."""
         return replace(self, begin=begin)

@@ -1,4 +1,4 @@
-"""A server that acknowledges every frame at once and does nothing: shows the highest rate of the load generator.
+"""A server that only acknowledges every frame: it shows the highest rate that the load generator can reach.
 
 A broker's measurement is valid only where the generator could have been faster. Run as ``python -m
 benchmarks.load.null_server PORT``; ends with its standard input.

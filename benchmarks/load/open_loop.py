@@ -1,4 +1,4 @@
-"""A load generator with a rate: requests are sent when they are due, whether those before them were answered or not.
+"""A load generator that sends each request when it is due, whether earlier ones were answered or not.
 
 As `benchmarks.load.closed_loop`, with the same connections and frames; only the sending differs. A latency begins when
 the message was due. Where no slot is free, messages wait for one, and their wait is part of their latency.
@@ -33,7 +33,7 @@ RETRY_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PacedJob:
-    """``rate`` messages a second from now until the last window of ``job`` ends."""
+    """A load of ``rate`` messages a second, from now until the last window of ``job`` ends."""
 
     job: Job
     rate: float
@@ -53,12 +53,12 @@ class PacedJob:
         return self.job.windows
 
     def at(self, begin: float) -> PacedJob:
-        """Copy the job with another begin."""
+        """Return the job with another begin."""
         return replace(self, job=self.job.at(begin))
 
 
 class Sender:
-    """Hands due requests to the connections in turn; each connection keeps at most ``job.in_flight`` of them.
+    """Sends due requests on the connections in turn. Each connection has at most ``job.in_flight`` open requests.
 
     ``late``: the seconds by which requests were sent late, for requests due at ``counts_from`` or later.
     """
@@ -73,14 +73,14 @@ class Sender:
         self.free: dict[Connection, deque[Hashable]] = {each: deque(each.wire.initial()[0]) for each in connections}
 
     def replace(self, old: Connection, new: Connection | None) -> None:
-        """Replace a failed connection by ``new``; None: use only the others, until there is a new one."""
+        """Replace a failed connection by ``new``. None: use only the others, until there is a new one."""
         self.free.pop(old, None)
         if new is not None:
             self.free[new] = deque(new.wire.initial()[0])
         self._turns = itertools.cycle(self.free)
 
     def send_due(self, now: float) -> tuple[list[Connection], list[tuple[Connection, OSError]]]:
-        """Send due requests. Returns the connections whose sockets are full, and the failed ones."""
+        """Send the due requests. Returns the connections with full sockets, and the failed ones with their errors."""
         connections, failures = list[Connection](), list[tuple[Connection, OSError]]()
         for _ in self.free:
             due = int((now - self._begin) * self._rate) - self._send_count
@@ -106,7 +106,7 @@ class Sender:
 
 
 class Connections:
-    """The connections of a load, by their sockets' descriptors."""
+    """The connections of a load, by the file descriptors of their sockets."""
 
     def __init__(self, paced_job: PacedJob, epoll: select.epoll) -> None:
         self._job = paced_job.job
@@ -134,7 +134,7 @@ class Connections:
             connection.sock.close()
 
     def lose(self, connection: Connection, sender: Sender, error: Exception) -> None:
-        """Close a connection after a failure; raises ``error`` again if the load does not survive it."""
+        """Close a failed connection. Raises ``error`` again if the load may not survive it."""
         if not self._survives:
             raise error
         self.failed += len(connection.send_times)
@@ -146,7 +146,7 @@ class Connections:
         self._reconnects.append((connection, self.numbers.pop(connection)))
 
     def reopen(self, sender: Sender, now: float) -> None:
-        """Try to open a lost connection again, now and then."""
+        """Try to reopen a lost connection, at most now and then."""
         if not self._reconnects or now < self._retry_at:
             return
         self._retry_at = now + RETRY_SECONDS
@@ -158,7 +158,7 @@ class Connections:
 
 
 def generate(paced_job: PacedJob) -> Report:
-    """Send until the last window ends. Raises LoadFailed, OSError, unless the load survives them."""
+    """Send until the last window ends. Raises LoadFailed or OSError, unless the load may survive them."""
     with closing(select.epoll()) as epoll, closing(Connections(paced_job, epoll)) as connections:
         return _generate(paced_job, epoll, connections)
 

@@ -1,4 +1,4 @@
-"""A well-behaved client beside others: a few messages a second, timed from when each is due to the consumer's callback.
+"""A client with few messages a second. Measures the time from when each is due to the consumer's callback.
 
 Producer and consumer are our client library, in a separate process: ``python -m benchmarks.load.paced_client`` reads a
 `PacedSendJob` from standard input and writes a `PacedReport` to standard output. Messages are sent when they are due,
@@ -28,7 +28,7 @@ _ERRORS_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class PacedSendJob:
-    """``rate`` messages a second: for ``warmup`` seconds, which are not measured, then for ``seconds``."""
+    """A load of ``rate`` messages a second: ``warmup`` seconds without measurement, then ``seconds`` with it."""
 
     namesrv: str
     topic: str
@@ -39,7 +39,7 @@ class PacedSendJob:
 
 @dataclass(slots=True)
 class PacedReport:
-    """The seconds from when a message was due, for each measured message, in order of arrival."""
+    """The seconds from when each measured message was due, in the order of arrival."""
 
     acknowledged: list[float] = field(default_factory=list)
     delivered: list[float] = field(default_factory=list)

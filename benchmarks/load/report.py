@@ -17,7 +17,7 @@ BUCKETS_PER_E = 50
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Per window: messages acknowledged, CPU seconds this process used, and latency buckets (see `bucket_seconds`).
+    """The figures of each window: acknowledged messages, CPU seconds of this process, and latencies by bucket.
 
     ``failed``: requests in all windows and before them that were refused, or whose connection was closed; only loads
     that survive such failures have this. ``refusals``: the number of refused connections, by text. ``late``: by how
@@ -35,11 +35,11 @@ class Report:
 
 
 class StartedLate(Exception):
-    """The first window began before its load."""
+    """The first window began before all connections sent."""
 
 
 class Recorder:
-    """Collects latencies per window.
+    """Collects latencies by window.
 
     Attributes:
         samples: latencies of the current window, in seconds; before the first window they are discarded.
@@ -56,7 +56,7 @@ class Recorder:
         self.boundary = begin
 
     def advance(self, now: float) -> Report | None:
-        """Begin the window that ``now`` is in; returns the report when the last one has ended."""
+        """Go to the window that contains ``now``. Returns the report once the last window has ended."""
         while now >= self.boundary:
             self._cpu_marks.append(process_cpu_seconds())
             self._wait_marks.append(resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw)
@@ -74,7 +74,7 @@ class Recorder:
 
 
 def monotonic_seconds() -> float:
-    """The time of CLOCK_MONOTONIC, which all processes share."""
+    """Return the time of CLOCK_MONOTONIC in seconds. All processes share this clock."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
@@ -84,7 +84,7 @@ def process_cpu_seconds() -> float:
 
 
 def buckets(latencies: array[float]) -> dict[int, int]:
-    """The number of latencies, in seconds, in each logarithmic bucket."""
+    """Count the latencies, in seconds, in each logarithmic bucket."""
     counts: dict[int, int] = {}
     log = math.log
     for seconds in latencies:
@@ -94,7 +94,7 @@ def buckets(latencies: array[float]) -> dict[int, int]:
 
 
 def sum_counts(counts: Iterable[dict[int, int]]) -> dict[int, int]:
-    """Add the numbers of all buckets."""
+    """Add the counts of each bucket."""
     total: Counter[int] = Counter()
     for each in counts:
         total.update(each)
@@ -102,12 +102,12 @@ def sum_counts(counts: Iterable[dict[int, int]]) -> dict[int, int]:
 
 
 def bucket_seconds(bucket: int) -> float:
-    """The middle of a bucket."""
+    """Return the middle of a bucket in seconds."""
     return math.exp((bucket + 0.5) / BUCKETS_PER_E) / 1e6
 
 
 def quantile(counts: dict[int, int], share: float) -> float:
-    """The latency in seconds that ``share`` of the samples do not exceed; 0 if there are none."""
+    """Return the latency in seconds that the fraction ``share`` of the samples do not exceed; 0 without samples."""
     total = sum(counts.values())
     total_so_far = 0
     for bucket in sorted(counts):

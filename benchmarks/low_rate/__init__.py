@@ -1,1 +1,1 @@
-"""Measures the cost and the latency of messages when there are few of them: `make bench-low-rate`."""
+"""Measures the cost and the latency of messages at low rates: `make bench-low-rate`."""

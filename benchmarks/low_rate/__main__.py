@@ -1,4 +1,4 @@
-"""Measures the cost and the latency of messages when there are few of them.
+"""Measures the cost and the latency of messages at low rates.
 
 Messages of 1 KiB at fixed times, 10 to 2,000 a second, whether earlier ones were acknowledged or not; the time to the
 acknowledgement begins when a message was due. CPU and wake-ups (voluntary context switches) of each server and of the

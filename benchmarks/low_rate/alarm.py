@@ -1,4 +1,4 @@
-"""Waiting until a time to the microsecond, in a trio program: its own timers are as late as a millisecond."""
+"""Waits until a time to the microsecond in a trio program. Trio's own timers may be a millisecond late."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Timer = ctypes.c_long * 4
 
 
 class Alarm:
-    """A timer of the kernel; for one task. It is open until the process ends."""
+    """A timer of the kernel, for one task. It stays open until the process ends."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -26,7 +26,7 @@ class Alarm:
             raise OSError(ctypes.get_errno(), "timerfd_create failed")
 
     async def wait_until(self, at: float) -> None:
-        """Wait until ``at`` on CLOCK_MONOTONIC; returns at once if that is over."""
+        """Wait until the time ``at`` on CLOCK_MONOTONIC. Returns at once if it has passed."""
         when = _Timer(0, 0, int(at), int(at % 1 * 1e9))
         if self._libc.timerfd_settime(self._fd, _ABSOLUTE, ctypes.byref(when), None):
             raise OSError(ctypes.get_errno(), "timerfd_settime failed")

@@ -1,4 +1,4 @@
-"""The floor: a server that writes and syncs each request to a file and answers, and does nothing else.
+"""The floor of all systems: a server that only writes each request to a file, syncs it, and responds.
 
 A loop of epoll, receive, write, fdatasync and send, for one client after the other. Any more time that a broker takes
 is its own. Run as ``python -m benchmarks.low_rate.floor_server PORT FILE``.
@@ -19,7 +19,7 @@ _FILE_BYTES = 64 * 2**20
 
 
 def serve(port: int, path: str) -> None:
-    """Answer until the process is killed. Raises OSError."""
+    """Respond to requests until the process is killed. Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     os.posix_fallocate(fd, 0, _FILE_BYTES)
     os.fsync(fd)

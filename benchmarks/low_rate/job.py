@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class LowRateJob:
-    """``rate`` messages a second of ``body_bytes``, due at fixed times until the last window ends; 0: only connect.
+    """A load of ``rate`` messages a second of ``body_bytes``, due at fixed times; 0: only connect, and stay idle.
 
     Messages acknowledged before ``begin``, on CLOCK_MONOTONIC, are not measured. ``wire``, ``address``: a protocol of
     `benchmarks.load.closed_loop.WIRES` and the server; ``namesrv``, ``topic``: for our client library.
@@ -31,11 +31,11 @@ class LowRateJob:
         return self.begin + self.windows * self.window_seconds
 
     def at(self, begin: float) -> LowRateJob:
-        """Copy the job with another begin."""
+        """Return the job with another begin."""
         return replace(self, begin=begin)
 
     def due_times(self, now: float) -> Iterator[float]:
-        """The times at which messages are due, from soon after ``now``; one of them is ``begin``."""
+        """Yield the times at which messages are due, from soon after ``now`` on. One of them is ``begin``."""
         number = math.ceil((now - self.begin) * self.rate)
         while (due := self.begin + number / self.rate) < self.end:
             yield due

@@ -1,4 +1,4 @@
-"""A run as a section of docs/benchmarks/low-rate.md: pure."""
+"""Writes a run as a section of docs/benchmarks/low-rate.md. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CPU_MS_MAX = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LowRateSample:
-    """The figures of a system in ``seconds`` with ``rate`` messages due a second; 0: it was idle. Servers in the order
-    of their processes.
+    """The figures of a system during ``seconds`` with ``rate`` messages a second; 0: it was idle. Servers are in the
+    order of their processes.
 
     ``acknowledged`` messages in these seconds: fewer than were due if the machine was too busy for this rate. CPU of
     the servers and of the client in cores, and their wake-ups a second. Times in ms from when a message was due; 0
@@ -42,7 +42,7 @@ class LowRateSample:
     load_average: float
 
     def ms_per_message(self, cores: float) -> float:
-        """CPU of a process in ms per acknowledged message; infinite if none was acknowledged."""
+        """Return a process's CPU in ms per acknowledged message; infinite if none was acknowledged."""
         return 1e3 * cores * self.seconds / self.acknowledged if self.acknowledged else float("inf")
 
 
@@ -59,7 +59,7 @@ Samples = Mapping[str, Sequence[LowRateSample]]
 def section(
     about: Mapping[str, str], samples: Samples, left_out: Mapping[str, str], *, command: str, machine: str, date: str
 ) -> str:
-    """The section of the page: how the systems were measured, a table of all, and the goals."""
+    """Write the section of the page: how the systems were measured, a table of all, and the goals."""
     loads = [sample.load_average for each in samples.values() for sample in each]
     longest = [
         f"Command: `{command}`. Date: {date}. Load average before each row: {min(loads):.1f} to {max(loads):.1f}.",
@@ -105,7 +105,7 @@ def _idle_row(name: str, sample: LowRateSample) -> str:
 
 
 def goals(samples: Samples, floor: str = "floor", own: str = "raftmq") -> list[Figure]:
-    """Each figure that has a goal and was measured."""
+    """Return each figure that has a goal and was measured."""
     figures = list[Figure]()
     ours = {sample.rate: sample for sample in samples.get(own, ())}
     floors = {sample.rate: sample for sample in samples.get(floor, ())}

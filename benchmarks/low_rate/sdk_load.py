@@ -1,4 +1,4 @@
-"""A producer of our client library that sends few messages, each when it is due; or a producer and a consumer, idle.
+"""Sends few messages with our client library, each when it is due. At rate 0, a producer and a consumer stay idle.
 
 Run as ``python -m benchmarks.low_rate.sdk_load``: a `LowRateJob` on standard input, a `Report` on standard output.
 """

@@ -1,4 +1,4 @@
-"""The measured systems: the floor, raftmq by its own client library and by the common generator, the alternatives."""
+"""The systems to measure: the floor, raftmq with its client library and with the load generator, and others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLOOR, SDK, GENERATOR = "floor", "raftmq", "raftmq-wire"
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A system that runs. ``pids``: of its servers, the leader's first if it is known.
+    """A running system. ``pids``: its servers' process ids, the leader's first if it is known.
 
     ``job``: completes the job of a client; ``client``: the module that does it. ``check`` raises an error if a server
     has ended, or leads no longer.

@@ -1,4 +1,4 @@
-"""A client that sends few messages, each when it is due, in the protocol of any server: the least that a client can do.
+"""Sends few messages in the protocol of any server, each when it is due, with the least work that a client can do.
 
 Unlike `benchmarks.load.open_loop`, which looks every millisecond, it wakes up at the microsecond at which a message is
 due. Run as ``python -m benchmarks.low_rate.wire_load``: a `LowRateJob` on standard input, a `Report` on standard

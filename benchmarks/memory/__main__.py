@@ -1,4 +1,4 @@
-"""Measures whether memory stays the same under a load that lasts: half an hour, three replicas.
+"""Measures whether memory grows under half an hour of load on three replicas.
 
 A producer sends at a fixed rate; push and pop consumers read (`benchmarks.memory.clients`). The log is kept small, so
 that retention deletes files all the time, beside checkpoints and the key index. Every half minute the resident memory
@@ -146,7 +146,7 @@ def write(args: Arguments, samples: Sequence[Sample], report: MemoryReport) -> N
 
 
 def main() -> None:
-    """Measure, print, and write docs. Exit code 1 if a server or the clients failed."""
+    """Measure, print, and write the page. Exit code 1 if a server or the clients failed."""
     args = parse_arguments(sys.argv[1:])
     samples = list[Sample]()
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:

@@ -1,4 +1,4 @@
-"""The clients of the memory benchmark: a producer with a fixed rate, and consumer groups, in a separate process.
+"""The clients of the memory benchmark, in a separate process: a producer with a fixed rate, and consumer groups.
 
 ``python -m benchmarks.memory.clients`` reads one JSON object from standard input (`MemoryJob`) and writes one to
 standard output (`MemoryReport`).
@@ -39,7 +39,7 @@ _ERRORS_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class MemoryJob:
-    """``rate`` messages a second with ``body_bytes`` each to ``topics``, two or more, for ``seconds``."""
+    """A load of ``rate`` messages a second of ``body_bytes`` each, to two or more ``topics``, for ``seconds``."""
 
     namesrv: str
     topics: list[str]
@@ -50,7 +50,7 @@ class MemoryJob:
 
 @dataclass(slots=True)
 class MemoryReport:
-    """The numbers of messages acknowledged by the broker, handled or popped (with redeliveries), and sent without an
+    """The numbers of messages that were acknowledged, handled or popped (with redeliveries), or sent without an
     acknowledgement.
     """
 

@@ -1,4 +1,4 @@
-"""Resident memory over time as figures, a table and a picture: pure."""
+"""Writes resident memory over time as figures, a table and a picture. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ END = "<!-- measured by `make bench-memory`: end -->"
 
 
 class Sample(NamedTuple):
-    """One sample: resident memory of each process or group of processes, by name, after ``seconds`` of load."""
+    """The resident memory of each process or group of processes, by name, after ``seconds`` of load."""
 
     seconds: float
     rss_mib: Mapping[str, float]
 
 
 class Growth(NamedTuple):
-    """Resident memory of a process, in MiB; ``per_hour`` is the slope of the line through samples after the warm-up."""
+    """The resident memory of a process in MiB. ``per_hour``: the slope of the line through the samples after warm-up."""
 
     first: float
     last: float
@@ -31,7 +31,7 @@ class Growth(NamedTuple):
 
 
 def growths(samples: Sequence[Sample], warm_up_seconds: float = WARM_UP_SECONDS) -> dict[str, Growth]:
-    """The growth of each process over the samples after ``warm_up_seconds``, two or more."""
+    """Return the growth of each process over the samples after ``warm_up_seconds``: two or more."""
     late_samples = [sample for sample in samples if sample.seconds >= warm_up_seconds]
     assert len(late_samples) >= 2, f"{len(late_samples)} samples after {warm_up_seconds:g} s"
     hours = [sample.seconds / 3600 for sample in late_samples]
@@ -52,7 +52,7 @@ def section(
     load_average: float,
     warm_up_seconds: float = WARM_UP_SECONDS,
 ) -> str:
-    """The section of the page: how memory was measured, the picture, and a row for each process."""
+    """Write the section of the page: how memory was measured, the picture, and a row for each process."""
     growth_of = growths(samples, warm_up_seconds)
     first = next(sample.seconds for sample in samples if sample.seconds >= warm_up_seconds)
     return "\n".join(
@@ -74,7 +74,7 @@ def section(
 
 
 def picture(samples: Sequence[Sample]) -> str:
-    """Draw a line for each process over the minutes, as SVG."""
+    """Draw the memory of each process over the minutes as a line, as SVG."""
     minutes_max = max(sample.seconds for sample in samples) / 60
     ticks = {at: f"{at:.0f}" for at in (step * minutes_max / 6 for step in range(7))}
     lines = {name: [(sample.seconds / 60, sample.rss_mib[name]) for sample in samples] for name in samples[0].rss_mib}

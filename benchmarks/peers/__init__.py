@@ -1,1 +1,1 @@
-"""Puts the same loads on raftmq and on its alternatives, in one run: `make bench-peers`."""
+"""Puts the same loads on raftmq and on other systems, in one run: `make bench-peers`."""

@@ -1,4 +1,4 @@
-"""Puts the same loads on raftmq and on its alternatives, in one run.
+"""Puts the same loads on raftmq and on other systems, in one run.
 
 Messages of 1 KiB: one at a time, 64 single sends in flight, 4 connections with 256 in flight each, and batches where
 the system has them. Systems take turns, round by round; each starts in an empty directory. Only produce is measured.
@@ -64,12 +64,12 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
 
 
 def say(text: str) -> None:
-    """Print a progress line."""
+    """Print a line of progress."""
     print(text, flush=True)
 
 
 def prepare(peer: Peer, outcome: PeerResults) -> str | None:
-    """Make a peer ready to run; returns the reason if this machine cannot run it. Raises as `Peer.prepare`."""
+    """Prepare a peer. Returns the reason if this machine cannot run it. Raises the errors of `Peer.prepare`."""
     if (reason := peer.missing_programs()) is None:
         peer.prepare()
         before = outcome.measured.setdefault(peer.name, PeerMeasurements(peer.version()))
@@ -85,7 +85,7 @@ def run(
     prepares: Callable[[Peer], str | None],
     measure: Callable[[Sequence[Peer], Path], Awaitable[None]],
 ) -> None:
-    """Measure the peers with these names, all without names, in a temporary directory. Ends the process on Ctrl-C.
+    """Measure the peers ``names``, or all if empty, in a temporary directory. Exits on Ctrl-C.
 
     ``prepares`` is as `prepare`; the reason is added to ``left_out``.
     """
@@ -135,7 +135,7 @@ def keep(outcome: PeerResults) -> RunRecord:
 
 
 def write(peers: Sequence[Peer], outcome: PeerResults, args: Arguments) -> None:
-    """Put a run into docs/benchmarks/peers.md and benchmarks/results/."""
+    """Write a run to docs/benchmarks/peers.md and benchmarks/results/."""
     record = keep(outcome)
     (ROOT / "docs" / PICTURE).write_text(draw(peers, outcome.measured))
     text = section(peers, outcome, args, **record.about)

@@ -1,4 +1,4 @@
-"""etcd: three members, a key for each message in flight, each put a new revision."""
+"""Runs etcd with three members. Each message in flight is a key, and each put a new revision of it."""
 
 from __future__ import annotations
 

@@ -51,8 +51,8 @@ def _configuration(node: int, nodes: Sequence[int], ports: Ports, directory: Pat
 async def open_servers(
     directory: Path, nodes: Sequence[int], create_topics: Callable[[int], None]
 ) -> AsyncIterator[Target]:
-    """Run Kafka's servers, which are killed at the end. ``create_topics`` gets the port of the first one; while it
-    raises OSError, it is called again.
+    """Run Kafka's servers until the block ends. ``create_topics`` gets the port of the first server, and is called
+    again while it raises OSError.
     """
     ports = Ports.free(len(nodes))
     java = ["java", *_JVM, "-cp", f"{JARS}/*"]
@@ -92,7 +92,7 @@ def _create_topics(port: int, settings: dict[str, str]) -> None:
 
 
 def missing_programs() -> str | None:
-    """The programs that this machine lacks to run Kafka, with the command to get them; None if it lacks none."""
+    """Name the programs that Kafka needs and this machine lacks, and how to install them; None if it has all."""
     if (reason := tools_missing("java")) is not None:
         return f"{reason}: apt-get install openjdk-17-jre-headless"
     if not _is_fetched() and (reason := tools_missing("mvn")) is not None:
@@ -105,7 +105,7 @@ def _is_fetched() -> bool:
 
 
 def prepare() -> None:
-    """Download the files of the servers and of the load, once. Raises BuildFailed."""
+    """Download the files of the servers and of the load, unless they exist. Raises BuildFailed."""
     install_package(CRC_PACKAGE)
     if not _is_fetched():
         fetch_jars("kafka.xml", {"kafka.version": VERSION}, JARS.parent)

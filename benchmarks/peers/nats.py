@@ -1,4 +1,4 @@
-"""NATS JetStream: three servers and a stream on all of them."""
+"""Runs NATS JetStream: three servers, and a stream with a replica on each."""
 
 from __future__ import annotations
 

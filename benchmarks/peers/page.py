@@ -1,4 +1,4 @@
-"""A run as a section of docs/benchmarks/peers.md: pure."""
+"""Writes a run as a section of docs/benchmarks/peers.md. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ END = "<!-- measured by `make bench-peers`: end -->"
 def section(
     peers: Sequence[Peer], outcome: PeerResults, args: Arguments, *, command: str, machine: str, date: str
 ) -> str:
-    """The section of the page: how the systems were measured, the systems, and a table for each load."""
+    """Write the section of the page: how the systems were measured, the systems, and a table for each load."""
     loads = outcome.load_averages
     lines = [
         f"Command: `{command}`. Date: {date}. Load average before each turn: {min(loads):.1f} to {max(loads):.1f}, "

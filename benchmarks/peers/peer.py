@@ -1,4 +1,4 @@
-"""A system that is compared: its description, its start, and the guarantee of its acknowledgement."""
+"""Describes a system to compare: its setting, how to start it, and what its acknowledgement guarantees."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Running servers. ``address``: the leader's, which gets the messages. ``pids``: of all server processes.
-    ``namesrv``: the name server, for our client library.
+    """Running servers. ``address``: the leader's, to which messages go. ``pids``: of all servers. ``namesrv``: the name
+    server, for our client library.
 
     ``check`` raises ServersFailed if one of them has ended.
     """
@@ -26,7 +26,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One system in one setting.
+    """A system with one configuration.
 
     Attributes:
         name: for ``--peer``.
@@ -58,14 +58,14 @@ class Peer:
 
 
 def package_missing(program: str, package: str) -> str | None:
-    """The message that a program is not on PATH, and the remedy; None if it is."""
+    """Return the message that a program is not on PATH, and how to install it; None if it is there."""
     return None if shutil.which(program) else f"{program} is not installed: apt-get install {package}"
 
 
 def words_of(command: Sequence[str]) -> str:
-    """The output of a program. Raises OSError, subprocess.CalledProcessError."""
+    """Run a program, and return its output. Raises OSError, subprocess.CalledProcessError."""
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def nothing_to_prepare() -> None:
-    """Do nothing, for peers that are installed separately."""
+    """Do nothing: the peer is installed separately."""

@@ -1,4 +1,4 @@
-"""The picture of a run: a panel of bars for each load, with the least and the most of all windows. Pure, SVG."""
+"""Draws a run: a panel of bars for each load, with the least and the most of all windows. Pure, SVG."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Figure = Callable[[Sample], float]
 
 
 def draw(peers: Sequence[Peer], measurements: dict[str, PeerMeasurements]) -> str:
-    """Draw the picture as an SVG file."""
+    """Draw the picture as SVG."""
     single, *others = LOADS
     panels = [_panel(single, "p50 in ms, less is better", peers, measurements, lambda sample: sample.p50_ms, "{:.2f}")]
     panels += [

@@ -1,4 +1,4 @@
-"""RabbitMQ: a cluster of three nodes with quorum queues, the same number as a topic of the others has."""
+"""Runs RabbitMQ: three nodes with quorum queues, as many as a topic of the other systems has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""raftmq itself: three replicas."""
+"""Runs raftmq itself, with three replicas."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ REST_SECONDS_MAX: Final = 30.0
 
 
 async def rest(pids: Sequence[int]) -> None:
-    """Wait until the servers use less than `REST_CORES` for a second, for `REST_SECONDS_MAX` at most: the keys of
-    raftmq's messages, for example, are indexed later.
+    """Wait until the servers use less than `REST_CORES` for a second, for example because raftmq has indexed the keys
+    of messages; at most `REST_SECONDS_MAX`.
     """
     with trio.move_on_after(REST_SECONDS_MAX):
         used, is_busy = sum(map(cpu_seconds, pids)), True

@@ -1,4 +1,4 @@
-"""RocketMQ's own servers: three nodes with DLedger, and a single one that syncs each message. Jars come from Maven."""
+"""Runs RocketMQ's servers: three nodes with DLedger, or a single one that syncs each message. Jars come from Maven."""
 
 from __future__ import annotations
 

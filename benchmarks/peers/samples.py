@@ -1,4 +1,4 @@
-"""Measurements of peers, as values: pure."""
+"""Measurements of peers as values. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.load.report import Report, quantile
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``connections`` with ``in_flight`` requests each, of ``batch`` messages."""
+    """A load of ``connections`` with ``in_flight`` requests each, of ``batch`` messages."""
 
     name: str
     connections: int
@@ -48,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median, and the range of all samples."""
+    """The median, the least and the most of all samples."""
 
     median: float
     least: float
@@ -57,8 +57,8 @@ class Spread:
 
 @dataclass(slots=True)
 class PeerMeasurements:
-    """All measurements of a peer. Memory is of all its servers at the ends of its turns, in MiB: resident, and the
-    anonymous part of that.
+    """All measurements of a peer. Memory is that of all its servers after each turn, in MiB: resident, and the
+    anonymous part of it.
     """
 
     version: str
@@ -68,14 +68,13 @@ class PeerMeasurements:
     failures: list[str] = field(default_factory=list)
 
     def spread(self, load: Load, figure: Callable[[Sample], float]) -> Spread | None:
-        """A figure under a load; None if there is none."""
+        """Return the spread of a figure under a load; None without samples."""
         values = [figure(sample) for sample in self.samples.get(load.name, ())]
         return Spread(statistics.median(values), min(values), max(values)) if values else None
 
 
 def samples_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], seconds: float) -> list[Sample]:
-    """The counts of the generators and the CPU use of the servers, window by window. Windows without messages are left
-    out.
+    """Combine the generators' counts and the servers' CPU use by window. Windows without messages are left out.
 
     ``cpu`` has for each window the use of each server, and last the whole machine's.
     """

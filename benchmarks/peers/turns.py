@@ -1,4 +1,4 @@
-"""Peers take turns: round by round each is started in an empty directory, put under every load, and killed."""
+"""Measures peers in turns: in each round, starts each in an empty directory, puts every load on it, and kills it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(slots=True)
 class PeerResults:
-    """The outcome of a run. ``left_out``: by name of a peer, the reason that it cannot run here."""
+    """The outcome of a run. ``left_out``: by a peer's name, the reason that this machine cannot run it."""
 
     measured: dict[str, PeerMeasurements] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ async def measure(
     say: Say,
     keep: Callable[[PeerResults], object],
 ) -> None:
-    """Measure all rounds that the time allows. Failures are recorded, and the others continue.
+    """Measure all rounds that fit into the time. A failure of one peer is recorded, and the others continue.
 
     ``keep`` gets the outcome after each round: three take most of an hour, and an interrupted run can be continued.
     """
@@ -143,7 +143,7 @@ def _note(measurements: PeerMeasurements, peer: Peer, what: str, say: Say) -> No
 
 
 def line_of(peer: Peer, load: Load, samples: Sequence[Sample]) -> str:
-    """The windows of one load in a line for the terminal."""
+    """Format the windows of one load as a line for the terminal."""
     rates = " ".join(f"{sample.messages_per_second:,.0f}" for sample in samples)
     if not samples:
         return f"{peer.name:>17} {load.name:>8}: no message was acknowledged"

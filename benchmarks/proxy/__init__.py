@@ -1,1 +1,1 @@
-"""The gRPC proxy beside RocketMQ's."""
+"""Compares raftmq's gRPC proxy with RocketMQ's."""

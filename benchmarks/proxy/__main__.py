@@ -1,4 +1,4 @@
-"""raftmq proxy beside RocketMQ's: CPU per sent and per received message, latency, memory.
+"""Compares raftmq proxy with RocketMQ's: CPU per sent and per received message, latency, memory.
 
 Each proxy has a broker of its own system behind it, a single one that syncs before it acknowledges. The same client
 (`benchmarks.proxy.load`) sends messages of 1 KiB to both by turns, and receives and acknowledges them, with 1 and with
@@ -52,7 +52,7 @@ _MIB = 1024 * 1024
 
 @dataclass(slots=True)
 class System:
-    """A running proxy and the broker behind it. ``figures``: by work and messages in flight, one for each round."""
+    """A running proxy, and the broker behind it. ``figures``: one for each round, by work and messages in flight."""
 
     name: str
     address: str
@@ -74,7 +74,7 @@ class TurnFigures:
 
 @asynccontextmanager
 async def raftmq(directory: Path) -> AsyncIterator[System]:
-    """Run one replica, and raftmq proxy."""
+    """Run one replica of raftmq, and raftmq proxy."""
     async with DevCluster.open(directory / "raftmq", nodes=1, ports=Ports.free(1)) as cluster:
         async with Admin(cluster.namesrv) as admin:
             with trio.fail_after(30):
@@ -179,7 +179,7 @@ async def _start_proxy(servers: Processes, home: Path, namesrv: str, ports: Port
 
 
 async def turn(system: System, work: str, in_flight: int, count: int) -> TurnFigures:
-    """Put one load on one system, in a process of its own."""
+    """Put one load on one system, from a separate process."""
     before = own_cpu_seconds(system.proxy), own_cpu_seconds(system.broker)
     topic = LITE_PARENT if work.endswith("lite") else TOPIC
     command = [sys.executable, "-m", "benchmarks.proxy.load", system.address, topic, work, str(in_flight), str(count)]
@@ -197,7 +197,7 @@ async def turn(system: System, work: str, in_flight: int, count: int) -> TurnFig
 
 
 def table(systems: list[System]) -> str:
-    """Format the medians of all rounds."""
+    """Format the medians of all rounds as a table."""
     rows = [
         "| work | in flight | proxy | CPU us/message (broker) | p50 ms | p99 ms | messages/s |",
         "|---|---:|---|---:|---:|---:|---:|",
@@ -214,7 +214,7 @@ def table(systems: list[System]) -> str:
 
 
 async def measure(directory: Path, messages: int, rounds: int, warm_up: int, *, real_time: bool) -> str:
-    """Measure both systems by turns; returns the report."""
+    """Measure both systems in turns. Returns the report."""
     before = load_average()
     async with raftmq(directory) as ours, rocketmq(directory) as theirs:
         systems = [ours, theirs]

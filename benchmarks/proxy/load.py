@@ -1,4 +1,4 @@
-"""A gRPC client of RocketMQ 5 that sends, or receives and acknowledges, for `benchmarks.proxy`: a program of its own.
+"""A gRPC client of RocketMQ 5 for `benchmarks.proxy`, in a separate process. It sends, or receives and acknowledges.
 
     python -m benchmarks.proxy.load ADDRESS TOPIC WORK IN_FLIGHT COUNT
 
@@ -33,7 +33,7 @@ CALL_SECONDS = 30
 
 
 class Client:
-    """One client with its telemetry stream."""
+    """A client with its telemetry stream."""
 
     def __init__(self, address: str, topic: str, *, lite: bool) -> None:
         self._lite = lite
@@ -52,7 +52,7 @@ class Client:
         self._latencies: list[float] = []
 
     def unary(self, method: str, kind: type[Message]) -> Callable[..., grpc.Future[Message]]:
-        """Return a function that begins calls of a method."""
+        """Return a function that starts a call of the method."""
         call: grpc.UnaryUnaryMultiCallable[Message, Message] = self._channel.unary_unary(
             SERVICE + method,
             request_serializer=lambda each: each.SerializeToString(),
@@ -65,7 +65,7 @@ class Client:
         return (*self._metadata, ("x-mq-date-time", now), ("x-mq-request-id", uuid.uuid4().hex))
 
     def settings(self, *, consumer: bool) -> None:
-        """Open the telemetry stream and wait for the answer to the settings."""
+        """Open the telemetry stream, send the settings, and wait for the response."""
         settings = pb.Settings(access_point=self._endpoints)
         # RocketMQ's proxy refuses the settings of LITE_SIMPLE_CONSUMER.
         kind = pb.LITE_PUSH_CONSUMER if self._lite else pb.SIMPLE_CONSUMER
@@ -137,7 +137,7 @@ class Client:
             raise RuntimeError(f"{len(refusals)} sends were refused: {refusals[0]}")
 
     def receive(self, in_flight: int, count: int) -> None:
-        """Receive and acknowledge ``count`` messages: of each receive, all acknowledgements are in flight at once."""
+        """Receive and acknowledge ``count`` messages. All acknowledgements of one receive are in flight at once."""
         query = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
         request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
         response = query(request).result()
@@ -166,7 +166,7 @@ class Client:
             raise errors[0]
 
     def prime(self) -> None:
-        """Receive once, since a new group begins at the end of the topic."""
+        """Receive once, because a new group begins at the end of the topic."""
         query = self.unary("QueryAssignment", pb.QueryAssignmentResponse)
         request = pb.QueryAssignmentRequest(topic=self._topic, group=self._group, endpoints=self._endpoints)
         response = query(request).result()
@@ -216,7 +216,7 @@ class Client:
         return len(messages)
 
     def report(self, seconds: float) -> dict[str, float]:
-        """The latencies. For receives, only receives that brought messages are included."""
+        """Return the latencies. Only receives that brought messages are included."""
         latencies = sorted(self._latencies) or [0.0]
         at = {name: latencies[min(len(latencies) - 1, int(len(latencies) * share))] for name, share in SHARES.items()}
         return {"seconds": seconds, **{name: 1_000 * value for name, value in at.items()}}

@@ -1,1 +1,1 @@
-"""The results of a run as files and pages, and the goals that they meet."""
+"""Writes the results of a run as files and pages, and compares them with their goals."""

@@ -1,4 +1,4 @@
-"""The goals of `make bench-peers-consuming`, from its raw results: pure."""
+"""Reads the goals of `make bench-peers-consuming` from its raw results. Pure."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ Samples = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 
 
 def median(samples: Samples, system: str, case: str, figure: str) -> float | None:
-    """The median of a figure over all rounds; None if it was not measured."""
+    """Return the median of a figure over all rounds; None if it was not measured."""
     values = [float(sample[figure]) for sample in samples.get(system, {}).get(case, ())]
     return statistics.median(values) if values else None
 
 
 def samples_of(raw: Mapping[str, Any]) -> Samples:
-    """The samples in the raw results of a run."""
+    """Read the samples from the raw results of a run."""
     return {name: peer["samples"] for name, peer in raw["measured"].items()}
 
 
 def goals(samples: Samples) -> list[Figure]:
-    """Each figure that has a goal and was measured."""
+    """Return each figure that has a goal and was measured."""
     figures = list[Figure]()
     p50 = median(samples, OWN, "pace-1", "p50_ms")
     if p50 is not None:
@@ -67,7 +67,7 @@ def goals(samples: Samples) -> list[Figure]:
 
 
 def load_of(samples: Samples) -> float:
-    """The median load average before the measurements."""
+    """Return the median load average before the measurements."""
     loads = [
         float(each["load_average"])
         for cases in samples.values()

@@ -1,4 +1,4 @@
-"""Lists all goals of performance with the last measurements: which are met, which are missed, and by how much.
+"""Lists all performance goals with the last measurements: whether each is met, and by how much.
 
 Measures nothing: reads the newest results of each benchmark in benchmarks/results/, and writes the tables of
 docs/benchmarks/goals.md and docs/performance.md. ``python -m benchmarks.report.goals`` (``make bench-goals``).
@@ -42,7 +42,7 @@ SUITES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SendGoal:
-    """Limits of `make bench` for three replicas and bodies of 1 KiB, one message in flight on each connection.
+    """Limits of `make bench` for three replicas, bodies of 1 KiB, and one message in flight on each connection.
 
     p50 in ms, None for none; CPU in us per message.
     """
@@ -66,7 +66,7 @@ class GoalFigure:
     figure: Figure
 
     def row(self) -> str:
-        """A row of a table."""
+        """Return the figure as a row of a table."""
         figure = self.figure
         _, case, name, value, goal, _ = (part.strip() for part in figure.row().split("|"))
         goal = goal.removesuffix(", missed")
@@ -75,7 +75,7 @@ class GoalFigure:
 
 
 def of_suite(benchmark: str, raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
-    """The figures with goals of a run of a suite."""
+    """Yield the figures with goals in the results of a suite."""
     for each in raw["figures"]:
         figure = Figure(**each)
         if figure.goal is not None:
@@ -83,7 +83,7 @@ def of_suite(benchmark: str, raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
 
 
 def of_sends(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
-    """The goals of `make bench`: of the window with the median rate of each case."""
+    """Yield the goals of `make bench`, from the window with the median rate of each case."""
     for goal in SEND_GOALS:
         for each in raw["measurements"]:
             case = each["case"]
@@ -108,7 +108,7 @@ def of_sends(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
 
 
 def of_few_messages(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
-    """The goals of `make bench-low-rate`."""
+    """Yield the goals of `make bench-low-rate`."""
     samples = {
         name: [LowRateSample(**sample) for sample in peer_samples]
         for name, peer_samples in raw["measured"].items()
@@ -120,13 +120,13 @@ def of_few_messages(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
 
 
 def newest(benchmark: str, directory: Path = RESULTS) -> Mapping[str, Any] | None:
-    """The raw results of the last run of a benchmark; None without any."""
+    """Read the raw results of the last run of a benchmark; None without any."""
     paths = sorted(directory.glob(f"{benchmark}-2*.json"))
     return json.loads(paths[-1].read_text()) if paths else None
 
 
 def collect(directory: Path = RESULTS) -> list[GoalFigure]:
-    """All goals that were measured."""
+    """Return all goals that were measured."""
     figures = list[GoalFigure]()
     if (raw := newest("produce", directory)) is not None:
         figures += of_sends(raw)
@@ -147,7 +147,7 @@ BUSY: Final = 2.0
 
 
 def section(figures: Sequence[GoalFigure]) -> str:
-    """The section of the page: the number of goals, a table of the missed ones and one of the met ones."""
+    """Write the section of the page: the number of goals, a table of the missed ones, and one of the met ones."""
     rest = [each for each in figures if not each.figure.is_met]
     hits = [each for each in figures if each.figure.is_met]
     busy = sorted({each.benchmark for each in figures if each.load_average >= BUSY})
@@ -164,7 +164,7 @@ def section(figures: Sequence[GoalFigure]) -> str:
 
 
 def summary(figures: Sequence[GoalFigure], directory: Path = RESULTS) -> str:
-    """The newest results in short: sends, other systems, and the number of goals that each benchmark meets."""
+    """Summarize the newest results: sends, other systems, and the number of goals that each benchmark meets."""
     lines = list[str]()
     if (sends := newest("produce", directory)) is not None:
         lines += ["### Sending", "", *send_lines(sends), ""]

@@ -1,4 +1,4 @@
-"""Measurements as a table, and the pages of docs/benchmarks with the marked sections that hold them."""
+"""Writes measurements into the marked sections of the pages of docs/benchmarks, and to benchmarks/results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END = "<!-- measured by `make bench`: end -->"
 def markdown(
     measurements: Sequence[Measurement], *, command: str, machine: str, date: str, ceilings: Mapping[str, float]
 ) -> str:
-    """The section of the page: how cases were measured, and a table for each number of nodes."""
+    """Write the section of the page: how cases were measured, and a table for each number of nodes."""
     loads = [measurement.load_average for measurement in measurements]
     lines = [
         f"Command: `{command}`. Date: {date}. Load average before each case: {min(loads):.1f} to {max(loads):.1f}.",
@@ -66,7 +66,7 @@ def _row(measurement: Measurement) -> str:
 
 
 def replace_section(text: str, section: str, begin: str = BEGIN, end: str = END) -> str:
-    """Replace everything between the two marks in ``text``. Raises ValueError if it has no marks."""
+    """Replace everything between the two marks in ``text``. Raises ValueError if a mark is missing."""
     before, found_begin, rest = text.partition(begin)
     _, found_end, after = rest.partition(end)
     if not found_begin or not found_end:
@@ -75,12 +75,12 @@ def replace_section(text: str, section: str, begin: str = BEGIN, end: str = END)
 
 
 def page_of(benchmark: str) -> Path:
-    """The page of a case of ``python -m benchmarks``."""
+    """Return the path of the page of a case of ``python -m benchmarks``."""
     return PAGES / f"{benchmark}.md"
 
 
 class RunRecord:
-    """One run of ``make bench-NAME``, as its results and page record it.
+    """Records one run of ``make bench-NAME`` in its results and on its page.
 
     Args:
         root: the directory with docs and benchmarks.
@@ -100,11 +100,11 @@ class RunRecord:
 
     @property
     def about(self) -> dict[str, str]:
-        """The command, machine and date of the run, for a section."""
+        """The command, the machine and the date of the run, for a section."""
         return {"command": self.command, "machine": self.machine, "date": self.date}
 
     def keep(self, **figures: object) -> None:
-        """Write raw figures to benchmarks/results, and remove earlier runs, which the history of git keeps."""
+        """Write raw figures to benchmarks/results, and remove those of earlier runs, which git's history keeps."""
         directory = self._root / "benchmarks" / "results"
         for earlier in directory.glob(f"{self._name}-2*.json"):
             earlier.unlink()
@@ -120,7 +120,7 @@ class RunRecord:
 
 
 def earlier_run(results: Path, kind: type[OutcomeT]) -> OutcomeT:
-    """Read the results that a run wrote into benchmarks/results. Raises OSError; ValueError for another benchmark's."""
+    """Read the results of a run from benchmarks/results. Raises OSError; ValueError for those of another benchmark."""
     try:
         outcome = msgspec.json.decode(results.read_bytes(), type=kind)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, from the newest results of the benchmarks: pure."""
+"""Writes the tables of docs/performance.md from the newest results of the benchmarks. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PEERS: Final = {
 
 
 def send_lines(raw: Mapping[str, Any]) -> list[str]:
-    """The rows of the last `make bench`: three replicas, the window with the median rate."""
+    """Write the rows of the last `make bench` with three replicas, from the windows with the median rates."""
     lines = [
         f"Measured {raw['date'][:10]} by `make bench` ([all cases](benchmarks/produce.md)).",
         "",
@@ -47,7 +47,7 @@ def send_lines(raw: Mapping[str, Any]) -> list[str]:
 
 
 def beside_others(sends: Mapping[str, Any] | None, consumer_run: Mapping[str, Any] | None) -> list[str]:
-    """Medians of the last runs beside other systems; "-" for missing measurements."""
+    """Write the medians of the last runs beside other systems; "-" for a missing measurement."""
     consumer_samples = {} if consumer_run is None else samples_of(consumer_run)
     about = []
     if sends is not None:
@@ -84,7 +84,7 @@ def beside_others(sends: Mapping[str, Any] | None, consumer_run: Mapping[str, An
 
 
 def by_benchmark(goals: Iterable[tuple[str, str, bool, str]]) -> list[str]:
-    """The number of goals that each benchmark meets. ``goals``: benchmark, date, whether it is met, name."""
+    """Count the goals that each benchmark meets. ``goals``: benchmark, date, whether it is met, name."""
     goals_of: dict[str, list[tuple[str, bool, str]]] = {}
     for benchmark, date, is_met, what in goals:
         goals_of.setdefault(benchmark, []).append((date, is_met, what))

@@ -1,1 +1,1 @@
-"""Measures how fast Spark reads from brokers and writes to them, and beside Kafka."""
+"""Measures how fast Spark reads from brokers and writes to them, also in comparison with Kafka."""

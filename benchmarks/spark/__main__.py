@@ -1,4 +1,4 @@
-"""Throughput of Spark reading from a group and writing to one, and its cost: ``make bench-spark``.
+"""Measures the rate and the cost of Spark reading from a group and writing to one: ``make bench-spark``.
 
 Three replicas and Spark (``local[2]``) share the machine. A million messages of 1 KiB are in 8 queues, interleaved in
 the log as by producers: 4 connections with 256 sends in flight each.
@@ -55,7 +55,7 @@ SINK_ROWS = 200_000
 
 @asynccontextmanager
 async def open_filled(directory: Path, args: Arguments, messages: int) -> AsyncIterator[tuple[DevCluster, int]]:
-    """Run three replicas that hold ``messages`` messages, and a few more; yields the exact number, too."""
+    """Run three replicas that have at least ``messages`` messages. Also yields the exact number."""
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         leader = await cluster.leader()
         await create_topics(cluster, 1, leader)
@@ -75,7 +75,7 @@ def scale(args: Arguments, count: int) -> int:
 
 
 async def measure_scan(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure rows out of raftmq and out of Parquet files, alternating."""
+    """Measure rows a second from raftmq and from Parquet files, alternately."""
     async with (
         open_filled(directory / "cluster", args, scale(args, MESSAGES)) as (cluster, _),
         SparkProcess.open() as spark,
@@ -125,7 +125,7 @@ async def measure_scan(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure a scan of a log that is not in memory."""
+    """Measure a scan of a log that is not in the page cache."""
     async with (
         open_filled(directory / "cluster", args, scale(args, MESSAGES)) as (cluster, count),
         SparkProcess.open() as spark,
@@ -147,7 +147,7 @@ async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def measure_planning(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure the query of many queues' ends, as each micro-batch makes it."""
+    """Measure the query for the ends of many queues, which each micro-batch makes."""
     topics = 50 if args.quick else MANY_TOPICS
     async with DevCluster.open(directory / "cluster", nodes=3, ports=Ports.free(3), settings=ANY_DISK) as cluster:
         await create_topics(cluster, topics, await cluster.leader())
@@ -175,7 +175,7 @@ def _plan_often(namesrv: str, topics: tuple[str, ...]) -> tuple[float, float]:
 
 
 async def served_in_bulk(cluster: DevCluster) -> dict[str, int]:
-    """Bytes of messages in responses to bulk reads, by the role that a replica had."""
+    """Return the bytes of messages in responses to bulk reads, by the role of the replica."""
     [group] = await ask_cluster(cluster.namesrv)
     return {
         role: sum(int(replica.figures.get(f"raftmq.bulkBytesAs{role}", 0)) for replica in group.replicas)
@@ -184,22 +184,22 @@ async def served_in_bulk(cluster: DevCluster) -> dict[str, int]:
 
 
 def rss_of_replicas(cluster: DevCluster) -> list[int]:
-    """Bytes of each replica that are resident."""
+    """Return the resident memory of each replica in bytes."""
     return [rss_bytes(cluster.pid(node_id)) for node_id in cluster.node_ids]
 
 
 def most_grown(before: list[int], after: list[int]) -> int:
-    """The growth in bytes of the replica that grew most."""
+    """Return the growth in bytes of the replica that grew most."""
     return max(now - then for then, now in zip(before, after, strict=True))
 
 
 def replicas_cpu(cluster: DevCluster) -> float:
-    """CPU seconds of all replicas so far."""
+    """Return the CPU seconds of all replicas so far."""
     return sum(cpu_seconds(cluster.pid(node_id)) for node_id in cluster.node_ids)
 
 
 async def measure_sink(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure writing rows of 1 KiB from Parquet files into a topic."""
+    """Measure writing rows of 1 KiB from Parquet files to a topic."""
     rows = scale(args, SINK_ROWS)
     async with open_filled(directory / "cluster", args, rows) as (cluster, _), SparkProcess.open() as spark:
         files = str(directory / "parquet")
@@ -222,7 +222,7 @@ async def measure_sink(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def measure_batches(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure the overhead of a micro-batch besides reading its rows."""
+    """Measure the cost of a micro-batch apart from reading its rows."""
     messages = scale(args, 100_000)
     async with open_filled(directory / "cluster", args, messages) as (cluster, count), SparkProcess.open() as spark:
         options = {"namesrv": cluster.namesrv, "subscribe": TOPIC, "startingOffsets": "earliest"}
@@ -238,7 +238,7 @@ async def measure_batches(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def measure_leader(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure the cost of a scan for the producers at the leader."""
+    """Measure how much a scan slows down producers at the leader."""
     async with (
         open_filled(directory / "cluster", args, scale(args, MESSAGES)) as (cluster, _),
         SparkProcess.open() as spark,
@@ -270,13 +270,13 @@ async def measure_leader(args: Arguments, directory: Path, note: Note) -> None:
 
 
 def up_to(namesrv: str, end: int) -> dict[str, str]:
-    """Options that read each queue up to an offset."""
+    """Return options that read each queue up to the offset ``end``."""
     ends = {TOPIC: {f"broker-a:{queue}": end for queue in range(QUEUES)}}
     return {"namesrv": namesrv, "subscribe": TOPIC, "endingOffsets": json.dumps(ends)}
 
 
 class Scans:
-    """Scans one after the other; ``share`` is the CPU time that they use beside the leader, over time."""
+    """Scans a topic repeatedly. ``share``: the CPU time that scans use outside of the leader, over time."""
 
     def __init__(self, cluster: DevCluster, spark: SparkProcess, leader: str, options: dict[str, str]) -> None:
         self._followers = [cluster.pid(node_id) for node_id in cluster.node_ids if node_id != leader]
@@ -290,7 +290,7 @@ class Scans:
         return self._used_seconds / max(self._seconds, 1e-9)
 
     async def run(self, seconds: float) -> None:
-        """Scan a part of the topic repeatedly, until another scan would take longer than ``seconds``."""
+        """Scan a part of the topic repeatedly, as long as another scan fits into ``seconds``."""
         began, before = trio.current_time(), self._cpu_seconds()
         last = 0.0
         while trio.current_time() - began + last < seconds:

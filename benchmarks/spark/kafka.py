@@ -1,4 +1,4 @@
-"""Spark with raftmq beside Spark with Kafka: ``make bench-spark-kafka``, a part of ``make bench-spark``.
+"""Compares Spark with raftmq and Spark with Kafka: ``make bench-spark-kafka``, a part of ``make bench-spark``.
 
 The same rows (a key and 1 KiB, the same 16 bytes 64 times; neither side compresses), the same session of Spark with two
 cores, in turns: Kafka with one broker, raftmq with one replica, and raftmq with three. Kafka acknowledges messages in
@@ -54,7 +54,7 @@ _JARS = CACHE / f"spark-sql-kafka-{SPARK_VERSION}"
 
 @dataclass
 class Uses:
-    """Seconds, and CPU seconds of Spark and of the servers, of one query after the other."""
+    """Durations and CPU seconds, of Spark and of the servers, of each query."""
 
     seconds: list[float] = field(default_factory=list)
     spark: list[float] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Uses:
 
 @dataclass
 class System:
-    """A running system, and the options with which Spark uses it.
+    """A running system, and the options with which Spark reads it and writes to it.
 
     Attributes:
         reads: options for a topic, without its name; ``counts`` are further ones for counting.
@@ -82,12 +82,12 @@ class System:
     used: dict[str, Uses] = field(default_factory=dict)
 
     def of(self, topic: str, **more: str) -> dict[str, str]:
-        """Options to read a topic."""
+        """Return the options that read a topic."""
         return {**self.reads, "subscribe": topic, **more}
 
 
 async def measure_kafka(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure all cases on all systems, in turns."""
+    """Measure all cases with all systems in turns."""
     await trio.to_thread.run_sync(_prepare, directory / "kafka")
     rows = ROWS // (100 if args.quick else 1)
     jars = sorted((_JARS / "lib").glob("*.jar"))

@@ -1,4 +1,4 @@
-"""Spark as a separate process that runs `benchmarks.spark.session`'s requests, and its resource use."""
+"""Runs Spark in a separate process, which answers the requests of `benchmarks.spark.session`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STOP_SECONDS_MAX = 20.0
 
 
 class QueryResult(NamedTuple):
-    """The result of a request. ``rows`` is 0 where rows were not counted; ``batches`` are a stream's."""
+    """The result of a request. ``rows``: 0 if they were not counted. ``batches``: of a stream."""
 
     seconds: float
     rows: int
@@ -33,11 +33,11 @@ class QueryResult(NamedTuple):
 
 
 class QueryFailed(OSError):
-    """Spark ended a query, or itself, with an error."""
+    """A query failed in Spark, or Spark ended."""
 
 
 class SparkProcess:
-    """A Spark session in a separate process; one request at a time."""
+    """A Spark session in a separate process. It executes one request at a time."""
 
     def __init__(self, process: trio.Process) -> None:
         self._process = process
@@ -46,7 +46,7 @@ class SparkProcess:
     @classmethod
     @asynccontextmanager
     async def open(cls, *, pyspark: Path | None = None, jars: Sequence[Path] = ()) -> AsyncIterator[SparkProcess]:
-        """Start Spark, and wait until it accepts requests. Raises QueryFailed if it does not within three minutes.
+        """Start Spark, and wait until it accepts requests. Raises QueryFailed after three minutes.
 
         Args:
             pyspark: a directory with PySpark; default: the installed one.
@@ -82,7 +82,7 @@ class SparkProcess:
                 nursery.cancel_scope.cancel()
 
     async def ask(self, do: str, source: str, options: Mapping[str, str] | None = None, **more: Any) -> QueryResult:
-        """Run one request on a table of the format ``source``. Raises QueryFailed."""
+        """Execute one request on a table of the format ``source``. Raises QueryFailed."""
         request = {"do": do, "format": source, "options": dict(options or {}), **more}
         assert self._process.stdin is not None
         await self._process.stdin.send_all(json.dumps(request).encode() + b"\n")
@@ -92,11 +92,11 @@ class SparkProcess:
         return QueryResult(response["seconds"], response["rows"] or 0, response["batches"], response["digest"])
 
     def worker_cpu_seconds(self) -> float:
-        """CPU seconds so far of the Python processes that Spark runs data sources in."""
+        """Return the CPU seconds so far of the Python processes in which Spark runs data sources."""
         return sum(cpu_seconds_without_running_children(pid) for pid in self._workers())
 
     def cpu_seconds(self) -> float:
-        """CPU seconds so far of all processes of Spark: the driver's program, the JVM, and those Python processes."""
+        """Return the CPU seconds so far of all of Spark: the driver, the JVM, and the Python processes."""
         total = 0.0
         for pid in self._processes():
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -104,11 +104,11 @@ class SparkProcess:
         return total
 
     def worker_rss_bytes_max(self) -> int:
-        """The highest peak resident set among the Python processes, in bytes."""
+        """Return the highest peak resident set of a Python process, in bytes."""
         return max((rss_bytes_max(pid) for pid in self._workers()), default=0)
 
     def pin(self, cores: Sequence[int]) -> None:
-        """Let Spark, and the workers that it starts, run on these cores only."""
+        """Let Spark and its workers, also later ones, run only on these cores."""
         for pid in self._processes():
             with suppress(FileNotFoundError, ProcessLookupError):
                 pin(pid, cores)

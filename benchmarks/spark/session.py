@@ -1,4 +1,4 @@
-"""Queries in Spark for `make bench-spark`, in a separate process: one JSON object per line in, one out.
+"""Executes queries in Spark for `make bench-spark`, in a separate process: reads and writes one JSON object per line.
 
 ``{"do": "scan", "format": F, "options": {...}, "path": P}`` reads a table to its end and discards the rows; ``count``
 counts them; ``digest`` counts them and adds the checksums of a column; ``copy`` writes them with ``to``; ``batches``
@@ -18,7 +18,7 @@ from typing import Any
 
 
 def open_session() -> Any:
-    """Open Spark with two cores, everything on the loopback interface."""
+    """Open Spark with two cores, on the loopback interface only."""
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -41,7 +41,7 @@ def open_session() -> Any:
 
 
 def run(session: Any, request: dict[str, Any]) -> dict[str, Any]:
-    """Run one request."""
+    """Execute one request."""
     began = time.perf_counter()
     rows: int | None = None
     digest = 0
@@ -79,7 +79,7 @@ def run(session: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer requests until the input ends."""
+    """Execute requests until the input ends."""
     session = open_session()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""A task of the Spark sink writing to three replicas, without Spark: rows per second, and CPU time per row.
+"""Measures a task of the Spark sink without Spark, with three replicas: rows per second, and CPU time per row.
 
 Tasks are processes as in an executor; each writes its rows, prepared before, as Spark passes them. The cost of Spark
 itself comes on top. The second line is the same rows once more: the cost of a replayed micro-batch.
@@ -48,14 +48,14 @@ class Plan(NamedTuple):
 
 
 class Task(NamedTuple):
-    """The result of a task, and its CPU seconds."""
+    """The rows that a task has written, and its CPU seconds."""
 
     written: WrittenRows
     cpu: float
 
 
 def run_task(plan: Plan, namesrv: str, partition: int) -> Task:
-    """Write the rows of one task."""
+    """Write the rows of one task. Returns what it wrote."""
     options = WriterOptions(
         namesrv=(namesrv,),
         columns=sink_columns([("body", "binary")], TOPIC),
@@ -76,7 +76,7 @@ def run_task(plan: Plan, namesrv: str, partition: int) -> Task:
 
 
 def run_tasks(plan: Plan, namesrv: str, pids: list[int]) -> Iterator[str]:
-    """Write all rows twice; yields a line about each time."""
+    """Write all rows twice. Yields a line about each time."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(plan.tasks) as pool:
         pool.starmap(run_task, [(plan._replace(rows=plan.tasks), namesrv, 1000 + n) for n in range(plan.tasks)])

@@ -1,4 +1,4 @@
-"""Measures the CPU time of a task that reads a topic for Spark, by stage and without Spark: for the case ``scan``.
+"""Measures by stage, without Spark, the CPU time of a task that reads a topic: for the case ``scan``.
 
 The same reader as in Spark's Python processes, in a thread of this one, three times: it only receives and checks, it
 also makes columns, and it also writes them in Arrow's format for streams, as Spark has them sent to the JVM.
@@ -52,7 +52,7 @@ STAGES: dict[str, Callable[[LogRange, TaskOptions], None]] = {
 
 
 def seconds_of_stages(reader_options: dict[str, str]) -> dict[str, float]:
-    """The CPU seconds of a scan with these options, by stage; each stage includes the ones before it."""
+    """Return the CPU seconds of a scan by stage. Each stage includes the ones before it."""
     options = parse_read_options(reader_options, "batch")
     parts = plan_batch(options, Narrowing())
     tasks = task_options(options, columns_in(reader_options))

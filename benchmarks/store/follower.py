@@ -1,4 +1,4 @@
-"""Measures the cost for the leader's producers of a consumer that reads old messages from a follower.
+"""Measures what a consumer that reads old messages from a follower costs the producers at the leader.
 
 Three replicas hold 5 million messages of 128 B. One connection's pull shows that the leader redirects such a consumer
 to a follower, whose log is then dropped from the page cache. Four connections with 256 messages in flight each produce
@@ -50,7 +50,7 @@ _BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Messages a second and the leader's CPU us per message, without and with a reader, and the reader's messages."""
+    """Messages a second and the leader's CPU us per message, without and with a reader; and the reader's messages."""
 
     rates: tuple[float, float]
     leader_us: tuple[float, float]
@@ -59,17 +59,17 @@ class Cost:
 
     @property
     def percent(self) -> float:
-        """The share of the throughput that the reader costs."""
+        """The part of the throughput that the reader costs, in percent."""
         return 100 * (1 - self.rates[1] / self.rates[0])
 
 
 def has_reader(window: int) -> bool:
-    """Whether a window has a reader: without, with, with, without, so that slow, even drift affects both alike."""
+    """Whether a window has a reader. The order without, with, with, without evens out a steady drift."""
     return window % 4 in (1, 2)
 
 
 def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads: Sequence[PullRate]) -> Cost:
-    """The cost from windows of ``seconds``; ``cpu`` are the leader's seconds in each."""
+    """Compute the cost from windows of ``seconds``. ``cpu``: the leader's CPU seconds in each."""
     rates: list[float] = []
     leader_us: list[float] = []
     for has_read in (False, True):
@@ -82,7 +82,7 @@ def cost_of(messages: Sequence[int], cpu: Sequence[float], seconds: float, reads
 
 
 async def measure_follower(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure windows with and without a consumer on a follower."""
+    """Measure windows with and without a consumer that reads from a follower."""
     target = args.sizes.old_messages // (100 if args.quick else 1)
     lag = LAG_BYTES // (100 if args.quick else 1)
     settings = ANY_DISK | {"slow_consumer_bytes": str(lag), "slow_pull_messages_max": str(SLOW_PULL_MESSAGES)}
@@ -159,7 +159,7 @@ class _Reader:
 
 
 async def burn(cores: Sequence[int], share: float, seconds: float) -> None:
-    """Let a process use a share of the time of ``cores`` for ``seconds``."""
+    """Use the share ``share`` of the time of ``cores`` for ``seconds``, in a separate process."""
     command = [sys.executable, "-m", "benchmarks.load.cpu_burner", f"{min(max(share, 0.0), 1.0):.3f}", f"{seconds:.3f}"]
     async with trio.open_nursery() as nursery:
         process = await nursery.start(partial(trio.run_process, command, cwd=ROOT))
@@ -173,7 +173,7 @@ async def produce_beside(
     own: Sequence[int],
     disturb: Callable[[float], Awaitable[None]],
 ) -> tuple[list[int], list[float], float]:
-    """Produce beside ``disturb``; returns messages and the leader's CPU seconds by window, and windows' length."""
+    """Produce while ``disturb`` runs. Returns messages and the leader's CPU seconds by window, and its length."""
     windows = 4 * (1 if args.quick else _BLOCKS)
     seconds = min(args.seconds, _WINDOW_SECONDS)
     timed_plan = Arguments(**vars(args) | {"windows": windows, "seconds": seconds})
@@ -224,7 +224,7 @@ async def _where_to_read(cluster: DevCluster, leader: str) -> str:
 
 
 def suggested_broker(address: tuple[str, int]) -> int:
-    """The broker id that a pull of a queue's first message suggests. Blocks."""
+    """Return the broker id that the response to a pull of a queue's first message suggests. Blocks."""
     with socket.create_connection(address, timeout=10.0) as sock:
         sock.sendall(pull_frame(1, 0, 0, 1))
         buffer = b""
@@ -240,13 +240,13 @@ def suggested_broker(address: tuple[str, int]) -> int:
 
 
 def pin(pid: int, cores: Sequence[int]) -> None:
-    """Let all threads of a process run on these cores only; threads that it starts later inherit that."""
+    """Let all threads of a process, also those that it starts later, run only on these cores."""
     for thread in os.listdir(f"/proc/{pid}/task"):
         os.sched_setaffinity(int(thread), cores)
 
 
 def forget(directory: Path) -> None:
-    """Drop the synced pages of the files below ``directory`` from the page cache."""
+    """Drop the files below ``directory`` from the page cache, as far as they are synced."""
     for path in directory.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -31,7 +31,7 @@ _READ_SECONDS = 3.0
 
 
 async def measure_backlog(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure a consumer that is far behind."""
+    """Measure a consumer that reads a backlog."""
     messages = args.sizes.backlog_messages // (3 if args.quick else 1)  # more than a broker caches itself
     for queues in (1, QUEUES):
         async with one_broker(directory / f"{queues}") as cluster:
@@ -44,7 +44,7 @@ async def measure_backlog(args: Arguments, directory: Path, note: Note) -> None:
 
 
 async def measure_random(args: Arguments, directory: Path, note: Note) -> None:
-    """Measure a consumer that jumps."""
+    """Measure a consumer that reads at random offsets."""
     messages = args.sizes.random_messages // (10 if args.quick else 1)
     async with one_broker(directory / "random") as cluster:
         await _fill(cluster, messages, 4096, QUEUES)

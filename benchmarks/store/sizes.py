@@ -1,4 +1,4 @@
-"""The sizes and waits of the cases of benchmarks, as a value: a run uses the defaults, tests smaller ones.
+"""The sizes and waits of benchmark cases. Tests use smaller ones than the defaults.
 
 The command line does not set them, so that figures of two runs can be compared.
 """

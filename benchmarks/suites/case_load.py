@@ -53,13 +53,13 @@ Measure = Callable[[Arguments, Path, Note], Awaitable[None]]
 
 @asynccontextmanager
 async def one_broker(directory: Path) -> AsyncIterator[DevCluster]:
-    """Run a broker and a name server, both as processes."""
+    """Run a broker and a name server as processes."""
     async with DevCluster.open(directory, nodes=1, ports=Ports.free(1), settings=ANY_DISK) as cluster:
         yield cluster
 
 
 async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0", queues: int = QUEUES) -> None:
-    """Create topics by the leader ``node_id``; the last of them is visible on return."""
+    """Create topics through the leader ``node_id``. On return, the last of them is visible."""
     async with ClientCore.open([cluster.namesrv]) as core:
         for number in range(count - 1):
             ext = topic_ext(topic_name(number), queues).fields()
@@ -69,15 +69,15 @@ async def create_topics(cluster: DevCluster, count: int, node_id: str = "n0", qu
 
 
 async def run_load(cluster: DevCluster, job: Job, node_id: str = "n0") -> tuple[Report, list[float]]:
-    """Let a separate process send to the broker as the job says; also returns the broker's CPU seconds by window."""
+    """Send to the broker from a separate process, as the job says. Also returns the broker's CPU seconds by window."""
     return await run_beside("benchmarks.load.closed_loop", cluster, job, Report, node_id)
 
 
 async def run_beside(
     module: str, cluster: DevCluster, job: JobWindows, report: type[R], node_id: str, *, may_end_early: bool = False
 ) -> tuple[R, list[float]]:
-    """Run a load generator, and also return the CPU seconds of the broker ``node_id`` in each window that ended before
-    it did.
+    """Run a load generator. Also returns the CPU seconds of the broker ``node_id`` in each window that ended before the
+    generator.
     """
     pid, marks = cluster.pid(node_id), list[float]()
 
@@ -96,7 +96,7 @@ async def run_beside(
 
 
 async def send_messages(cluster: DevCluster, args: Arguments, target: int, node_id: str = "n0") -> int:
-    """Store ``target`` small messages and a few more, as fast as batches allow; returns the number counted."""
+    """Send at least ``target`` small messages as fast as batches allow. Returns their number."""
     seconds = 1.0 if args.quick else 5.0
     fill = Arguments(**vars(args) | {"warmup": 0.0, "seconds": seconds, "windows": 1})
     count = 0
@@ -110,7 +110,7 @@ async def send_messages(cluster: DevCluster, args: Arguments, target: int, node_
 def job_for(
     cluster: DevCluster, args: Arguments, *, in_flight: int, topics: int = 1, batch: int = 1, node_id: str = "n0"
 ) -> Job:
-    """A job of four connections to the broker; its windows begin after the warm-up."""
+    """Return a job of four connections to the broker. Its windows begin after the warm-up."""
     return Job(
         address=("127.0.0.1", cluster.port(node_id)),
         connections=4,

@@ -1,4 +1,4 @@
-"""Single figures with their goals, as a table."""
+"""Formats single figures and their goals as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TIMES_MIN = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number. ``goal`` is the least value to reach, or the most if ``is_limit``; None for no goal."""
+    """A measured number. ``goal``: the least value to reach, or with ``is_limit`` the most; None: no goal."""
 
     case: str
     name: str
@@ -22,14 +22,14 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """Whether the goal is reached; true without one."""
+        """Whether the figure meets its goal; True without a goal."""
         if self.goal is None:
             return True
         return self.value <= self.goal if self.is_limit else self.value >= self.goal
 
     @property
     def distance(self) -> str:
-        """The distance to the goal in words, as "met: 3 % above"; empty without a goal."""
+        """The distance to the goal in words, such as "met: 3 % above"; empty without a goal."""
         if self.goal is None:
             return ""
         verdict = "met" if self.is_met else "missed"
@@ -50,13 +50,13 @@ class Figure:
         return f"{'at most' if self.is_limit else 'at least'} {_number(self.goal)}"
 
     def row(self) -> str:
-        """A row of the table."""
+        """Return the figure as a row of the table."""
         suffix = "" if self.is_met else ", missed"
         return f"| {self.case} | {self.name} | {_number(self.value)} {self.unit} | {self._goal()}{suffix} |"
 
 
 def table(figures: Sequence[Figure], *, command: str, machine: str, date: str, load_average: float) -> str:
-    """Format the section: how it was measured, and a row for each figure."""
+    """Write the section: how the figures were measured, and a row for each."""
     return "\n".join(
         [
             f"Command: `{command}`. Date: {date}. Load average before: {load_average:.1f}.",

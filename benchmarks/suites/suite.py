@@ -1,4 +1,4 @@
-"""A set of cases that are measured in one run, and the section of its page that it writes."""
+"""Measures a set of cases in one run, and writes the section of its page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAILURES = (ServersFailed, ClientError, GeneratorFailed, subprocess.CalledProces
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A benchmark: ``name`` as in ``make bench-NAME``; ``cases`` in the order in which they are measured."""
+    """A benchmark. ``name``: as in ``make bench-NAME``. ``cases``: in the order of their execution."""
 
     name: str
     about: str | None
@@ -64,7 +64,7 @@ class Suite:
         return args
 
     async def run(self, args: Arguments, directory: Path, figures: list[Figure]) -> list[str]:
-        """Run all cases of the plan, also after one that failed; returns sentences about missing figures."""
+        """Run all selected cases, even after one has failed. Returns a sentence about each failure."""
         errors, case = list[str](), ""
 
         def note(figure: Figure) -> None:
@@ -89,7 +89,7 @@ class Suite:
         return errors
 
     def main(self) -> None:
-        """Measure, print, and write the suite's page of docs/benchmarks and benchmarks/results/."""
+        """Measure, print, and write the page in docs/benchmarks, and benchmarks/results/."""
         args = self.parse_arguments(sys.argv[1:])
         before = load_average()
         figures: list[Figure] = []
@@ -110,7 +110,7 @@ class Suite:
 
 
 def kept_logs(directory: Path) -> str:
-    """Copy the servers' logs from a directory that will be removed; returns the place of the copies, if any."""
+    """Copy the servers' logs out of a directory that is about to be removed. Returns where they are, or ""."""
     directories = [path for path in directory.rglob("logs") if path.is_dir()]
     if not directories:
         return ""

@@ -1,1 +1,1 @@
-"""The load generator's protocols: requests built before the start, responses split and matched."""
+"""The protocols of the load generator: they build requests before the start, and match responses to them."""

@@ -1,4 +1,4 @@
-"""AMQP 0.9.1: persistent messages to queues by the default exchange, with publisher confirms on one channel."""
+"""Speaks AMQP 0.9.1: publishes persistent messages to queues, with publisher confirms on one channel."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Method = tuple[int, int]
 
 
 def queue_name(number: int) -> str:
-    """The name of a queue; requests use the queues in turn."""
+    """Return the name of queue ``number``. Requests go to the queues in turn."""
     return f"bench{number % QUEUES}"
 
 
 class AmqpConnection:
-    """The steps of a client before messages are published; ``sock`` blocks."""
+    """Sets up a connection on the blocking socket ``sock``, before messages are published."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -67,16 +67,16 @@ class AmqpConnection:
         self._ask(1, _CONFIRM, b"\x00", _CONFIRM_OK)
 
     def limit(self, prefetch: int) -> None:
-        """Have at most ``prefetch`` unacknowledged messages delivered to each consumer. Raises LoadFailed, OSError."""
+        """Let each consumer have at most ``prefetch`` unacknowledged messages. Raises LoadFailed, OSError."""
         self._ask(1, _QOS, struct.pack(">IHB", 0, prefetch, 0), _QOS_OK)
 
     def declare_fan_out(self, name: str) -> None:
-        """Declare an exchange that copies messages to each queue that is bound to it. Raises LoadFailed, OSError."""
+        """Declare an exchange that copies each message to all queues bound to it. Raises LoadFailed, OSError."""
         arguments = b"\x00\x00" + _short(name.encode()) + _short(b"fanout") + bytes((_DURABLE,)) + _NO_TABLE
         self._ask(1, _EXCHANGE_DECLARE, arguments, _EXCHANGE_DECLARE_OK)
 
     def bind(self, queue: str, exchange: str) -> None:
-        """Have the messages of the exchange copied to the queue. Raises LoadFailed, OSError."""
+        """Bind the queue to the exchange, which then copies its messages there. Raises LoadFailed, OSError."""
         names = _short(queue.encode()) + _short(exchange.encode()) + _short(b"")
         self._ask(1, _QUEUE_BIND, b"\x00\x00" + names + b"\x00" + _NO_TABLE, _QUEUE_BIND_OK)
 
@@ -96,7 +96,7 @@ class AmqpConnection:
 
 
 class AmqpWire:
-    """Speaks AMQP: a request is identified by its delivery tag, which increases on the channel."""
+    """Speaks AMQP. The delivery tag, which increases on the channel, identifies a request."""
 
     def __init__(self, slots: Slots) -> None:
         self._count = slots.count
@@ -106,21 +106,21 @@ class AmqpWire:
         self._unconfirmed: dict[int, None] = {}
 
     def open(self, sock: socket.socket) -> None:
-        """Log in, open a channel, enable confirms."""
+        """Log in, open a channel, and enable publisher confirms."""
         connection = AmqpConnection(sock)
         connection.open()
         connection.confirm()
 
     def initial(self) -> tuple[Iterable[int], bytes]:
-        """Build the publishing of each slot's message: the tags, and the bytes to send."""
+        """Encode the first message of each slot. Returns the delivery tags, and the bytes to send."""
         return self._publish(self._count)
 
     def idle(self) -> Sequence[int]:
-        """Return as many keys as slots: tags increase, so only their number matters."""
+        """Return a key for each slot. Only their number matters, because the tags increase."""
         return range(self._count)
 
     def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
-        """Read confirms; any other method raises LoadFailed."""
+        """Read publisher confirms. Raises LoadFailed for any other method."""
         keys, open_tags = list[int](), self._unconfirmed
         end = len(data) - len(data) % _CONFIRMED.size
         for kind, _, _, group, method, tag, with_earlier, _ in _CONFIRMED.iter_unpack(data[:end]):
@@ -133,7 +133,7 @@ class AmqpWire:
         return keys, end
 
     def repeat(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """Build the publishing of ``len(keys)`` messages with the next tags."""
+        """Encode ``len(keys)`` messages with the next delivery tags."""
         return self._publish(len(keys))
 
     def _publish(self, count: int) -> tuple[Iterable[int], bytes]:
@@ -154,12 +154,12 @@ def _publish(queue: str, body: bytes, exchange: str) -> bytes:
 
 
 def consume(queue: str) -> bytes:
-    """Encode a request for deliveries of a queue, which is not answered."""
+    """Encode a request for the deliveries of a queue. The server does not respond to it."""
     return _method(1, _CONSUME, b"\x00\x00" + _short(queue.encode()) + _short(b"") + bytes((_NO_WAIT,)) + _NO_TABLE)
 
 
 def acknowledgement(tag: int, *, with_earlier: bool) -> bytes:
-    """Encode that a delivery was processed, and with it all earlier ones of the channel or none."""
+    """Encode the acknowledgement of a delivery, and with ``with_earlier`` of all earlier ones of the channel."""
     return _method(1, _ACK, struct.pack(">QB", tag, with_earlier))
 
 

@@ -1,4 +1,4 @@
-"""AMQP 0.9.1: deliveries of quorum queues, acknowledged one by one or up to one."""
+"""Consumes quorum queues by AMQP 0.9.1. Each message is acknowledged, or all up to one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DELIVERED = struct.Struct(">HH")
 
 
 class AmqpConsumer:
-    """Consumers of some queues, or of a group's own queue, on one channel."""
+    """Consumes some queues, or the queue of a group, on one channel."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -28,7 +28,7 @@ class AmqpConsumer:
         self._acknowledged = 0
 
     def open(self, sock: socket.socket) -> None:
-        """Log in, open a channel; declare the group's queue, and bind it, if messages are copied."""
+        """Log in and open a channel. If messages are copied, declare the group's queue and bind it."""
         connection = AmqpConnection(sock)
         connection.open()
         connection.limit(PREFETCH)
@@ -38,11 +38,11 @@ class AmqpConsumer:
             connection.bind(self._share.group, FAN_OUT)
 
     def initial(self) -> bytes:
-        """Build requests for deliveries of each queue, without waiting for answers: deliveries may come before."""
+        """Encode requests for the deliveries of each queue. Deliveries may arrive before the responses."""
         return b"".join(map(consume, self._queues))
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read whole messages; returns the number of bytes read, and the acknowledgements to send."""
+        """Read whole messages. Returns the number of bytes read, and the acknowledgements to send."""
         at, end, unpack = 0, len(data), _FRAME.unpack_from
         tags, whole = list[int](), 0
         while at + 7 <= end:

@@ -1,4 +1,4 @@
-"""One consumer's connection, as bytes: its requests, the messages that came, and its next requests.
+"""The protocol of a consumer's connection as bytes: first requests, received messages, next requests.
 
 The time at which a message was due is in its body (`DueSlots`), so that consumers of every protocol find it in the same
 way, and a message is received as soon as its body is there.
@@ -23,15 +23,15 @@ PULLED_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class DueSlots(Slots):
-    """Slots whose messages begin with the time at which they were due; zero until `stamped`."""
+    """Slots whose bodies begin with the time at which the message was due. It is zero until `stamp` sets it."""
 
     def body(self, slot: int) -> bytes:
-        """The body of a slot's messages."""
+        """Return the body of a slot's messages."""
         return (b"@DUE" + bytes(b"0" * _DIGITS) + Slots.body(self, slot))[: self.body_bytes]
 
 
 def stamp(request: bytes, due: float) -> bytes:
-    """Stamp a request of one message of `DueSlots` as due at ``due``, in seconds of CLOCK_MONOTONIC."""
+    """Write ``due``, in seconds of CLOCK_MONOTONIC, into a request with one message of `DueSlots`."""
     at = request.index(b"@DUE") + _AT
     return b"%b%019d%b" % (request[:at], round(due * 1e9), request[at + _DIGITS :])
 
@@ -58,24 +58,24 @@ class Share:
 
     @property
     def queues(self) -> list[int]:
-        """The queues of this consumer, a part of `QUEUES`."""
+        """The queues that this consumer reads, a part of `QUEUES`."""
         return list(range(self.number, QUEUES, self.consumers))
 
 
 class ConsumerWire(Protocol):
-    """The protocol of one kind of server, for one connection."""
+    """The protocol of one kind of server for one connection of a consumer."""
 
     def __init__(self, share: Share) -> None: ...
 
     def open(self, sock: socket.socket) -> None:
-        """Do the handshake, and create the group where servers know groups; ``sock`` still blocks. Raises LoadFailed,
+        """Do the handshake, and create the group if the server has groups. ``sock`` still blocks. Raises LoadFailed,
         OSError.
         """
 
     def initial(self) -> bytes:
-        """The first requests for messages."""
+        """Return the first requests for messages."""
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read whole messages from ``data``. Returns the number of bytes read, the rest is incomplete, and the
-        confirmations and new requests to send. Raises LoadFailed if a request was refused.
+        """Read whole messages from ``data``. Returns the number of bytes read, and the confirmations and new requests
+        to send. Raises LoadFailed if the server refused a request.
         """

@@ -1,4 +1,4 @@
-"""etcd's gRPC protocol: a put for each message, or a transaction of puts for a batch, each on its own stream of HTTP/2.
+"""Speaks etcd's gRPC protocol: one put for each message, or a transaction of puts for a batch, each on a new stream.
 
 The headers of all requests are the same bytes (HPACK without its table). Those of responses are not decoded: a failed
 request has no message in its response, only trailers.
@@ -24,7 +24,7 @@ _HEAD = struct.Struct(">BHBBI")
 
 
 class EtcdWire:
-    """Speaks gRPC to etcd: a request is identified by its stream, whose odd number increases."""
+    """Speaks gRPC to etcd. The stream id, an odd number that increases, identifies a request."""
 
     def __init__(self, slots: Slots) -> None:
         puts = [_put(b"bench/%d" % slot, slots.body(slot)) for slot in slots.numbers]
@@ -46,20 +46,20 @@ class EtcdWire:
         """Frames that wait until the server has room, with the bytes that they take of its window."""
 
     def open(self, sock: socket.socket) -> None:
-        """Send settings, and a window for all responses."""
+        """Send HTTP/2 settings, and a window that is large enough for all responses."""
         more = struct.pack(">I", _WINDOW_BYTES_MAX - _WINDOW_BYTES)
         sock.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b"") + _frame(_WINDOW, 0, 0, more))
 
     def initial(self) -> tuple[Iterable[int], bytes]:
-        """Build the put of each slot's message: the streams, and the bytes to send."""
+        """Encode the put of each slot. Returns the stream ids, and the bytes to send."""
         return self._ask(len(self._messages))
 
     def idle(self) -> Sequence[int]:
-        """Return any keys, one per slot: streams increase, so only their number matters."""
+        """Return a key for each slot. Only their number matters, because the stream ids increase."""
         return range(len(self._messages))
 
     def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
-        """Read responses, each of which must have a message."""
+        """Read responses. Each of them must contain a message."""
         keys, position, end = list[int](), 0, len(data)
         while position + 9 <= end:
             high, low, kind, flags, stream = _HEAD.unpack_from(data, position)
@@ -88,7 +88,7 @@ class EtcdWire:
         return keys, position
 
     def repeat(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """Build the puts again on new streams, as far as the server's window allows."""
+        """Encode the puts again on new streams, as many as the server's window allows."""
         control, self._control = self._control, b""
         streams, data = self._ask(len(keys))
         return streams, control + data

@@ -1,4 +1,4 @@
-"""Kafka's protocol: produce requests with `acks=all`, as its own producer makes them.
+"""Speaks Kafka's protocol: produce requests with `acks=all`, as Kafka's producer sends them.
 
 A broker handles the requests of a connection one after the other, and answers each when all replicas in sync have it.
 Kafka's producer therefore sends the messages gathered meanwhile in one request, with a batch for each partition, and so
@@ -39,20 +39,20 @@ _BEFORE_CRC_END: Final = 21
 
 
 class Fields:
-    """Reads the fields of an answer one after the other."""
+    """Reads the fields of a response one after the other."""
 
     def __init__(self, data: bytes, at: int = 0) -> None:
         self._data = data
         self.at = at
 
     def read(self, form: str) -> int:
-        """Read one number, in the format of `struct`."""
+        """Read a number in the format ``form`` of `struct`."""
         (number,) = struct.unpack_from(">" + form, self._data, self.at)
         self.at += struct.calcsize(">" + form)
         return int(number)
 
     def text(self) -> str:
-        """Read a text with its length before it; "" for none."""
+        """Read a text that follows its length; "" for none."""
         size = self.read("h")
         self.at += max(size, 0)
         return "" if size < 0 else self._data[self.at - size : self.at].decode()
@@ -63,18 +63,18 @@ class Fields:
 
 
 def request(kind: int, version: int, number: int, body: bytes) -> bytes:
-    """Encode a request as a frame. ``number`` comes back with its answer."""
+    """Encode a request as a frame. The response to it has the same ``number``."""
     head = struct.pack(">hhi", kind, version, number) + encoded_text("bench")
     return _LENGTH.pack(len(head) + len(body)) + head + body
 
 
 def encoded_text(text: str) -> bytes:
-    """Encode a text with its length before it."""
+    """Encode a text after its length."""
     return struct.pack(">h", len(text)) + text.encode()
 
 
 def answers(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield the number, the begin and the end of each complete answer."""
+    """Yield the number, the begin and the end of each complete response."""
     at = 0
     while at + _LENGTH.size <= len(data):
         end = at + _LENGTH.size + _LENGTH.unpack_from(data, at)[0]
@@ -85,7 +85,7 @@ def answers(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def ask(sock: socket.socket, kind: int, version: int, body: bytes) -> Fields:
-    """Send one request on a socket that blocks, and return its answer. Raises LoadFailed, OSError."""
+    """Send a request on a blocking socket, and return the response. Raises LoadFailed, OSError."""
     sock.sendall(request(kind, version, 0, body))
     data = b""
     while True:
@@ -95,7 +95,7 @@ def ask(sock: socket.socket, kind: int, version: int, body: bytes) -> Fields:
 
 
 def ends_of(sock: socket.socket, partitions: Sequence[int]) -> dict[int, int]:
-    """Ask for the offset of the next message of each partition. Raises LoadFailed, OSError."""
+    """Query the offset of the next message of each partition. Raises LoadFailed, OSError."""
     rows = b"".join(struct.pack(">iq", partition, _LATEST) for partition in partitions)
     body = struct.pack(">ii", -1, 1) + encoded_text(TOPIC) + _LENGTH.pack(len(partitions)) + rows
     fields = ask(sock, _LIST_OFFSETS, 1, body)
@@ -113,7 +113,7 @@ def ends_of(sock: socket.socket, partitions: Sequence[int]) -> dict[int, int]:
 def create_topic(
     sock: socket.socket, topic: str, partitions: int, nodes: Sequence[int], settings: dict[str, str]
 ) -> None:
-    """Create a topic with the first node as leader of every partition; nothing changes if the topic exists.
+    """Create a topic, unless it exists. The first node leads every partition.
 
     Raises LoadFailed, OSError.
     """
@@ -141,14 +141,14 @@ def commit_offsets(number: int, group: str, offsets: dict[int, int]) -> bytes:
 
 
 def castagnoli() -> Callable[[bytes], int]:
-    """Import CRC-32C from the package that was installed for it."""
+    """Import CRC-32C from the package that is installed for it."""
     sys.path.append(str(CACHE / CRC_PACKAGE))
     value: Callable[[bytes], int] = importlib.import_module("google_crc32c").value
     return value
 
 
 class KafkaWire:
-    """Speaks Kafka's protocol: a slot identifies a request; slots of a produce request are answered together."""
+    """Speaks Kafka's protocol. A slot identifies a message; all slots of a produce request are answered together."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -164,15 +164,15 @@ class KafkaWire:
         """Do nothing: there is no handshake before the first request."""
 
     def initial(self) -> tuple[Iterable[int], bytes]:
-        """Build requests with the message of each slot, `REQUESTS_MAX` in all."""
+        """Encode at most `REQUESTS_MAX` requests with the messages of all slots."""
         return self.repeat(list(self._bodies))
 
     def idle(self) -> Sequence[int]:
-        """The slots."""
+        """Return all slots."""
         return list(self._bodies)
 
     def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
-        """Read answers, in which every partition must have error 0."""
+        """Read responses. Every partition in them must have error 0."""
         keys, at = list[int](), 0
         for number, begin, end in answers(data):
             fields = Fields(data, begin)
@@ -188,12 +188,12 @@ class KafkaWire:
         return keys, at
 
     def repeat(self, keys: Sequence[int]) -> tuple[Iterable[int], bytes]:
-        """Build requests with the messages again; messages beyond the request limit wait for the next call."""
+        """Encode requests with the messages again. Messages beyond the request limit wait for the next call."""
         self._queue += [(slot, self._bodies[slot]) for slot in keys]
         return keys, self._requests()
 
     def repeat_due(self, slot: int, stamp: Callable[[bytes], bytes]) -> bytes:
-        """Build the request of one message, stamped with the time at which it was due."""
+        """Encode the request with one message, after ``stamp`` has written into its body when it was due."""
         self._queue.append((slot, stamp(self._bodies[slot])))
         return self._requests()
 
@@ -216,7 +216,7 @@ class KafkaWire:
 
 
 def record_batch(bodies: Sequence[bytes], crc_of: Callable[[bytes], int]) -> bytes:
-    """Encode messages without keys as a batch of format 2, uncompressed, of now: Kafka deletes old ones."""
+    """Encode messages without keys as an uncompressed batch of format 2 with the time now: Kafka deletes old ones."""
     records = []
     for delta, body in enumerate(bodies):
         content = b"\0\0" + _varint(delta) + b"\1" + _varint(len(body)) + body + b"\0"

@@ -1,4 +1,4 @@
-"""Kafka's protocol: fetches of all partitions of a connection, whose positions are stored every few seconds."""
+"""Consumes by Kafka's protocol: fetches all partitions of a connection, and stores positions every few seconds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LAST_DELTA_AT = 23
 
 
 class KafkaConsumer:
-    """Fetches as a consumer: sends the next fetch when the previous answer is there."""
+    """Fetches messages. It sends the next fetch when the response to the one before is complete."""
 
     def __init__(self, share: Share) -> None:
         assert not share.confirms_each, "a position is all that this one confirms"
@@ -35,12 +35,12 @@ class KafkaConsumer:
         self._cut: list[tuple[int, int]] = []
 
     def open(self, sock: socket.socket) -> None:
-        """Ask for the ends of the partitions, to begin there if it is late."""
+        """Query the ends of the partitions, at which a late consumer begins."""
         if self._share.is_late:
             self._next = ends_of(sock, self._share.queues)
 
     def initial(self) -> bytes:
-        """Build a fetch of all partitions."""
+        """Encode a fetch from all partitions."""
         rows = b"".join(
             struct.pack(">iiqqi", partition, -1, offset, -1, _PARTITION_BYTES_MAX)
             for partition, offset in self._next.items()
@@ -50,7 +50,7 @@ class KafkaConsumer:
         return request(_FETCH, 11, _FETCHED, body + struct.pack(">i", 0) + encoded_text(""))
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read answers; returns the number of bytes read, and the next fetch after each to send."""
+        """Read responses. Returns the number of bytes read, and the next fetch after each response."""
         at, reply, self._cut = 0, b"", []
         for number, begin, end in answers(data):
             at = end
@@ -63,7 +63,7 @@ class KafkaConsumer:
         return at, reply
 
     def due(self, data: bytes, end: int) -> list[bytes]:
-        """The times at which the messages of the last `take` were due; a message cut off at its end comes again."""
+        """Return when the messages of the last `take` were due. A message cut off at its end is fetched again."""
         times, begin = list[bytes](), 0
         for cut_from, cut_to in self._cut:
             times += DUE.findall(data, begin, cut_from)

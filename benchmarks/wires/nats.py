@@ -1,4 +1,4 @@
-"""NATS' text protocol: messages published to a JetStream, each with a subject for its acknowledgement."""
+"""Speaks NATS' text protocol: publishes messages to a JetStream, each with a subject for its acknowledgement."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PING, _PONG, _END = b"PING\r\n", b"PONG\r\n", b"\r\n"
 
 
 class NatsWire:
-    """Speaks NATS: a request is identified by the last part of its reply subject."""
+    """Speaks NATS. The last part of the reply subject identifies a request."""
 
     def __init__(self, slots: Slots) -> None:
         # Unique per process: acknowledgements for a generator that has ended may still be in flight.
@@ -37,15 +37,15 @@ class NatsWire:
             raise LoadFailed(f"nats-server says {reply!r}")
 
     def initial(self) -> tuple[Iterable[bytes], bytes]:
-        """Build the publishing of each slot's message: the keys, and the bytes to send."""
+        """Encode the message of each slot. Returns the keys, and the bytes to send."""
         return self._frames, b"".join(self._frames.values())
 
     def idle(self) -> Sequence[bytes]:
-        """The last parts of all reply subjects."""
+        """Return the last parts of all reply subjects."""
         return list(self._frames)
 
     def read_answers(self, data: bytes) -> tuple[Sequence[bytes], int]:
-        """Read acknowledgements, each of which must have a sequence number in the stream."""
+        """Read acknowledgements. Each of them must have a sequence number of the stream."""
         keys, position, match = list[bytes](), 0, _ACK.match
         while position < len(data):
             response = match(data, position)
@@ -62,7 +62,7 @@ class NatsWire:
         return keys, position
 
     def repeat(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
-        """Build the publishing of the messages again."""
+        """Encode the messages of ``keys`` again."""
         pongs, self._pongs = self._pongs, b""
         frame_of = self._frames
         return keys, pongs + b"".join([frame_of[key] for key in keys])

@@ -1,4 +1,4 @@
-"""NATS' text protocol: a durable pull consumer, whose messages are acknowledged one by one or up to one."""
+"""Consumes by NATS' text protocol with a durable pull consumer. Each message is acknowledged, or all up to one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PING, _PONG, _END = b"PING\r\n", b"PONG\r\n", b"\r\n"
 
 
 class NatsConsumer:
-    """Pulls as a consumer: asks for more messages when half of the requested ones have come."""
+    """Pulls messages. It requests more when half of the requested ones have arrived."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -33,7 +33,7 @@ class NatsConsumer:
         self._credit = 0
 
     def open(self, sock: socket.socket) -> None:
-        """Send CONNECT, create the consumer if it does not exist."""
+        """Send CONNECT, and create the consumer unless it exists."""
         receive_until(sock, _END)
         about = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "lang": "bench"}
         sock.sendall(b"CONNECT %b\r\nSUB %b 1\r\nSUB %b.api 2\r\n" % (json.dumps(about).encode(), *2 * (self._inbox,)))
@@ -54,7 +54,7 @@ class NatsConsumer:
             raise LoadFailed(f"nats-server creates no consumer: {reply[:300]!r}")
 
     def initial(self) -> bytes:
-        """Build a request for many messages."""
+        """Encode a request for many messages."""
         return self._ask()
 
     def _ask(self) -> bytes:
@@ -65,7 +65,7 @@ class NatsConsumer:
         return b"PUB %b %b %d\r\n%b\r\n" % (api, self._inbox, len(body), body)
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read messages; returns the number of bytes read, and acknowledgements and the request for more to send."""
+        """Read messages. Returns the number of bytes read, and the acknowledgements and requests to send."""
         replies, at, control = list[bytes](), 0, b""
         match = _MESSAGE.match
         while at < len(data):

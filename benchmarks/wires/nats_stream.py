@@ -1,4 +1,4 @@
-"""NATS JetStream as the benchmarks set it up: the configuration of a server, and a client that creates the stream."""
+"""Sets up NATS JetStream for benchmarks: the configuration of a server, and a client that creates the stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _END = b"\r\n"
 
 
 class NatsError(Exception):
-    """JetStream refused; ``code`` is an HTTP status."""
+    """JetStream refused a request. ``code``: an HTTP status."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(f"{code}: {text}")
@@ -30,7 +30,7 @@ class NatsError(Exception):
 
 
 class NatsClient:
-    """A connection to one server; made by `open_nats`. Each method raises trio.BrokenResourceError when it breaks."""
+    """A connection to one server; `open_nats` makes it. Methods raise trio.BrokenResourceError if it breaks."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self._stream = stream
@@ -38,7 +38,7 @@ class NatsClient:
         self._request_count = 0
 
     async def connect(self) -> None:
-        """Send CONNECT, and subscribe to answers. Raises `NatsError`."""
+        """Send CONNECT, and subscribe to responses. Raises `NatsError`."""
         info = await self._line()
         if not info.startswith(b"INFO "):
             raise NatsError(0, f"no NATS server: {info[:40]!r}")
@@ -46,12 +46,12 @@ class NatsClient:
         await self._send(b"CONNECT " + json.dumps(about).encode() + _END + f"SUB {_INBOX}.* 1".encode() + _END)
 
     async def create_stream(self, replicas: int) -> None:
-        """Create the stream, in files. Raises `NatsError`."""
+        """Create the stream, which is stored in files. Raises `NatsError`."""
         settings = {"name": STREAM, "subjects": [SUBJECT], "storage": "file", "num_replicas": replicas}
         await self._ask(f"$JS.API.STREAM.CREATE.{STREAM}", json.dumps(settings).encode())
 
     async def stream_state(self) -> tuple[str | None, int]:
-        """The server that leads the stream, if any, and the number of replicas that follow it. Raises `NatsError`."""
+        """Return the server that leads the stream, if any, and the number of its followers. Raises `NatsError`."""
         cluster = (await self._ask(f"$JS.API.STREAM.INFO.{STREAM}", b"")).get("cluster", {})
         followers = [each for each in cluster.get("replicas") or () if each.get("current")]
         return cluster.get("leader"), len(followers)
@@ -126,7 +126,7 @@ def configuration(
     sync_interval: str,
     file_bytes_max: str,
 ) -> str:
-    """A server's configuration; ``ports``: for clients and for routes, by node."""
+    """Return the configuration of a server. ``ports``: those for clients, and those for routes, by node."""
     routes = ", ".join(f'"nats://{HOST}:{route}"' for other, (_, route) in ports.items() if other != node)
     sync = "" if sync_interval == DEFAULT else f"\n  sync_interval: {sync_interval}"
     return f"""server_name: {node}
@@ -145,6 +145,6 @@ cluster {{
 
 
 def version_of(program: str) -> str:
-    """The version of ``program``, such as "2.9.10". Raises OSError, subprocess.CalledProcessError."""
+    """Return the version of ``program``, such as "2.9.10". Raises OSError, subprocess.CalledProcessError."""
     output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     return output.strip().rpartition(" ")[2].removeprefix("v")

@@ -1,4 +1,4 @@
-"""RocketMQ's remoting protocol: sends with a JSON header, as stock clients write them."""
+"""Speaks RocketMQ's remoting protocol: sends with a JSON header, as stock clients write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.wires.wire import LoadFailed, Slots
 
 
 class RocketMQWire:
-    """Speaks RocketMQ's protocol: a request is identified by its opaque; the same frame is sent repeatedly."""
+    """Speaks RocketMQ's protocol. The opaque identifies a request; the same frame is sent repeatedly."""
 
     def __init__(self, slots: Slots) -> None:
         self._frames = {
@@ -31,15 +31,15 @@ class RocketMQWire:
         """Do nothing: there is no handshake before the first request."""
 
     def initial(self) -> tuple[Iterable[bytes], bytes]:
-        """The opaques of all slots, and the bytes of their frames to send."""
+        """Return the opaques of all slots, and the bytes of their frames."""
         return self._frames, b"".join(self._frames.values())
 
     def idle(self) -> Sequence[bytes]:
-        """The opaques."""
+        """Return the opaques of all slots."""
         return list(self._frames)
 
     def read_answers(self, data: bytes) -> tuple[Sequence[bytes], int]:
-        """Read responses, each of which must have code 0."""
+        """Read responses. Each of them must have code 0."""
         frames, end = complete_bytes(data)
         replies = data if end == len(data) else data[:end]
         opaques = OPAQUE.findall(replies)
@@ -52,6 +52,6 @@ class RocketMQWire:
         return opaques, end
 
     def repeat(self, keys: Sequence[bytes]) -> tuple[Iterable[bytes], bytes]:
-        """Return the opaques, and the bytes of their frames to send again."""
+        """Return the opaques, and the bytes of their frames, to send them again."""
         frame_of = self._frames
         return keys, b"".join([frame_of[opaque] for opaque in keys])

@@ -1,4 +1,4 @@
-"""RocketMQ's remoting protocol: long polls of queues with positions, or POP with acknowledgements of each message.
+"""Consumes by RocketMQ's remoting protocol: long polls that store positions, or POP with acknowledgements.
 
 A connection has one request in flight for each of its queues, as stock consumers do.
 """
@@ -47,7 +47,7 @@ _ANY_OFFSET: Final = 1_234_567_890_123
 
 
 class RocketMQPull:
-    """Pulls from its queues; each pull also stores the position that it begins at, as the group's."""
+    """Pulls messages from its queues. Each pull also commits the offset at which it begins."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -65,16 +65,16 @@ class RocketMQPull:
         return _LENGTHS.pack(4 + len(header), len(header)) + header
 
     def open(self, sock: socket.socket) -> None:
-        """Ask for the ends of the queues, to begin there if it is late."""
+        """Query the ends of the queues, at which a late consumer begins."""
         if self._share.is_late:
             self._begin = _ends(sock, self._begin)
 
     def initial(self) -> bytes:
-        """Build a pull for each queue."""
+        """Encode a pull from each queue."""
         return b"".join(self._pull(queue, at) for queue, at in self._begin.items())
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read responses; returns the number of bytes read, and the next pull of each queue to send."""
+        """Read responses. Returns the number of bytes read, and the next pull of each queue to send."""
         (heads, end), again = responses(data), list[bytes]()
         for head, _ in heads:
             _check(head)
@@ -83,7 +83,7 @@ class RocketMQPull:
 
 
 class RocketMQPop:
-    """Pops from its queues; acknowledges each message by a request of its own, or all messages of a pop by one."""
+    """Pops messages from its queues. It acknowledges each one by a request, or all messages of a pop by one."""
 
     def __init__(self, share: Share) -> None:
         self._share = share
@@ -110,11 +110,11 @@ class RocketMQPop:
         return request_frame(RequestCode.POP_MESSAGE, queue, ext)
 
     def initial(self) -> bytes:
-        """Build a pop for each queue."""
+        """Encode a pop from each queue."""
         return b"".join(map(self._pop, self._share.queues))
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read popped messages; returns the number of bytes read, and the acknowledgements and next pops to send."""
+        """Read popped messages. Returns the number of bytes read, and the acknowledgements and next pops to send."""
         (heads, end), again = responses(data), list[bytes]()
         for head, _ in heads:
             _check(head)

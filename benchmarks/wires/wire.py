@@ -1,4 +1,4 @@
-"""One connection of the load generator, as bytes: the first requests, the answered requests, and the next ones."""
+"""The protocol of a load generator's connection as bytes: first requests, responses, next requests."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.load.frames import QUEUES
 
 
 class LoadFailed(Exception):
-    """The server refused a message or closed a connection; the message has its response."""
+    """The server refused a message, or closed a connection. The message has its response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The requests that one connection keeps in flight: ``count``, numbered from ``first`` over all connections.
+    """The ``count`` requests that one connection keeps in flight, numbered from ``first`` over all connections.
 
     ``body_bytes``: of each message. ``batch``: messages in each request. ``topics``: RocketMQ's protocol only; the
     number of topics in whose queues slots take turns, ``queues`` in each. ``keys``: as ``topics``; sign with this
@@ -36,16 +36,16 @@ class Slots:
 
     @property
     def numbers(self) -> range:
-        """The slots."""
+        """The numbers of the slots."""
         return range(self.first, self.first + self.count)
 
     def body(self, slot: int) -> bytes:
-        """The body of a slot's messages."""
+        """Return the body of a slot's messages."""
         return bytes((slot + i) % 251 for i in range(self.body_bytes))
 
 
 class Wire(Protocol):
-    """The protocol of one kind of server, for one connection. A key identifies a request until it is answered."""
+    """The protocol of one kind of server for one connection. A key identifies a request until it is answered."""
 
     def __init__(self, slots: Slots) -> None: ...
 
@@ -53,23 +53,23 @@ class Wire(Protocol):
         """Do the handshake before the first message; ``sock`` still blocks. Raises LoadFailed, OSError."""
 
     def initial(self) -> tuple[Iterable[Hashable], bytes]:
-        """The keys of all requests in flight, and their bytes."""
+        """Return the keys of the first request of each slot, and the bytes to send."""
 
     def idle(self) -> Sequence[Hashable]:
-        """The keys to pass to `again`, one or more at a time, in loads that do not send `first`."""
+        """Return the keys to pass to `repeat`, one or more at a time, in loads that do not send `initial`."""
 
     def read_answers(self, data: bytes) -> tuple[Sequence[Any], int]:
-        """Read responses; returns the keys of the answered requests, and the number of bytes of whole responses.
+        """Read responses. Returns the keys of the answered requests, and the number of bytes of whole responses.
 
         Raises LoadFailed if a request was refused.
         """
 
     def repeat(self, keys: Sequence[Any]) -> tuple[Iterable[Hashable], bytes]:
-        """Make a new request for each answered one; returns their keys, and bytes to send. Follows `read_answers`."""
+        """Make a request for each answered one. Returns their keys, and the bytes to send. Follows `read_answers`."""
 
 
 def receive_until(sock: socket.socket, end: bytes) -> bytes:
-    """Receive bytes of a server, up to ``end`` at the end of a piece. Raises LoadFailed if it hangs up."""
+    """Receive bytes until a received piece ends with ``end``. Raises LoadFailed if the server closes the connection."""
     data = b""
     while not data.endswith(end):
         data += receive_some(sock)
@@ -77,7 +77,7 @@ def receive_until(sock: socket.socket, end: bytes) -> bytes:
 
 
 def receive_some(sock: socket.socket) -> bytes:
-    """Receive the next piece. Raises LoadFailed if the connection is closed."""
+    """Receive the next piece. Raises LoadFailed if the server closes the connection."""
     chunk = sock.recv(65536)
     if not chunk:
         raise LoadFailed("the server closed the connection before the first message")

@@ -1,1 +1,1 @@
-"""Consuming, measured in the same way on raftmq and on its alternatives: `make bench-peers-consuming`."""
+"""Measures consumers of raftmq and of other systems in the same way: `make bench-peers-consuming`."""

@@ -1,4 +1,4 @@
-"""Measures the cost of consuming on raftmq and on its alternatives, in one run.
+"""Measures the cost of consuming from raftmq and from other systems, in one run.
 
 Messages of 1 KiB. A backlog is drained by one consumer and by eight, with positions or with an acknowledgement of each
 message (POP); messages are sent at a steady rate, each when it is due, to 1, 4 and 16 groups, and latency is the time

@@ -1,4 +1,4 @@
-"""The measured cases of each system: values."""
+"""Defines the cases to measure for each system, and the measurements as values."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement. CPU in microseconds per received message; in `PACE`, CPU of sending it is included."""
+    """One measurement. CPU is in microseconds per received message; in `PACE` it includes the CPU of sending."""
 
     messages_per_second: float
     p50_ms: float
@@ -93,7 +93,7 @@ class CaseMeasurements:
 
 
 def job_of(case: Case, base: ConsumerJob, group: str) -> ConsumerJob:
-    """The load generator's part of a case; ``base`` has the servers, the number of messages, and the seconds."""
+    """Return the load generator's job for a case. ``base`` has the servers, the number of messages, and the seconds."""
     return ConsumerJob(
         kind=case.kind,
         wire=base.wire,

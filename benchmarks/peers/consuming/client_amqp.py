@@ -1,4 +1,4 @@
-"""RabbitMQ with aio-pika: consumers with callbacks, which acknowledge each message; see `client_pace`."""
+"""Consumes from RabbitMQ with aio-pika: callbacks acknowledge each message; see `client_pace`."""
 
 from __future__ import annotations
 

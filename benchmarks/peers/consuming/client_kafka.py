@@ -1,4 +1,4 @@
-"""Kafka with confluent-kafka: a consumer of a group that stores its position by itself; see `client_pace`."""
+"""Consumes from Kafka with confluent-kafka: a group's consumer commits its position by itself; see `client_pace`."""
 
 from __future__ import annotations
 

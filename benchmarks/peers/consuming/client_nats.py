@@ -1,4 +1,4 @@
-"""NATS with nats-py: a push consumer with a callback, which acknowledges each message; see `client_pace`."""
+"""Consumes from NATS with nats-py: the callback of a push consumer acknowledges each message; see `client_pace`."""
 
 from __future__ import annotations
 

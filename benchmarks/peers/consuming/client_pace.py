@@ -1,4 +1,4 @@
-"""The common part of programs of Python clients: the body of a message says when it is due, and results are JSON."""
+"""Runs the program of a Python client. The body of a message contains when it is due, the result is JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mq.monitoring.cpu_time import cpu_seconds
 
 
 class Tally:
-    """Counts the messages of a job, with time and CPU since `begin` was called."""
+    """Counts the messages of a job, and measures time and CPU since `begin`."""
 
     def __init__(self, job: ConsumerJob) -> None:
         self._job = job
@@ -33,7 +33,7 @@ class Tally:
         return sum(map(cpu_seconds, self._job.pids))
 
     def take(self, body: bytes) -> None:
-        """Take a received message."""
+        """Count a received message."""
         match = DUE.match(body)
         assert match is not None, "every message says when it was due"
         self.count += 1
@@ -42,11 +42,11 @@ class Tally:
             self._samples.append(monotonic_seconds() - due)
 
     def body(self, due: float) -> bytes:
-        """Build a message that is due at a time."""
+        """Return the body of a message that is due at ``due``."""
         return stamp(self._body, due)
 
     def due_times(self) -> Iterator[float]:
-        """Yield the times at which messages are due: of the warm-up, then, after calling `begin`, of the job."""
+        """Yield the times at which messages are due: first of the warm-up; then, after calling `begin`, of the job."""
         job, now = self._job, monotonic_seconds()
         for number in range(round(job.rate * job.warm_up)):
             yield now + number / job.rate
@@ -55,7 +55,7 @@ class Tally:
             yield now + number / job.rate
 
     def result(self) -> ConsumerResult:
-        """The messages that came until now: all, or all that were sent since `begin`."""
+        """Return the figures of the messages received so far: of all, or of those sent since `begin`."""
         return ConsumerResult(
             self.count if self._job.kind == DRAIN else len(self._samples),
             monotonic_seconds() - self._begin,
@@ -66,5 +66,5 @@ class Tally:
 
 
 def run(generate: Callable[[ConsumerJob], ConsumerResult]) -> None:
-    """Read a job, do it, write the result; ends the process with the last line of an error of any library."""
+    """Read a job, do it, and write the result. After an error of a library, exit with the last line of it."""
     do_job(ConsumerJob, generate, Exception)

@@ -1,4 +1,4 @@
-"""raftmq with its own client library: a push consumer with a handler for each message; see `client_pace`."""
+"""Consumes from raftmq with its client library: a push consumer handles each message; see `client_pace`."""
 
 from __future__ import annotations
 

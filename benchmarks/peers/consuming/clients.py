@@ -1,4 +1,4 @@
-"""The Python clients that users of each system run: how they are installed, and our programs for them."""
+"""Lists the Python client that users of each system run: how to install it, and our program for it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tests.interop.clients import CACHE, run_tool
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client library. ``requirement``: a version on PyPI; "" for our own. ``module``: makes a `ConsumerResult`."""
+    """A client library. ``requirement``: its version on PyPI; "" for ours. ``module``: the program that uses it."""
 
     name: str
     requirement: str
     module: str
 
     def environment(self) -> Mapping[str, str]:
-        """The environment in which Python finds its packages."""
+        """Return the environment in which Python finds the client's packages."""
         return {"PYTHONPATH": str(CACHE / self.requirement)} if self.requirement else {}
 
     def install(self) -> None:
-        """Install the client's package, once. Raises BuildFailed."""
+        """Install the client's package, unless it is installed. Raises BuildFailed."""
         if self.requirement:
             install_package(self.requirement)
 
 
 def install_package(requirement: str) -> None:
-    """Have a package of PyPI, given with its version, in a directory of that name in `CACHE`. Raises BuildFailed."""
+    """Install a package of PyPI in a given version, into a directory of that name in `CACHE`. Raises BuildFailed."""
     if not (CACHE / requirement).exists():
         target = CACHE / f"{requirement}.part"
         CACHE.mkdir(exist_ok=True)

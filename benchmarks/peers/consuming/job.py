@@ -1,4 +1,4 @@
-"""The job and the result of a load generator of consumers: values."""
+"""The job and the result of a load generator of consumers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FILL, DRAIN, PACE = "fill", "drain", "pace"
 
 @dataclass(frozen=True, slots=True)
 class ConsumerJob:
-    """The work to do with the servers at ``address``, which speak ``wire``.
+    """The load on the servers at ``address``, which speak the protocol ``wire``.
 
     Attributes:
         kind: `FILL`: send ``messages``. `DRAIN`: receive that many, as fast as they come. `PACE`: send ``rate`` a
@@ -47,7 +47,7 @@ class ConsumerJob:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerResult:
-    """``messages`` were received (or sent, by `FILL`) in ``seconds``.
+    """The result of a job: ``messages`` were received in ``seconds``, or sent if it was `FILL`.
 
     Latencies are from when messages were due to when they were received, in the buckets of `benchmarks.load.report`.
     ``missing``: messages that had not come at the end. ``server_seconds``, ``client_seconds``: of CPU, of all servers

@@ -1,4 +1,4 @@
-"""A load generator of consumers and the messages for them, in the protocol of any server: one process, raw sockets.
+"""A load generator of consumers and their messages, in the protocol of any server, with raw sockets.
 
 Messages carry the time at which they were due. The same process sends and receives, so that both use one clock and no
 other process has to wake up. Run as ``python -m benchmarks.peers.consuming.load``: a `ConsumerJob` on standard input, a

@@ -1,4 +1,4 @@
-"""A run as a page of the docs: pure."""
+"""Writes a run as a page of the docs. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOW: Mapping[str, tuple[str, str]] = {
 def section(
     peers: Sequence[Peer], outcome: ConsumerResults, args: Arguments, *, command: str, machine: str, date: str
 ) -> str:
-    """The section of the page: how the systems were measured, the systems, and a table for each case."""
+    """Write the section of the page: how the systems were measured, the systems, and a table for each case."""
     peers_measured = [peer for peer in peers if peer.name in outcome.measured]
     loads = [
         sample.load_average

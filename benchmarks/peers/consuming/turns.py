@@ -1,4 +1,4 @@
-"""Systems take turns: each is started in an empty directory, filled, drained, put under a steady rate, and killed."""
+"""Measures systems in turns: starts each in an empty directory, fills it, drains it, puts it under a steady rate."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(slots=True)
 class ConsumerResults:
-    """The outcome of a run. ``left_out``: by name of a peer, the reason that it is not measured."""
+    """The outcome of a run. ``left_out``: by a system's name, the reason that it was not measured."""
 
     measured: dict[str, CaseMeasurements] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class ConsumerResults:
 async def measure(
     peers: Sequence[Peer], directory: Path, *, args: Arguments, outcome: ConsumerResults, say: Say
 ) -> None:
-    """Measure all rounds. Failures are recorded, and the others continue."""
+    """Measure all rounds. A failure of one system is recorded, and the others continue."""
     for number in range(args.rounds):
         for peer in peers:
             place = directory / f"{peer.name}-{number}"
@@ -148,13 +148,13 @@ async def _sample(case: Case, base: ConsumerJob, target: Target) -> Sample:
 
 
 async def run_load(job: ConsumerJob, client: Client | None = None) -> ConsumerResult:
-    """Have a load generator, or a client, do a job. Raises GeneratorFailed."""
+    """Run a job by the load generator, or by a client. Raises GeneratorFailed."""
     module = WIRE_LOAD if client is None else client.module
     return await run_generator(module, job, ConsumerResult, {} if client is None else client.environment())
 
 
 def cases_of(peer: Peer, args: Arguments) -> list[Case]:
-    """The cases that a system has, and that were asked for."""
+    """Return the selected cases that the system supports."""
     cases = [case for case in CASES if not args.case or case.name in args.case]
     return [
         case
@@ -171,7 +171,7 @@ def _note(measurements: CaseMeasurements, peer: Peer, what: str, say: Say) -> No
 
 
 def line_of(peer: Peer, case: Case, sample: Sample) -> str:
-    """A measurement in a line for the terminal."""
+    """Format a measurement as a line for the terminal."""
     times = f"p50 {sample.p50_ms:.2f} p99 {sample.p99_ms:.2f} p99.9 {sample.p999_ms:.2f} ms, " * (case.kind == PACE)
     gaps = f", {sample.missing} MISSING" * bool(sample.missing)
     return (
