@@ -84,7 +84,7 @@ class Archive(Workload):
         self._begin = 0
         """The physical offset from which on the group serves archived messages, as committed."""
         self._threads: dict[BrokerProcess, Threads] = {}
-        self._again_to = [0] * self.queues
+        self._reread_to = [0] * self.queues
         """The offsets that readers have reached who begin at the first message again and again."""
         self._last_round = False
         self._has_reread = [False] * self.queues
@@ -193,7 +193,7 @@ class Archive(Workload):
         for queue_id in range(self.queues):
             cluster.at(self.rng.uniform(1.0, 3.0), self._reread, queue_id)
         cluster.at(self.rng.uniform(0.5, 3.0), self._change_mood)
-        cluster.at(self.rng.uniform(1.0, 8.0), self._harm)
+        cluster.at(self.rng.uniform(1.0, 8.0), self._damage)
 
     def run_operation(self) -> None:
         self.send(self.new("plain", {}))
@@ -203,7 +203,7 @@ class Archive(Workload):
             self.bucket.mood = self._bucket_rng.choice(MOODS)
             self.cluster.at(self.cluster.now + self._bucket_rng.uniform(0.3, 4.0), self._change_mood)
 
-    def _harm(self) -> None:
+    def _damage(self) -> None:
         if self._is_mended:
             return
         chance = self._bucket_rng.random()
@@ -214,13 +214,13 @@ class Archive(Workload):
             self.bucket.roll_back()
         else:
             self._put_former()
-        self.cluster.at(self.cluster.now + self._bucket_rng.uniform(0.5, 4.0), self._heal_or_harm)
+        self.cluster.at(self.cluster.now + self._bucket_rng.uniform(0.5, 4.0), self._mend_or_damage)
 
-    def _heal_or_harm(self) -> None:
+    def _mend_or_damage(self) -> None:
         """Repair the bucket at times, else harm it again."""
         if self._bucket_rng.random() < 0.6:
             self.bucket.mend()
-        self._harm()
+        self._damage()
 
     def _put_former(self) -> None:
         manifest = self.bucket.newest()
@@ -234,17 +234,17 @@ class Archive(Workload):
             self._is_mended = True
             self.bucket.mend()
             self._last_round = True
-            self._again_to = [0] * self.queues
+            self._reread_to = [0] * self.queues
         super().stop()
 
     def _reread(self, queue_id: int) -> None:
         """Pull the next messages for a reader that begins at the first message again and again."""
-        offset, last_round = self._again_to[queue_id], self._last_round
+        offset, last_round = self._reread_to[queue_id], self._last_round
         ext = pull_fields("G2", self.topic, queue_id, offset, 32)
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and last_round == self._last_round:
-                self._take_again(queue_id, offset, response)
+                self._check_reread(queue_id, offset, response)
             self.cluster.at(self.cluster.now + self.rng.uniform(0.02, 0.3), self._reread, queue_id)
 
         code = RequestCode.PULL_MESSAGE
@@ -252,23 +252,23 @@ class Archive(Workload):
             self.cluster.some_node(self.rng), code, ext, b"", on_response, serialization=self.encoding(code)
         )
 
-    def _take_again(self, queue_id: int, offset: int, response: ClientResponse) -> None:
+    def _check_reread(self, queue_id: int, offset: int, response: ClientResponse) -> None:
         if response.code == ResponseCode.SUCCESS:
             for record in decode_records(response.body):
                 self.check_next(self.topic, queue_id, offset, record)
                 offset += 1
                 self.counts["read again"] += 1
-            self._again_to[queue_id] = offset
+            self._reread_to[queue_id] = offset
         elif response.code == ResponseCode.PULL_OFFSET_MOVED:
-            self._again_to[queue_id] = next_offset = int(response.ext["nextBeginOffset"])
+            self._reread_to[queue_id] = next_offset = int(response.ext["nextBeginOffset"])
             for skip in self.ledger.queues[self.topic, queue_id][offset:next_offset]:
                 if skip.record.physical_offset >= self._begin:
                     raise Violation(
                         f"skipped: the reader of queue {queue_id} goes on at {next_offset}, behind {skip.place}"
                     )
-        if self._again_to[queue_id] >= self.ledger.end(self.topic, queue_id):
+        if self._reread_to[queue_id] >= self.ledger.end(self.topic, queue_id):
             self._has_reread[queue_id] |= self._last_round
-            self._again_to[queue_id] = 0
+            self._reread_to[queue_id] = 0
             self.counts["read from the beginning to the end"] += 1
 
     # -- what is committed ---------------------------------------------------------------------------------------------

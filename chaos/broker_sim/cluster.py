@@ -258,7 +258,7 @@ class BrokerCluster(Cluster):
         if not self.is_healed:
             self.at(self.now + self.rng.expovariate(2.0), self._read)
 
-    def ask_newest(self) -> None:
+    def send_to_newest(self) -> None:
         if not self.is_healed:
             self.workload.run_operation()
 
@@ -267,7 +267,7 @@ class BrokerCluster(Cluster):
         patience = 10 * self.scenario.config.election_timeout_seconds_max + _QUIET_SECONDS
         self._run_until_quiet(patience)
         if self.rng.random() < 0.3:
-            self._derive_again(patience)
+            self._rederive(patience)
         self.workload.check_end()
 
     def _run_until_quiet(self, patience: float) -> None:
@@ -283,7 +283,7 @@ class BrokerCluster(Cluster):
             if self.now > start + 4.0:  # every request was answered, or has timed out
                 self.workload.stop()
             if self.now > start + _EXPIRY_SECONDS:
-                self._expire_what_learners_hold()
+                self._expire_on_learners()
             if not self.workload.stopped or not any(process.leads for process in processes):
                 continue
             ends = {(process.replica.applied_index, process.log.last_index) for process in processes}
@@ -308,7 +308,7 @@ class BrokerCluster(Cluster):
             + "; ".join(f"{n.node_id} {n.process.core.status() if n.process else 'down'}" for n in self.nodes.values())
         )
 
-    def _expire_what_learners_hold(self) -> None:
+    def _expire_on_learners(self) -> None:
         """Expire messages that all voters deleted early, if a learner still has them.
 
         A learner can neither lead nor serve them. The leader refuses to say that they are gone, until an operator makes
@@ -336,7 +336,7 @@ class BrokerCluster(Cluster):
         all_run = leader is not None and len(processes) == len(leader.core.conf.members)
         return levels == {level_max} or (len(levels) == 1 and not all_run)
 
-    def _derive_again(self, patience: float) -> None:
+    def _rederive(self, patience: float) -> None:
         """Restart one replica, which must derive the same state; if its log is complete, without its derived files."""
         node = self.rng.choice([process.node for process in self._members()])
         assert node.process is not None, "a process ended without a cause"

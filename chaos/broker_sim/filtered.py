@@ -129,7 +129,7 @@ class FilteredMember:
         else:
             self._workload.fetch(self._name, self._on_fetch)
 
-    def _again(self) -> None:
+    def _pull_later(self) -> None:
         self._cluster.at(self._cluster.now + self._rng.uniform(0.05, 0.4), self.pull)
 
     def _on_fetch(self, response: ResponseOrLoss) -> None:
@@ -143,12 +143,12 @@ class FilteredMember:
             workload.counts["uploads"] += 1
             workload.ask(RequestCode.PUT_FILTER, workload.filter_fields(self._name), self._content, self._on_upload)
             return
-        self._again()
+        self._pull_later()
 
     def _on_upload(self, response: ResponseOrLoss) -> None:
         if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
             self._workload.programs[self._name.text] = SqlProgram(self._content)
-        self._again()
+        self._pull_later()
 
     # -- the filter server ---------------------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class FilteredMember:
 
         def on_response(response: ResponseOrLoss) -> None:
             if start_count != self._workload.start_count:
-                self._again()
+                self._pull_later()
             else:
                 self._on_response(progress, response, start_count)
 
@@ -169,7 +169,7 @@ class FilteredMember:
     def _on_response(self, progress: PullProgress, response: ResponseOrLoss, start_count: int) -> None:
         if not isinstance(response, ClientResponse) or "nextBeginOffset" not in response.ext:
             if progress.fail():
-                self._again()
+                self._pull_later()
             else:
                 self._check_answer(progress.response())
             return
@@ -205,7 +205,7 @@ class FilteredMember:
 
     def _check_answer(self, answer: Filtered) -> None:
         """Check an answer and continue behind it, unless it gets lost on its way."""
-        self._again()
+        self._pull_later()
         workload, where = self._workload, f"{self.queue_id} from {self.offset} to {answer.next_offset}"
         if answer.next_offset < self.offset:
             raise Violation(f"filtered: queue {where} goes back")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _COMMIT_OFFSET, _SUSPEND = 1, 2
 _BROKER = "broker-a"
 _HEARTBEAT_SECONDS = 1.0
-_SHARE_SECONDS = 1.0
+_REBALANCE_SECONDS = 1.0
 _COMMIT_SECONDS = 0.5
 _SEEK_SECONDS = 3.0
 _RARE_COMMIT_SECONDS = 4.0
@@ -108,13 +108,13 @@ class Member:
         self._awake_at = 0.0
         self._queues: dict[Key, MemberQueue] = {}
         for period, step in (
-            (_HEARTBEAT_SECONDS, self._beat),
-            (_SHARE_SECONDS, self._share),
+            (_HEARTBEAT_SECONDS, self._send_heartbeat),
+            (_REBALANCE_SECONDS, self._rebalance),
             (_RARE_COMMIT_SECONDS if plan.ordered else _COMMIT_SECONDS, self._commit_all),
             (_LOCK_PERIOD_SECONDS, self._lock),
             (_SEEK_SECONDS, self._seek_back),
         ):
-            self._again(self._rng.uniform(0.0, 0.2), self._regularly, period, step)
+            self._run_later(self._rng.uniform(0.0, 0.2), self._run_periodically, period, step)
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -138,19 +138,19 @@ class Member:
         self.gone = True
         self._cluster.at(self._cluster.now + (1.0 if politely else 0.0), self._client.reset)
 
-    def _regularly(self, period: float, step: Any) -> None:
+    def _run_periodically(self, period: float, step: Any) -> None:
         step()
-        self._again(period * self._rng.uniform(0.8, 1.2), self._regularly, period, step)
+        self._run_later(period * self._rng.uniform(0.8, 1.2), self._run_periodically, period, step)
 
-    def _again(self, seconds: float, step: Any, *arguments: object) -> None:
+    def _run_later(self, seconds: float, step: Any, *arguments: object) -> None:
         """Run a step later, or when this client wakes up; never once it has left."""
-        self._cluster.at(self._cluster.now + seconds, self._if_awake, step, arguments)
+        self._cluster.at(self._cluster.now + seconds, self._run_awake, step, arguments)
 
-    def _if_awake(self, step: Any, arguments: tuple[object, ...]) -> None:
+    def _run_awake(self, step: Any, arguments: tuple[object, ...]) -> None:
         if self.gone:
             return
         if self._cluster.now < self._awake_at:
-            self._cluster.at(self._awake_at, self._if_awake, step, arguments)
+            self._cluster.at(self._awake_at, self._run_awake, step, arguments)
         else:
             step(*arguments)
 
@@ -160,7 +160,7 @@ class Member:
         """
 
         def on_response(response: ResponseOrLoss) -> None:
-            self._if_awake(then, (response,))
+            self._run_awake(then, (response,))
 
         self._client.request(
             self._cluster.some_node(self._rng),
@@ -173,7 +173,7 @@ class Member:
 
     # -- the group -----------------------------------------------------------------------------------------------------
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         topics = sorted({topic for topic, _ in self._plan.queues})
         consumer = ConsumerData(group=self._plan.name, subscriptions=[SubscriptionData(topic=each) for each in topics])
         body = HeartbeatData(client_id=self.client_id, consumers=[consumer]).encode()
@@ -184,12 +184,12 @@ class Member:
         if self.gone:
             return
         if isinstance(request, NotifyConsumerIdsChanged):
-            self._again(0.0, self._share)
+            self._run_later(0.0, self._rebalance)
         elif isinstance(request, ResetConsumerClientOffset):
             for ref, offset in read_offset_table(body).items():
                 queue = self._queues.get((request.ext.group, ref.topic, ref.queue_id))
                 if queue is not None:
-                    self._again(0.0, self._reset, queue, offset)
+                    self._run_later(0.0, self._reset, queue, offset)
 
     def _reset(self, queue: MemberQueue, offset: int) -> None:
         if not queue.dropped:
@@ -197,7 +197,7 @@ class Member:
             queue.begin_at(offset)
             self._pull_next(queue)
 
-    def _share(self) -> None:
+    def _rebalance(self) -> None:
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 members = sorted(ConsumerList.decode(response.body).consumer_ids)
@@ -260,22 +260,22 @@ class Member:
             queue.begin_at(None)
             return
         self._checker.check_lock(self.client_id, queue.key, since)
-        if not self._has(queue):  # another member may have had it meanwhile
+        if not self._holds(queue):  # another member may have had it meanwhile
             queue.begin_at(None)
         queue.locked_until = max(queue.locked_until, since + LOCK_SECONDS / 2)
         self._pull_next(queue)
 
-    def _has(self, queue: MemberQueue) -> bool:
+    def _holds(self, queue: MemberQueue) -> bool:
         return not self._plan.ordered or self._cluster.now < queue.locked_until
 
     # -- pulling -------------------------------------------------------------------------------------------------------
 
     def _pull_next(self, queue: MemberQueue) -> None:
-        if queue.dropped or queue.asked or len(queue.messages) >= _BUFFERED_MAX or not self._has(queue):
+        if queue.dropped or queue.asked or len(queue.messages) >= _BUFFERED_MAX or not self._holds(queue):
             return
         queue.asked = True
         if queue.position is None:
-            self._find_out(queue)
+            self._query_offset(queue)
         else:
             self._pull(queue, queue.position)
 
@@ -286,7 +286,7 @@ class Member:
         queue.asked = False
         return True
 
-    def _find_out(self, queue: MemberQueue) -> None:
+    def _query_offset(self, queue: MemberQueue) -> None:
         round_number, query = queue.round, self._checker.begin_query(queue.key)
 
         def on_response(response: ResponseOrLoss) -> None:
@@ -299,7 +299,7 @@ class Member:
                 ResponseCode.QUERY_NOT_FOUND,
             ):
                 queue.begin_at(int(response.ext.get("offset", 0)))
-            self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
+            self._run_later(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
         group, topic, queue_id = queue.key
         ext = {"consumerGroup": group, "topic": topic, "queueId": queue_id}
@@ -320,7 +320,7 @@ class Member:
             if self._end_request(queue, round_number):
                 if isinstance(response, ClientResponse):
                     self._on_pull(queue, offset, response)
-                self._again(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
+                self._run_later(self._rng.uniform(0.0, _AGAIN_SECONDS), self._pull_next, queue)
 
         flags, count = _SUSPEND | (_COMMIT_OFFSET if carries else 0), self._rng.choice((1, 8, 32))
         ext = pull_fields(group, topic, queue_id, offset, count, sys_flag=flags, commit_offset=position)
@@ -338,14 +338,14 @@ class Member:
                 offset += 1
                 if not self._plan.ordered:
                     later = self._rng.choice((0.0, self._rng.uniform(0.0, 0.5)))
-                    self._again(later, self._handle, queue, offset - 1, queue.round)
+                    self._run_later(later, self._handle, queue, offset - 1, queue.round)
             queue.position = offset
             if self._plan.ordered and idle:
                 self._handle_in_order(queue, queue.round)
 
     def _seek_back(self) -> None:
         """Seek back, and commit from there on."""
-        queues = [queue for queue in self._queues.values() if queue.commit_offset and self._has(queue)]
+        queues = [queue for queue in self._queues.values() if queue.commit_offset and self._holds(queue)]
         if self._backs is not None or not queues:
             return  # a message is sent back only once
         queue = self._rng.choice(queues)
@@ -374,7 +374,7 @@ class Member:
                 queue.messages.pop(offset, None)
             self._pull_next(queue)
         else:
-            self._again(self._rng.uniform(0.1, 0.5), self._handle, queue, offset, round_number)
+            self._run_later(self._rng.uniform(0.1, 0.5), self._handle, queue, offset, round_number)
 
     def ask_to_take_back(self, ext: dict[str, Any], on_response: Any) -> None:
         """Send a message back, with request code 36."""
@@ -383,13 +383,13 @@ class Member:
     def _handle_in_order(self, queue: MemberQueue, round_number: int) -> None:
         if queue.dropped or queue.round != round_number or not queue.messages:
             return
-        if not self._has(queue):
-            self._again(_AGAIN_SECONDS, self._handle_in_order, queue, round_number)
+        if not self._holds(queue):
+            self._run_later(_AGAIN_SECONDS, self._handle_in_order, queue, round_number)
             return
         offset = min(queue.messages)
         self._checker.check_handling(self.client_id, queue.key, offset)
         del queue.messages[offset]
-        self._again(self._rng.choice((0.0, 0.02, 0.2)), self._handle_in_order, queue, round_number)
+        self._run_later(self._rng.choice((0.0, 0.02, 0.2)), self._handle_in_order, queue, round_number)
         self._pull_next(queue)
 
     # -- commits -------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ _BUSY_SECONDS: Final = 3.0
 """Most messages go to a few lite topics, to others after a while."""
 _EXPIRING: Final = 0.5
 _MINUTE_MS: Final = 3000
-_SAID_AGAIN_SECONDS: Final = 2.0
+_REPEAT_SECONDS: Final = 2.0
 _POLL_MS: Final = 1000
 _HIDDEN_SECONDS: Final = 30.0
 """A leader looks at all subscriptions every 15 s; the rest is for its backlog after the last fault."""
@@ -85,14 +85,14 @@ class Lite(OrderedPop):
     def begin(self) -> None:
         super().begin()
         for member in self._consumers:
-            self.cluster.at(self.rng.uniform(0.5, 1.5), self._say_again, member)
-        self.cluster.at(1.0, self._look_for_hidden)
+            self.cluster.at(self.rng.uniform(0.5, 1.5), self._repeat_subscriptions, member)
+        self.cluster.at(1.0, self._check_hidden)
 
     def run_operation(self) -> None:
         if self._to_create:
             self._create_next()
         elif self.rng.random() < 0.05:
-            self._change(self.rng.choice(self._consumers))
+            self._change_subscriptions(self.rng.choice(self._consumers))
         else:
             self.send(self.new("plain", {props.LITE_TOPIC: self._some_topic()}))
 
@@ -126,7 +126,7 @@ class Lite(OrderedPop):
 
         self.clients[0].request(self.cluster.some_node(self.rng), *request, on_response)
 
-    def _change(self, member: Client) -> None:
+    def _change_subscriptions(self, member: Client) -> None:
         """Subscribe a member to a few lite topics, or unsubscribe it."""
         name = self._names[member]
         if _MEMBERS[name] == _ALL:
@@ -136,13 +136,13 @@ class Lite(OrderedPop):
         self._subscriptions[name] = self._subscriptions[name] | some if adds else self._subscriptions[name] - some
         self._send_subscription(member, Action.PARTIAL_ADD if adds else Action.PARTIAL_REMOVE, some)
 
-    def _say_again(self, member: Client) -> None:
+    def _repeat_subscriptions(self, member: Client) -> None:
         """Repeat a member's subscriptions, as clients do from time to time, since a new leader may not know them."""
         name = self._names[member]
         if self.stopped and _MEMBERS[name] == _SOME:
             self._subscriptions[name] = {f"s{number}" for number in range(_TOPICS)}
         self._send_subscription(member, Action.COMPLETE_ADD, self._subscriptions[name])
-        self.cluster.at(self.cluster.now + _SAID_AGAIN_SECONDS, self._say_again, member)
+        self.cluster.at(self.cluster.now + _REPEAT_SECONDS, self._repeat_subscriptions, member)
 
     def _send_subscription(self, member: Client, action: Action, topics: set[str]) -> None:
         name = self._names[member]
@@ -281,9 +281,9 @@ class Lite(OrderedPop):
     def _keys(self) -> list[QueueOfGroup]:
         return [(group, queue, 0) for queue, _ in self.ledger.queues if is_lite_queue(queue) for group in self.groups]
 
-    def _look_for_hidden(self) -> None:
+    def _check_hidden(self) -> None:
         """Check at times that no unread message stays hidden in its lite topic once all faults are over."""
-        self.cluster.at(self.cluster.now + 0.5, self._look_for_hidden)
+        self.cluster.at(self.cluster.now + 0.5, self._check_hidden)
         processes = self.cluster.brokers()
         leader = next((process for process in processes if process.leads), None)
         if not self.stopped or leader is not self._leader or any(process.queues.has_damage for process in processes):
@@ -293,13 +293,13 @@ class Lite(OrderedPop):
         visible_ms = self.cluster.true_ms() - 2 * self.cluster.plan.wall_skew_ms
         unread_since: dict[QueueOfGroup, tuple[int, float]] = {}
         for key, _ in self._unread():
-            pop, offset = self._pops.get(key), self._next(key)
+            pop, offset = self._pops.get(key), self._next_offset(key)
             if pop is not None and pop.until_ms > visible_ms:
                 continue
             before, since = self._unread_since.get(key, (offset, self.cluster.now))
             unread_since[key] = offset, since if before == offset else self.cluster.now
             if self.cluster.now - unread_since[key][1] > _HIDDEN_SECONDS:
-                raise Violation(f"hidden: {key} delivers no message for {_HIDDEN_SECONDS} s; it is {self._at(key)}")
+                raise Violation(f"hidden: {key} delivers no message for {_HIDDEN_SECONDS} s; it is {self._state(key)}")
         self._unread_since = unread_since
 
     def check_replicas(self, processes: list[BrokerProcess]) -> None:

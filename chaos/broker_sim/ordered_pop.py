@@ -210,7 +210,7 @@ class OrderedPop(Workload):
                 self.counts["told acknowledged"] += 1
                 if delivery not in self._acks:
                     raise Violation(
-                        f"pop: {receipt} was acknowledged to its client, but the queue is {self._at(source.queue)}"
+                        f"pop: {receipt} was acknowledged to its client, but the queue is {self._state(source.queue)}"
                     )
                 return
             worker.info("ack", str(response), k=queue, v=value)
@@ -250,7 +250,7 @@ class OrderedPop(Workload):
     def on_command(self, command: Any) -> None:
         match command:
             case PopMessages(group=group) if group in self.groups:
-                self._take_out(command)
+                self._on_pop(command)
             case AckMessages(rows=rows):
                 for group, topic, queue_id, start, pop_time_ms, bits in rows:
                     if group in self.groups:
@@ -264,11 +264,11 @@ class OrderedPop(Workload):
             case _:
                 pass
 
-    def _take_out(self, command: PopMessages) -> None:
+    def _on_pop(self, command: PopMessages) -> None:
         key, at_ms = (command.group, command.topic, command.queue_id), command.pop_time_ms
         offsets_out = list(offsets_of(command.start, command.taken))
-        if not offsets_out or offsets_out != list(range(self._next(key), command.next_offset)):
-            raise Violation(f"order: {command} takes {offsets_out}, but the queue is {self._at(key)}")
+        if not offsets_out or offsets_out != list(range(self._next_offset(key), command.next_offset)):
+            raise Violation(f"order: {command} takes {offsets_out}, but the queue is {self._state(key)}")
         pop = self._pops.get(key)
         counts: dict[int, int] = dict.fromkeys(offsets_out, 0)
         if pop is not None:
@@ -310,12 +310,12 @@ class OrderedPop(Workload):
         queue = self.ledger.queues.get(key[1:], [])
         return str(queue[offset].value) if offset < len(queue) else "0"
 
-    def _next(self, key: QueueOfGroup) -> int:
+    def _next_offset(self, key: QueueOfGroup) -> int:
         """The first offset of a queue that is not acknowledged."""
         return self._next_offsets.get(key, self.ledger.begins.get(key[1:], 0))
 
-    def _at(self, key: QueueOfGroup) -> str:
-        return f"at {self._next(key)}, {self._pops.get(key)}"
+    def _state(self, key: QueueOfGroup) -> str:
+        return f"at {self._next_offset(key)}, {self._pops.get(key)}"
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class OrderedPop(Workload):
     def _unread(self) -> Iterator[tuple[QueueOfGroup, CommittedRecord]]:
         """The first message of each queue that is not acknowledged."""
         for key in self._keys():
-            for commit in self.ledger.queues[key[1:]][self._next(key) :][:1]:
+            for commit in self.ledger.queues[key[1:]][self._next_offset(key) :][:1]:
                 yield key, commit
 
     def needed_from(self) -> int:
@@ -335,7 +335,7 @@ class OrderedPop(Workload):
 
     def pending_count(self) -> int:
         """Return the number of messages that are not acknowledged."""
-        return sum(max(0, len(self.ledger.queues[key[1:]]) - self._next(key)) for key in self._keys())
+        return sum(max(0, len(self.ledger.queues[key[1:]]) - self._next_offset(key)) for key in self._keys())
 
     def check_replicas(self, processes: list[BrokerProcess]) -> None:
         super().check_replicas(processes)

@@ -327,7 +327,7 @@ class Pop(Workload):
         A broker that was restored from a snapshot may not know it.
         """
         name = receipt.start, receipt.pop_time_ms
-        if self._open.get(place, _NOWHERE)[:2] != self._name_now(place, name) or name not in self._pops[place]:
+        if self._open.get(place, _NOWHERE)[:2] != self._current_name(place, name) or name not in self._pops[place]:
             return []
         brokers = list(self.cluster.brokers())
         keys = _GROUP, place.topic, place.queue_id
@@ -335,7 +335,7 @@ class Pop(Workload):
             return [id(broker) for broker in brokers]
         return []
 
-    def _name_now(self, place: MessageAt, name: _Name) -> _Name:
+    def _current_name(self, place: MessageAt, name: _Name) -> _Name:
         """The checkpoint that a message of a receipt is in after all changes of its invisible time."""
         while (successor := self._successors.get((place, name))) is not None:
             name = successor
@@ -354,7 +354,7 @@ class Pop(Workload):
             case PopMessages():
                 if self._priorities is not None:
                     self._priorities.check_pop(command, self.cluster.now)
-                self._take_out(command)
+                self._on_pop(command)
             case AckMessages(rows=rows):
                 for _, topic, queue_id, start, pop_time_ms, bits in rows:
                     for offset in offsets_of(start, bits):
@@ -365,11 +365,11 @@ class Pop(Workload):
                     name = command.start, command.pop_time_ms
                     self._successors[place, name] = command.offset, command.new_pop_time_ms
                     until = _Pop(command.offset, command.new_pop_time_ms, command.invisible_ms, command.suspended)
-                    self._hold(place, until)
+                    self._open_pop(place, until)
             case _:
                 pass
 
-    def _take_out(self, command: PopMessages) -> None:
+    def _on_pop(self, command: PopMessages) -> None:
         key = (command.topic, command.queue_id)
         position = self._next_offsets.get(key, 0)
         offsets = list(offsets_of(command.start, command.taken)) if command.taken else []
@@ -380,9 +380,9 @@ class Pop(Workload):
             raise Violation(f"pop: {command} takes messages that are not in the log; the queue has {there}")
         self._next_offsets[key] = command.next_offset
         for offset in offsets:
-            self._hold(MessageAt(*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))
+            self._open_pop(MessageAt(*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))
 
-    def _hold(self, place: MessageAt, pop: _Pop) -> None:
+    def _open_pop(self, place: MessageAt, pop: _Pop) -> None:
         self._open[place] = pop
         self._pops.setdefault(place, set()).add(pop[:2])
 
@@ -412,7 +412,7 @@ class Pop(Workload):
                 early_ms = pop.due_ms - copy.record.store_timestamp_ms
                 if early_ms > 2 * self.cluster.plan.wall_skew_ms:
                     raise Violation(f"early: {place} is redelivered {early_ms} ms too early")
-            elif any(self._name_now(place, name) == pop[:2] for name in self._acks.get(place, ())):
+            elif any(self._current_name(place, name) == pop[:2] for name in self._acks.get(place, ())):
                 self._outcomes[place] = "acknowledged"
                 self.counts["acknowledged by consumers"] += 1
             else:

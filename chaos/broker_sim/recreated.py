@@ -32,7 +32,7 @@ from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.names import SCHEDULE_TOPIC
 
 _GROUP = "RG"
-_DELETE, _AGAIN = 0.02, 0.5
+_DELETE, _REPEAT = 0.02, 0.5
 """The share of operations that delete the topic, and of next ones that delete it once more."""
 _BACK = 0.3
 """The share of operations that restore or create a topic that does not exist."""
@@ -72,11 +72,11 @@ class RecreatedTopic(Workload):
         if chance < _DELETE and self._level >= LEVEL_OF_CONTINUED_OFFSETS:
             self._delete()
         elif not self._exists and self._level >= LEVEL_OF_DELETED_TOPICS and self.rng.random() < _BACK:
-            self._bring_back()
+            self._recreate()
         elif chance < 0.1:
             self._commit_late(self.rng.randrange(self.queues))
         elif chance < 0.14:
-            self._begin_anew(self.rng.randrange(self.queues))
+            self._restart_reader(self.rng.randrange(self.queues))
         elif self.rng.random() < _DELAYED:
             self.send(self.new("delayed", {props.DELAY: str(self.rng.randint(1, 2))}))
         else:
@@ -86,10 +86,10 @@ class RecreatedTopic(Workload):
         self.counts["deletions asked for"] += 1
         code, ext = RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": self.topic, "restorable": "true"}
         self.clients[1].request(self.cluster.some_node(self.rng), code, ext, b"", None)
-        if self.rng.random() < _AGAIN:
+        if self.rng.random() < _REPEAT:
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 1.0), self._delete)
 
-    def _bring_back(self) -> None:
+    def _recreate(self) -> None:
         """Restore the topic or create it; both requests may fail, or take effect twice, or one after the other."""
         node = self.cluster.some_node(self.rng)
         if self.rng.random() < 0.6:
@@ -113,13 +113,13 @@ class RecreatedTopic(Workload):
         ext = self._place(queue_id) | {"commitOffset": offset, "forwardOnly": True}
         self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, on_response)
 
-    def _begin_anew(self, queue_id: int) -> None:
+    def _restart_reader(self, queue_id: int) -> None:
         """Restart the reader at the stored offset, as another process."""
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
                 self.counts["starts at the stored offset"] += 1
-                self._go_to(queue_id, int(response.ext["offset"]))
+                self._move_to(queue_id, int(response.ext["offset"]))
 
         self._ask(RequestCode.QUERY_CONSUMER_OFFSET, self._place(queue_id) | {"setZeroIfNotFound": False}, on_response)
 
@@ -130,14 +130,14 @@ class RecreatedTopic(Workload):
         node = self.cluster.some_node(self.rng)
         self.clients[0].request(node, code, ext, b"", on_response, serialization=self.encoding(code))
 
-    def _go_to(self, queue_id: int, offset: int) -> None:
+    def _move_to(self, queue_id: int, offset: int) -> None:
         """Let the reader continue at ``offset``: every message before must be read, of a deleted topic, or dropped."""
         for commit in self.ledger.queues.get((self.topic, queue_id), [])[self._read_to[queue_id] : offset]:
-            if self._is_missing(commit):
+            if self._is_unread(commit):
                 raise Violation(f"skipped: the reader of queue {queue_id} goes on at {offset}, behind {commit.place}")
         self._read_to[queue_id] = offset
 
-    def _is_missing(self, commit: CommittedRecord) -> bool:
+    def _is_unread(self, commit: CommittedRecord) -> bool:
         if commit is OF_DELETED_TOPIC:
             return False
         position = commit.record.physical_offset
@@ -151,7 +151,7 @@ class RecreatedTopic(Workload):
             if next_offset < offset:
                 raise Violation(f"pull: {self.topic}/{queue_id} moved back from {offset} to {next_offset}: {response}")
             self.counts["moved to the first message"] += 1
-            self._go_to(queue_id, next_offset)
+            self._move_to(queue_id, next_offset)
             return
         super()._check_records(queue_id, offset, response)
 
@@ -255,8 +255,8 @@ class RecreatedTopic(Workload):
 
     def check_end(self) -> None:
         for (topic, queue_id), queue in self.ledger.queues.items():
-            if topic == self.topic and self._exists and any(map(self._is_missing, queue)):
-                gap = next(commit for commit in queue if self._is_missing(commit))
+            if topic == self.topic and self._exists and any(map(self._is_unread, queue)):
+                gap = next(commit for commit in queue if self._is_unread(commit))
                 raise Violation(f"skipped: the reader of queue {queue_id} did not get {gap.place}")
 
 

@@ -294,7 +294,7 @@ class ScanRead:
                     start, end = self._ranges[queue_id][1:]
                     if first <= start:
                         raise Violation(f"gone: queue {queue_id} begins at {first}, but {start} was requested")
-                    self._go_on_at(queue_id, min(first, end))
+                    self._continue_at(queue_id, min(first, end))
                 self._workload.counts["gone"] += 1
             case BulkStatus.RECREATED:
                 if self._topic == self._workload.topic:
@@ -333,9 +333,9 @@ class ScanRead:
         if not response.offsets or any(offsets[queue_id] != offset for queue_id, offset in response.offsets.items()):
             raise Violation(f"read: rows lead to {offsets}, but the response says {response.offsets}")
         for queue_id, offset in response.offsets.items():
-            self._go_on_at(queue_id, offset)
+            self._continue_at(queue_id, offset)
 
-    def _go_on_at(self, queue_id: int, offset: QueueOffset) -> None:
+    def _continue_at(self, queue_id: int, offset: QueueOffset) -> None:
         end = self._ranges.pop(queue_id).end
         if offset < end:
             self._ranges[queue_id] = ReadRange(queue_id, offset, end)

@@ -68,14 +68,14 @@ class Transactions(Workload):
 
     def begin(self) -> None:
         super().begin()
-        self.cluster.at(0.0, self._beat)
+        self.cluster.at(0.0, self._send_heartbeats)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         for number, client in enumerate(self.clients):
             body = HeartbeatData(client_id=f"c{number}", producers=[ProducerData(group=_GROUP)]).encode()
             for node in self.cluster.nodes.values():
                 client.request(node, RequestCode.HEART_BEAT, None, body, lambda _: None)
-        self.cluster.at(self.cluster.now + _HEARTBEAT_SECONDS, self._beat)
+        self.cluster.at(self.cluster.now + _HEARTBEAT_SECONDS, self._send_heartbeats)
 
     def run_operation(self) -> None:
         chance = self.rng.random()

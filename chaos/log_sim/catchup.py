@@ -58,7 +58,7 @@ class CatchUp:
     def _on_offer(self, source: Process, node: Node, manifest_bytes: bytes, snapshot: bytes) -> None:
         manifest = decode_manifest(manifest_bytes)
         pull = self.pulls.get(node.node_id)
-        if manifest.end_index == 0 or (pull is not None and pull.goes_on_with(source, node.process)):
+        if manifest.end_index == 0 or (pull is not None and pull.continues_with(source, node.process)):
             return
 
         def begin() -> None:
@@ -117,7 +117,7 @@ class _Pull:
         self._has_left_archive = False
         self._piece: tuple[int, bytes] | None = None
 
-    def goes_on_with(self, source: Process, process: Process | None) -> bool:
+    def continues_with(self, source: Process, process: Process | None) -> bool:
         """Whether another offer of ``source`` is for this pull, which then continues."""
         return self._process is process and self.source is source and not self.gone
 

@@ -176,7 +176,7 @@ class Cluster:
         if node.process is process:
             self.on(node, "goes on", step)
 
-    def process_ends(self, node: Node, error: Exception) -> None:
+    def end_process(self, node: Node, error: Exception) -> None:
         may_fail = self.nemesis.may_fail(node.node_id)
         is_damage = isinstance(error, StorageCorrupt) and (bool(node.flips) or may_fail)  # a read may fail just once
         is_failure = isinstance(error, StorageFailed) and may_fail
@@ -184,7 +184,7 @@ class Cluster:
             raise Violation(f"{node.node_id} stops without a reason: {error}") from error
         self.trace_event(f"{node.node_id} stops: {error}")
         if isinstance(error, StorageCorrupt):
-            self.look_for_damage(node, error.physical_offset)
+            self.verify_log(node, error.physical_offset)
             return
         self.nemesis.end(node, power_cut=False)
         self.at(self.now + self.rng.uniform(0.1, 1.5), self.restart, node)
@@ -231,7 +231,7 @@ class Cluster:
             node.process.replica.begin_turn()
             step()
         except (StorageCorrupt, StorageFailed) as error:
-            self.process_ends(node, error)
+            self.end_process(node, error)
         if self.buggify("turn-with-many-inputs"):
             self.later(node, self.rng.uniform(0.0, 0.002), lambda: None)
         else:
@@ -246,7 +246,7 @@ class Cluster:
             process.pump()
         except (StorageCorrupt, StorageFailed) as error:
             # A process whose disk fails on any read ends.
-            self.process_ends(node, error)
+            self.end_process(node, error)
         if node.process is not process:
             return
         wake = max(process.next_wake(), self.now)
@@ -305,7 +305,7 @@ class Cluster:
         if not self.is_healed:
             self.at(self.now + self.rng.expovariate(1 / self.scenario.proposal_seconds), self._propose)
 
-    def ask_newest(self) -> None:
+    def send_to_newest(self) -> None:
         """Send a client's request to the newest leader."""
         processes = [node.process for node in self.nodes.values() if node.process is not None]
         leaders = [process for process in processes if process.core.role is Role.LEADER]
@@ -343,7 +343,7 @@ class Cluster:
             self.trace_event(f"{node.node_id} starts")
             self.start(node)
 
-    def look_for_damage(self, node: Node, pos: int) -> None:
+    def verify_log(self, node: Node, pos: int) -> None:
         """Restart the node so that it verifies its whole log: a read failed at ``pos``, or a scrub found damage."""
         if node.process is None:
             return
@@ -358,7 +358,7 @@ class Cluster:
         self.wires.break_connections(node.node_id)
         self.restart(node)
 
-    def repair_fails(self, node: Node, error: SegmentError) -> None:
+    def fail_repair(self, node: Node, error: SegmentError) -> None:
         """End the repair of a node because its disk fails, and start the node later."""
         self._check_refusal(node, error)
         self.trace_event(f"{node.node_id} gives its repair up: {error}")
@@ -391,7 +391,7 @@ class Cluster:
         for node in self.rng.sample(list(self.nodes.values()), len(self.nodes)):
             self.resume(node.node_id)
             if node.flips:
-                self.at(self.now + 0.3, self.look_for_damage, node, 0)
+                self.at(self.now + 0.3, self.verify_log, node, 0)
             if spare and node.process is None:
                 spare -= 1
             else:

@@ -32,7 +32,7 @@ class Group(World, Protocol):
     def trace_event(self, line: str) -> None:
         """Add a line to the trace."""
 
-    def ask_newest(self) -> None:
+    def send_to_newest(self) -> None:
         """Send a client's request to the newest leader."""
 
     def resume(self, node_id: NodeId) -> None:
@@ -44,10 +44,10 @@ class Group(World, Protocol):
     def reopen(self, node: Node, process: Process | None) -> None:
         """Stop a process cleanly and start the next one, unless it has ended already."""
 
-    def look_for_damage(self, node: Node, pos: int) -> None:
+    def verify_log(self, node: Node, pos: int) -> None:
         """Restart the node so that it verifies its whole log: a read failed at ``pos``, or a scrub found damage."""
 
-    def repair_fails(self, node: Node, error: SegmentError) -> None:
+    def fail_repair(self, node: Node, error: SegmentError) -> None:
         """End the repair of a node because its disk fails, and start the node later."""
 
     def flip_derived(self, node: Node, place: float) -> bool:

@@ -89,9 +89,9 @@ class Nemesis:
         back = at + ambush.absence_seconds
         hit: Fault = PowerCut(node.node_id) if ambush.crash else Isolation(node.node_id)
         cluster.at(at, self._unless_healed, lambda: self.strike(hit))
-        cluster.at(back, self._unless_healed, lambda: self._come_back(node))
+        cluster.at(back, self._unless_healed, lambda: self._recover(node))
 
-    def _come_back(self, node: Node) -> None:
+    def _recover(self, node: Node) -> None:
         self._cluster.network.reconnect(node.node_id)
         self._cluster.wires.release_stuck()
         self._cluster.restart(node)
@@ -114,7 +114,7 @@ class Nemesis:
             is_reachable = cluster.network.connected(node.node_id, other.node_id)
             if other is not node and is_reachable and self._rng.random() < 0.5:
                 rumor = FalseProcessEnd(other.node_id, node.node_id)
-                cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._hear, rumor)
+                cluster.at(cluster.now + self._rng.uniform(0.0, 0.02), self._spread_rumor, rumor)
         return True
 
     def heal(self, fault: Heal) -> None:
@@ -187,13 +187,13 @@ class Nemesis:
             case Depose():
                 return self._depose()
             case PausedLeader():
-                self._put_to_sleep()
+                self._pause_leader()
                 return False
             case DelayedTransferTarget(victim):
-                self._call_late_successor(cluster.nodes[victim])
+                self._delay_transfer(cluster.nodes[victim])
                 return False
             case FalseProcessEnd():
-                return self._hear(fault)
+                return self._spread_rumor(fault)
             case HitNewLeaders():
                 self._ambush = fault
                 return True
@@ -334,7 +334,7 @@ class Nemesis:
         newest = max(leaders, key=lambda node: node.process.core.term if node.process else 0, default=None)
         return None if newest is None else newest.node_id
 
-    def _call_late_successor(self, victim: Node, tries: int = 200) -> None:
+    def _delay_transfer(self, victim: Node, tries: int = 200) -> None:
         cluster = self._cluster
         if cluster.is_healed:
             return
@@ -347,7 +347,7 @@ class Nemesis:
             if name == victim.node_id and leader is not None and tries % 20 == 0:
                 cluster.on(victim, "hands over", leader.replica.transfer)
             if tries:
-                cluster.at(cluster.now + 0.005, self._call_late_successor, victim, tries - 1)
+                cluster.at(cluster.now + 0.005, self._delay_transfer, victim, tries - 1)
             return
         self.effective[DelayedTransferTarget.__name__] += 1
         self._carry_out(Heal())
@@ -359,10 +359,10 @@ class Nemesis:
         at = given_up + self._rng.uniform(0.1, 0.3)
         self.strike(DiskSpeed(victim.node_id, 0.9))
         for _ in range(4):
-            cluster.at(self._rng.uniform(given_up, given_up + 0.05), cluster.ask_newest)
-        cluster.at(at, self._unless_healed, lambda: self._go_on_with(late, victim.node_id))
+            cluster.at(self._rng.uniform(given_up, given_up + 0.05), cluster.send_to_newest)
+        cluster.at(at, self._unless_healed, lambda: self._elect_late(late, victim.node_id))
 
-    def _go_on_with(self, late: list[NodeId], victim: NodeId) -> None:
+    def _elect_late(self, late: list[NodeId], victim: NodeId) -> None:
         """Cut the power of ``victim`` or kill it; then leave it alone with the late nodes."""
         cluster = self._cluster
         rest = tuple(node for node in cluster.nodes if node not in (victim, *late))
@@ -386,17 +386,17 @@ class Nemesis:
         for _ in range(6):
             at = cluster.now + self._rng.uniform(0.0, 1.2 * patience)
             cluster.at(at, self._read, cluster.nodes[old])
-            cluster.at(at - 0.3 * (at - cluster.now), cluster.ask_newest)
-        self._spread_that_it_ended(old)
+            cluster.at(at - 0.3 * (at - cluster.now), cluster.send_to_newest)
+        self._spread_rumors(old)
         return True
 
-    def _put_to_sleep(self, tries: int = 100) -> None:
+    def _pause_leader(self, tries: int = 100) -> None:
         cluster = self._cluster
         old = self._newest_leader()
         process = None if old is None else cluster.nodes[old].process
         if old is None or process is None or not process.core.ready or old in cluster.paused:
             if tries:
-                cluster.at(cluster.now + 0.01, self._unless_healed, lambda: self._put_to_sleep(tries - 1))
+                cluster.at(cluster.now + 0.01, self._unless_healed, lambda: self._pause_leader(tries - 1))
             return
         self.effective[PausedLeader.__name__] += 1
         node = process.node
@@ -405,10 +405,10 @@ class Nemesis:
         self._read(node)
         self.strike(Pause(old))
         # A node that hears from the leader after the rumor discards it.
-        self._spread_that_it_ended(old, cluster.scenario.link_quality.latency_seconds_max)
+        self._spread_rumors(old, cluster.scenario.link_quality.latency_seconds_max)
         patience = cluster.scenario.config.election_timeout_seconds_min
         for _ in range(4):
-            cluster.at(cluster.now + self._rng.uniform(0.2, 1.0) * patience, cluster.ask_newest)
+            cluster.at(cluster.now + self._rng.uniform(0.2, 1.0) * patience, cluster.send_to_newest)
 
         def wake() -> None:
             if node.process is process and old in cluster.paused:
@@ -417,18 +417,18 @@ class Nemesis:
 
         cluster.at(cluster.now + self._rng.uniform(1.0, 1.5) * patience, self._unless_healed, wake)
 
-    def _spread_that_it_ended(self, node_id: NodeId, after_seconds: float = 0.0) -> None:
+    def _spread_rumors(self, node_id: NodeId, after_seconds: float = 0.0) -> None:
         cluster = self._cluster
         for node in cluster.nodes:
             if node != node_id:
                 at = cluster.now + after_seconds + self._rng.uniform(0.0, 0.02)
-                cluster.at(at, self._hear, FalseProcessEnd(node, node_id))
+                cluster.at(at, self._spread_rumor, FalseProcessEnd(node, node_id))
 
     def _read(self, node: Node) -> None:
         if node.process is not None:
             self._cluster.on(node, "is read", node.process.read)
 
-    def _hear(self, rumor: FalseProcessEnd) -> bool:
+    def _spread_rumor(self, rumor: FalseProcessEnd) -> bool:
         node = self._cluster.nodes[rumor.node]
         process = node.process
         if process is None:

@@ -97,7 +97,7 @@ class World(Protocol):
     def later(self, node: Node, seconds: float, step: Callable[[], object]) -> None:
         """Run ``step`` in the node's process, unless it has ended by then."""
 
-    def process_ends(self, node: Node, error: Exception) -> None:
+    def end_process(self, node: Node, error: Exception) -> None:
         """End a node's process, which failed with ``error``."""
 
     def offer_files(self, process: Process, peer: NodeId) -> None:

@@ -64,7 +64,7 @@ class LogProcess:
             clock=node.clock,
             on_done=lambda: self.replica.note_writes(),
             on_send=self._send_for_writer,
-            on_failed=lambda error: world.process_ends(node, error),
+            on_failed=lambda error: world.end_process(node, error),
             buggify=world.buggify,
             faults=node.short_writes,
             sync_bytes_max=scenario.limits.sync_bytes_max,
@@ -156,7 +156,7 @@ class LogProcess:
             self._damaged = True
             self._world.later(self.node, 0.0, lambda: self.replica.transfer())
             seconds = self._rng.choice((0.001, 0.05, 0.5))
-            self._world.later(self.node, seconds, lambda: self._world.process_ends(self.node, damage))
+            self._world.later(self.node, seconds, lambda: self._world.end_process(self.node, damage))
 
     def check_body(self, body: memoryview, position: int) -> None:
         """Accept every body."""

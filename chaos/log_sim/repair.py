@@ -43,7 +43,7 @@ class Repairs:
                 return
             self._ask(node, talk)
         except (StorageFailed, StorageCorrupt) as error:
-            cluster.repair_fails(node, error)
+            cluster.fail_repair(node, error)
             return
         cluster.at(cluster.now + cluster.rng.uniform(0.001, _STEP_SECONDS_MAX), self._step, node, talk)
 
@@ -85,9 +85,9 @@ class Repairs:
             refusal = GONE
         except (StorageCorrupt, StorageFailed) as error:
             if peer.process is not None:
-                self._cluster.process_ends(peer, error)
+                self._cluster.end_process(peer, error)
             else:
-                self._cluster.repair_fails(peer, error)
+                self._cluster.fail_repair(peer, error)
             return None
         return RangeResp(request.source, request.pos, request.nbytes, data, refusal)
 

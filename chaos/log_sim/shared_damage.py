@@ -42,7 +42,7 @@ def damage_all(cluster: Group, fault: SharedDamage, rng: random.Random) -> bool:
         flip(cluster, node, at, bit)
         node.flips.append(at)
     for node, at, _ in flips:
-        cluster.look_for_damage(node, at)
+        cluster.verify_log(node, at)
     if fault.same_entry:
         back = rng.choice(flips)
         cluster.at(cluster.now + fault.absence_seconds, _bring_back, cluster, *back)
