@@ -5,7 +5,7 @@ from __future__ import annotations
 from checkers.recording import Worker
 from jepsen.stored_records import values_in
 from jepsen.workloads.workload import Workload
-from mq.client.send_outcome import judge_answer
+from mq.client.send_outcome import judge_send
 from mq.protocol.codes import ResponseCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.message_ids import parse_offset_message_id
@@ -41,7 +41,7 @@ def record_batch_sent(
 def record_refused(worker: Worker, name: str, response: Response, value: str, **fields: str) -> None:
     """Record the end of an operation that stores ``value`` and got an error as response."""
     reason = f"code {response.code}: {response.remark}"
-    if judge_answer(response.code, response.remark).stored == "no":
+    if judge_send(response.code, response.remark).stored == "no":
         worker.fail(name, reason, v=value, **fields)
     else:
         worker.info(name, reason, v=value, **fields)

@@ -19,7 +19,7 @@ from jepsen.recorder import Recorder
 from jepsen.wire import Wire
 from jepsen.workloads.log import REST_SECONDS, LogWorkload, unknown_unless_answered
 from mq.client import Admin, ClientError, Message, Producer
-from mq.client.send_outcome import judge_answer
+from mq.client.send_outcome import judge_send
 from mq.protocol.codes import RequestCode, ResponseCode
 
 OPERATIONS_MAX = (180, 200)
@@ -89,7 +89,7 @@ class RegisterWorkload(LogWorkload):
         if response.code == ResponseCode.SUCCESS:
             worker.ok("write", k=key.name, v=value, n=node)
             self.acknowledge(key.name, value, f"{key.name}={value}")
-        elif judge_answer(response.code, response.remark).stored == "no":
+        elif judge_send(response.code, response.remark).stored == "no":
             worker.fail("write", reason, k=key.name, n=node)
         else:
             worker.info("write", reason, k=key.name, n=node)

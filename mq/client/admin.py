@@ -124,12 +124,12 @@ class Admin(Client):
 
     @property
     def schedules(self) -> Schedules:
-        """The schedules of the brokers."""
+        """The calls that administer schedules."""
         return Schedules(self)
 
     @property
     def lite(self) -> LiteTopics:
-        """The lite topics of the brokers."""
+        """The calls that administer lite topics."""
         return LiteTopics(self)
 
     @property
@@ -267,8 +267,7 @@ class Admin(Client):
     async def delete_topic(
         self, topic: str, *, cluster: str | None = None, operator: str = "", restorable: bool = False
     ) -> None:
-        """Delete `topic` on every broker group, with its messages and those that groups are to pop again; and its
-        route.
+        """Delete `topic`, its messages (also those that groups would pop again) and its route, on every broker group.
 
         With `restorable`, `restore_topic` brings it back until retention has deleted its messages, unless it has lite
         topics; a message does not create it meanwhile. Without, it cannot be restored, also if it is deleted already;
@@ -371,8 +370,8 @@ class Admin(Client):
         return configs
 
     async def topic_identities(self, topic: str) -> dict[str, str]:
-        """The identity of `topic` in each broker group that has it, which distinguishes it from a deleted topic of the
-        same name or one in another cluster. Empty for topics from releases without identities, and from stock brokers.
+        """Return the identity of `topic` in each broker group. It differs from that of a deleted topic of the same
+        name, and of one in another cluster. Brokers of old releases and stock brokers are missing.
 
         Raises TopicNotFound, NoRoute.
         """
@@ -416,7 +415,7 @@ class Admin(Client):
     # Consumer groups.
 
     async def consumer_groups(self) -> dict[str, dict[str, SubscriptionGroupConfig]]:
-        """Return the configuration of every consumer group, by group name and broker group. Raises NoRoute."""
+        """Return the configuration of every consumer group, by group name, then by broker group. Raises NoRoute."""
         groups: dict[str, dict[str, SubscriptionGroupConfig]] = {}
         for broker, address in (await self._leaders(None, None)).items():
             _, body = await self._open_core().call(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
@@ -433,7 +432,7 @@ class Admin(Client):
     async def delete_consumer_group(
         self, group: str, *, offsets: bool = True, topics: bool = False, cluster: str | None = None
     ) -> None:
-        """Delete a consumer group; with `offsets` also its offsets, with `topics` its retry and dead letter topics.
+        """Delete a group; with `offsets` also its offsets, with `topics` also its retry and dead letter topics.
 
         The former include offsets of topics that it pops, unless another group's retry topic has the same name. A group
         with members is created again by their next heartbeat. Raises NameRefused, NoRoute.
@@ -501,7 +500,7 @@ class Admin(Client):
         raise failure
 
     async def reset_group(self, group: str, topic: str, position: ConsumeFrom) -> dict[MessageQueue, int]:
-        """Reset a consumer group to the first or the next message of `topic`, or to a time; returns the offsets.
+        """Reset a group to the first or next message of `topic`, or to a time. Returns the new offsets.
 
         Forwards or backwards, in all queues, whether or not members are running: these continue from there at once, and
         their commits for earlier positions are ignored. Raises ValueError for an invalid position, TopicNotFound,
@@ -561,12 +560,12 @@ class Admin(Client):
         return await self.offset(queue, "last")
 
     async def offset(self, queue: MessageQueue, position: ConsumeFrom) -> int:
-        """Return the offset at the beginning or end of `queue`, or of its first message stored at or after a time."""
+        """Return the first or next offset of `queue`, or that of its first message stored at or after a time."""
         core = self._open_core()
         return await queue_offset(core, queue, position, seconds=core.settings.request_seconds)
 
     async def consumers(self, group: str, topic: str) -> list[str]:
-        """Return the client ids of the members of `group`, from the leader of a broker group of `topic`."""
+        """Ask the leader of a broker group of `topic` for the client ids of the members of `group`."""
         core = self._open_core()
         route = await self.route(topic)
         for name in sorted(route.brokers):

@@ -1,4 +1,4 @@
-"""Tells failures of the application's own functions from a cancellation of the client, and from the end of the program.
+"""Distinguishes failures of the application's functions from cancellation and from the end of the program.
 
 A function of the application may end with an exception that is not an `Exception`. The worst is asyncio's
 CancelledError: a handler that awaits a task which it has cancelled gets one, and it looks as if somebody had cancelled
@@ -42,7 +42,7 @@ def ends_program(error: BaseException) -> bool:
 
 
 def program_end_in(error: BaseException) -> BaseException | None:
-    """Return the SystemExit or KeyboardInterrupt in a group of exceptions, or the exception itself if it is one."""
+    """Return the SystemExit or KeyboardInterrupt that an exception is or contains; None if there is none."""
     if isinstance(error, BaseExceptionGroup):
         return next((end for each in error.exceptions if (end := program_end_in(each)) is not None), None)
     return error if isinstance(error, SystemExit | KeyboardInterrupt) else None

@@ -32,7 +32,7 @@ class BodyCodec(Protocol[T]):
         ...
 
     def decode(self, body: bytes, /) -> T:
-        """Return the value of a body."""
+        """Return the value for a body."""
         ...
 
 

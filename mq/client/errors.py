@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any, ClassVar, Literal, TypeVar
 
 from mq.client.message import MessageQueue, ReceivedMessage
-from mq.client.send_outcome import judge_answer
+from mq.client.send_outcome import judge_send
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.compression import Codec, CodecMissing
 
@@ -86,8 +86,8 @@ class BodyNotDecoded(ClientError):
 
 
 class AlreadyOpen(ClientError):
-    """`open` was called for a client that is open, or being opened or closed, or a consumer was to be read in two ways:
-    by `run` and by another `run` or a loop; nothing has changed.
+    """The client is already open, or is being opened or closed; or `run` and another `run` or a loop would read one
+    consumer at the same time. Nothing has changed.
     """
 
 
@@ -101,7 +101,7 @@ class NotADeadLetter(ClientError):
 
 
 class MessageRefused(ClientError):
-    """The message violates a limit of the protocol; it was not sent."""
+    """The message violates a limit of the protocol. It was not sent."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -117,7 +117,7 @@ class ProducerBusy(ClientError):
 
 
 class ConnectFailed(ClientError):
-    """The connection to `address` could not be opened; nothing was sent."""
+    """The connection to `address` could not be opened. Nothing was sent."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"cannot connect to {address}: {reason}")
@@ -165,7 +165,7 @@ class BrokerError(ClientError):
         self.code = code
         self.remark = remark
         self.address = address
-        self.stored = "no" if judge_answer(code, remark).stored == "no" else "unknown"
+        self.stored = "no" if judge_send(code, remark).stored == "no" else "unknown"
 
 
 class TransactionFenced(ClientError):
@@ -295,8 +295,8 @@ class _SendFailed(ClientError):
 
 
 class SendRejected(_SendFailed):
-    """A broker refused the message with response code `code`, and no attempt had an unknown outcome: it is certainly
-    not stored.
+    """A broker refused the message with response code `code`, and no attempt had an unknown outcome. The message is
+    certainly not stored.
     """
 
     prefix = "refused, certainly not stored"

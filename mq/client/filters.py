@@ -1,4 +1,4 @@
-"""Filters of consumers besides tags."""
+"""The filters that a consumer can use instead of tags."""
 
 from __future__ import annotations
 

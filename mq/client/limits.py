@@ -1,5 +1,5 @@
-"""Limits of the SDK, as a value: applications use the defaults, tests smaller ones. They are not options: each client
-has those as arguments.
+"""The limits of the SDK. Applications use the defaults; tests use smaller ones. Options of clients are their arguments
+instead.
 """
 
 from __future__ import annotations

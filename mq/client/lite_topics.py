@@ -1,4 +1,4 @@
-"""Administration of lite topics.
+"""Administers lite topics.
 
     async with Admin("127.0.0.1:9876") as admin:
         for broker, lag in (await admin.lite.lag("agents", top=10)).items():
@@ -65,12 +65,12 @@ class LiteTopics:
         return infos
 
     async def parent(self, topic: str) -> dict[str, ParentTopicInfo]:
-        """Return the number of lite topics of a topic, by broker group (request code 200075). Raises TopicNotFound."""
+        """Return how many lite topics a topic has, by broker group (request code 200075). Raises TopicNotFound."""
         ext = ParentTopicExt(topic=topic)
         return await self._of_topic(topic, RequestCode.GET_PARENT_TOPIC_INFO, ext, ParentTopicInfo)
 
     async def topic(self, parent: str, lite_topic: str) -> dict[str, LiteTopicInfo]:
-        """Offsets and subscribers of a lite topic, by broker group (request code 200076).
+        """Return the offsets and subscribers of a lite topic, by broker group (request code 200076).
 
         A broker group without messages of the lite topic answers with `is_there` False. Raises TopicNotFound.
         """

@@ -105,7 +105,7 @@ class SendStatus(Enum):
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False, repr_omit_defaults=True):
-    """The message is stored in `queue` at `queue_offset`.
+    """The result of a send: the message is stored in `queue` at `queue_offset`.
 
     `message_id` is the message's UNIQ_KEY, the same in every copy; `offset_message_id` identifies the one stored
     record. If an earlier message had its sequence number, both belong to that one. `attempts` counts the requests sent;
@@ -202,7 +202,7 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def lite_topic(self) -> str | None:
-        """The lite topic, within its topic, that the message was sent to, or None."""
+        """The lite topic that the message was sent to; None if it was sent to none."""
         return self.record.properties.get(props.LITE_TOPIC)
 
     @property
@@ -250,7 +250,7 @@ class ReceivedMessage(Generic[BodyT]):
 
     @property
     def reconsume_times(self) -> int:
-        """The number of times the broker has already redelivered this message to the group."""
+        """The number of times that the broker has already redelivered this message to the group."""
         return self.record.reconsume_times
 
     @property

@@ -56,7 +56,7 @@ class Removal:
 
 
 class RemovedMembers:
-    """Removes members from consumer groups: `Admin.removed_members`. All methods raise as the methods of `Admin`."""
+    """Removes members from consumer groups: `Admin.removed_members`. Its methods raise what those of `Admin` do."""
 
     def __init__(self, admin: Brokers) -> None:
         self._admin = admin

@@ -1,4 +1,4 @@
-"""Schedules: messages that the brokers send by themselves, each tick once.
+"""Schedules: brokers send a message by a rule, once for each tick.
 
     async with Admin("127.0.0.1:9876") as admin:
         await admin.schedules.create(

@@ -61,7 +61,7 @@ _VERDICTS: dict[int, StoreCertainty] = {
 _BUSY_BEFORE_STORE = ("[REJECTREQUEST]", "[OVERLOAD]", "[TIMEOUT_CLEAN_QUEUE]")
 
 
-def judge_answer(code: int, remark: str | None) -> StoreCertainty:
+def judge_send(code: int, remark: str | None) -> StoreCertainty:
     """Interpret a broker's `code` and `remark` in the answer to a send. Unlisted codes are permanent refusals."""
     if code == ResponseCode.SYSTEM_BUSY:
         return NOT_NOW if (remark or "").startswith(_BUSY_BEFORE_STORE) else VAGUE

@@ -26,7 +26,7 @@ import anyio
 import anyio.abc
 
 from mq.client.body_codecs import BodyCodec, check_body_codec, encode_body
-from mq.client.consume.decoding import Decoding
+from mq.client.consume.decoding import BodyDecoder
 from mq.client.consume.offsets import lag_of
 from mq.client.consume.policies import OnError, check_policies
 from mq.client.consume.send_back import failure_text, give_back
@@ -85,8 +85,8 @@ class Consumer(Client, Generic[BodyT]):
         check_group(group)
         self._codec = check_body_codec(codec)
         self._on_error = check_policies(on_error)
-        self._decoding = Decoding(group, self._codec_of, self._on_error, give_up=self._give_up, emit=self._emit)
-        self._decoding.is_on = codec is not None
+        self._decoder = BodyDecoder(group, self._codec_of, self._on_error, give_up=self._give_up, emit=self._emit)
+        self._decoder.is_on = codec is not None
         self._pings_first = ping
         self._on_event = check_on_event(on_event)
         self.group = group
@@ -129,7 +129,7 @@ class Consumer(Client, Generic[BodyT]):
             ) as core,
         ):
             self._core, self._recorder = core, recorder
-            self._decoding.on_settled = None if recorder is None else recorder.on_settle
+            self._decoder.on_settled = None if recorder is None else recorder.on_settle
             self._on_connect(core)
             try:
                 async with open_task_group() as tasks:
@@ -185,10 +185,10 @@ class Consumer(Client, Generic[BodyT]):
         """Called when the route of a topic became known or changed."""
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
+        self, request: Request | UnknownRequest, body: memoryview, respond_later: RespondLater
     ) -> bytes | None:
         """Handle a request from a broker; see `OnServerRequest`."""
-        return refuse_server_request(request, body, answer_later)
+        return refuse_server_request(request, body, respond_later)
 
     def _emit(self, event: ClientEvent) -> None:
         if self._core is not None:

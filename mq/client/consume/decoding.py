@@ -29,7 +29,7 @@ def policy_of_failure(error: BaseException, *mappings: OnError) -> HandlingPolic
     return DeadLetter() if policy is None and isinstance(error, BodyNotDecoded) else policy
 
 
-class Decoding:
+class BodyDecoder:
     """Decodes the message bodies of one consumer.
 
     `codec_of` is the codec for the messages of a topic, None for bytes. `on_error` are the policies where no handler
@@ -75,7 +75,7 @@ class Decoding:
         return error
 
     async def put_aside(self, message: ReceivedMessage[Any], error: BodyNotDecoded) -> float | None:
-        """Apply the policy for messages without a handler to a message.
+        """Apply the policy to a message that no handler gets, because its body cannot be decoded.
 
         Returns None if it is done, or after how many seconds to try it again. Raises the error for `StopConsumer`.
         """

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Self
 import anyio
 import anyio.lowlevel
 
-from mq.client.consume.decoding import Decoding
+from mq.client.consume.decoding import BodyDecoder
 from mq.client.consume.process_queue import ProcessQueue
 from mq.client.errors import AlreadyOpen, BodyNotDecoded, ClientClosed, DeliveryFinished
 from mq.client.message import BodyT, ReceivedMessage
@@ -56,7 +56,7 @@ class DeliveryBoard:
         self._closed = False
 
     def refuse_beside_run(self) -> None:
-        """Raises AlreadyOpen while `run` is at work: a stream would take messages from the handlers."""
+        """Raise AlreadyOpen during `run`: a stream would take messages from its handlers."""
         if self.is_run:
             raise AlreadyOpen(
                 "run() of this consumer is running and passes its messages to the handlers: use either run() or a "
@@ -69,14 +69,14 @@ class DeliveryBoard:
         self._offer_event.set()
 
     def offer(self, queue: ProcessQueue) -> None:
-        """List `queue` for delivery, if it may have messages and is not listed."""
+        """Add `queue` to the list of queues to deliver, if it may have messages and is not in the list."""
         if queue not in self._ready_queues and not queue.leased and not queue.dropped:
             self._ready_queues.add(queue)
             self._turns.append(queue)
             self._offer_event.set()
 
     def release(self, queue: ProcessQueue) -> None:
-        """Deliver the queue again, after its exclusively taken messages were finished or returned."""
+        """Deliver the queue again, because the messages that were taken exclusively are finished or returned."""
         queue.leased = False
         self.offer(queue)
 
@@ -199,7 +199,7 @@ class Delivery(Generic[BodyT]):
                 self.work.__exit__(kind, error, traceback)
 
     def settle(self, error: BaseException | None) -> None:
-        """Settle the delivery if it is not yet: acknowledge it, or return it because of an error."""
+        """Acknowledge the message, or return it because of an error, unless that was done already."""
         if not self.finished:
             if error is None:
                 self.ack()
@@ -247,7 +247,7 @@ class Delivery(Generic[BodyT]):
 
 
 class DeliveryStream(Generic[BodyT]):
-    """All messages of a consumer as deliveries; several tasks may iterate over streams of one consumer.
+    """Iterates over all messages of a consumer as deliveries. Several tasks may iterate at the same time.
 
     With `exclusive`, a queue delivers the next message when the previous one is settled.
     """
@@ -255,7 +255,7 @@ class DeliveryStream(Generic[BodyT]):
     def __init__(
         self,
         board: DeliveryBoard,
-        decoding: Decoding,
+        decoder: BodyDecoder,
         *,
         exclusive: bool,
         tracer: Tracer | None = None,
@@ -264,7 +264,7 @@ class DeliveryStream(Generic[BodyT]):
     ) -> None:
         self._recorder = recorder
         self._board = board
-        self._decoding = decoding
+        self._decoder = decoder
         self._exclusive = exclusive
         self._tracer = tracer
         self._spans = spans
@@ -280,7 +280,7 @@ class DeliveryStream(Generic[BodyT]):
         try:
             while True:
                 queue, [message] = await self._board.take(lambda _: 1, exclusive=self._exclusive)
-                if (error := self._decoding.failure(message)) is None:
+                if (error := self._decoder.failure(message)) is None:
                     break
                 await self._put_aside(queue, message, error)
         finally:
@@ -299,7 +299,7 @@ class DeliveryStream(Generic[BodyT]):
         delivery: Delivery[Any] = Delivery(self._board, queue, message, exclusive=self._exclusive)
         retry_after: float | None = 0.0
         try:
-            retry_after = await self._decoding.put_aside(message, error)
+            retry_after = await self._decoder.put_aside(message, error)
         finally:
             if retry_after is None:
                 delivery.ack()
@@ -308,7 +308,7 @@ class DeliveryStream(Generic[BodyT]):
 
 
 class MessageStream(Generic[BodyT]):
-    """All messages of a consumer; requesting the next message acknowledges the previous one.
+    """Iterates over all messages of a consumer. A request for the next message acknowledges the previous one.
 
     So the body of `async for` is the handler: if it raises, or the process dies, the message is redelivered.
     """

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from mq.client.application_code import calling_task, failure_of, program_end_in, task_finder
-from mq.client.consume.decoding import Decoding, policy_of_failure
+from mq.client.consume.decoding import BodyDecoder, policy_of_failure
 from mq.client.consume.delivery import RETRY_SECONDS_MAX, DeliveryBoard
 from mq.client.consume.key_lanes import KeyLanes
 from mq.client.consume.policies import (
@@ -76,11 +76,11 @@ class HandlerPool:
         give_up: GiveUp,
         attempts_max: int | None,
         on_error: OnError,
-        decoding: Decoding,
+        decoder: BodyDecoder,
         spans: Spans | None = None,
     ) -> None:
         self._on_error = on_error
-        self._decoding = decoding
+        self._decoder = decoder
         self.middleware: list[Middleware] = []
         """Called around each handler; the first one is the outermost."""
         self._spans = spans
@@ -142,8 +142,8 @@ class HandlerPool:
             )
 
     async def run(self, fallback: Handler[Any] | None) -> None:
-        """Handle messages until `stop`. `fallback` handles topics without their own handler; ValueError if it is
-        missing. One at a time: see `refuse_second_run`.
+        """Handle messages until `stop`. `fallback` handles topics without a handler; if it is missing, ValueError is
+        raised. Only one `run` works at a time: see `refuse_second_run`.
         """
         self.refuse_second_run()
         unhandled_topics = [topic for topic, each in self._topics.items() if each.handler is None]
@@ -243,7 +243,7 @@ class HandlerPool:
         """Handle a message now, for an operator, and return the result. The group's progress does not change."""
         started_at = anyio.current_time()
         result, remark = "CR_SUCCESS", ""
-        error: BaseException | None = self._decoding.failure(message)
+        error: BaseException | None = self._decoder.failure(message)
         if error is None and (error := await failure_of(self.handle_again, message)) is not None:
             log.exception("handler_failed", error, message=message, attempt=message.attempt)
         if error is not None:
@@ -268,7 +268,7 @@ class HandlerPool:
         retry_at = 0.0
         try:
             while count < len(messages) and handler is not None and self._may_go_on(process_queue):
-                part, error = self._decoding.first(messages[count : count + self._part_size(messages[count], batch)])
+                part, error = self._decoder.first(messages[count : count + self._part_size(messages[count], batch)])
                 wanted_at = await self._attempt(handler, process_queue, part, error, is_batch=batch is not None)
                 if wanted_at is not None:
                     retry_at = wanted_at
@@ -301,7 +301,7 @@ class HandlerPool:
         if handler is None:
             return anyio.current_time() + RETRY_SECONDS_MAX  # its topic was unsubscribed; its queue is dropped soon
         self._part_size(message, batch)  # notes the attempts
-        part, error = self._decoding.first([message])
+        part, error = self._decoder.first([message])
         return await self._attempt(handler, process_queue, part, error, is_batch=batch is not None)
 
     def _return(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:

@@ -46,7 +46,7 @@ class KeyLanes:
     def add(
         self, tasks: anyio.abc.TaskGroup, process_queue: ProcessQueue, messages: Iterable[ReceivedMessage[Any]]
     ) -> None:
-        """Put messages into their lanes; new ones run in `tasks`."""
+        """Add messages to the lanes of their keys. New lanes run in `tasks`."""
         for message in messages:
             key: Hashable = object() if message.sharding_key is None else (message.queue, message.sharding_key)
             lane = self._lanes.get(key)

@@ -55,27 +55,27 @@ class LiteStart:
 
     @staticmethod
     def first() -> LiteStart:
-        """Begin at the first message that is still stored."""
+        """Start at the first message that is still stored."""
         return LiteStart(OffsetKind.POLICY, Policy.MIN)
 
     @staticmethod
     def end() -> LiteStart:
-        """Begin with the next message."""
+        """Start at the next message."""
         return LiteStart(OffsetKind.POLICY, Policy.MAX)
 
     @staticmethod
     def tail(count: int) -> LiteStart:
-        """Begin with the last `count` messages."""
+        """Start at the last `count` messages."""
         return LiteStart(OffsetKind.TAIL_N, count)
 
     @staticmethod
     def offset(offset: int) -> LiteStart:
-        """Begin at this offset of the lite topic, as in `PoppedMessage.queue_offset`."""
+        """Start at this offset of the lite topic, as in `PoppedMessage.queue_offset`."""
         return LiteStart(OffsetKind.OFFSET, offset)
 
     @staticmethod
     def at(time: dt.datetime) -> LiteStart:
-        """Begin at the first message stored at `time` or later. Raises ValueError if `time` has no time zone."""
+        """Start at the first message stored at `time` or later. Raises ValueError if `time` has no time zone."""
         if time.tzinfo is None:
             raise ValueError(f"{time} has no time zone")
         return LiteStart(OffsetKind.TIMESTAMP, int(time.timestamp() * 1000))
@@ -88,7 +88,7 @@ class LiteConsumerOptions(PoppingOptions, total=False):
 
 
 class LiteConsumer(PopConsumer[BodyT]):
-    """Gets the messages of lite topics, on trio or asyncio.
+    """Pops messages of lite topics, on trio or asyncio.
 
         async with LiteConsumer("127.0.0.1:9876", "agents", "Sessions", invisible=60.0) as consumer:
             await consumer.subscribe("session-17", "session-18")
@@ -254,7 +254,7 @@ class LiteConsumer(PopConsumer[BodyT]):
         await super()._leave(core)
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
+        self, request: Request | UnknownRequest, body: memoryview, respond_later: RespondLater
     ) -> bytes | None:
         if isinstance(request, NotifyUnsubscribeLite):
             ext = request.ext
@@ -264,7 +264,7 @@ class LiteConsumer(PopConsumer[BodyT]):
                 reason = f"another member of {self.group} has subscribed to it"
                 self._emit(ClientEvent("revoked", ext.lite_topic, reason, frozenset((queue,))))
             return None
-        return super()._answer_server(request, body, answer_later)
+        return super()._answer_server(request, body, respond_later)
 
     # Pops.
 

@@ -16,27 +16,27 @@ from mq.client.errors import AlreadyOpen
 from mq.client.net.forks import forks
 from mq.durable_files import make_directory
 
-_held: Final[dict[str, int]] = {}
+_holders: Final[dict[str, int]] = {}
 """Files that consumers of this process use, by the number of forks so far: the files of a parent are the parent's."""
 
 
 class OffsetsLock:
-    """The lock of one file, until `release`. Raises AlreadyOpen if another consumer has it."""
+    """Locks one file until `release`. Raises AlreadyOpen if another consumer has locked it."""
 
     def __init__(self, path: str) -> None:
         self._path = os.path.realpath(path)
-        if _held.get(self._path) == forks():
+        if _holders.get(self._path) == forks():
             raise self._refusal("this process")
         self._file = self._lock_file()
-        _held[self._path] = forks()
+        _holders[self._path] = forks()
 
     def release(self) -> None:
         """Let another consumer use the file. Does nothing if it was released, or was locked by another process."""
         if self._file is not None:
             self._file.close()
             self._file = None
-        if _held.get(self._path) == forks():
-            del _held[self._path]
+        if _holders.get(self._path) == forks():
+            del _holders[self._path]
 
     def _lock_file(self) -> IO[bytes] | None:
         lock = Path(f"{self._path}.lock")

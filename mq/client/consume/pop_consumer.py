@@ -245,7 +245,7 @@ class PopConsumer(Consumer[BodyT]):
         self._open_core()
         began_ns = 0 if self._spans is None else now_ns()
         message = await self._inbox.get()
-        while (error := self._decoding.failure(message)) is not None:
+        while (error := self._decoder.failure(message)) is not None:
             await self._put_aside(message, error)
             message = await self._inbox.get()
         if self._spans is not None:
@@ -258,7 +258,7 @@ class PopConsumer(Consumer[BodyT]):
         """Apply the policy to a message that cannot be decoded; not cancelled, it takes some seconds at most."""
         retry_after: float | None = 0.0
         try:
-            retry_after = await self._decoding.put_aside(message, error)
+            retry_after = await self._decoder.put_aside(message, error)
         finally:
             with anyio.CancelScope(shield=True):
                 try:
@@ -473,7 +473,7 @@ class PopConsumer(Consumer[BodyT]):
                 )
                 del self._pop_connections[broker_name]
                 attempt = self._new_attempt()
-                if self._removal.check_answer(response, broker_name):
+                if self._removal.check_response(response, broker_name):
                     await anyio.sleep(self._removal.pause_seconds)
                     continue
                 refresh = response.code in _NOT_NOW

@@ -35,4 +35,4 @@ def check_pop_options(
     if hold_seconds <= 0 or timeout <= 0:
         raise ValueError(f"hold_seconds {hold_seconds} and timeout {timeout} must be positive")
     if ordered and renew:
-        raise ValueError("renew is for consumers without order: choose an invisible time that covers the handling")
+        raise ValueError("renew is not allowed with ordered=True: pass an `invisible` longer than the handling")

@@ -37,7 +37,7 @@ SPAN_MAX = 8 * BITS_BYTES_MAX
 
 
 class PoppedMessage(ReceivedMessage[BodyT]):
-    """A message with the receipt for its acknowledgement; hidden from others until `hidden_until`.
+    """A popped message, with the receipt that acknowledges it. Hidden from other consumers until `hidden_until`.
 
     In ordered consumption, `reconsume_times` counts how often it was popped before, including behind one that failed.
     """
@@ -176,7 +176,7 @@ class Inbox:
         return dropped_messages
 
     def close(self) -> list[PoppedMessage[Any]]:
-        """Stop delivering; returns the open messages of ordered queues."""
+        """Stop delivering, and return the open messages of ordered queues."""
         self._closed = True
         self._ready.clear()
         self._came.set()

@@ -35,7 +35,7 @@ class FlowLimits:
 
 
 class ProcessQueue:
-    """One assigned queue between the pull loop, the handlers and the offset commits.
+    """Buffers the messages of one assigned queue between pulls, handlers and offset commits.
 
     `next_offset` is where the next pull begins. Once `dropped` is set (another member owns the queue, or the broker
     moved the offset), nothing more is delivered and acknowledgements do not affect commits. Nothing is delivered
@@ -88,7 +88,7 @@ class ProcessQueue:
 
     @property
     def ready_count(self) -> int:
-        """Messages that can be taken now, without those that wait for their retry delay."""
+        """The number of messages that can be taken now: all but those that wait for a retry."""
         return len(self._ready)
 
     def available_at(self, now: float) -> float | None:
@@ -103,7 +103,7 @@ class ProcessQueue:
         return not (self.dropped or self.paused) and now < self.held_until
 
     def is_full(self, limits: FlowLimits) -> bool:
-        """Return whether pulling should pause."""
+        """Return whether pulling must pause."""
         return (
             self.cached_count >= limits.count_max
             or self.cached_bytes >= limits.bytes_max
@@ -126,7 +126,7 @@ class ProcessQueue:
             self._watchers.discard(watcher)
 
     def full_reason(self, limits: FlowLimits) -> str:
-        """Return the reason that pulling pauses, if `is_full`."""
+        """Say why pulling pauses while `is_full`."""
         if self._span() >= limits.span_max and self.cached_count < self._span():
             return (
                 f"the message at offset {self.commit_offset} is not finished, and {self._span()} offsets were pulled "

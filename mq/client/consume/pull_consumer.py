@@ -332,7 +332,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         If the first one cannot be decoded, the policy is applied to it, and nothing is returned. Raises
         BodyNotDecoded for `StopConsumer`. It is not cancelled.
         """
-        readable, error = self._decoding.first(messages)
+        readable, error = self._decoder.first(messages)
         if error is None and len(readable) == len(messages):
             return readable
         process_queue.block(messages[len(readable) :], 0.0)
@@ -341,7 +341,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             return readable
         retry_after: float | None = 0.0
         try:
-            retry_after = await self._decoding.put_aside(error.message, error)
+            retry_after = await self._decoder.put_aside(error.message, error)
         finally:
             if retry_after is None:
                 self._board.finish(process_queue, error.message)
@@ -441,7 +441,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             for queue, (_, end) in ranges.items():
                 self._record_commit(queue, end)
 
-        async def not_committed() -> None:
+        async def on_abort() -> None:
             self._in_transaction = False
             for queue, (first, _) in ranges.items():
                 self._reread(queue, first)
@@ -451,10 +451,10 @@ class PullConsumer(PositionedConsumer[BodyT]):
                 for queue, (first, _) in ranges.items():
                     self._reread(queue, max(await self._offsets.load(queue) or 0, first))
             except ClientError:
-                await not_committed()  # the next transaction is refused as well, and asks again
+                await on_abort()  # the next transaction is refused as well, and asks again
             self._in_transaction = False
 
-        return ConsumedOffsets(self.group, ranges, on_commit, not_committed, on_fence)
+        return ConsumedOffsets(self.group, ranges, on_commit, on_abort, on_fence)
 
     # Pullers.
 

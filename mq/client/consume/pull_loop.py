@@ -44,8 +44,8 @@ EMPTY_ANSWER_SECONDS_MIN = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullSettings:
-    """One pull returns at most `batch_max` messages, and no more than `limits` allow to be unfinished at all; if there
-    are none, the broker holds it for `hold_seconds`.
+    """The limits of pulls: messages per pull (`batch_max`), unfinished messages (`limits`), and the seconds for which a
+    broker may hold a pull (`hold_seconds`).
 
     The answer must arrive at most `answer_seconds` after that. Bodies may inflate to `inflated_bytes_max`, and the
     bodies of one answer to twice that: the rest is pulled again.
@@ -124,7 +124,7 @@ class Puller:
         self._scope.cancel()
 
     def note_progress(self) -> None:
-        """Let pulling continue, after messages of the queue were finished or it was resumed."""
+        """Continue to pull, because messages were finished or the queue was resumed."""
         self._progress.set()
 
     def note_route(self, route: TopicRoute) -> None:

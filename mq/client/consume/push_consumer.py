@@ -240,7 +240,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             give_up=self._give_up,
             attempts_max=attempts_max(max_reconsume_times),
             on_error=self._on_error,
-            decoding=self._decoding,
+            decoder=self._decoder,
             spans=self._spans,
         )
 
@@ -339,11 +339,11 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         return HeartbeatData(self.client_id, consumers=[consumer]).encode()
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
+        self, request: Request | UnknownRequest, body: memoryview, respond_later: RespondLater
     ) -> bytes | None:
         member = self._member
         if member is None:
-            return super()._answer_server(request, body, answer_later)
+            return super()._answer_server(request, body, respond_later)
         if isinstance(request, NotifyConsumerIdsChanged):
             member.members_changed()
             return None
@@ -363,20 +363,20 @@ class PushConsumer(SubscribingConsumer[BodyT]):
             if self._handling_for_operators >= FOR_OPERATORS_MAX:
                 return encode_response(request.opaque, ResponseCode.SYSTEM_BUSY, remark="too many messages at once")
             self._handling_for_operators += 1
-            self._tasks.start_soon(self._handle_for_operator, request, bytes(body), answer_later)
+            self._tasks.start_soon(self._handle_for_operator, request, bytes(body), respond_later)
             return None
-        return super()._answer_server(request, body, answer_later)
+        return super()._answer_server(request, body, respond_later)
 
     async def _handle_for_operator(
-        self, request: ConsumeMessageDirectly, body: bytes, answer_later: RespondLater
+        self, request: ConsumeMessageDirectly, body: bytes, respond_later: RespondLater
     ) -> None:
         self._mark_own_task()
         try:
             [message] = received_messages(request.ext.broker_name or "", memoryview(body))
             result = await self._handlers.handle_for_operator(message)
-            answer_later(encode_response(request.opaque, ResponseCode.SUCCESS, body=result.encode()))
+            respond_later(encode_response(request.opaque, ResponseCode.SUCCESS, body=result.encode()))
         except (ClientError, ValueError) as error:
-            answer_later(encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=f"no message: {error}"))
+            respond_later(encode_response(request.opaque, ResponseCode.SYSTEM_ERROR, remark=f"no message: {error}"))
         finally:
             self._handling_for_operators -= 1
 
@@ -510,7 +510,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._board.refuse_beside_run()
         return DeliveryStream(
             self._board,
-            self._decoding,
+            self._decoder,
             exclusive=self._exclusive,
             tracer=self._handlers.tracer,
             spans=self._spans,

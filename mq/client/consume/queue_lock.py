@@ -59,7 +59,7 @@ class QueueLocker:
         return own_queues, refused_queues, valid_until
 
     async def unlock(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        """Release locks, and wait until that is done or for a second, even if cancelled. Raises nothing.
+        """Release locks, and wait for the answers, even if cancelled, for a second at most. Raises nothing.
 
         Returns the queues whose leader did not confirm it. The next owner has to wait for the rest of their 60 s.
         """

@@ -169,7 +169,7 @@ class Assignment:
             self._core.emit(ClientEvent("stuck", topic, reason))
 
     def unassigned_reason(self, topics: Collection[str]) -> str:
-        """Return the reason that no queue of these topics is assigned."""
+        """Say why no queue of these topics is assigned."""
         if not topics:
             return "nothing is subscribed: call subscribe"
         return "; ".join(f"{each}: {self._reasons.get(each, 'no broker has answered yet')}" for each in sorted(topics))
@@ -278,7 +278,7 @@ class Assignment:
                     RequestCode.GET_CONSUMER_LIST_BY_GROUP,
                     ConsumerGroupExt(consumer_group=self._group).fields(),
                 )
-                self._removal.check_answer(response)
+                self._removal.check_response(response)
                 self._warn_if_different(fields_of(ConsumerListReply, response))
                 return list(read_body(ConsumerList.decode, body).consumer_ids)
             except ClientError as error:

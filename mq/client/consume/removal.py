@@ -37,10 +37,10 @@ class OwnRemoval:
 
     @property
     def pause_seconds(self) -> float:
-        """Seconds to wait before asking for messages again."""
+        """The seconds to wait before the next request for messages."""
         return min(self.seconds, PAUSE_SECONDS_MAX)
 
-    def check_answer(self, response: Response, broker_name: str = "") -> bool:
+    def check_response(self, response: Response, broker_name: str = "") -> bool:
         """Read an answer to a member's request. Returns whether it says that the client is removed.
 
         ``broker_name`` is the broker group that answers, if all are asked in turn: one may have forgotten the removal.

@@ -22,8 +22,8 @@ TOGETHER = 0.1
 
 
 class Renewals:
-    """The held messages of a consumer. `extend` hides one for the invisible time, `seconds`, from now on; it returns
-    False if the message no longer belongs to the consumer, and raises ClientError if that is not known.
+    """Renews the invisible time of a consumer's messages, every time for `seconds`. `extend` does it for one message:
+    it returns False if the message no longer belongs to the consumer, and raises ClientError if that is unknown.
     """
 
     def __init__(self, seconds: float, extend: Callable[[PoppedMessage], Awaitable[bool]]) -> None:

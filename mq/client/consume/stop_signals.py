@@ -37,8 +37,8 @@ def log_signal(number: int, client: object, seconds: float) -> None:
 async def drain_on_signals(
     consumer: Drains, seconds: float, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Drain the consumer at the first signal, and stop it at the second one. Raises RuntimeError or ValueError outside
-    of the main thread.
+    """Drain the consumer on the first signal, and stop it on the second. Raises RuntimeError or ValueError outside of
+    the main thread.
     """
     drained = False
     async with anyio.create_task_group() as tasks:

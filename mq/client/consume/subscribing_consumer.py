@@ -164,7 +164,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
         return middleware
 
     def unsubscribe(self, topic: str) -> None:
-        """Receive no more messages of `topic`; its queues are released soon."""
+        """Stop receiving messages of `topic`. Its queues are released soon."""
         self._check_process()
         self._subscriptions.pop(topic, None)
         self._subscriptions_changed()
@@ -191,7 +191,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
             on_error=on_error or {},
             codec=codec,
         )
-        self._decoding.is_on |= codec is not None
+        self._decoder.is_on |= codec is not None
         if self._retries_at_brokers and self._retry_topic not in self._subscriptions:
             self._subscribe(self._retry_topic, "*", self._handlers.handle_again)
             return

@@ -114,7 +114,7 @@ class ClientMetrics(ABC):
 
     @abstractmethod
     def remove(self, family: Family, values: tuple[str, ...]) -> None:
-        """Stop showing this series, if that is possible."""
+        """Stop showing a series, if the library can."""
 
     def sample(self) -> None:  # noqa: B027 - most have nothing to do
         """Read the gauges if no other program reads them. Called every 5 s."""
@@ -138,7 +138,7 @@ class Recorder:
         self._works = 0
 
     def close(self) -> None:
-        """End the series of this closed client."""
+        """Remove the series of this closed client."""
         for family, values in [*self._adders, *self._gauges]:
             self._remove(family, values)
         topics = [topic for topic, label in self._topics.items() if label == topic]
@@ -228,7 +228,7 @@ class Recorder:
     def count_send(
         self, topic: str, count: int, body_bytes: int, on_done: Callable[[Outcome], None]
     ) -> Callable[[Outcome], None]:
-        """Wrap `on_done`, to count the outcome of a request with `count` messages first."""
+        """Wrap `on_done`, to first count the outcome of a request with `count` messages."""
         began = time.perf_counter()
 
         def on_outcome(outcome: Outcome) -> None:

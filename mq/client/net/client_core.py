@@ -91,7 +91,7 @@ def parse_addresses(namesrv: str | Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemotingSettings:
-    """Timeouts of everything except sends and pulls, in seconds, and the credentials for requests."""
+    """Credentials and timeouts, in seconds, of all requests except sends and pulls."""
 
     connect_seconds: float = 3.0
     silence_seconds: float = 1.0
@@ -219,7 +219,7 @@ class ClientCore:
     @property
     def open_connections(self) -> int:
         """The number of open connections."""
-        return sum(each.lost is None for each in list(self._connections.values()))
+        return sum(each.failure is None for each in list(self._connections.values()))
 
     def emit(self, event: ClientEvent) -> None:
         """Pass an event to the application."""
@@ -257,7 +257,7 @@ class ClientCore:
             except ClientError as error:
                 log.debug("unregister_failed", address=connection.address, reason=str(error))
 
-        brokers = [c for c in self._connections.values() if c.lost is None and c.address not in self.name_servers]
+        brokers = [c for c in self._connections.values() if c.failure is None and c.address not in self.name_servers]
         async with anyio.create_task_group() as tasks:
             for connection in brokers:
                 tasks.start_soon(say, connection)
@@ -270,7 +270,7 @@ class ClientCore:
     def find_connection(self, address: str) -> Connection | None:
         """Return the open connection to `address`; None if there is none."""
         connection = self._connections.get(address)
-        return connection if connection is not None and connection.lost is None else None
+        return connection if connection is not None and connection.failure is None else None
 
     async def connection(self, address: str) -> Connection:
         """Return the open connection to `address`, or open one. Raises ConnectFailed, ClientClosed."""
@@ -322,8 +322,8 @@ class ClientCore:
             if self._connections.get(connection.address) is connection:
                 del self._connections[connection.address]
         if not self._closed:
-            log.info("connection_lost", address=connection.address, reason=str(connection.lost))
-            self.emit(ClientEvent("lost", connection.address, str(connection.lost)))
+            log.info("connection_lost", address=connection.address, reason=str(connection.failure))
+            self.emit(ClientEvent("lost", connection.address, str(connection.failure)))
 
     async def call(
         self,
@@ -491,7 +491,7 @@ class ClientCore:
                 self._send_heartbeat(connection)
 
     def _send_heartbeat(self, connection: Connection) -> None:
-        if self._heartbeat_body is None or connection.address in self.name_servers or connection.lost is not None:
+        if self._heartbeat_body is None or connection.address in self.name_servers or connection.failure is not None:
             return
 
         response_event = anyio.Event()

@@ -57,7 +57,7 @@ _OPAQUE_MAX = 2**31 - 1
 
 
 def refuse_server_request(
-    request: Request | UnknownRequest, _body: memoryview, _answer_later: RespondLater
+    request: Request | UnknownRequest, _body: memoryview, _respond_later: RespondLater
 ) -> bytes | None:
     """Answer a request that clients do not support with REQUEST_CODE_NOT_SUPPORTED; None if it is one-way."""
     if request.flag & ONEWAY_FLAG:
@@ -87,7 +87,7 @@ async def open_connection(
     credentials: Credentials | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Connection:
-    """Connect to `host:port`. The caller must then run `Connection.run` in a task. Raises ConnectFailed."""
+    """Connect to `host:port`. The caller must run `Connection.run` in a task. Raises ConnectFailed."""
     try:
         host, port = split_address(address)
         with anyio.fail_after(connect_seconds):
@@ -181,7 +181,7 @@ class Connection:
         self._credentials = credentials
         self._has_tls = has_tls
         self.address = address
-        self.lost: ConnectionLost | None = None
+        self.failure: ConnectionLost | None = None
         self.held_count = 0
         """Requests in flight that the server may hold for long."""
         self.heard_at = anyio.current_time()
@@ -211,7 +211,7 @@ class Connection:
         return len(self._callbacks)
 
     @property
-    def owes_answer(self) -> bool:
+    def owes_response(self) -> bool:
         """Whether the server has yet to answer a request that it may not hold."""
         return len(self._callbacks) > self.held_count
 
@@ -241,8 +241,8 @@ class Connection:
         self._callbacks.pop(opaque, None)
 
     def _check_open(self) -> None:
-        if self.lost is not None:
-            raise ConnectionLost(self.address, self.lost.reason, sent=False)
+        if self.failure is not None:
+            raise ConnectionLost(self.address, self.failure.reason, sent=False)
 
     def _take_opaque(self) -> int:
         opaque = self._next_opaque
@@ -349,7 +349,7 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_WR)
 
     async def _write_forever(self) -> None:
-        while self.lost is None:
+        while self.failure is None:
             if not self._unsent_frames:
                 self._wake_writer = anyio.Event()
                 await self._wake_writer.wait()
@@ -396,19 +396,19 @@ class Connection:
             on_response = self._callbacks.pop(message.opaque, None)
             if on_response is not None:
                 on_response(message, body)
-        elif self.lost is None:
+        elif self.failure is None:
             frame = self._on_server_request(message, body, self._answer_server)
             if frame is not None:
                 self._queue(frame)
 
     def _answer_server(self, frame: bytes) -> None:
-        if self.lost is None:
+        if self.failure is None:
             self._queue(frame)
 
     def _end(self, reason: str) -> None:
-        if self.lost is not None:
+        if self.failure is not None:
             return
-        self.lost = ConnectionLost(self.address, reason, sent=True)
+        self.failure = ConnectionLost(self.address, reason, sent=True)
         never_sent = frozenset(self._outgoing_opaques)
         callbacks, self._callbacks = self._callbacks, {}
         self._unsent_frames, self._outgoing_opaques = [], []

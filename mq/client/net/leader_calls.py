@@ -17,7 +17,7 @@ from mq.client.logs import log
 from mq.client.net.client_core import ClientCore
 from mq.client.net.connection import Connection
 from mq.client.net.routes import LEADER_ID, TopicRoute
-from mq.client.send_outcome import Retry, judge_answer
+from mq.client.send_outcome import Retry, judge_send
 from mq.protocol.codes import ResponseCode
 from mq.protocol.incoming.headers import Response
 from mq.protocol.requests.namesrv import ClusterInfo
@@ -121,7 +121,7 @@ async def call_leader(
 
 def is_busy(error: BrokerError) -> bool:
     """Return whether a broker refused a request, of any kind, because it is busy."""
-    return error.code == ResponseCode.SYSTEM_BUSY or judge_answer(error.code, error.remark).retry is Retry.UNTIL_TIMEOUT
+    return error.code == ResponseCode.SYSTEM_BUSY or judge_send(error.code, error.remark).retry is Retry.UNTIL_TIMEOUT
 
 
 def _may_follow(error: ClientError, repeat: Repeat, busy_codes: Collection[int], *, known: bool) -> bool:

@@ -56,9 +56,9 @@ class SilenceWatch:
     async def check_all(self) -> None:
         """Check all connections once."""
         now = self._clock()
-        connections = [each for each in self._connections() if each.lost is None]
+        connections = [each for each in self._connections() if each.failure is None]
         # Measured between two checks, since requests do not record times.
-        self._owing_since = {each: self._owing_since.get(each, now) for each in connections if each.owes_answer}
+        self._owing_since = {each: self._owing_since.get(each, now) for each in connections if each.owes_response}
         for connection in connections:
             if connection not in self._owing_since:
                 if connection.held_count and now - connection.heard_at >= self._probe_seconds:
@@ -75,9 +75,9 @@ class SilenceWatch:
         except ClientError as error:
             log.debug("leader_unknown", address=connection.address, reason=str(error))
             return
-        if leader is None or leader == connection.address or connection.lost is not None:
+        if leader is None or leader == connection.address or connection.failure is not None:
             return
         # It may have answered in the meantime.
         silent_seconds = self._silent_seconds(connection, self._clock())
-        if silent_seconds >= self._silence_seconds and connection.owes_answer:
+        if silent_seconds >= self._silence_seconds and connection.owes_response:
             connection.close(f"no data for {silent_seconds:.1f} s, and {leader} leads now")

@@ -9,18 +9,18 @@ from mq.client.message import MessageQueue, ReceivedMessage
 
 
 class ConsumedOffsets(NamedTuple):
-    """Messages that a consumer of `group` has taken: for each queue the first offset, and the one behind the last.
+    """The messages that a consumer of `group` has taken: the first offset of each queue, and the one after the last.
 
-    One of the functions is called when the transaction has ended. `not_committed` also if it is not known how it ended:
+    One of the functions is called when the transaction has ended. `on_abort` also if it is not known how it ended:
     then the consumer takes the messages again, and if they were consumed after all, that transaction is refused.
-    `fenced`: another transaction has consumed some of them.
+    `on_fence`: another transaction has consumed some of them.
     """
 
     group: str
     ranges: Mapping[MessageQueue, tuple[int, int]]
-    committed: Callable[[], Awaitable[None]]
-    not_committed: Callable[[], Awaitable[None]]
-    fenced: Callable[[], Awaitable[None]]
+    on_commit: Callable[[], Awaitable[None]]
+    on_abort: Callable[[], Awaitable[None]]
+    on_fence: Callable[[], Awaitable[None]]
 
 
 class ConsumingClient(Protocol):

@@ -154,13 +154,13 @@ def is_number_refused(message: OutgoingMessage, remark: str | None) -> bool:
     return message.numbers is not None and (remark.startswith(_FORGOTTEN) or _ELSEWHERE in remark)
 
 
-def misuse_of(message: OutgoingMessage, answer: Mapping[str, str]) -> str | None:
+def misuse_of(message: OutgoingMessage, response: Mapping[str, str]) -> str | None:
     """Describe a sign that another producer uses the same numbers, in the answer to a stored message; else None."""
     numbers = message.numbers
     if numbers is None:
         return None
-    stored_count = answer.get(SENT_ALREADY_STORED, "0")
+    stored_count = response.get(SENT_ALREADY_STORED, "0")
     if stored_count.isdecimal() and 0 < int(stored_count) < numbers.message_count:
         return f"{stored_count} of {numbers} were stored before"
-    key = answer.get(SENT_UNIQUE_KEY) or message.unique_key
+    key = response.get(SENT_UNIQUE_KEY) or message.unique_key
     return None if key == message.unique_key else f"{numbers} was stored before, with message id {key[:64]}"

@@ -1,4 +1,4 @@
-"""The public producer; `send_pipeline` does the work."""
+"""The public producer. `send_pipeline` does the work."""
 
 from __future__ import annotations
 
@@ -246,12 +246,12 @@ class Producer(Client, Generic[BodyT]):
         """Start further tasks of a subclass."""
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
+        self, request: Request | UnknownRequest, body: memoryview, respond_later: RespondLater
     ) -> bytes | None:
         if isinstance(request, PushReplyMessageToClient):
             assert self._requests is not None, "a reply came without a connection"
             return self._requests.on_push(request, body, wall_clock_ms())
-        return refuse_server_request(request, body, answer_later)
+        return refuse_server_request(request, body, respond_later)
 
     def _on_done(
         self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone, span: SendSpan | None
@@ -308,13 +308,13 @@ class Producer(Client, Generic[BodyT]):
         pipeline = self._open_pipeline()
         await self._wait_room(pipeline)
         outgoing, span = self._make_ready(message, queue, own)
-        pending = Pending(outgoing.unique_key)
-        completion = self._on_done([message], outgoing, pending.complete, span)
+        send = Pending(outgoing.unique_key)
+        completion = self._on_done([message], outgoing, send.complete, span)
         if own is None:
             abandon = self._start(pipeline, message, outgoing, completion, seconds, queue)
         else:
             abandon = self._start_alone(pipeline, outgoing, completion, seconds, queue, retries)
-        return await self._outcome(abandon, pending, span, outgoing.topic)
+        return await self._outcome(abandon, send, span, outgoing.topic)
 
     def _start(
         self,
@@ -335,7 +335,7 @@ class Producer(Client, Generic[BodyT]):
     def _start_alone(
         self,
         pipeline: SendPipeline,
-        outgoing: OutgoingMessage,
+        message: OutgoingMessage,
         on_done: OnDone,
         seconds: float,
         queue: MessageQueue | None,
@@ -343,20 +343,20 @@ class Producer(Client, Generic[BodyT]):
     ) -> Callable[[], None]:
         """Start a request of its own; messages of the topic that wait for a batch are sent first, to keep the order."""
         if self._accumulator is not None:
-            self._accumulator.flush(outgoing.topic)
+            self._accumulator.flush(message.topic)
         if self._numbering is not None:
-            outgoing = self._numbering.number(outgoing, outgoing.unique_key.count(",") + 1)
-        send = pipeline.start(outgoing, on_done, timeout=seconds, queue=queue, retries=retries)
+            message = self._numbering.number(message, message.unique_key.count(",") + 1)
+        send = pipeline.start(message, on_done, timeout=seconds, queue=queue, retries=retries)
         return partial(pipeline.abandon, send)
 
     async def _outcome(
-        self, abandon: Callable[[], None], pending: Pending, span: SendSpan | None, topic: str, count: int = 1
+        self, abandon: Callable[[], None], send: Pending, span: SendSpan | None, topic: str, count: int = 1
     ) -> SendResult:
         """The outcome of a send; it is abandoned if cancelled. Raises the errors of `send`."""
         try:
-            return await pending.wait()
+            return await send.wait()
         finally:
-            if not pending.done:
+            if not send.done:
                 abandon()
                 if span is not None:
                     span.on_abandon()
@@ -377,10 +377,10 @@ class Producer(Client, Generic[BodyT]):
         seconds, ready = self._budget(timeout), encode_message(message, self._codec)
         await self._wait_room(pipeline)
         outgoing, span = self._make_ready(ready, queue)
-        pending = Pending(outgoing.unique_key)
-        completion = self._on_done([ready], outgoing, pending.complete, span)
+        send = Pending(outgoing.unique_key)
+        completion = self._on_done([ready], outgoing, send.complete, span)
         self._start(pipeline, ready, outgoing, completion, seconds, queue)
-        return pending
+        return send
 
     def send_nowait(
         self,
@@ -515,10 +515,10 @@ class Producer(Client, Generic[BodyT]):
         except BaseException:
             self._limit.wake_waiters()  # this one takes no room
             raise
-        pending = Pending(outgoing.unique_key)
-        completion = self._on_done(ready, outgoing, pending.complete, span)
+        send = Pending(outgoing.unique_key)
+        completion = self._on_done(ready, outgoing, send.complete, span)
         abandon = self._start_alone(pipeline, outgoing, completion, seconds, queue)
-        together = await self._outcome(abandon, pending, span, outgoing.topic, len(messages))
+        together = await self._outcome(abandon, send, span, outgoing.topic, len(messages))
         return split_result(together, len(messages))
 
     async def send_many(

@@ -1,4 +1,4 @@
-"""The options of producers, for clients that pass them on."""
+"""The options of producers, for clients that pass them on to one."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from mq.client.net.leader_calls import no_leader_reason
 from mq.client.net.routes import TopicRoute
 from mq.client.produce.numbering import is_number_refused, misuse_of
 from mq.client.produce.outgoing_message import OnDone, OutgoingMessage, Send
-from mq.client.send_outcome import UNKNOWN_HERE, Retry, StoreCertainty, judge_answer
+from mq.client.send_outcome import UNKNOWN_HERE, Retry, StoreCertainty, judge_send
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.hashes import java_string_hash
 from mq.protocol.incoming.headers import Response
@@ -320,7 +320,7 @@ class SendPipeline:
         if isinstance(response, ConnectionLost):
             self._on_loss(send, response)
             return
-        verdict = judge_answer(response.code, response.remark)
+        verdict = judge_send(response.code, response.remark)
         if verdict.stored == "yes":
             self._succeed(send, send.queue, response)
         else:

@@ -315,7 +315,7 @@ def open_tracer(
 
 
 class HandlingTrace:
-    """Messages that a consumer handles together; call `record_end` afterwards."""
+    """Records that a consumer handled messages together. Call `record_end` afterwards."""
 
     __slots__ = ("_begun_ms", "_group", "_messages", "_note", "_request_id", "_started_at")
 

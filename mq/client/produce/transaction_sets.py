@@ -219,13 +219,13 @@ class SetTransaction(Generic[BodyT]):
         offsets, self._consumed_ranges = self._consumed_ranges, []
         with anyio.CancelScope(shield=True):  # none of them waits for anything
             for each in offsets:
-                await (each.committed() if committed else each.not_committed())
+                await (each.on_commit() if committed else each.on_abort())
 
     async def _fence(self, error: BrokerError) -> TransactionFenced:
         """End the transaction's consumers; returns the error: another member consumed the messages first."""
         offsets, self._consumed_ranges = self._consumed_ranges, []
         for each in offsets:
-            await each.fenced()
+            await each.on_fence()
         return TransactionFenced(error.remark or "the group's offset has moved")
 
     async def _stage(self, seconds: float) -> None:
@@ -330,18 +330,18 @@ class SetTransaction(Generic[BodyT]):
             )
         group = next(iter(groups), None)
         queues: list[MessageQueue] = []
-        for (outgoing, _), queue in zip(self._messages, fixed_queues, strict=True):
+        for (message, _), queue in zip(self._messages, fixed_queues, strict=True):
             if queue is None:
-                queue = await self._any_queue(outgoing.topic, group)
+                queue = await self._any_queue(message.topic, group)
                 group = queue.broker_name
             queues.append(queue)
         return queues
 
-    async def _fixed_queue(self, outgoing: OutgoingMessage, queue: MessageQueue | None) -> MessageQueue | None:
-        if queue is not None or outgoing.sharding_key is None:
+    async def _fixed_queue(self, message: OutgoingMessage, queue: MessageQueue | None) -> MessageQueue | None:
+        if queue is not None or message.sharding_key is None:
             return queue
-        queues = await self._writable(outgoing.topic)
-        return queues[java_string_hash(outgoing.sharding_key) % len(queues)]
+        queues = await self._writable(message.topic)
+        return queues[java_string_hash(message.sharding_key) % len(queues)]
 
     async def _any_queue(self, topic: str, group: str | None) -> MessageQueue:
         queues = [queue for queue in await self._writable(topic) if group in (None, queue.broker_name)]
@@ -359,5 +359,5 @@ class SetTransaction(Generic[BodyT]):
         return route.write_queues
 
 
-def _set_message(outgoing: OutgoingMessage, queue: MessageQueue) -> SetMessage:
-    return SetMessage(outgoing.topic, queue.queue_id, outgoing.body, outgoing.properties, outgoing.flag)
+def _set_message(message: OutgoingMessage, queue: MessageQueue) -> SetMessage:
+    return SetMessage(message.topic, queue.queue_id, message.body, message.properties, message.flag)

@@ -306,10 +306,10 @@ class TransactionProducer(Producer[BodyT]):
         return check(message)
 
     def _answer_server(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
+        self, request: Request | UnknownRequest, body: memoryview, respond_later: RespondLater
     ) -> bytes | None:
         if not isinstance(request, CheckTransactionState):
-            return super()._answer_server(request, body, answer_later)
+            return super()._answer_server(request, body, respond_later)
         if self._tasks is None or self._checks >= CHECKS_MAX:
             return None
         try:
@@ -318,11 +318,11 @@ class TransactionProducer(Producer[BodyT]):
             log.warning("check_unreadable", reason=str(error))
             return None
         self._checks += 1
-        self._tasks.start_soon(self._answer_check, request, message, answer_later)
+        self._tasks.start_soon(self._answer_check, request, message, respond_later)
         return None
 
     async def _answer_check(
-        self, request: CheckTransactionState, message: ReceivedMessage[Any], answer_later: RespondLater
+        self, request: CheckTransactionState, message: ReceivedMessage[Any], respond_later: RespondLater
     ) -> None:
         self._mark_own_task()
         answers: list[bool | None] = []
@@ -364,4 +364,4 @@ class TransactionProducer(Producer[BodyT]):
         credentials = self._core.settings.credentials
         if credentials is not None:
             fields = credentials.sign(RequestCode.END_TRANSACTION, fields, b"")
-        answer_later(encode_request(RequestCode.END_TRANSACTION, request.opaque, ext=fields, oneway=True))
+        respond_later(encode_request(RequestCode.END_TRANSACTION, request.opaque, ext=fields, oneway=True))

@@ -84,12 +84,12 @@ class SyncAdmin(Facade[Admin], of=Admin):
 
     @property
     def schedules(self) -> SyncSchedules:
-        """The schedules of the brokers."""
+        """The calls that administer schedules."""
         return SyncSchedules(self, self._client.schedules)
 
     @property
     def lite(self) -> SyncLiteTopics:
-        """The lite topics of the brokers."""
+        """The calls that administer lite topics."""
         return SyncLiteTopics(self, self._client.lite)
 
     @property

@@ -27,9 +27,9 @@ ReplyT = TypeVar("ReplyT")
 ArgumentT = TypeVar("ArgumentT")
 
 
-async def _complete_future(future: Future[SendResult], pending: Pending) -> None:
+async def _complete_future(future: Future[SendResult], send: Pending) -> None:
     """Give the outcome of a message to a future, whose callbacks run here."""
-    outcome = await pending.wait_outcome()
+    outcome = await send.wait_outcome()
     if not future.set_running_or_notify_cancel():
         return
     if isinstance(outcome, ClientError):
@@ -37,7 +37,7 @@ async def _complete_future(future: Future[SendResult], pending: Pending) -> None
     else:
         error = failure_in(future.set_result, outcome)
     if error is not None:  # of a callback; `concurrent.futures` logs only an `Exception`
-        log.exception("send_callback_failed", error, message_id=pending.message_id)
+        log.exception("send_callback_failed", error, message_id=send.message_id)
 
 
 class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
@@ -122,9 +122,9 @@ class SyncProducer(Facade[Producer[BodyT]], Generic[BodyT], of=Producer):
         self, message: Message[BodyT], *, timeout: float | None = None, queue: MessageQueue | None = None
     ) -> Future[SendResult]:
         """Start to send a message, and return a future. Blocks only while `in_flight_max` are in flight."""
-        pending = self._call(self._client.submit, message, timeout=timeout, queue=queue)
+        send = self._call(self._client.submit, message, timeout=timeout, queue=queue)
         future: Future[SendResult] = Future()
-        self._open_thread().portal.start_task_soon(_complete_future, future, pending)
+        self._open_thread().portal.start_task_soon(_complete_future, future, send)
         return future
 
     @property
@@ -244,9 +244,7 @@ class SyncSetTransaction(Generic[BodyT]):
         used: ConsumedOffsets = consumer._call_now(consumer._client._consumed_offsets, message_list)
         there = partial(self._there, consumer)
         self._transaction._add(
-            used._replace(
-                committed=there(used.committed), not_committed=there(used.not_committed), fenced=there(used.fenced)
-            )
+            used._replace(on_commit=there(used.on_commit), on_abort=there(used.on_abort), on_fence=there(used.on_fence))
         )
 
     @staticmethod

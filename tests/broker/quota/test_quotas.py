@@ -10,7 +10,7 @@ import trio
 from structlog.testing import capture_logs
 
 from mq.broker.broker import Broker
-from mq.client.send_outcome import Retry, judge_answer
+from mq.client.send_outcome import Retry, judge_send
 from mq.protocol.codes import RequestCode, ResponseCode
 from mq.protocol.messages.batch import BatchedMessage, encode_batch
 from mq.protocol.requests.quota_attributes import Quota
@@ -66,8 +66,8 @@ async def test_quota_delays_sends_and_refuses_long_waits(tmp_path: Path) -> None
         answer = await client.request(SEND, send_ext("T"), b"x")
         if answer.code:
             assert "was not stored" in str(answer.remark)
-            assert judge_answer(answer.code, answer.remark).stored == "no"
-            assert judge_answer(answer.code, answer.remark).retry is Retry.UNTIL_TIMEOUT
+            assert judge_send(answer.code, answer.remark).stored == "no"
+            assert judge_send(answer.code, answer.remark).retry is Retry.UNTIL_TIMEOUT
         assert await client.offset(RequestCode.GET_MAX_OFFSET) in (stored, stored + 1)
         told = [each for each in logs if each["event"] == "quota_exceeded"]
         assert [(each["kind"], each["name"], each["direction"]) for each in told] == [("topic", "T", "produce")]

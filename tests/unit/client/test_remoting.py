@@ -57,5 +57,5 @@ async def test_cancelled_client_keeps_its_connections_until_closed() -> None:
                     with anyio.move_on_after(60, shield=True):
                         _, body = await remoting.call(cluster.leader.address, 28)
                         assert bytes(body).startswith(b"{")
-        assert connection.lost is not None
-        assert connection.lost.reason == "closed by this client"
+        assert connection.failure is not None
+        assert connection.failure.reason == "closed by this client"

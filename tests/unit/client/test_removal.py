@@ -23,13 +23,13 @@ def test_removal_lasts_although_one_broker_forgot_the_member() -> None:
     events: list[ClientEvent] = []
     removal = OwnRemoval("billing", events.append)
     for _ in range(3):
-        assert removal.check_answer(kept_out(), "broker-a")
-        assert not removal.check_answer(LET_IN, "broker-b")
+        assert removal.check_response(kept_out(), "broker-a")
+        assert not removal.check_response(LET_IN, "broker-b")
         assert removal.is_removed
     assert [(each.kind, each.reason) for each in events] == [("removed", "it hangs")]
-    removal.check_answer(LET_IN, "broker-a")
+    removal.check_response(LET_IN, "broker-a")
     assert not removal.is_removed
-    removal.check_answer(kept_out(), "broker-a")
+    removal.check_response(kept_out(), "broker-a")
     assert len(events) == 2
 
 
@@ -37,7 +37,7 @@ def test_removal_for_another_reason_is_a_new_event() -> None:
     events: list[ClientEvent] = []
     removal = OwnRemoval("billing", events.append)
     for reason in ("it hangs", "it hangs", "it is replaced"):
-        removal.check_answer(kept_out(reason), "broker-a")
+        removal.check_response(kept_out(reason), "broker-a")
     assert [each.reason for each in events] == ["it hangs", "it is replaced"]
 
 

@@ -40,13 +40,13 @@ class FakeEnd:
 
     def __init__(self) -> None:
         self.address = "old:1"
-        self.lost: str | None = None
+        self.failure: str | None = None
         self.heard_at = 0.0
         self.held_count = 0
-        self.owes_answer = False
+        self.owes_response = False
 
     def close(self, reason: str) -> None:
-        self.lost = reason
+        self.failure = reason
 
 
 class Scene:
@@ -89,16 +89,16 @@ class Scene:
 
 async def test_client_drops_a_silent_server_when_another_becomes_leader() -> None:
     scene = Scene()
-    scene.end.owes_answer = True
+    scene.end.owes_response = True
     await scene.until(5.0, talks=True)
     assert not scene.asked_at
     await scene.until(7.0)
     assert scene.asked_at == [6.0, 6.25, 6.5, 6.75, 7.0]
-    lost_early = scene.end.lost
+    lost_early = scene.end.failure
     assert lost_early is None
     scene.leader = "new:1"
     await scene.until(7.25)
-    assert scene.end.lost == "no data for 2.2 s, and new:1 leads now"
+    assert scene.end.failure == "no data for 2.2 s, and new:1 leads now"
     await scene.until(9.0)
     assert scene.asked_at[-1] == 7.25
 
@@ -107,44 +107,44 @@ async def test_long_silence_before_the_request_is_ignored() -> None:
     scene = Scene()
     scene.leader = "new:1"
     await scene.until(60.0)
-    scene.end.owes_answer = True
+    scene.end.owes_response = True
     await scene.until(61.0)
     assert not scene.asked_at
     await scene.until(61.25)
-    assert scene.end.lost is not None
+    assert scene.end.failure is not None
 
 
 @pytest.mark.parametrize("leader", ["old:1", None])
 async def test_silence_alone_does_not_close_a_connection(leader: str | None) -> None:
     scene = Scene()
     scene.leader = leader
-    scene.end.owes_answer = True
+    scene.end.owes_response = True
     await scene.until(30.0)
     assert scene.asked_at
-    assert scene.end.lost is None
+    assert scene.end.failure is None
 
 
 async def test_silent_name_servers_are_asked_again() -> None:
     scene = Scene()
     scene.leader = "new:1"
-    scene.end.owes_answer = True
+    scene.end.owes_response = True
     scene.name_servers_answer = False
     await scene.until(3.0)
     assert len(scene.asked_at) > 1
-    assert scene.end.lost is None
+    assert scene.end.failure is None
     scene.name_servers_answer = True
     await scene.until(3.25)
-    assert scene.end.lost is not None
+    assert scene.end.failure is not None
 
 
 async def test_answer_that_comes_while_we_ask_saves_the_connection() -> None:
     scene = Scene()
     scene.leader = "new:1"
-    scene.end.owes_answer = True
+    scene.end.owes_response = True
     scene.answers_while_asked = True
     await scene.until(10.0)
     assert scene.asked_at
-    assert scene.end.lost is None
+    assert scene.end.failure is None
 
 
 async def test_waiting_pull_triggers_only_a_probe_for_a_sign_of_life() -> None:
@@ -157,12 +157,12 @@ async def test_waiting_pull_triggers_only_a_probe_for_a_sign_of_life() -> None:
     await scene.until(5.75)
     assert scene.probed_at == [3.0]
     await scene.until(6.0)
-    scene.end.owes_answer = True  # what `probe` sent
+    scene.end.owes_response = True  # what `probe` sent
     await scene.until(7.0)
     assert scene.probed_at == [3.0, 6.0]
-    assert scene.end.lost is None
+    assert scene.end.failure is None
     await scene.until(7.25)
-    assert scene.end.lost is not None
+    assert scene.end.failure is not None
 
 
 # Whole clients, over sockets.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.client.send_outcome import Retry, judge_answer
+from mq.client.send_outcome import Retry, judge_send
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ from mq.client.send_outcome import Retry, judge_answer
     ],
 )
 def test_answer_codes_map_to_stored_and_retry(code: int, remark: str | None, stored: str, retry: Retry) -> None:
-    assert judge_answer(code, remark) == (stored, retry)
+    assert judge_send(code, remark) == (stored, retry)
