@@ -24,8 +24,8 @@ GATHERED_MAX: Final = 32
 
 
 class Acknowledgements:
-    """Sends the acknowledgements of one channel; belongs to one event loop. `release` ends the renewals of a message
-    before it is acknowledged.
+    """Sends the acknowledgements of one channel. Belongs to one event loop. Before it acknowledges a message, it calls
+    `release`, which stops the renewals of the message.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ class ScheduleScheduler(Scheduler):
 
     def _schedule(self, entry: Any, session: Session, owner: str) -> Schedule:
         self._check(entry)
-        outgoing, exchange, routing_key = self._template_of(entry)
+        template, exchange, routing_key = self._template_of(entry)
         queue = session.call(session.single_queue, exchange, routing_key)
         if queue is None:
             raise _entry_error(entry, f"goes to no single queue: exchange {exchange!r}, routing key {routing_key!r}")
@@ -117,10 +117,10 @@ class ScheduleScheduler(Scheduler):
         return Schedule(
             _name(owner, entry.name),
             topic,
-            outgoing.body,
+            template.body,
             rule_of(entry),
-            properties=outgoing.properties,
-            queue_id=min(outgoing.priority, levels - 1),
+            properties=template.properties,
+            queue_id=min(template.priority, levels - 1),
             owner=owner,
         )
 

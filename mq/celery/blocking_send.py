@@ -28,7 +28,7 @@ from mq.client.net.routes import TopicRoute
 from mq.client.produce.outgoing_message import make_ready
 from mq.client.produce.producer import Producer
 from mq.client.produce.send_pipeline import send_fields
-from mq.client.send_outcome import judge_answer
+from mq.client.send_outcome import judge_send
 from mq.protocol.codes import RequestCode
 from mq.protocol.errors import FrameError, HeaderError
 from mq.protocol.frames import split_frames
@@ -113,7 +113,7 @@ class _PooledConnection:
 
 
 class BlockingSends:
-    """Sends the messages of a session, from any thread. `on_forwarded` is called if a topic has another leader than its
+    """Sends the messages of a session from any thread. Calls `on_forwarded` if a topic has another leader than its
     route says.
     """
 
@@ -138,7 +138,7 @@ class BlockingSends:
     def send(
         self, message: Message, turn: int, priority: int
     ) -> tuple[Literal["yes", "no", "unknown"], MessageQueue | None]:
-        """Return whether a majority has stored the message, and in which queue it was to be; None: in none yet.
+        """Send a message. Returns whether a majority has stored it, and the queue that it was sent to; None: to none.
 
         It is sent to the broker group whose `turn` it is, and there to the queue of its `priority`. Raises
         MessageRefused.
@@ -176,7 +176,7 @@ class BlockingSends:
         except BaseException:  # of a signal: its answer may still come
             line.close()
             raise
-        outcome = judge_answer(response.code, response.remark).stored
+        outcome = judge_send(response.code, response.remark).stored
         if outcome != "yes":
             line.close()
             return outcome, queue

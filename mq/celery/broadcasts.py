@@ -54,7 +54,7 @@ class _TopicBinding:
 
 @dataclass
 class TransientQueue:
-    """A queue in the memory of this process."""
+    """A message queue in the memory of this process."""
 
     name: str
     by_priority: bool
@@ -145,7 +145,7 @@ class Broadcasts:
         return self._queues.get(name)
 
     async def declare(self, name: str, *, by_priority: bool) -> TransientQueue:
-        """Declare a queue, which gets the messages that are sent to it from now on through the default exchange. Raises
+        """Declare a queue, which from now on gets the messages that the default exchange sends to its name. Raises
         ClientError.
         """
         queue = self._queues.get(name)

@@ -278,7 +278,7 @@ class Channel(virtual.Channel):
             session.start(getattr(consumer.deliveries, how), tag, *args)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> None:
-        """Consume from a queue."""
+        """Start to consume a queue."""
         session, consumer = self._open_consumer()
         self._tag_to_queue[consumer_tag] = queue
         self._active_queues.append(queue)
@@ -375,8 +375,8 @@ class Channel(virtual.Channel):
         routing_key = routing_key if routing_key is not None else str(info.get("routing_key", ""))
         payload["properties"].pop("expiration", None)
         payload.setdefault("headers", {})["x-death"] = [{"queue": delivery.queue, "reason": reason}]
-        outgoing = envelope.encode(payload, routing_key, now_ms=0, delay_max_ms=0)
-        return await session.publish_here(exchange, self._kind(exchange), routing_key, outgoing)
+        message = envelope.encode(payload, routing_key, now_ms=0, delay_max_ms=0)
+        return await session.publish_here(exchange, self._kind(exchange), routing_key, message)
 
     def close(self) -> None:
         """Cancel all consumers, and return unacknowledged messages."""

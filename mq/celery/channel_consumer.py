@@ -148,7 +148,7 @@ class ChannelConsumer:
             self._transient.remove(each)
 
     async def get(self, queue: str, wait_seconds: float) -> Delivery | None:
-        """Get one message, even above the prefetch limit. Raises ClientError."""
+        """Wait for one message, even above the prefetch limit. Raises ClientError."""
         sources = [
             _ConsumedQueue(queue, *each) for each in (await self._calls.sources(self._topics.of_queue(queue))).items()
         ]

@@ -110,7 +110,7 @@ class Deliveries:
                 log.warning("not_given_back", queue=delivery.queue, reason=str(error))
 
     async def refuse(self, tag: str, reason: str) -> None:
-        """Move the message to the dead letters; if that fails, it is delivered again."""
+        """Make the message a dead letter; if that fails, it is delivered again."""
         delivery = self.open.get(tag)
         if delivery is not None and await self._bury(delivery, reason):
             self.acknowledge(tag)

@@ -41,7 +41,7 @@ class HeldPopConnection:
         try:
             address = await self._calls.leader(source)
             connection = self._connection
-            if connection is None or connection.lost is not None or connection.address != address:
+            if connection is None or connection.failure is not None or connection.address != address:
                 self.close()
                 connection = self._connection = await self._calls.connect(address)
                 self._start(connection.run)
@@ -59,8 +59,8 @@ class HeldPopConnection:
         return messages
 
     async def finish(self) -> None:
-        """Pop nothing more: a broker drops a held pop. Wait for the end of the last pop, which may have got messages
-        before the broker knew; otherwise it fails.
+        """Stop popping: the broker drops a held pop. Waits until the last pop has ended, because it may have got
+        messages before the broker knew.
         """
         self._is_over = True
         if self._connection is not None:

@@ -191,7 +191,7 @@ class Session:
 
     # Publishing.
 
-    def publish(self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing, unsure: Unsure) -> bool:
+    def publish(self, exchange: str, kind: str, routing_key: str, message: Outgoing, unsure: Unsure) -> bool:
         """Send a message to all queues of its exchange. Returns False if there are none. Raises ClientError.
 
         For the application's threads. A message for one queue that is known takes the short way. `unsure` is the
@@ -201,8 +201,8 @@ class Session:
         self._check()
         topic = self.topics.of_queue(routing_key)
         if exchange or unsure or self.broadcasts.get(routing_key) is not None or not self.topics.is_known(topic):
-            return self.call(self.publish_here, exchange, kind, routing_key, outgoing, unsure)
-        send = self._number_message(topic, outgoing)
+            return self.call(self.publish_here, exchange, kind, routing_key, message, unsure)
+        send = self._number_message(topic, message)
         outcome, queue = self._blocking_sends.send(*send)
         if outcome != "yes":
             seconds = self.address.publish_timeout - self._blocking_sends.seconds
@@ -210,18 +210,18 @@ class Session:
         return True
 
     async def publish_here(
-        self, exchange: str, kind: str, routing_key: str, outgoing: Outgoing, unsure: Unsure | None = None
+        self, exchange: str, kind: str, routing_key: str, message: Outgoing, unsure: Unsure | None = None
     ) -> bool:
         """Publish a message, as `publish` does, from the event loop."""
         topics = await self._topics_for(exchange, kind, routing_key)
         if len(topics) == 1:
-            await self.send(topics[0], outgoing, unsure)
+            await self.send(topics[0], message, unsure)
         elif topics:
             errors: list[ClientError] = []
 
             async def send(topic: str) -> None:
                 try:
-                    await self.send(topic, outgoing, unsure)
+                    await self.send(topic, message, unsure)
                 except ClientError as error:
                     errors.append(error)
 

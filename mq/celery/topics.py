@@ -90,8 +90,8 @@ class Topics:
         return exchange_topic(self._prefix, exchange)
 
     async def exists(self, topic: str) -> bool:
-        """Whether there is such a topic. If there was none, the name server is asked each time: a process that has just
-        begun to listen may rely on messages that are sent from now on.
+        """Return whether a topic exists. If it did not, asks the name server each time, because a process that has just
+        started to listen may rely on messages sent from now on.
         """
         if topic in self._levels:
             return True

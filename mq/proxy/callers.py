@@ -117,11 +117,11 @@ def unary(
     async def method(call: Call) -> None:
         request = parse_request(kind, await call.receive())
         try:
-            answer = await serve(request, await identify(call))
+            response = await serve(request, await identify(call))
         except CodedError as refused:
-            answer = refuse(refused.status)
+            response = refuse(refused.status)
         except ClientError as error:
-            answer = refuse(refusal_of(error).status)
-        await call.send(answer.SerializeToString())
+            response = refuse(refusal_of(error).status)
+        await call.send(response.SerializeToString())
 
     return method

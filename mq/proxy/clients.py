@@ -73,13 +73,13 @@ class TelemetryStream:
                 await question.answer_event.wait()
         finally:
             del self._questions[nonce]
-        return question.answer
+        return question.response
 
     def on_response(self, nonce: str, response: pb.TelemetryCommand) -> None:
         """Pass a client's answer to the task that asked. Ignores it if no task waits for it."""
         question = self._questions.get(nonce)
         if question is not None:
-            question.answer = response
+            question.response = response
             question.answer_event.set()
 
 
@@ -90,7 +90,7 @@ class TooManyQuestions(Exception):
 class _Question:
     def __init__(self) -> None:
         self.answer_event = trio.Event()
-        self.answer: pb.TelemetryCommand | None = None
+        self.response: pb.TelemetryCommand | None = None
 
 
 class Clients:

@@ -47,7 +47,7 @@ def collect(
             Kind.COUNTER,
             "Connections that the proxy closed, by reason.",
             ("reason",),
-            [((reason,), count) for reason, count in sorted(counters.closed.items())],
+            [((reason,), count) for reason, count in sorted(counters.close_counts.items())],
         )
     )
     return families

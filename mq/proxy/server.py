@@ -130,8 +130,8 @@ async def open_table(
     clients = Clients(random.Random() if rng is None else rng)
     tables: list[ServiceTable] = []
 
-    def answer_broker(request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater) -> bytes | None:
-        return tables[0].answer_broker(request, body, answer_later) if tables else None
+    def answer_broker(request: Request | UnknownRequest, body: memoryview, respond_later: RespondLater) -> bytes | None:
+        return tables[0].answer_broker(request, body, respond_later) if tables else None
 
     async with (
         Brokers.open(

@@ -156,7 +156,7 @@ class ServiceTable:
         }
 
     def answer_broker(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
+        self, request: Request | UnknownRequest, body: memoryview, respond_later: RespondLater
     ) -> bytes | None:
         """Answer a request from a broker (`mq.client.net.connection.OnServerRequest`)."""
-        return self._telemetry.answer_broker(request, body, answer_later)
+        return self._telemetry.answer_broker(request, body, respond_later)

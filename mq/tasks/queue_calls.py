@@ -1,4 +1,4 @@
-"""Requests about the messages of queues: pop, wait, acknowledge, renew."""
+"""Requests for messages of task queues: pop, wait, acknowledge, renew."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ class QueueCalls(Admin):
         return levels
 
     async def acknowledge(self, source: Source, receipts: list[Receipt], *, seconds: float) -> None:
-        """Return when the acknowledgements are stored, or the messages are no longer hidden. Raises ClientError if
-        no broker has answered for `seconds`.
+        """Acknowledge messages. Returns when that is stored, or the messages are no longer hidden. Raises ClientError
+        if no broker answers for `seconds`.
         """
         rows = [(source.topic, source.topic, receipt) for receipt in receipts]
         body = batch_ack(source.broker_name, rows)

@@ -51,7 +51,7 @@ class Sending:
         await self._producer.aclose()
 
     async def recall(self, handle: str) -> None:
-        """Cancel a delayed message. Raises NotRecalled, ClientError."""
+        """Recall a delayed message. Raises NotRecalled, ClientError."""
         await self._producer.recall(handle)
 
     async def send(

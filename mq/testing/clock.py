@@ -21,7 +21,7 @@ def check_is_ahead(seconds: float) -> None:
 
 
 class KitClock:
-    """Seconds since some time, and since the epoch; see the module. Made in the event loop of the brokers.
+    """A clock that a test can advance, with monotonic and wall time. Make it in the event loop of the brokers.
 
     Raises ValueError if its clock stands still.
     """

@@ -74,7 +74,7 @@ class _NamesrvSettings(_OwnSettings, NamesrvSettings):
 
 
 class Cluster:
-    """The replicas of a test kit's broker group, in this process.
+    """Runs the replicas of a test kit's broker group in this process.
 
     Attributes:
         replicas: the ids of all replicas.
@@ -133,7 +133,7 @@ class Cluster:
 
     @property
     def context(self) -> BrokerContext:
-        """The leader's context. Raises RuntimeError while there is no leader."""
+        """The state of the broker that leads. Raises RuntimeError while none leads."""
         leader = self.leader
         if leader is None:
             raise RuntimeError("no replica leads at the moment: call wait_ready()")

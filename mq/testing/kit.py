@@ -189,8 +189,8 @@ class Kit(_Inspection):
                 pause = min(pause * 1.5, _PAUSE_SECONDS_MAX)
 
     async def settle(self) -> None:
-        """Wait until the brokers have nothing to do before their clock moves. Clients of the same event loop have
-        nothing to do either then; clients of other loops have been silent for some milliseconds.
+        """Wait until the brokers have nothing to do before their clock advances. Then clients of the same event loop
+        have nothing to do either; clients of other loops have been silent for some milliseconds.
         """
         await self._loop.wait(self._core.settle)
 

@@ -166,7 +166,7 @@ class Network:
         self._connections.append(_Connection(servers, (one, other)))
 
     def close_all(self) -> None:
-        """Break all connections, and refuse new ones."""
+        """Break all connections, and refuse new ones from now on."""
         self._doors.clear()
         for connection in self._connections:
             _break(connection)

@@ -89,15 +89,15 @@ def _pops(context: BrokerContext) -> Iterator[Pending]:
         queue = context.store.get(topic, queue_id)
         if queue is None:
             continue
-        unhandled = [
+        waits = [
             (start + bit, pop_time_ms + checkpoint.invisible_ms)
             for (start, pop_time_ms), checkpoint in pops.open.items()
             for bit in _bits(checkpoint.bits)
         ]
         if pops.ordered is not None and (until := pops.ordered.blocked_until_ms()) > context.wall_clock_ms():
             # Afterwards they are there for the next pop, which may never come: nothing more happens by time.
-            unhandled += [(pops.ordered.start + bit, until) for bit in _bits(pops.ordered.bits)]
-        for offset, until in unhandled:
+            waits += [(pops.ordered.start + bit, until) for bit in _bits(pops.ordered.bits)]
+        for offset, until in waits:
             if queue.min_offset <= offset < queue.max_offset:
                 yield Pending(
                     "popped", topic, until, to_received(context, record_at(context, queue, QueueOffset(offset)))

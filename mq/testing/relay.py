@@ -97,8 +97,8 @@ class Relay:
                 self._swallowed_counts[opaque] += 1
                 await self._server.send_all(frame + frame)
             case Kind.REFUSED:
-                answer = encode_response(opaque, fault.code, remark=fault.remark, serialization=serialization)
-                await self._send_to_client(answer)
+                response = encode_response(opaque, fault.code, remark=fault.remark, serialization=serialization)
+                await self._send_to_client(response)
 
     async def _forward_answers(self, nursery: trio.Nursery) -> None:
         frames = _Frames()
@@ -120,16 +120,16 @@ class Relay:
         """Whether an answer never arrives."""
         if not self._open_requests and not self._swallowed_counts:
             return False
-        answer = decode_header(serialization, memoryview(header))
-        if not isinstance(answer, Response):
+        response = decode_header(serialization, memoryview(header))
+        if not isinstance(response, Response):
             return False
-        if answer.opaque in self._open_requests:
+        if response.opaque in self._open_requests:
             self._scope.cancel()
             return True
-        if self._swallowed_counts[answer.opaque] > 0:
-            self._swallowed_counts[answer.opaque] -= 1
+        if self._swallowed_counts[response.opaque] > 0:
+            self._swallowed_counts[response.opaque] -= 1
             return True
-        del self._swallowed_counts[answer.opaque]
+        del self._swallowed_counts[response.opaque]
         return False
 
     async def _send_late(self, frame: bytes, seconds: float) -> None:

@@ -95,7 +95,7 @@ class RaftMembers(Service):
             answer = GroupAnswer(done=done, code=code, text=text, view=self.view())
             return call.response(body=answer.encode())
 
-        def answer_later(done: bool, code: str, text: str) -> None:
+        def respond_later(done: bool, code: str, text: str) -> None:
             call.connection.send(reply(done, code, text))
 
         if command.action == "status":
@@ -105,7 +105,7 @@ class RaftMembers(Service):
             assert outcome.first_index <= self._replica.core.last_index, (
                 f"a change waits for entry {outcome.first_index}, {self._replica.core.last_index} is the last"
             )
-            self._calls.append(outcome._replace(respond=answer_later))
+            self._calls.append(outcome._replace(respond=respond_later))
             return None
         return reply(*outcome)
 

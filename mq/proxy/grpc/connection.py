@@ -88,7 +88,7 @@ class GrpcConnection:
         # Those with something to send: in turns, or when their own window opens.
         self._ready_streams: dict[int, CallStream] = {}
         self._shut: dict[int, CallStream] = {}
-        self._unended: dict[int, float] = {}
+        self._ended_at: dict[int, float] = {}
         self._now = now
         self._begun_at = now
         self._received_at = now
@@ -162,20 +162,20 @@ class GrpcConnection:
                 # Answered when all of the request is there, as HTTP has it.
                 stream.text = refusal
                 if ended:
-                    self._answer_with_text(stream, refusal)
+                    self._respond_with_text(stream, refusal)
             case None:
                 self._on_call(stream)
 
-    def _answer_with_text(self, stream: CallStream, answer: NoGrpc) -> None:
+    def _respond_with_text(self, stream: CallStream, response: NoGrpc) -> None:
         stream.headers_sent = stream.is_finishing = True
-        block = encode_fields((b":status", b"%d" % answer.http_status), _TEXT)
+        block = encode_fields((b":status", b"%d" % response.http_status), _TEXT)
         self._http2.send_headers(stream.stream_id, block, end=False)
-        stream.unsent = memoryview(answer.text.encode())
+        stream.unsent = memoryview(response.text.encode())
         self._send_rest(stream)
 
     def reset(self, stream_id: int) -> None:
         """End a call that the client cancelled, or whose stream the client broke."""
-        self._unended.pop(stream_id, None)
+        self._ended_at.pop(stream_id, None)
         if (stream := self.streams.get(stream_id)) is not None:
             self._close(stream)
             stream.on_end()
@@ -207,7 +207,7 @@ class GrpcConnection:
 
     def on_end(self, stream_id: int) -> None:
         """Record that the client sends no more for a call."""
-        self._unended.pop(stream_id, None)
+        self._ended_at.pop(stream_id, None)
         if (stream := self.streams.get(stream_id)) is not None:
             stream.half_closed = True
             self._half_close(stream)
@@ -217,7 +217,7 @@ class GrpcConnection:
         stream = self.streams.get(stream_id)
         if stream is None:
             if ended:
-                self._unended.pop(stream_id, None)
+                self._ended_at.pop(stream_id, None)
             self._http2.give_back(stream_id, nbytes)
             return
         stream.half_closed = ended
@@ -249,7 +249,7 @@ class GrpcConnection:
 
     def _half_close(self, stream: CallStream) -> None:
         if stream.text is not None:
-            self._answer_with_text(stream, stream.text)
+            self._respond_with_text(stream, stream.text)
         if stream.head is None or stream.refusal is not None:
             return
         try:
@@ -271,8 +271,8 @@ class GrpcConnection:
         return message
 
     def send(self, stream: CallStream, frame: bytes) -> bool:
-        """Send a message with its prefix, after all earlier ones are sent. Returns whether all of it is on its way;
-        otherwise `on_sent` is called later. Raises BrokenCall.
+        """Send a message with its prefix, after the previous message was sent. Returns whether all of it can be sent
+        now; if not, `on_sent` is called later. Raises BrokenCall.
         """
         if stream.closed:
             raise BrokenCall("the client has cancelled the call, or is gone")
@@ -308,8 +308,8 @@ class GrpcConnection:
         stream.on_end()
 
     def abandon(self, stream: CallStream) -> None:
-        """Reset the stream of a client that does not read it, and stop its method, which may wait for the client to
-        send something. No effect if the call has ended.
+        """Reset the stream of a client that does not read, and stop its method, which may wait for the client. Has no
+        effect if the call has ended.
         """
         if not stream.closed:
             self._http2.reset(stream.stream_id, ErrorCode.CANCEL)
@@ -403,13 +403,13 @@ class GrpcConnection:
             block = stream.trailers if stream.headers_sent else _OK + stream.trailers
             self._http2.send_headers(stream.stream_id, block, end=True)
         if not stream.half_closed:
-            self._unended[stream.stream_id] = self._now
-            if len(self._unended) > _UNENDED_MAX:
-                self._reset_unended(next(iter(self._unended)))
+            self._ended_at[stream.stream_id] = self._now
+            if len(self._ended_at) > _UNENDED_MAX:
+                self._reset_unended(next(iter(self._ended_at)))
         self._close(stream)
 
     def _reset_unended(self, stream_id: int) -> None:
-        del self._unended[stream_id]
+        del self._ended_at[stream_id]
         self._http2.reset(stream_id, ErrorCode.NO_ERROR)
 
     def _close(self, stream: CallStream) -> None:
@@ -444,7 +444,7 @@ class GrpcConnection:
     def tick(self, now: float) -> None:
         """Check time limits; call it about once a second. Raises ConnectionFailed if the connection must be closed."""
         limits, self._now = self._limits, now
-        for stream_id in [each for each, ended_at in self._unended.items() if now - ended_at >= _SECONDS_TO_END]:
+        for stream_id in [each for each, ended_at in self._ended_at.items() if now - ended_at >= _SECONDS_TO_END]:
             self._reset_unended(stream_id)
         if not self._handshake_done and now - self._begun_at >= limits.handshake_seconds_max:
             raise self._fail(ErrorCode.SETTINGS_TIMEOUT, "the client sent no HTTP/2 frame in time")

@@ -15,12 +15,12 @@ class GrpcCounters:
         connections: open now.
         streams: calls that are open now.
         received_bytes, sent_bytes: of HTTP/2, without TLS.
-        closed: connections that the server closed, by reason.
+        close_counts: connections that the server closed, by reason.
     """
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, Status]] = Counter()
-        self.closed: Counter[str] = Counter()
+        self.close_counts: Counter[str] = Counter()
         self.connections = 0
         self.streams = 0
         self.received_bytes = 0

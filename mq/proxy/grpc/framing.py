@@ -93,8 +93,8 @@ def _too_large(bytes_max: int) -> CallRefused:
 
 
 def decompress(data: bytes, bytes_max: int) -> bytes:
-    """The content of a gzip member. Raises CallRefused if it is damaged, or its content exceeds ``bytes_max``; no more
-    than that is decompressed.
+    """Decompress a gzip member. Raises CallRefused if it is damaged, or if its content exceeds ``bytes_max``; it
+    decompresses no more than that.
     """
     inflater = zlib.decompressobj(_GZIP_WINDOW)
     try:

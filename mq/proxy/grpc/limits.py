@@ -1,4 +1,4 @@
-"""The limits of a gRPC server, as one value."""
+"""The limits of a gRPC server."""
 
 from __future__ import annotations
 

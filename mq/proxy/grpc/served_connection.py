@@ -57,11 +57,11 @@ class ServerContext:
 
     def warning(self, event: str, kind: str, **fields: object) -> None:
         """Count a fault of a client, and log it, at most once a minute for each event."""
-        self.counters.closed[kind] += 1
+        self.counters.close_counts[kind] += 1
         now = trio.current_time()
         if now >= self._log_again_at.get(event, -math.inf):
             self._log_again_at[event] = now + _LOG_EVERY_SECONDS
-            self.log.warning(event, times=self.counters.closed[kind], **fields)
+            self.log.warning(event, times=self.counters.close_counts[kind], **fields)
 
 
 class ServedConnection:
@@ -102,7 +102,7 @@ class ServedConnection:
             self._to_write.set()
 
     def drain(self) -> None:
-        """Take no new calls."""
+        """Accept no new calls."""
         self._connection.drain(trio.current_time())
         self.wake_writer()
 

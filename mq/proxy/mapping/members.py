@@ -28,7 +28,7 @@ _PULLING: Final = frozenset({pb.SIMPLE_CONSUMER, pb.PULL_CONSUMER, pb.LITE_SIMPL
 
 
 def member_of(settings: pb.Settings, caller: Caller) -> ClientBehindProxy:
-    """Return a consumer with these settings as a group member, for brokers.
+    """Convert a consumer with these settings to a group member, in the form for brokers.
 
     Raises CodedError for invalid names, and for subscriptions that are too long.
     """

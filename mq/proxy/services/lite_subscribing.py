@@ -66,7 +66,7 @@ class LiteSubscriptionTable:
         return self._count
 
     def get(self, client_id: str, group: str, topic: str) -> set[str] | None:
-        """Return the subscriptions of a client in a topic; None if they are not known."""
+        """Return a client's subscriptions in a topic; None if they are not known."""
         entry = self._of.get((client_id, group))
         return entry[1] if entry is not None and entry[0] == topic else None
 

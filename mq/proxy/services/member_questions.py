@@ -58,29 +58,29 @@ class MemberQuestions:
         self._log = log
         self._open = 0
 
-    def answer(self, question: Question, body: memoryview, answer_later: RespondLater) -> bytes | None:
-        """Start to answer a broker's question to a client; see `mq.client.net.connection.OnServerRequest`."""
+    def respond(self, question: Question, body: memoryview, respond_later: RespondLater) -> bytes | None:
+        """Start to answer a broker's question about a client; see `mq.client.net.connection.OnServerRequest`."""
         if self._open >= QUESTIONS_IN_ALL_MAX:
             return encode_response(question.opaque, ResponseCode.SYSTEM_BUSY, remark="too many questions to clients")
         self._open += 1
-        self._nursery.start_soon(self._answer, question, bytes(body), answer_later)
+        self._nursery.start_soon(self._respond, question, bytes(body), respond_later)
         return None
 
-    async def _answer(self, question: Question, body: bytes, answer_later: RespondLater) -> None:  # noqa: ASYNC910 - answers at once what the client need not be asked
+    async def _respond(self, question: Question, body: bytes, respond_later: RespondLater) -> None:  # noqa: ASYNC910 - answers at once what the client need not be asked
         ext = question.ext
         try:
             stream = self._clients.member(ext.consumer_group, ext.client_id or "")
             if stream is None:
                 raise _NoAnswer(f"no client {ext.client_id} of the group {ext.consumer_group} is connected")
             if isinstance(question, GetConsumerRunningInfo):
-                answer = await _running_info(stream, stacks=question.ext.stack)
+                response = await _running_info(stream, stacks=question.ext.stack)
             else:
-                answer = (await _consume(stream, question, body)).encode()
+                response = (await _consume(stream, question, body)).encode()
         except (_NoAnswer, TooManyQuestions, BrokenCall, ClientError, ValueError) as error:
             self._log.info("client_not_asked", client=ext.client_id, group=ext.consumer_group, reason=str(error))
-            answer_later(encode_response(question.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error)))
+            respond_later(encode_response(question.opaque, ResponseCode.SYSTEM_ERROR, remark=str(error)))
         else:
-            answer_later(encode_response(question.opaque, ResponseCode.SUCCESS, body=answer))
+            respond_later(encode_response(question.opaque, ResponseCode.SUCCESS, body=response))
         finally:
             self._open -= 1
 
@@ -134,7 +134,7 @@ def _print_stacks(nonce: str) -> pb.TelemetryCommand:
     return pb.TelemetryCommand(status=OK, print_thread_stack_trace_command=command)
 
 
-def nonce_of_answer(command: pb.TelemetryCommand) -> str | None:
+def nonce_of_response(command: pb.TelemetryCommand) -> str | None:
     """Return the nonce of the question that a client's command answers; None if it answers none.
 
     The client for Node.js refuses to verify a message by sending the command back.

@@ -112,7 +112,7 @@ class Pulling:
         return answers
 
     async def update_offset(self, request: pb.UpdateOffsetRequest, caller: Caller) -> pb.UpdateOffsetResponse:
-        """Store the offset at which a group continues. Raises CodedError, ClientError."""
+        """Store the offset of a group in a queue. Raises CodedError, ClientError."""
         group, queue = group_of(request.group), _Queue(request.message_queue)
         ext = UpdateConsumerOffsetExt(
             consumer_group=group,

@@ -111,16 +111,16 @@ class Sending:
         return pb.EndTransactionResponse(status=OK)
 
 
-def _entry(outgoing: Outgoing, outcome: SendResult | ClientError) -> pb.SendResultEntry:
+def _entry(message: Outgoing, outcome: SendResult | ClientError) -> pb.SendResultEntry:
     if isinstance(outcome, SendRejected) and outcome.code == ResponseCode.MESSAGE_ILLEGAL:
-        code = pb.ILLEGAL_DELIVERY_TIME if outgoing.kind == pb.DELAY else pb.BAD_REQUEST
+        code = pb.ILLEGAL_DELIVERY_TIME if message.kind == pb.DELAY else pb.BAD_REQUEST
         return pb.SendResultEntry(status=CodedError(code, str(outcome)).status)
     if isinstance(outcome, ClientError):
         return pb.SendResultEntry(status=refusal_of(outcome).status)
     return pb.SendResultEntry(
         status=of_send_status(outcome.status),
         message_id=outcome.message_id,
-        transaction_id=_transaction_id(outcome) if outgoing.kind == pb.TRANSACTION else "",
+        transaction_id=_transaction_id(outcome) if message.kind == pb.TRANSACTION else "",
         offset=outcome.queue_offset,
         recall_handle=outcome.recall_handle or "",
     )

@@ -29,7 +29,7 @@ from mq.proxy.mapping.routes import kinds_of
 from mq.proxy.mapping.settings import CONSUMERS, LITE, PRODUCERS, merge_settings
 from mq.proxy.renewals import Renewals
 from mq.proxy.services.lite_subscribing import LiteSubscribing
-from mq.proxy.services.member_questions import MemberQuestions, nonce_of_answer
+from mq.proxy.services.member_questions import MemberQuestions, nonce_of_response
 from mq.proxy.wire import messaging_pb2 as pb
 
 TOPICS_MAX: Final = 256
@@ -75,8 +75,8 @@ class Telemetry:
         self._checks = 0
 
     async def telemetry(self, call: Call) -> None:
-        """Serve a stream until the client ends it; a proxy that stops ends it with UNAVAILABLE, and the client opens
-        another one and sends its settings again.
+        """Serve a stream until the client ends it. A proxy that stops ends it with UNAVAILABLE: the client then opens
+        another stream, and sends its settings again.
         """
         try:
             caller = await self._identify(call)
@@ -109,7 +109,7 @@ class Telemetry:
             command = parse_request(pb.TelemetryCommand, data)
             if command.HasField("settings"):
                 await stream.send(await self._settings(stream, command.settings, caller))
-            elif (nonce := nonce_of_answer(command)) is not None:
+            elif (nonce := nonce_of_response(command)) is not None:
                 stream.on_response(nonce, command)
 
     async def _settings(self, stream: TelemetryStream, own: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
@@ -198,16 +198,16 @@ class Telemetry:
     # Questions of brokers.
 
     def answer_broker(
-        self, request: Request | UnknownRequest, body: memoryview, answer_later: RespondLater
+        self, request: Request | UnknownRequest, body: memoryview, respond_later: RespondLater
     ) -> bytes | None:
         """Answer a broker: a check-back, a question to a consumer, or the notice of a lost subscription."""
         if isinstance(request, NotifyUnsubscribeLite):
             self._lite.taken_over(request)
             return None
         if isinstance(request, GetConsumerRunningInfo | ConsumeMessageDirectly):
-            return self._questions.answer(request, body, answer_later)
+            return self._questions.respond(request, body, respond_later)
         if not isinstance(request, CheckTransactionState):
-            return refuse_server_request(request, body, answer_later)
+            return refuse_server_request(request, body, respond_later)
         if self._checks < _CHECKS_MAX:
             self._checks += 1
             self._nursery.start_soon(self._check, request, bytes(body))

@@ -71,10 +71,10 @@ class OneQueue:
             if line.has_ended_requests:
                 line.close("closed by the server")
                 break
-            if line.lost is not None:
-                raise line.lost
-        if not self.waiting and line.lost is not None:
-            raise line.lost
+            if line.failure is not None:
+                raise line.failure
+        if not self.waiting and line.failure is not None:
+            raise line.failure
         taken = self._take(count)
         at_once(taken)
         await trio.sleep(self.until_task_runs)
@@ -112,7 +112,7 @@ class Line:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.lost: ConnectionLost | None = None
+        self.failure: ConnectionLost | None = None
         self.has_ended_requests = False
 
     def end_requests(self) -> None:
@@ -125,7 +125,7 @@ class Line:
             self.close("its task has ended")
 
     def close(self, reason: str) -> None:
-        self.lost = self.lost or ConnectionLost(self.address, reason, sent=True)
+        self.failure = self.failure or ConnectionLost(self.address, reason, sent=True)
 
 
 def offset_of(delivery: Delivery) -> int:
@@ -256,7 +256,7 @@ async def test_waiting_pop_of_a_closed_channel_leaves_messages_visible(autojump_
         await trio.sleep(1)
         assert broker.requests[-1] == "held pop 2"
     await consumer.close()
-    assert [line.lost is not None for line in broker.lines] == [True]
+    assert [line.failure is not None for line in broker.lines] == [True]
 
 
 async def test_waiting_pop_of_a_cancelled_consumer_gives_the_message_back(autojump_clock: MockClock) -> None:

@@ -183,7 +183,7 @@ async def test_flood_ends_only_its_own_connection(autojump_clock: MockClock) -> 
                 assert client.grpc.goaways[0][0] == ErrorCodes.ENHANCE_YOUR_CALM
             assert (await other.unary("/raftmq.Test/Echo", b"on")).messages == [b"on"]
             assert (await other.answer(waiting)).status is Status.DEADLINE_EXCEEDED
-            assert server.counters.closed["flood"] == 3
+            assert server.counters.close_counts["flood"] == 3
     [entry] = named(logs, "client_floods")
     assert "PING" in entry["reason"]
 
