@@ -108,9 +108,7 @@ class BrokerSettings(
             )
         if self.joins_group:
             if "peers" in self.model_fields_set and self.node_id in parse_peers(self.peers):
-                raise ValueError(
-                    f"node {self.node_id!r} is among its peers: then it creates the group and cannot join it"
-                )
+                raise ValueError(f"node {self.node_id!r} is in `peers`: it then creates the group, and cannot join it")
             if self.replication_listen is None:
                 raise ValueError("a node that joins needs `replication_listen`, where other replicas reach it")
         elif len(self.members) > GROUP_MAX:
@@ -122,7 +120,7 @@ class BrokerSettings(
             )
         if self.has_tiers and self.archive_url is None:
             raise ValueError(
-                "local_retention_hours and local_retention_bytes need archive_url: it keeps what they delete"
+                "local_retention_hours and local_retention_bytes need archive_url: they delete archived files only"
             )
         if self.has_archive_retention and self.archive_url is None:
             raise ValueError(

@@ -79,5 +79,5 @@ def _not_signed(account: Account, request: Request, fields: Mapping[str, str], b
     if fields.get(SIGNED_CODE, str(request.code)) != str(request.code):
         return f"the request was signed for code {fields[SIGNED_CODE][:16]}, not {request.code}"
     if LENGTHS not in fields and (more := unexpected_part(request, fields, body, None)):
-        return f"the request has {more}, which no client sends: its signature may be a recorded one"
+        return f"the request has {more}, which no client sends: it may reuse a recorded signature"
     return None

@@ -152,7 +152,7 @@ MIB = 1024 * 1024
         ({"node_id": "seven"}, "node_id"),
         ({"node_id": ""}, "node_id"),
         ({"peers": ",".join(f"n{n}@h:{n + 1}" for n in range(10))}, "at most 9 replicas, 10 are given"),
-        ({"joins_group": True, "peers": "n0@h:1", "replication_listen": "h:1"}, "'n0' is among its peers"),
+        ({"joins_group": True, "peers": "n0@h:1", "replication_listen": "h:1"}, "'n0' is in `peers`"),
         ({"joins_group": True, "node_id": "n7"}, "needs `replication_listen`"),
         ({"replication_listen": "h"}, "'h' is not HOST:PORT"),
         ({"admin_networks": "10.0.0.0/8,here"}, "'here' does not appear to be"),

@@ -128,7 +128,7 @@ class AccessControl:
                     elif fields.get(SIGNED_CODE, str(request.code)) != str(request.code):
                         reason = f"the request was signed for code {fields[SIGNED_CODE][:16]}, not {request.code}"
                     elif not is_believed and LENGTHS not in fields and (more := self._more(request, fields, body)):
-                        reason = f"the request has {more}, which no client sends: its signature may be a recorded one"
+                        reason = f"the request has {more}, which no client sends: it may reuse a recorded signature"
                     elif (user := acts_for(fields)) is not None:
                         reason = self._lacking_user(account, user, row, request, body)
                     elif account.proxy:

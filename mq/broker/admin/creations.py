@@ -43,4 +43,4 @@ class Creations:
         assert creation in self._creations, f"a creation that was not begun lacks {creation.names}"
         assert creation.names, f"no {self._what} of the request is missing"
         name = min(creation.names)
-        return f"the {self._what} {name} is not there: there were too many until just now; send the request again"
+        return f"the {self._what} {name} was not created: until just now there was no room; send the request again"

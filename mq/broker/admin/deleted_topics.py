@@ -86,7 +86,7 @@ class DeletedTopics(Service):
                 raise RequestRefused(
                     ResponseCode.SYSTEM_ERROR,
                     f"there are {len(self._metadata.topics)} topics; maximum: {limit}. The deleted topic {topic} "
-                    "stays as it is: delete others first",
+                    "was not restored: delete other topics first",
                 )
 
         replicate(self._appender, [command], call, what="a topic's restore", check=check)
@@ -96,20 +96,19 @@ class DeletedTopics(Service):
         if topic in self._metadata.topics:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
-                f"there is a topic {topic}: one that is there, or was created again after its deletion, cannot be "
-                "restored",
+                f"the topic {topic} exists: it was not deleted, or was created again since, so it cannot be restored",
             )
         row = self._metadata.deleted_topics.rows.get(topic)
         if row is None:
             raise RequestRefused(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"no topic {topic} can be restored: it never was there, was deleted for good, or retention has deleted "
-                "its messages",
+                f"there is no deleted topic {topic} to restore: it never existed, was deleted for good, or its "
+                "messages have expired",
             )
         if row.along_with:
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
-                f"the topic {topic} was deleted along with {row.along_with}, and comes back with it: restore that one",
+                f"the topic {topic} was deleted along with {row.along_with}: restore that topic, which restores both",
             )
 
     def _info(self, topic: str) -> DeletedTopicInfo:

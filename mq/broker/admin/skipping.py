@@ -72,7 +72,7 @@ class Skips(Service):
             raise RequestRefused(
                 ResponseCode.ILLEGAL_OPERATION,
                 f"group {ext.group} stands at offset {stands_at} in queue {ext.queue_id} of {ext.topic}, not at "
-                f"{ext.offset}; only the message at which a group stands can be skipped",
+                f"{ext.offset}; a group can only skip the message at its offset",
             )
         if not queue.min_offset <= ext.offset < queue.max_offset:
             raise RequestRefused(

@@ -298,8 +298,8 @@ class Topics(Service):
         if self._has_tiers:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER,
-                f"{CLEANUP_POLICY}={COMPACTION} is not for brokers that serve messages from an archive: these keep all "
-                "messages; leave the settings local_retention_hours and local_retention_bytes unset",
+                f"{CLEANUP_POLICY}={COMPACTION} is not possible on brokers that serve messages from an archive: they "
+                "keep all messages; leave the settings local_retention_hours and local_retention_bytes unset",
             )
         check_level(self._metadata.format_level.level, LEVEL_OF_COMPACTION, f"{CLEANUP_POLICY}={COMPACTION} needs")
 

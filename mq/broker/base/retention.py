@@ -264,8 +264,7 @@ class Retention:
         return room if self._calm_checks >= self._early_checks and room >= self._settings.segment_bytes else 0
 
     def _hands_over(self) -> bool:
-        """Request that a replica with an older log leads, before files are deleted early here. Returns whether to wait.
-        """
+        """Let a replica with an older log lead before this one deletes files early. Returns whether to wait for it."""
         replica = self._replica
         if not replica.is_leader or self._tight_checks > self._early_checks + self._handover_checks:
             return False

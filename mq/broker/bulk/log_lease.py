@@ -64,7 +64,7 @@ class LogLeases(Service):
             remark = f"the lease id has {len(ext.lease_id)} characters; allowed: 1 to {LEASE_ID_LENGTH_MAX}"
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
         if ext.position < 0 or ext.seconds < 0:
-            remark = f"a lease of position {ext.position} for {ext.seconds} s"
+            remark = f"position is {ext.position} and seconds {ext.seconds}; allowed: 0 or more"
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
         self._drop_over()
         base_pos = self._base_pos()

@@ -267,8 +267,8 @@ class Offsets(Service):
             if (offset := self._offset(key)) > each.first:
                 raise RequestRefused(
                     ResponseCode.PULL_OFFSET_MOVED,
-                    f"group {group} has consumed queue {queue_id} of {topic} up to offset {offset}: a transaction that "
-                    f"consumed from {each.first} on would be a second one with these messages",
+                    f"group {group} has consumed queue {queue_id} of {topic} up to offset {offset}: a transaction "
+                    f"from offset {each.first} on would consume messages a second time",
                 )
             if (highest := self._highest(key)) > each.first:
                 raise RequestRefused(

@@ -105,7 +105,7 @@ class FilterRequests(Service):
                 remark = f"the consumer group {ext.consumer_group} has no filter for {ext.topic}"
                 return call.response(ResponseCode.FILTER_DATA_NOT_EXIST, remark=remark)
             if ext.program and there.name.text != ext.program:
-                remark = f"the filter of {ext.consumer_group} for {ext.topic} is {there.name.text} by now"
+                remark = f"the filter of {ext.consumer_group} for {ext.topic} is now {there.name.text}"
                 return call.response(ResponseCode.FILTER_DATA_NOT_LATEST, remark=remark)
             assert there.version >= 1, f"the filter of {ext.consumer_group} has the version {there.version}"
             return call.response(
@@ -121,7 +121,7 @@ class FilterRequests(Service):
         except FrameError as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the body is not a request: {error}") from error
         if len(requests) != 1 or size != len(call.body):
-            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"{len(requests)} requests in {len(call.body)} bytes")
+            raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the body has {len(requests)} requests; allowed: 1")
         if self._access is not None:
             ((request, _, _),) = self._access.authorize(call.request.ext.address, requests, call.body)
             if isinstance(request, AccessDenied):
@@ -129,7 +129,7 @@ class FilterRequests(Service):
             if isinstance(request, OfLimitedUser):
                 ext = call.request.ext
                 if ext.messages < 0 or ext.record_bytes < 0:
-                    remark = f"{ext.messages} messages of {ext.record_bytes} bytes cannot have been given"
+                    remark = f"messages is {ext.messages}, recordBytes {ext.record_bytes}; allowed: 0 or more"
                     raise RequestRefused(ResponseCode.INVALID_PARAMETER, remark)
                 seconds = self._charge(request.user, ext.messages, ext.record_bytes)
                 assert 0 <= seconds < math.inf, f"{request.user} would wait for {seconds} s"

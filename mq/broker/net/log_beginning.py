@@ -72,8 +72,8 @@ class LogBeginning:
         if self._tier is not None and self._tier.lacks_older:
             return RequestRefused(
                 ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"the queues of this replica begin at {self._tier.queues_from} of the log, and archived messages from "
-                f"{self._tier.begin_pos} on are served: ask another replica, or try again later",
+                f"archived messages begin at position {self._tier.begin_pos}, and queue entries of this replica at "
+                f"{self._tier.queues_from}: ask another replica, or try again later",
             )
         state, holder = self._replica.beginning()
         assert state is not Beginning.FIRST, f"messages are said to be with {holder}, and no log begins earlier"

@@ -79,7 +79,7 @@ class SlowResponses:
             if len(self._jobs) >= WAITING_MAX or same >= WAITING_PER_CONNECTION_MAX:
                 refusal = RequestRefused(
                     ResponseCode.SYSTEM_BUSY,
-                    f"{len(self._jobs)} long answers are being built, {same} of them for this connection: try again "
+                    f"{len(self._jobs)} long responses are being built, {same} of them for this connection: try again "
                     "later",
                 )
                 call.refuse(refusal)
@@ -105,9 +105,9 @@ class SlowResponses:
 
     def check_invariants(self) -> None:
         """Assert that each unfinished response will be continued, and that no connection has too many, for tests."""
-        assert not self._jobs or self._has_jobs.is_set(), f"nobody goes on with {len(self._jobs)} long answers"
+        assert not self._jobs or self._has_jobs.is_set(), f"nobody goes on with {len(self._jobs)} long responses"
         for connection, count in Counter(job.call.connection for job in self._jobs).items():
-            assert count <= WAITING_PER_CONNECTION_MAX, f"{count} long answers are built for {connection.peer}"
+            assert count <= WAITING_PER_CONNECTION_MAX, f"{count} long responses are built for {connection.peer}"
 
     async def run(self) -> None:
         """Build unfinished responses until cancelled."""
@@ -121,7 +121,7 @@ class SlowResponses:
 
     def run_step(self) -> None:
         """Run one step of the unfinished response that waited longest, if any."""
-        assert len(self._jobs) <= WAITING_MAX, f"{len(self._jobs)} long answers are being built"
+        assert len(self._jobs) <= WAITING_MAX, f"{len(self._jobs)} long responses are being built"
         if not self._jobs:
             return
         job = self._jobs.popleft()
@@ -164,5 +164,5 @@ def check_length(nbytes: int) -> None:
     """Raise RequestRefused if a response of ``nbytes`` is too long."""
     if nbytes > ANSWER_BYTES_MAX:
         raise RequestRefused(
-            ResponseCode.SYSTEM_ERROR, f"the answer is longer than {ANSWER_BYTES_MAX} bytes; request less"
+            ResponseCode.SYSTEM_ERROR, f"the response is longer than {ANSWER_BYTES_MAX} bytes; request less"
         )

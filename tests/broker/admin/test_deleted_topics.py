@@ -176,7 +176,7 @@ async def test_member_continues_after_a_restore_by_the_sdk(tmp_path: Path) -> No
             assert (info.messages, info.queues, info.along_with) == (3, 1, "")
             assert info.by.startswith("ann from ")
             assert await admin.restore_topic("T") == ["broker-a"]
-            with pytest.raises(BrokerError, match="there is a topic T"):
+            with pytest.raises(BrokerError, match="the topic T exists"):
                 await admin.restore_topic("T")
             consumer = PushConsumer(namesrv, "G", consume_from="first")
 

@@ -107,7 +107,7 @@ def test_planned_beginning_is_the_archive_beginning() -> None:
     log.notes[QUEUES_FROM] = b"400"
     assert whole.lacks_older
     assert whole.visible_pos == 400
-    with pytest.raises(RequestRefused, match=r"begin at 400 .* from 100 on are served: ask another replica"):
+    with pytest.raises(RequestRefused, match=r"begin at position 100, .* at 400: ask another replica"):
         beginning.check(QueueOffset(7))
 
 
