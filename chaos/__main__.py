@@ -97,7 +97,7 @@ def run_seed(seed: int, seconds: float | None = None, workload: str = LOG) -> tu
 def _run_all(
     seeds: Iterable[int], seconds: float | None, workload: str, jobs: int
 ) -> Generator[tuple[RunResult, float], None, None]:
-    """Yield outcomes as they complete; closing the iterator stops the workers."""
+    """Yield the results of runs as they complete. Closing the iterator stops the workers."""
     if jobs == 1:
         yield from (run_seed(seed, seconds, workload) for seed in seeds)
         return
@@ -177,7 +177,7 @@ def form() -> str:
 
 
 def _run_other_form(arguments: Sequence[str], parser: argparse.ArgumentParser) -> int:
-    """Run the same command in another process, with the other form of the modules: a process has one form."""
+    """Run the same command in another process with the other form of the modules: a process has only one form."""
     environment = {name: value for name, value in os.environ.items() if name != PURE_PYTHON}
     if form() == COMPILED:
         environment[PURE_PYTHON] = "1"

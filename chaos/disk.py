@@ -69,7 +69,7 @@ class _File:
         self.unreadable: set[int] = set()  # numbers of sectors
 
     def change(self, change: _Change, state: _State = _State.DIRTY) -> None:
-        """Apply a change; ``state`` says how far it gets. A durable one survives, whatever happens to earlier ones."""
+        """Apply a change; ``state`` says how far it gets. A durable one survives even if earlier ones are lost."""
         _apply(self.current, change)
         if not isinstance(change, int):
             # The cache is written back in whole sectors, with whatever else is in them.
@@ -86,7 +86,7 @@ class _File:
 
     @property
     def has_lost(self) -> bool:
-        """Whether the cache holds something that no sync will write."""
+        """Whether the cache has content that no sync will write."""
         return any(state is _State.LOST for _, state in self.changes)
 
     def sync(self) -> None:
@@ -108,7 +108,7 @@ class _File:
                 self.changes[number] = (change, _State.LOST)
 
     def evict(self, random: Random) -> None:
-        """Drop clean pages from the cache: reads return the bytes on the disk, and those still dirty."""
+        """Drop clean pages from the cache. Reads then return the bytes on the disk, and the dirty ones."""
         changes, self.changes, self._clean = self.changes, [], 0
         keep = random.choice((0.0, 0.5))
         for change, state in changes:

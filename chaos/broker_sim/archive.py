@@ -105,7 +105,7 @@ class Archive(Workload):
         }
 
     def _kept_bytes(self, usual: int | None) -> int | None:
-        """Draw the bytes that an archive keeps: mostly equal on all, since a replica without limit deletes nothing."""
+        """Draw the bytes that an archive keeps; mostly equal on all replicas: one without a limit deletes nothing."""
         rng = random.Random(f"{self.cluster.scenario.seed} kept bytes")
         return usual if rng.random() < 0.2 else rng.choice((None, self.cluster.scenario.segment_bytes * 5))
 
@@ -217,7 +217,7 @@ class Archive(Workload):
         self.cluster.at(self.cluster.now + self._bucket_rng.uniform(0.5, 4.0), self._mend_or_damage)
 
     def _mend_or_damage(self) -> None:
-        """Repair the bucket at times, else harm it again."""
+        """Mend the bucket at times, then damage it again."""
         if self._bucket_rng.random() < 0.6:
             self.bucket.mend()
         self._damage()
@@ -459,7 +459,7 @@ class Threads:
             Strand.current.pause(self._rng.choice((0.001, 0.05)))
 
     def _report_step(self, step: ArchiveStep) -> None:
-        """Tell the broker of a step some time later."""
+        """Report a step of the archiving process to the broker, some time later."""
         self._heard_at = self._cluster.now
         handle_step = self._process.broker.services.archiving.handle_step
         delay = self._rng.choice((0.001, 0.2))

@@ -103,7 +103,7 @@ class BrokerCluster(Cluster):
         return settings.model_copy(update=small | self.workload.settings())
 
     def _read_settings(self, node_id: NodeId, level: int) -> BrokerSettings:
-        """Read a node's settings as from a file: once for each level, since that takes as long as many broker turns."""
+        """Read a node's settings, once for each level: that takes as long as many turns of a broker."""
         peers = ",".join(f"{name}@10.0.0.{number}:{PEER_PORT}" for name, number in self._numbers.items())
         return BrokerSettings(
             node_id=node_id,
@@ -118,8 +118,7 @@ class BrokerCluster(Cluster):
         )
 
     def _level_of(self, node_id: str) -> int:
-        """The format level that a node supports: in some groups, nodes start with older software, and are upgraded at a
-        restart or, if there is none before, in the middle of the run.
+        """Return the format level of a node. In some groups, nodes start with older software and are upgraded later.
 
         All have the newest where nodes join and leave: a node that rejoins with older software would be refused by the
         others' handshake, which is not simulated.
@@ -200,7 +199,7 @@ class BrokerCluster(Cluster):
         return [cast("BrokerProcess", node.process) for node in self.nodes.values() if node.process is not None]
 
     def _members(self) -> list[BrokerProcess]:
-        """The running brokers that must keep promises: members of the group, as far as is known."""
+        """Return the running brokers that must keep promises: the members of the group, as far as is known."""
         leader = self.leader()
         members = self.scenario.nodes if leader is None else leader.core.conf.members
         return [process for process in self.brokers() if process.node_id in members]
@@ -243,7 +242,7 @@ class BrokerCluster(Cluster):
             self.at(self.scenario.safety_seconds * (0.4 + 0.05 * number), self._upgrade, node)
 
     def _upgrade(self, node: Node) -> None:
-        """Stop a node with older software in order, and start it with the newest, at once or when it starts next."""
+        """Stop a node with older software cleanly. It has the newest software when it starts the next time."""
         if self._levels.get(node.node_id, LEVEL_NEWEST) == LEVEL_NEWEST:
             return
         self._levels[node.node_id] = LEVEL_NEWEST
@@ -324,7 +323,7 @@ class BrokerCluster(Cluster):
                     process.replica.note_early(None)
 
     def _has_level(self, processes: list[BrokerProcess]) -> bool:
-        """Whether the format level is the highest that all members support.
+        """Return whether all members have the highest format level that each of them supports.
 
         While a member is down, the level may be lower: a leader raises it only when all members report theirs.
         """
@@ -337,7 +336,7 @@ class BrokerCluster(Cluster):
         return levels == {level_max} or (len(levels) == 1 and not all_run)
 
     def _rederive(self, patience: float) -> None:
-        """Restart one replica, which must derive the same state; if its log is complete, without its derived files."""
+        """Restart a replica, which must derive the same state: without its derived files if its log is complete."""
         node = self.rng.choice([process.node for process in self._members()])
         assert node.process is not None, "a process ended without a cause"
         complete = node.process.log.base[0] == 0

@@ -36,7 +36,7 @@ _QUICK: Final = {"_HOUR_MS": _OLD_MS, "_LINGER_SECONDS": 0.5, "_LOOK_SECONDS": 0
 
 
 class _Newest(NamedTuple):
-    """The newest message of a key: its offset, its unique key, whether it is a tombstone, and when that was sent."""
+    """The newest message of a key: its offset and unique key, whether it is a tombstone, and when it was sent."""
 
     offset: int
     unique_key: str
@@ -180,7 +180,7 @@ class CompactedTopic(Workload):
             self.ledger.read(topic, queue_id, record)
 
     def _check_gone(self, queue_id: int, low: int, high: int, who: str) -> None:
-        """Raise Violation if one of the deleted messages is the newest of its key, and not an expired tombstone."""
+        """Raise Violation if a deleted message is the newest of its key and no expired tombstone."""
         for place, newest in self._newest.items():
             if place[0] == queue_id and low <= newest.offset < high:
                 raise Violation(f"lost value: {who} goes on at {queue_id}/{high}, behind {newest} of {place[1]}")

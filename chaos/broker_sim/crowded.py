@@ -210,7 +210,7 @@ class CrowdedTables(Workload):
         return super().is_done()
 
     def _do_next(self) -> None:
-        """Repeat the next step until it is done: requests may get lost."""
+        """Repeat the next final step until it is done, because requests may get lost."""
         if self._to_do:
             self._to_do[0]()
             self.cluster.at(self.cluster.now + _PAUSE_SECONDS, self._do_next)

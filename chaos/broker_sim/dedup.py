@@ -41,7 +41,7 @@ _FORGOTTEN_KINDS = "plain", "short-lived"
 
 
 class _Part(NamedTuple):
-    """The messages that must follow in an entry."""
+    """The messages of a batch that must follow in the same entry."""
 
     producer: str
     next: int
@@ -95,7 +95,7 @@ class Dedup(Workload):
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def _act_in_batches(self, producer: str) -> None:
-        """Send a new batch, and often earlier messages again: the latest ones or older ones, split anew."""
+        """Send a new batch and, often, send some of the latest or of older messages again in other batches."""
         messages = self._batches[producer]
         low = len(messages)
         for number in range(low, low + self.rng.randint(1, _BATCH_MAX)):

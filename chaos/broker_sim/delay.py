@@ -177,7 +177,7 @@ class Delay(Workload):
         self.count_delay("shown after its time", max(0.0, copy.at - origin.at - delay))
 
     def _check_at_once(self, copy: CommittedRecord) -> None:
-        """Check a message that became visible without being pending: it must have been due when it was sent."""
+        """Check a message that was never pending: it must have been due when it was sent."""
         self._origins[copy.value] += 1
         due_ms = int(self.ledger.messages[copy.value].properties.get(props.TIMER_DELIVER_MS, 1 << 62))
         if due_ms > copy.record.store_timestamp_ms + 2 * self.cluster.plan.wall_skew_ms:

@@ -204,7 +204,7 @@ class FilteredMember:
     # -- the member ----------------------------------------------------------------------------------------------------
 
     def _check_answer(self, answer: Filtered) -> None:
-        """Check an answer and continue behind it, unless it gets lost on its way."""
+        """Check an answer of the filter server, and continue behind it unless it gets lost."""
         self._pull_later()
         workload, where = self._workload, f"{self.queue_id} from {self.offset} to {answer.next_offset}"
         if answer.next_offset < self.offset:

@@ -51,7 +51,7 @@ def former_archive(manifest: BackupManifest, objects: Mapping[str, bytes], files
 
 
 def _alter_file(content: bytes, start: int, last: EntryRef) -> tuple[bytes, EntryRef]:
-    """Return a log file with other entries of the same sizes, and its last entry; ``last`` is the entry before."""
+    """Return a log file with other entries of the same sizes, and its last entry. ``last`` is the entry before it."""
     pieces: list[bytes] = []
     at = 0
     while at + HEADER_BYTES <= len(content):

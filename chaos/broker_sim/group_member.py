@@ -143,7 +143,7 @@ class Member:
         self._run_later(period * self._rng.uniform(0.8, 1.2), self._run_periodically, period, step)
 
     def _run_later(self, seconds: float, step: Any, *arguments: object) -> None:
-        """Run a step later, or when this client wakes up; never once it has left."""
+        """Run a step later, or when this client wakes up, but not after it has left the group."""
         self._cluster.at(self._cluster.now + seconds, self._run_awake, step, arguments)
 
     def _run_awake(self, step: Any, arguments: tuple[object, ...]) -> None:
@@ -155,7 +155,7 @@ class Member:
             step(*arguments)
 
     def _ask(self, code: RequestCode, ext: dict[str, Any] | None, body: bytes, then: Any) -> None:
-        """Send a request to some replica; the response is handled when this client is awake, and dropped once it has
+        """Send a request to some replica. ``then`` gets the response when this client is awake, but not after it has
         left.
         """
 
@@ -280,7 +280,7 @@ class Member:
             self._pull(queue, queue.position)
 
     def _end_request(self, queue: MemberQueue, round_number: int) -> bool:
-        """Note that a request has ended; returns whether its response is still valid."""
+        """Record that a request has ended. Return whether its response is still valid."""
         if queue.dropped or queue.round != round_number:
             return False
         queue.asked = False
@@ -344,7 +344,7 @@ class Member:
                 self._handle_in_order(queue, queue.round)
 
     def _seek_back(self) -> None:
-        """Seek back, and commit from there on."""
+        """Move a queue back by some messages, and commit from there on."""
         queues = [queue for queue in self._queues.values() if queue.commit_offset and self._holds(queue)]
         if self._backs is not None or not queues:
             return  # a message is sent back only once

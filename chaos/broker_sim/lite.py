@@ -103,7 +103,7 @@ class Lite(OrderedPop):
         return f"s{(window * _BUSY + self.rng.randrange(_BUSY)) % _TOPICS}"
 
     def _creations(self) -> list[tuple[RequestCode, dict[str, Any] | None, bytes]]:
-        """Requests for the topic and the groups. They are refused until the format level allows lite topics."""
+        """Return the requests that create the topic and the groups. The format level must allow lite topics first."""
         attributes = "+message.type=LITE" + (",+lite.topic.expiration=1" if self._expires else "")
         topic = self.topic_fields(topicFilterType="SINGLE_TAG", attributes=attributes)
         parent = {f"+{BIND_TOPIC}": self.topic}
@@ -243,7 +243,7 @@ class Lite(OrderedPop):
                 self._forget((group, queue, 0))
 
     def _check_old(self, queue: str, last: CommittedRecord) -> None:
-        """Check that an ending lite topic is old enough: no message for a minute, or the log has dropped its last."""
+        """Check that the last message of an ending lite topic is old enough, or is no longer in the log."""
         if not self._expires:
             raise Violation(f"alive: {queue} ended, but its topic does not allow that")
         if last.record.physical_offset < self.cluster.dropped_pos:
@@ -255,7 +255,7 @@ class Lite(OrderedPop):
             raise Violation(f"alive: {queue} ends {age_ms} ms after {last.place}")
 
     def _jumped_ms(self) -> float:
-        """The milliseconds by which a broker's time may be ahead after jumps of its monotonic clock.
+        """Return by how many milliseconds a broker's time may be ahead after jumps of its monotonic clock.
 
         After a jump, a broker takes its wall clock for wrong, and continues without it.
         """
@@ -266,7 +266,7 @@ class Lite(OrderedPop):
         return 1000 * max(seconds.values(), default=0.0)
 
     def _forget(self, key: QueueOfGroup) -> None:
-        """Forget the open pops of a queue that has ended; a client may still get answers about them."""
+        """Forget the open pops of a queue that has ended. A client may still get responses about them."""
         self._next_offsets.pop(key, None)
         if (pop := self._pops.pop(key, None)) is not None:
             self.counts["lite topics ended, popped from"] += 1
@@ -282,7 +282,7 @@ class Lite(OrderedPop):
         return [(group, queue, 0) for queue, _ in self.ledger.queues if is_lite_queue(queue) for group in self.groups]
 
     def _check_hidden(self) -> None:
-        """Check at times that no unread message stays hidden in its lite topic once all faults are over."""
+        """Check at times, once all faults are over, that every unread message of a lite topic is delivered soon."""
         self.cluster.at(self.cluster.now + 0.5, self._check_hidden)
         processes = self.cluster.brokers()
         leader = next((process for process in processes if process.leads), None)
@@ -312,13 +312,13 @@ class Lite(OrderedPop):
 
 
 def _shorter(attributes: Mapping[str, str]) -> int | None:
-    """The expiration of lite topics with shorter minutes."""
+    """Return the expiration of lite topics in milliseconds, with a shorter minute."""
     limit = expiration_ms(attributes)
     return None if limit is None else limit * _MINUTE_MS // 60_000
 
 
 def _decode_lite_pop(group: str, response: ClientResponse) -> list[tuple[QueueOfGroup, StoredMessage, Receipt]]:
-    """Messages, their queues and receipts; none for a response with a record that is damaged on that replica's disk."""
+    """Return messages with their queues and receipts; none if the replica's disk has damaged one of them."""
     try:
         messages = decode_records(response.body)
     except RecordError:

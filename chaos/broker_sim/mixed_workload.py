@@ -124,7 +124,7 @@ class MixedWorkload(Workload):
         self.request(RequestCode.SEND_MESSAGE_V2, ext, message.body, None)
 
     def _send_in_order(self, queue_id: int, number: int) -> None:
-        """Send the next message of a queue; the one after it is sent once this one is acknowledged."""
+        """Send the next message of a queue. The one after it is sent once this one is acknowledged."""
         if self.stopped:
             return
         nbytes = self.rng.randint(8, 60)

@@ -226,7 +226,7 @@ class OffsetChecker:
         self.offsets[key].append(offset)
 
     def _move_back(self, key: Key, offset: int) -> None:
-        """Check a member's commit that took effect although it lowers the offset."""
+        """Check the commit of a member that lowered the group's offset."""
         self._workload.counts["offsets moved back"] += 1
         read_from = self._read_from[key]
         is_meant = offset in self._answerable[key] or any(

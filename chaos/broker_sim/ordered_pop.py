@@ -176,7 +176,7 @@ class OrderedPop(Workload):
             self._handle(From(consumer, node, key), receipts)
 
     def _handle(self, source: From, receipts: list[Receipt]) -> None:
-        """Handle messages one at a time; at times a consumer stops, or skips a message."""
+        """Handle messages one at a time. At times a consumer stops, or skips a message."""
         at = self.cluster.now
         pace = 0.0 if self.stopped else self.rng.choice((0.0, 0.02, 0.2))
         for receipt in receipts:
@@ -238,9 +238,7 @@ class OrderedPop(Workload):
         self._ask(source, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, on_response)
 
     def _ask(self, source: From, code: RequestCode, ext: dict[str, Any], on_response: OnResponse) -> None:
-        """Ask mostly the broker that the message came from: if one acknowledgement is missing, later ones are
-        redelivered.
-        """
+        """Send a request, mostly to the message's broker: after a missing acknowledgement, later ones come again."""
         elsewhere = not self.stopped and self.rng.random() < 0.05
         node = self.cluster.some_node(self.rng) if elsewhere else source.node
         source.consumer.request(node, code, ext, b"", on_response)
@@ -306,12 +304,12 @@ class OrderedPop(Workload):
             del self._pops[key]
 
     def _value_at(self, key: QueueOfGroup, offset: int) -> str:
-        """The value of a message; 0 if its queue has ended."""
+        """Return the value of a message; 0 if its queue has ended."""
         queue = self.ledger.queues.get(key[1:], [])
         return str(queue[offset].value) if offset < len(queue) else "0"
 
     def _next_offset(self, key: QueueOfGroup) -> int:
-        """The first offset of a queue that is not acknowledged."""
+        """Return the first offset of a queue that is not acknowledged."""
         return self._next_offsets.get(key, self.ledger.begins.get(key[1:], 0))
 
     def _state(self, key: QueueOfGroup) -> str:
@@ -320,11 +318,11 @@ class OrderedPop(Workload):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _keys(self) -> list[QueueOfGroup]:
-        """The queues whose messages must all be acknowledged in the end."""
+        """Return the queues whose messages must all be acknowledged in the end."""
         return [(_GROUP, self.topic, queue_id) for queue_id in range(self.queues)]
 
     def _unread(self) -> Iterator[tuple[QueueOfGroup, CommittedRecord]]:
-        """The first message of each queue that is not acknowledged."""
+        """Yield the first message of each queue that is not acknowledged."""
         for key in self._keys():
             for commit in self.ledger.queues[key[1:]][self._next_offset(key) :][:1]:
                 yield key, commit

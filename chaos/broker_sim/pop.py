@@ -239,7 +239,7 @@ class Pop(Workload):
         }
 
     def _begin_ack(self, place: MessageAt, receipt: Receipt) -> Callable[[ResponseOrLoss], None]:
-        """Record that a client begins to acknowledge a message. Call the result with the answer."""
+        """Record that a client begins to acknowledge a message. Call the returned function with the response."""
         self._acks.setdefault(place, set()).add((receipt.start, receipt.pop_time_ms))
         worker, value = Worker(self.recording), str(self.ledger.queues[place.queue][place.offset].value)
         worker.invoke("ack", v=value, o=place.offset)
@@ -287,7 +287,7 @@ class Pop(Workload):
     def _change_invisible(
         self, consumer: Client, place: MessageAt, receipt: Receipt, invisible_ms: int | None = None, attempt: int = 1
     ) -> None:
-        """Postpone a message; if the outcome is unknown, ask again with the same receipt, as long as it is useful."""
+        """Postpone a message. If the outcome is unknown, ask again at times, with the same receipt."""
         if invisible_ms is None:
             invisible_ms = self.rng.choice((0, 300, 2000))
         known_to = self._known_to(place, receipt)
@@ -322,7 +322,7 @@ class Pop(Workload):
         consumer.request(node, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext, b"", on_response)
 
     def _known_to(self, place: MessageAt, receipt: Receipt) -> list[int]:
-        """The ids of all running brokers if each knows that the message was postponed and is open; else an empty list.
+        """Return the ids of all running brokers if each knows that the message was postponed and is open, else none.
 
         A broker that was restored from a snapshot may not know it.
         """
@@ -336,7 +336,7 @@ class Pop(Workload):
         return []
 
     def _current_name(self, place: MessageAt, name: _Name) -> _Name:
-        """The checkpoint that a message of a receipt is in after all changes of its invisible time."""
+        """Return the checkpoint of a message after all changes of its invisible time."""
         while (successor := self._successors.get((place, name))) is not None:
             name = successor
         return name

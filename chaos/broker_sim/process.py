@@ -242,7 +242,7 @@ class BrokerProcess(LogProcess):
         self._cluster.on_broker_start(self)
 
     def _in_background(self, job: Job) -> None:
-        """Run a job some time later, as a worker thread does; its result arrives some time after that."""
+        """Run a job some time later, as a worker thread does. Its result arrives some time after that."""
 
         def work() -> None:
             self._cluster.later(self.node, self._rng.choice((0.0, 0.001, 0.02)), job())
@@ -287,7 +287,7 @@ class BrokerProcess(LogProcess):
         go_on()
 
     def _keep_durable(self) -> None:
-        """Let the present content of the files survive a power cut."""
+        """Copy the present files, so that a power cut leaves this state."""
         durable = self._durable_copy
         shutil.rmtree(durable, ignore_errors=True)
         if self._cluster.plan.loses_derived:

@@ -90,7 +90,7 @@ class RecreatedTopic(Workload):
             self.cluster.at(self.cluster.now + self.rng.uniform(0.0, 1.0), self._delete)
 
     def _recreate(self) -> None:
-        """Restore the topic or create it; both requests may fail, or take effect twice, or one after the other."""
+        """Restore the topic or create it. Both requests may fail or take effect twice, or one after the other."""
         node = self.cluster.some_node(self.rng)
         if self.rng.random() < 0.6:
             self.counts["restores asked for"] += 1
@@ -101,7 +101,7 @@ class RecreatedTopic(Workload):
         self.clients[1].request(node, RequestCode.UPDATE_AND_CREATE_TOPIC, ext, b"", None)
 
     def _commit_late(self, queue_id: int) -> None:
-        """Commit the current position, at times when the topic is another one already."""
+        """Commit the current position later, when the topic may be another one."""
         offset = self._read_to[queue_id]
         self.cluster.at(self.cluster.now + self.rng.uniform(0.0, _LATE_SECONDS), self._commit, queue_id, offset)
 
@@ -114,7 +114,7 @@ class RecreatedTopic(Workload):
         self._ask(RequestCode.UPDATE_CONSUMER_OFFSET, ext, on_response)
 
     def _restart_reader(self, queue_id: int) -> None:
-        """Restart the reader at the stored offset, as another process."""
+        """Restart the reader at the stored offset, as another process would begin."""
 
         def on_response(response: ResponseOrLoss) -> None:
             if isinstance(response, ClientResponse) and response.code == ResponseCode.SUCCESS:
@@ -131,7 +131,7 @@ class RecreatedTopic(Workload):
         self.clients[0].request(node, code, ext, b"", on_response, serialization=self.encoding(code))
 
     def _move_to(self, queue_id: int, offset: int) -> None:
-        """Let the reader continue at ``offset``: every message before must be read, of a deleted topic, or dropped."""
+        """Move the reader to ``offset``. Each message before must be read, of a deleted topic, or dropped."""
         for commit in self.ledger.queues.get((self.topic, queue_id), [])[self._read_to[queue_id] : offset]:
             if self._is_unread(commit):
                 raise Violation(f"skipped: the reader of queue {queue_id} goes on at {offset}, behind {commit.place}")
@@ -261,13 +261,13 @@ class RecreatedTopic(Workload):
 
 
 class _DeletedTopic:
-    """The queues of a deleted topic: where they begin, and their records, also those stored after the deletion."""
+    """The queues of a deleted topic: their first offsets and their records, with those stored after the deletion."""
 
     def __init__(self, begins: dict[int, int], queues: dict[int, list[CommittedRecord]]) -> None:
         self.begins, self.queues = begins, queues
 
     def add_records(self, queues: dict[int, list[CommittedRecord]]) -> None:
-        """Add the records behind the known ones."""
+        """Add the records that come after the known ones."""
         for queue_id, records in queues.items():
             earlier = self.queues.setdefault(queue_id, [])
             earlier += records[len(earlier) :]

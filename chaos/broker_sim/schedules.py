@@ -38,7 +38,7 @@ _UNREAD_MAX = 8
 
 
 class _Model(NamedTuple):
-    """A schedule as the log says it."""
+    """A schedule according to the committed log."""
 
     definition: ScheduleDefinition
     version: int
@@ -104,7 +104,7 @@ class ScheduledMessages(Workload):
             self.send(self.new("plain", {}))
 
     def _near_a_tick(self, name: str) -> float:
-        """A time: now, or just before a schedule ticks, so that a change is in flight then."""
+        """Return the present time, or a time just before a schedule ticks, so that a change is in flight then."""
         there, now_ms = self._schedules.get(name), self.cluster.true_ms()
         if there is None or self.rng.random() < 0.3:
             return self.cluster.now
@@ -241,7 +241,7 @@ class ScheduledMessages(Workload):
         self.count_delay("ticks sent", max(0, late_ms) / 1000)
 
     def _message_of(self, mark: SettleTick, before: _Model) -> CommittedRecord:
-        """The message of a mark, in the same entry."""
+        """Return the message of a mark, which must be in the same entry."""
         for at, (commit, schedule) in enumerate(self._messages):
             properties = commit.record.properties
             if (properties[SCHEDULE], properties[DUE_MS]) == (mark.name, str(mark.due_ms)):

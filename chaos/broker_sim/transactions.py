@@ -269,7 +269,7 @@ class Transactions(Workload):
         return half is not None and is_set(half) and self._sets.is_told_by_offsets(half)
 
     def _is_visible(self, half: CommittedRecord) -> bool:
-        """Whether a half message became visible in this entry; takes its copies out of the remaining ones."""
+        """Return whether a half message became visible in this entry, and remove its copy from those to explain."""
         if is_set(half):
             return self._sets.take_outcome(half, self._visible) == COMMITTED
         copies = self._visible.get(half.value, [])
@@ -304,5 +304,5 @@ class Transactions(Workload):
 
 
 def _name(commit: CommittedRecord) -> int | str:
-    """The name that a half message shares with its copy for operators."""
+    """Return the name that a half message shares with the copy that operators get."""
     return commit.value or commit.record.properties[props.UNIQUE_KEY]

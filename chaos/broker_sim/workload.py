@@ -429,7 +429,7 @@ class Workload:
             self._seek(queue_id, low)
 
     def _seek(self, queue_id: int, offset: int) -> None:
-        """Let the reader of a queue begin at an offset."""
+        """Move the reader of a queue to an offset."""
         self._read_to[queue_id] = offset
         queue, reader = queue_name(self.topic, queue_id), self._readers[queue_id]
         reader.invoke("seek", k=queue, o=offset)

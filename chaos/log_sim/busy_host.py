@@ -61,7 +61,7 @@ def _each_node(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig
 
 
 def _a_follower(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfig, seconds: float) -> list[Event]:
-    """Stall one follower, for any time."""
+    """Stall one follower at a time, for any time."""
     faults: list[Event] = []
     at = _ELECTED_SECONDS
     while at < seconds:
@@ -83,5 +83,5 @@ def _whole_host(rng: random.Random, nodes: tuple[NodeId, ...], config: CoreConfi
 
 
 def _length(rng: random.Random, longest: float) -> float:
-    """Draw a length in seconds; short and long ones are equally likely."""
+    """Draw a length in seconds. Short and long ones are equally likely."""
     return float(STALL_SECONDS_MIN * (longest / STALL_SECONDS_MIN) ** rng.random())

@@ -118,11 +118,12 @@ class _Pull:
         self._piece: tuple[int, bytes] | None = None
 
     def continues_with(self, source: Process, process: Process | None) -> bool:
-        """Whether another offer of ``source`` is for this pull, which then continues."""
+        """Return whether another offer of ``source`` is for this pull, which then continues."""
         return self._process is process and self.source is source and not self.gone
 
     def begin_archive_read(self, then: Callable[[], None]) -> bool:
-        """Whether the next piece comes from the archive: ``then`` is called when it is here, or never will be."""
+        """Begin to read the next piece from the archive; ``then`` is called after it. Return False if it is not there.
+        """
         if self._piece is not None:
             (pos, data), self._piece = self._piece, None
             if not self.install.accept("log", pos, data):

@@ -270,7 +270,7 @@ class Cluster:
             self.on(node, "ticks", node.process.replica.tick)
 
     def _deliver(self, src: NodeId, dst: NodeId, frame: bytearray, garbled: bool) -> bool:
-        """Deliver a frame; returns False when the receiver cannot read it. A paused receiver reads it later."""
+        """Deliver a frame. Return False if the receiver cannot read it. A paused receiver reads it later."""
         node = self.nodes[dst]
         is_readable = True
 
@@ -288,7 +288,7 @@ class Cluster:
         self.at(0.0, self._propose)
 
     def _propose(self) -> None:
-        """Send a client's append to a node that believes it leads."""
+        """Send a client's append to a node that considers itself the leader."""
         node = self.rng.choice(list(self.nodes.values()))
         leaders = [n for n in self.nodes.values() if n.process is not None and n.process.core.role is Role.LEADER]
         if leaders:
@@ -382,7 +382,7 @@ class Cluster:
     # -- the end -----------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
-        """Stop all faults, and restart all nodes, except perhaps a minority."""
+        """End all faults and restart all nodes, except perhaps a minority."""
         self.trace_event("everything heals")
         self.is_healed = True
         self.buggify.calm = True
@@ -398,7 +398,7 @@ class Cluster:
                 self.restart(node)
 
     def _all_are_needed(self) -> bool:
-        """Whether the group may need a minority of its nodes, too, to elect a leader.
+        """Return whether the group may need even a minority of its nodes to elect a leader.
 
         Its members may have changed; a node that may have forgotten something does not vote before there is a leader,
         and a damaged node needs the bytes, or the confirmation, of all others.

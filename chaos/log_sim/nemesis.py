@@ -52,7 +52,7 @@ have lost something and then does not vote before there is a leader.
 
 
 def _has_sent_everything(leader: RaftCore, peer: NodeId) -> bool:
-    """Whether ``peer`` has the whole log of a leader, and all of it is committed."""
+    """Return whether ``peer`` has the whole log of a leader, and all of it is committed."""
     status = leader.status()
     return status.commit == status.last.index and any(p.peer == peer and p.match == status.commit for p in status.peers)
 
@@ -268,14 +268,14 @@ class Nemesis:
         return min((len(voters) for conf in confs for voters in (conf.voters, conf.outgoing) if voters), default=0)
 
     def _copies(self, pos: int, but: Node) -> int:
-        """The number of other processes that have the byte at ``pos`` of the log on disk."""
+        """Return how many other processes have the byte at ``pos`` of the log on disk."""
         logs = [
             node.process.log for node in self._cluster.nodes.values() if node.process is not None and node is not but
         ]
         return sum(log.base_pos <= pos < log.durable_pos for log in logs)
 
     def _ask_leader(self, ask: Callable[[Process], bool]) -> bool:
-        """Send a request to a running leader; returns whether the leader accepted it."""
+        """Send a request to a running leader. Return whether the leader accepted it."""
         cluster = self._cluster
         processes = [node.process for node in cluster.nodes.values() if node.node_id not in cluster.paused]
         leaders = [process for process in processes if process is not None and process.core.role is Role.LEADER]
@@ -363,7 +363,7 @@ class Nemesis:
         cluster.at(at, self._unless_healed, lambda: self._elect_late(late, victim.node_id))
 
     def _elect_late(self, late: list[NodeId], victim: NodeId) -> None:
-        """Cut the power of ``victim`` or kill it; then leave it alone with the late nodes."""
+        """Cut the power of ``victim`` or kill it, and leave it alone with the late nodes."""
         cluster = self._cluster
         rest = tuple(node for node in cluster.nodes if node not in (victim, *late))
         by_turns = self.effective[DelayedTransferTarget.__name__] % 2

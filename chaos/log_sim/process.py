@@ -142,7 +142,7 @@ class LogProcess:
     # -- for other applications ----------------------------------------------------------------------------------------
 
     def _open_application(self) -> None:
-        """Find out how far the application has applied the opened log, and set ``node.checkpoint``."""
+        """Restore how far the application has applied the opened log, and set ``node.checkpoint``."""
         node, world, log = self.node, self._world, self.log
         self._restart_if_replaced()
         if world.buggify("lost-checkpoint"):
@@ -151,7 +151,7 @@ class LogProcess:
             node.checkpoint = log.base[0]
 
     def _on_damage(self, damage: StorageCorrupt) -> None:
-        """Transfer leadership as `raftlog.node` does, and end a moment later to be repaired."""
+        """Transfer leadership, as `raftlog.node` does, and end the process a moment later for its repair."""
         if not self._damaged:
             self._damaged = True
             self._world.later(self.node, 0.0, lambda: self.replica.transfer())
@@ -220,7 +220,7 @@ class LogProcess:
         return True
 
     def _expect_refusal(self, source: NodeId, frame: bytes) -> None:
-        """Handle a forged copy of a frame first. It must change nothing, so runs are the same with and without it."""
+        """Handle a forged copy of a frame. It must change nothing, so a run is the same with and without it."""
         copy = forge(frame, self._forgeries)
         if copy is None:
             return
@@ -234,7 +234,7 @@ class LogProcess:
 
     @property
     def _takes_no_entries(self) -> bool:
-        """Whether requests with entries are dropped unread."""
+        """Whether append requests with entries are dropped unread."""
         unsynced_bytes = self.log.end_pos - self.log.durable_pos
         return self.replica._paused or unsynced_bytes > self.log.limits.unsynced_bytes_max
 

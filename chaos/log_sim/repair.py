@@ -67,7 +67,7 @@ class Repairs:
             talk.peers.pop(0)
 
     def _respond(self, peer: Node, request: RangeReq) -> RangeResp | None:
-        """The response of a peer that runs, or is being repaired itself; None otherwise."""
+        """Return the response of a peer that runs or is being repaired itself; None if it does neither."""
         request = msgspec.structs.replace(request, nbytes=min(request.nbytes, self._cluster.rng.choice(_PIECES)))
         refusal, data = None, b""
         try:
@@ -93,7 +93,7 @@ class Repairs:
 
 
 class _Talk:
-    """One repair: its dialogue, and the peers still to be asked in this round."""
+    """One repair: its dialogue, and the peers that it has yet to ask in this round."""
 
     def __init__(self, repair: Repair, now: float) -> None:
         self.repair = repair

@@ -220,7 +220,7 @@ def drops(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> list[E
 
 
 def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: float, seconds: float) -> list[Event]:
-    """Draw repeated faults: one node misses something, another one forgets it, and the nodes that have it are away."""
+    """Draw repeated faults: one node misses an entry, another one forgets it, and the others are away."""
     faults: list[Event] = []
     end_of: type[PowerCut | Crash] = PowerCut
     other: type[PowerCut | Crash] = Crash
@@ -241,7 +241,7 @@ def _forgetful_voter(rng: random.Random, nodes: Sequence[NodeId], patience: floa
 
 
 def _late_successors(rng: random.Random, victim: NodeId, patience: float, seconds: float) -> list[Event]:
-    """Draw repeated faults: while the forgetful node is back, it must not elect another leader on a leader's word."""
+    """Draw repeated faults: when the forgetful node is back, it must not elect another leader on a leader's word."""
     faults: list[Event] = []
     at = rng.uniform(1.0, 2.0)
     while at < seconds - patience:

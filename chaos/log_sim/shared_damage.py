@@ -66,6 +66,6 @@ def _bring_back(cluster: Group, node: Node, at: int, bit: int) -> None:
 
 
 def _marked_index(process: Process) -> int:
-    """The last entry that the disk itself records as durable: damage behind it looks like a torn write."""
+    """Return the last entry that the disk itself records as durable. Damage behind it looks like a torn write."""
     entry = process.log.entry_at(process.node.marked_pos() - 1)
     return 0 if entry is None else entry.index

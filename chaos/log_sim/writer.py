@@ -181,13 +181,13 @@ class SimWriter:
             self._on_done()
 
     def _run(self, turns: QueueTurns) -> None:
-        """Continue until the writer waits. Raises `StorageFailed`."""
+        """Let the writer continue until it waits. Raises `StorageFailed`."""
         self._is_waiting = False
         while not self._is_waiting:
             assert turns.wait(), "nobody has closed the writer"
 
     def _on_wait(self, seconds: float | None) -> None:
-        """Let the writer wait, for at most ``seconds`` if they are given."""
+        """Let the writer wait, for at most ``seconds`` if not None."""
         if seconds == 0.0:
             return
         self._is_waiting = True
@@ -208,14 +208,14 @@ class SimWriter:
             self._fail(error)
 
     def _on_report(self, ticket: int) -> None:
-        """Check that everything up to ``ticket`` is durable, as the queue reports."""
+        """Check that everything up to ``ticket`` is durable when the queue reports it."""
         if ticket < self._checked_ticket or ticket != self.done_ticket:
             raise Violation(f"the log writer reports ticket {ticket}, but {self.done_ticket} is done")
         self._check_up_to(ticket)
         self._is_signalled = True
 
     def _send_frame(self, frame: bytes) -> int:
-        """Send a frame that may leave when a ticket is durable; returns the bytes that the network took."""
+        """Send a frame that may leave only after a ticket is durable. Return the bytes that the network took."""
         self._check_up_to(self.done_ticket)
         if self._frame_ticket > self._checked_ticket:
             raise Violation(f"a frame of ticket {self._frame_ticket} was sent when {self._checked_ticket} was durable")

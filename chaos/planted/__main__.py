@@ -152,7 +152,7 @@ def plant(name: str, directory: Path, packages: Sequence[str] = PACKAGES, *, pat
 
 
 def _link(source: str, target: str) -> None:
-    """Link a file, at a tenth of a copy's time. Files that may change are copied: patches, compiled modules."""
+    """Link a file, in a tenth of the time of a copy. Copy files that may change: patches, compiled modules."""
     if not source.endswith(".so"):
         with contextlib.suppress(OSError):  # another file system
             os.link(source, target)
@@ -283,7 +283,7 @@ def _hunt_by_seeds(
 
 
 def _hunt_by_test(python: WarmPython, name: str, directory: Path) -> Finding:
-    """Run the one test that must fail, as a single seed."""
+    """Run the one test that must fail, and count it as a single seed."""
     shutil.copytree(
         PROJECT / "tests", directory / "tests", ignore=shutil.ignore_patterns(_UNFINISHED), copy_function=_link
     )

@@ -111,7 +111,7 @@ class WarmPython:
 
 
 def _preload(project: str) -> None:
-    """Import this project, and note which of its modules imports which."""
+    """Import this project, and record which of its modules imports which."""
     plain_import = builtins.__import__
 
     def noting_import(
@@ -134,7 +134,7 @@ def _preload(project: str) -> None:
 
 
 def _move(project: str, directory: str, files: Sequence[str]) -> None:
-    """Take modules from ``directory`` from now on, and forget the changed ones and all that import them."""
+    """Import modules from ``directory`` from now on, and forget the changed ones and all that import them."""
     names = [path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in files]
     while names:
         name = names.pop()
