@@ -122,8 +122,7 @@ class _Pull:
         return self._process is process and self.source is source and not self.gone
 
     def begin_archive_read(self, then: Callable[[], None]) -> bool:
-        """Begin to read the next piece from the archive; ``then`` is called after it. Return False if it is not there.
-        """
+        """Begin to read the next piece from the archive, then call ``then``. Return False if it is not there."""
         if self._piece is not None:
             (pos, data), self._piece = self._piece, None
             if not self.install.accept("log", pos, data):
